@@ -1,12 +1,12 @@
-"""Train sentence encoders with ranking and angular losses: the front door.
+"""Train sentence encoders with ranking and angular losses.
 
     import raoe_train as rt
 
-`load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate_model` are for your own script. `train`,
+`load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate_model` are for your own scripts. `train`,
 `prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` are the jobs of the command line:
-they take the name of a recipe, or none, and settings, ``rt.train("adapt", model={"name": "..."}, output="out")``; `run`
-does any of them by its name; see docs/python.md. Nothing is imported before its first use: torch and transformers take
-seconds.
+they take the name of a recipe, or none, and settings, as ``rt.train("adapt", model={"name": "..."}, output="out")``.
+`run` runs a job by its name. See docs/python.md. Each name is imported at its first use, because importing torch and
+transformers takes seconds.
 """
 
 import importlib

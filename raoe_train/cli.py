@@ -1,4 +1,4 @@
-"""The one command, ``raoe-train JOB [RECIPE] [--section.key value …]``, and the same from Python: ``run``."""
+"""The command ``raoe-train JOB [RECIPE] [--section.key value …]``, and the same from Python: ``run``."""
 
 import importlib
 import logging
@@ -24,14 +24,14 @@ JOBS = {
     "export": "save an encoder with its adapter merged in",
     "check": "check that embeddings do not depend on padding and batch size",
 }
-# what our extras bring, by the names that it is imported by
+# packages of the extras, by the names under which they are imported
 OURS = ("accelerate", "datasets", "filelock", "jsonargparse", "matplotlib", "pandas", "peft", "pyarrow",
         "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
 EXTRAS = {**dict.fromkeys(OURS, "train"), "bitsandbytes": "4bit", "mteb": "eval"}
 
 
 def job_of(name: str) -> Callable[..., dict[str, Any]]:
-    """The function of a job; ValueError for an unknown one."""
+    """Return the function of a job; ValueError if no job has this name."""
     if name not in JOBS:
         import difflib
 
@@ -42,39 +42,39 @@ def job_of(name: str) -> Callable[..., dict[str, Any]]:
 
 
 def load(job: str, recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Any:
-    """The configuration object of a job, see raoe_train.config.parse."""
+    """Create the configuration object of a job; see raoe_train.config.parse."""
     from raoe_train.config import parse
 
     return parse(job_of(job).config, recipe, settings)  # type: ignore[attr-defined]
 
 
 def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str, Any]:
-    """Do a job and return what it wrote.
+    """Run a job and return its result.
 
     Args:
-        job: its name, see JOBS.
-        recipe: a YAML path or the name of a shipped recipe.
-        settings: keys on top of it, nested (``training={"seed": 1}``) or dotted (``**{"training.seed": 1}``).
+        job: name of the job, see JOBS.
+        recipe: path of a YAML file, or the name of a shipped recipe.
+        settings: keys that override it, nested (``training={"seed": 1}``) or dotted (``**{"training.seed": 1}``).
 
     Raises:
-        ValueError: an unknown job, recipe or key, a value or row that cannot be, the output of other settings in the
-            way, or several processes for a job of one.
-        OSError: a file, model or data set that is not there, a file that cannot be written, or a full disk.
+        ValueError: an unknown job, recipe or key, an invalid value or row, an output that exists with other settings,
+            or several processes for a job that runs in one.
+        OSError: a missing file, model or data set, a file that cannot be written, or a full disk.
     """
     return job_of(job)(recipe, **settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. The exit status: 0 done; 1 finished with failures; 2 invalid input, a full disk, a loss that is
-    NaN; 3 an unexpected error; 130 interrupted; 141 if nobody reads what it prints."""
+    """Run the command line and return the exit status: 0 done, 1 finished with failures, 2 invalid input or a known
+    problem (a full disk, a NaN loss), 3 unexpected error, 130 interrupted, 141 broken pipe."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal has no letters for ends no run
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks must not end a run
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
-    except BrokenPipeError:  # the reader of our output went away
+    except BrokenPipeError:  # such as a `head` that has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as of a process that SIGPIPE ended
+        return 141  # the shell's status for SIGPIPE
 
 
 def _main(words: list[str]) -> int:
@@ -84,7 +84,7 @@ def _main(words: list[str]) -> int:
     if "--version" in words[:2]:
         print(f"raoe {version('raoe')}", flush=True)
         return 0
-    # It says at import that an optional kernel of its own is not installed, which is nothing to act on.
+    # At import it warns that one of its optional kernels is not installed; users need not act on that.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     job, rest = words[0], words[1:]
     debug = "--traceback" in rest
@@ -106,7 +106,7 @@ def _main(words: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        # no file, a full disk, no such model, a loss that is NaN, a model that memory does not hold
+        # invalid input, a missing file or package, a full disk, a NaN loss, out of memory
         known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
         print(f"raoe-train: {_explain(error) if known else _unexpected(error)}", file=sys.stderr)
         return 2 if known else 3
@@ -114,7 +114,7 @@ def _main(words: list[str]) -> int:
 
 
 def _config(job: str, words: list[str]) -> Any:
-    """The configuration of a job's command line; None where it asked for help or --print_config, which is printed."""
+    """The configuration of a job's command line; None after printing what --help or --print_config asks for."""
     if job in JOBS and job != "prepare" and words and not words[0].startswith("-"):
         from raoe_train.config import recipe_path  # an unknown recipe is an error before anything heavy is imported
 
@@ -131,24 +131,24 @@ def _config(job: str, words: list[str]) -> Any:
             parser_of(config, f"raoe-train {job}", description).parse_args(words)
         except SystemExit:  # argparse's, after help
             return None
-    found = parse_words(config, [word for word in words if word != "--print_config"])
+    settings = parse_words(config, [word for word in words if word != "--print_config"])
     if "--print_config" in words:
-        print(recipe_text(found), end="")
+        print(recipe_text(settings), end="")
         return None
-    return found
+    return settings
 
 
 def _unexpected(error: Exception) -> str:
-    """An unexpected error in a sentence, with the file that has its traceback."""
+    """Describe an unexpected error in one sentence and write its traceback to a temporary file."""
     handle, name = tempfile.mkstemp(".txt", "raoe-train-")
     with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
         traceback.print_exception(error, file=file)
-    said = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {said} (unexpected error; the traceback is in {name})"
+    message = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {message} (unexpected error; the traceback is in {name})"
 
 
 def _hide_bars() -> None:
-    """No progress bars of the libraries' without a terminal. They read these on being imported."""
+    """Switch the libraries' progress bars off; they read these variables when they are imported."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -158,14 +158,14 @@ def _explain(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return f"{error.name} is not installed: pip install 'raoe[{EXTRAS[error.name]}]'"
     if _no_memory(error):
-        said = str(error).partition("\n")[0][:200]
-        return f"out of memory: try --training.per_device_train_batch_size 32 or a smaller model ({said})"
+        reason = str(error).partition("\n")[0][:200]
+        return f"out of memory: try --training.per_device_train_batch_size 32 or a smaller model ({reason})"
     return str(error) or type(error).__name__
 
 
 def _no_memory(error: Exception) -> bool:
-    said = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said
+    message = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory" in message
 
 
 def _help() -> str:
@@ -178,7 +178,7 @@ jobs:
 
 RECIPE is a YAML file, or one of: {recipes}
 
-raoe-train JOB --help lists the settings of a job, --print_config prints them as a recipe, --traceback shows where an
-error comes from, --version is the version.
+raoe-train JOB --help lists the settings of a job, --print_config prints them as a recipe, --traceback shows the
+traceback of an error, --version prints the version.
 
 exit status: 0 done, 1 finished with failures, 2 invalid input, 3 unexpected error, 130 interrupted"""

@@ -1,8 +1,8 @@
-"""Settings of jobs: dataclasses that are filled from recipe files, the command line and Python alike.
+"""Settings of jobs: dataclasses that are filled from recipe files, the command line or Python.
 
-A job has one configuration class; `parse` makes one object of it, once, and the job passes that on. Layers are nested
-values, later ones on top: defaults, the recipe, `--config` files, the command line (or keywords from Python).
-jsonargparse then checks the types and writes the help, from the dataclasses and their docstrings.
+Each job has one configuration class, of which `parse` creates one object. The settings come in layers, each of which
+overrides the layers before it: defaults, the recipe, `--config` files, the command line (or keywords from Python).
+jsonargparse then checks the types and writes the help from the dataclasses and their docstrings.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class Choice:
-    """A class and the keywords that it is made with, as recipes say it."""
+    """A class and the keywords of its constructor, as recipes name them."""
 
     class_path: str
     init_args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -61,17 +61,17 @@ class Choice:
 
 
 RECIPES = Path(__file__).with_name("recipes")
-MOST = 100_000  # values of a recipe, or of settings from Python
-OTHERS = "others"  # a field that collects keys which a section declares beside its own fields
+MOST = 100_000  # limit of values in a recipe, or in settings from Python
+OTHERS = "others"  # name of the field that collects the keys which a section declares beside its own fields
 
 
 def shipped() -> dict[str, Path]:
-    """{name: file} of the recipes that the package brings."""
+    """{name: file} of the recipes that are part of the package."""
     return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
 
 
 def recipe_path(recipe: str | Path) -> Path:
-    """The file of a recipe given as a path or by the name of a shipped one."""
+    """Return the file of a recipe, which is given as a path or as the name of a shipped recipe."""
     name, known = str(recipe), shipped()
     if name in known:
         return known[name]
@@ -79,11 +79,11 @@ def recipe_path(recipe: str | Path) -> Path:
         if not Path(name).expanduser().is_file():
             raise FileNotFoundError(f"no such file: {name}")
         return Path(name).expanduser()
-    raise ValueError(f"no recipe is called {name!r}{nearest(name, known)}; shipped: {', '.join(known)}")
+    raise ValueError(f"unknown recipe {name!r}{nearest(name, known)}; shipped recipes: {', '.join(known)}")
 
 
 def nearest(word: str, known: Iterable[Any]) -> str:
-    """ " (did you mean WORD?)" for the nearest of the known words, or nothing."""
+    """ " (did you mean WORD?)" with the most similar known word, or "" if none is similar."""
     section, dot, key = word.rpartition(".")
     names = [str(name) for name in known]
     close = [name for name in names if dot and key and name.startswith(section + dot) and key.rstrip("s") in name]
@@ -92,11 +92,11 @@ def nearest(word: str, known: Iterable[Any]) -> str:
 
 
 def parser_of(config: type, prog: str = "", description: str = "") -> "ArgumentParser":
-    """The parser of a configuration class, whose class method `declare(parser)` may add arguments of its own."""
+    """Create the parser of a configuration class, whose class method `declare(parser)` may add the arguments."""
     import jsonargparse
 
     class Formatter(jsonargparse.DefaultHelpFormatter):
-        """Leaves the description as it is written."""
+        """A help formatter that keeps the line breaks of the description."""
 
         def _fill_text(self, text: str, width: int, indent: str) -> str:
             return text
@@ -105,7 +105,7 @@ def parser_of(config: type, prog: str = "", description: str = "") -> "ArgumentP
         prog=prog, description=description, usage=f"{prog} [RECIPE] [--config FILE] [--section.key VALUE ...]",
         exit_on_error=False, formatter_class=Formatter, allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("--config", action="config", help="YAML file of settings; several are layers")
+    parser.add_argument("--config", action="config", help="YAML file of settings; later files override earlier ones")
     if hasattr(config, "declare"):
         config.declare(parser)
     else:
@@ -114,45 +114,45 @@ def parser_of(config: type, prog: str = "", description: str = "") -> "ArgumentP
 
 
 def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> T:
-    """An object of a configuration class.
+    """Create an object of a configuration class.
 
     Args:
-        config: a dataclass; its fields are the keys, those of fields that are dataclasses are SECTION.KEY.
-        recipe: a YAML file, or the name of a shipped one.
-        settings: on top of it, nested (``{"model": {"name": "x"}}``) or dotted (``{"model.name": "x"}``). Texts are
-            read as on the command line.
+        config: a dataclass; its fields are the keys, and a field that is a dataclass is a section (SECTION.KEY).
+        recipe: path of a YAML file, or the name of a shipped recipe.
+        settings: keys that override the recipe, nested (``{"model": {"name": "x"}}``) or dotted
+            (``{"model.name": "x"}``). Strings are parsed as on the command line.
 
     Raises:
-        ValueError: an unknown key or recipe, or a value of another type than is declared.
-        FileNotFoundError: a path without a file.
+        ValueError: an unknown key or recipe, or a value of the wrong type.
+        FileNotFoundError: the recipe's file does not exist.
     """
-    return _made(config, [*([] if recipe is None else [_read(recipe)]), settings or {}])
+    return _merged(config, [*([] if recipe is None else [_read(recipe)]), settings or {}])
 
 
 def parse_words(config: type[T], words: Sequence[str]) -> T:
-    """As parse, of a command line: ``--key value …`` or ``--key=value``, where no value is true, several are a list,
-    and NAME=VALUE … a mapping; and ``--config FILE``. ValueError for a key that is given twice."""
-    kinds, given, files = dict(_kinds(config)), dict[str, list[str]](), list[str]()
+    """Parse a command line: ``--key value …``, ``--key=value`` and ``--config FILE``. A key without a value is true,
+    several values are a list, and NAME=VALUE … is a mapping. ValueError for a key that is given twice."""
+    kinds, options, files = dict(_kinds(config)), dict[str, list[str]](), list[str]()
     key = ""
     for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
-            if key in given and key != "config":
-                raise ValueError(f"--{key} is given twice; list several values after one: --{key} A B")
-            given[key] = [value] if equals else []
+            if key in options and key != "config":
+                raise ValueError(f"--{key} is given twice; list several values after one flag: --{key} A B")
+            options[key] = [value] if equals else []
         elif not key:
             raise ValueError(f"expected --section.key, got {word!r}")
         else:
-            given[key].append(word)
-        if key == "config" and given[key]:
-            files += given.pop(key)
+            options[key].append(word)
+        if key == "config" and options[key]:
+            files += options.pop(key)
             key = ""
-    values = {name: _value(name, of, kinds.get(name)) for name, of in given.items()}
-    return _made(config, [*map(_read, files), values])
+    values = {name: _value(name, texts, kinds.get(name)) for name, texts in options.items()}
+    return _merged(config, [*map(_read, files), values])
 
 
-def _made(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
-    """The object of nested settings, later ones on top."""
+def _merged(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
+    """Create the configuration object from layers of nested settings; later layers override earlier ones."""
     from jsonargparse import ArgumentError
 
     kinds = dict(_kinds(config))
@@ -162,10 +162,10 @@ def _made(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
     try:
         for layer in layers:
             if "config" in layer:
-                raise ValueError("unknown key config: it is for the command line, --config FILE, once for each layer")
+                raise ValueError("unknown key config: files of settings go on the command line, --config FILE")
             if _size(layer, (), {}) > MOST:
-                raise ValueError(f"settings have more than {MOST:,} values, by aliases of aliases")
-            # classes before their keywords
+                raise ValueError(f"settings have more than {MOST:,} values (nested YAML aliases?)")
+            # classes before their keywords, because setting a class clears the keywords
             flat = sorted(_flat(layer, kinds), key=lambda item: item[0].removesuffix(".class_path") not in classes)
             for key, value in flat:
                 section, _, name = key.partition(".")
@@ -173,22 +173,22 @@ def _made(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
                     _choose(merged[section], name or "class_path", value)
                 else:
                     _put(merged, key.split("."), value)
-        found = parser.parse_object(merged)
+        namespace = parser.parse_object(merged)
     except (ArgumentError, RecursionError) as error:
         raise ValueError(_explained(error, kinds, merged, [each.dest for each in parser._actions])) from None
-    return build(config, {key: value for key, value in found.as_dict().items() if key != "config"})
+    return build(config, {key: value for key, value in namespace.as_dict().items() if key != "config"})
 
 
 def _flat(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested settings; sections are entered, mappings that are values are not."""
+    """Yield (dotted key, value) of nested settings. A mapping is split if it is a section, but not if it is a value."""
     for name, value in settings.items():
         key = f"{where}{name}"
         if isinstance(value, Mapping) and any(known.startswith(f"{key}.") for known in kinds):
             yield from _flat(value, kinds, f"{key}.")
         else:
             value = str(value) if isinstance(value, Path) else value
-            one = isinstance(value, str) and not value.startswith("[") and _is_list(kinds.get(key))
-            yield key, [value] if one else value
+            single = isinstance(value, str) and not value.startswith("[") and _is_list(kinds.get(key))
+            yield key, [value] if single else value
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -203,7 +203,7 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _choose(choice: dict[str, Any], name: str, value: Any) -> None:
-    """Set the class, whose keywords then begin anew, or keywords of it."""
+    """Set the class, which clears its keywords, or set keywords of the class."""
     if name == "class_path":
         choice.clear()
         choice[name] = value
@@ -213,35 +213,35 @@ def _choose(choice: dict[str, Any], name: str, value: Any) -> None:
 
 
 def make(section: type[T], key: str, /, **settings: Any) -> T:
-    """An object of a dataclass, its values checked as those of a recipe; messages put `key` before its keys."""
+    """Create an object of a dataclass, with values checked like a recipe's; messages name its keys `key`.KEY."""
     return getattr(parse(dataclasses.make_dataclass("Made", [(key, section)]), None, {key: settings}), key)
 
 
 def build(of: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass, those in it too, of nested plain values; keys that it does not have go to its field `others`."""
+    """Create a dataclass, and those nested in it, from plain values; unknown keys go to its field `others`."""
     hints = typing.get_type_hints(of)
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in values.items():
         section = _dataclass_in(hints.get(name))
         if section and not isinstance(value, Mapping) and not (value is None and hints[name] is not section):
             raise ValueError(f"{name} is a section of settings, got {value!r:.200}")
-        made[name] = build(section, value) if section and isinstance(value, Mapping) else _plain(value)
+        fields[name] = build(section, value) if section and isinstance(value, Mapping) else _plain(value)
     if OTHERS in hints:
-        made = {**{name: made.pop(name) for name in [*made] if name in hints and name != OTHERS}, OTHERS: made}
-    return of(**made)
+        fields = {**{name: fields.pop(name) for name in [*fields] if name in hints and name != OTHERS}, OTHERS: fields}
+    return of(**fields)
 
 
 def to_dict(value: Any) -> Any:
-    """A configuration object, or a section of one, as plain values: a recipe."""
+    """Convert a configuration object, or a section of one, to the plain values of a recipe."""
     if not dataclasses.is_dataclass(value):
         return value
-    found = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    others = found.pop(OTHERS, {})
-    return {**found, **others}
+    values = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    others = values.pop(OTHERS, {})
+    return {**values, **others}
 
 
 def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
-    """A configuration object as a recipe, but for the keys `without`."""
+    """Write a configuration object as a YAML recipe that leaves out the keys in `without`."""
     import yaml
 
     settings = {key: value for key, value in to_dict(config).items() if key not in without}
@@ -249,7 +249,7 @@ def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, texts, lists and mappings of Python's own types: those of restricted numbers cannot be unpickled."""
+    """Convert values to Python's own types, because objects of the restricted number types cannot be unpickled."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -259,13 +259,13 @@ def _plain(value: Any) -> Any:
 
 
 def _dataclass_in(hint: Any) -> Any:
-    """The dataclass of a type X or X | None, or None."""
+    """The dataclass in a type X or X | None; None if there is none."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
 
 
 def _kinds(config: type, where: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, its type) of all keys."""
+    """Yield (dotted key, type) for every key."""
     for name, hint in typing.get_type_hints(config).items():
         section = _dataclass_in(hint)
         if section is None or hint is not section:
@@ -275,25 +275,25 @@ def _kinds(config: type, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _value(key: str, words: list[str], kind: Any) -> Any:
-    """The value of a key's words on a command line."""
+    """Convert the words after a key on the command line to its value."""
     kinds = _union(kind)
     if not words and (kind is None or bool in kinds):
         return True
     words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
     mapping = next((each for each in kinds if typing.get_origin(each) is dict), None)
     if mapping and words and all("=" in word for word in words):
-        texts = str in _union(typing.get_args(mapping)[1])  # where a number is a name
+        texts = str in _union(typing.get_args(mapping)[1])  # then a number is a name, and stays a string
         pairs = ((name, value) for name, _, value in (word.partition("=") for word in words))
         return {name: value if texts and value != "null" else _yaml(value) for name, value in pairs}
     if len(words) == 1 and (not _is_list(kind) or words[0].startswith("[")):
         return words[0]
     if kind is not None and not any(typing.get_origin(each) in (list, dict) for each in kinds):
-        raise ValueError(f"{key} takes one value, got {len(words)}")
+        raise ValueError(f"{key} must have one value, got {len(words)}")
     return words
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether a single text stands for a list of it."""
+    """Whether a single text is short for a list with that text."""
     return any(typing.get_origin(each) is list for each in _union(kind)) and str not in _union(kind)
 
 
@@ -303,7 +303,7 @@ def _union(kind: Any) -> tuple[Any, ...]:
 
 
 def _read(recipe: str | Path) -> Mapping[str, Any]:
-    """The settings of a recipe; ValueError where it is no mapping."""
+    """Read the settings of a recipe; ValueError if the file is not a mapping."""
     path = recipe_path(recipe)
     try:
         values = _yaml(path.read_text(encoding="utf-8-sig"))
@@ -315,7 +315,7 @@ def _read(recipe: str | Path) -> Mapping[str, Any]:
 
 
 def _size(value: Any, above: tuple[int, ...], known: dict[int, int]) -> int:
-    """How many values there are in nested ones, those of an alias wherever it stands; ValueError for values that
+    """Count nested values; those of a YAML alias count at each place where it is used. ValueError for values that
     contain themselves."""
     if id(value) in above:
         raise ValueError("a setting refers to itself: recursive YAML alias")
@@ -326,8 +326,8 @@ def _size(value: Any, above: tuple[int, ...], known: dict[int, int]) -> int:
 
 
 def _yaml(text: str) -> Any:
-    """A text's value; ValueError where it is not valid. What YAML 1.1 takes for numbers and dates and people for names
-    (007, 1_000, 1:30, 2026-11-26) stays a text."""
+    """Parse YAML; ValueError if it is invalid. Texts that YAML 1.1 reads as numbers or dates, but people mean as names
+    (007, 1_000, 1:30, 2026-11-26), stay texts."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -349,15 +349,15 @@ INSIDE = re.compile(
 )
 
 
-def _explained(error: Exception, kinds: Mapping[str, Any], given: Any, known: Iterable[str]) -> str:
-    """What jsonargparse says of given settings, in one line that begins with the key."""
-    said = " ".join(str(error).split())
+def _explained(error: Exception, kinds: Mapping[str, Any], settings: Any, known: Iterable[str]) -> str:
+    """Rewrite a message of jsonargparse about settings as one line that begins with the key."""
+    message = " ".join(str(error).split())
     if isinstance(error, RecursionError):
         return "a setting refers to itself: recursive YAML alias"
-    if unknown := UNKNOWN.match(said):
+    if unknown := UNKNOWN.match(message):
         key = ".".join(filter(None, unknown.groups()))
         return f"unknown key {key}{nearest(key, known)}"
-    key, _, rest = said.removeprefix('Parser key "').partition('":')
+    key, _, rest = message.removeprefix('Parser key "').partition('":')
     of_class = f"{key}.class_path" in kinds
     while inside := INSIDE.search(rest):
         name, option, inner, rest = inside.groups()
@@ -366,18 +366,18 @@ def _explained(error: Exception, kinds: Mapping[str, Any], given: Any, known: It
             hint = f": --{key.removesuffix(f'.{option}')}.help {name} lists its keywords"
             return f"unknown key {key}{hint if of_class else nearest(key, kinds)}"
     if of_class and (name := rest.partition("dot import path string: ")[2].partition(" ")[0]):
-        return f"{key} must be the name of a class, got {name}: --help lists those that are known"
+        return f"{key} must be the name of a class, got {name}: --help lists the known classes"
     if any(each.startswith(f"{key}.") for each in kinds) and not of_class:
         return f"{key} is a section: set --{key}.KEY VALUE"
     if key not in kinds:
         return f"{key}: {(rest.partition('Errors: - ')[2] or rest).partition(' - Expected a ')[0].strip()}"
     for part in key.split("."):
-        given = given[part]
-    return f"{key} must be {_described(kinds[key])}, got {given!r:.200}"
+        settings = settings[part]
+    return f"{key} must be {_described(kinds[key])}, got {settings!r:.200}"
 
 
 def _described(hint: Any) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:

@@ -1,2 +1,2 @@
-"""What jobs leave on disk, and what they came from: written whole or not at all, made once, found
-again. Knows nothing of encoders."""
+"""Outputs of jobs: writing files in one step, resuming work, and recording what a result was made from.
+Nothing here depends on encoders."""

@@ -1,4 +1,4 @@
-"""This process among those that torchrun or accelerate started."""
+"""The processes that torchrun or accelerate started, and this one's rank among them."""
 
 import contextlib
 import os
@@ -9,16 +9,16 @@ T = TypeVar("T")
 
 
 def rank_and_world() -> tuple[int, int]:
-    """(number of this process, how many there are); (0, 1) for one that was started alone. ValueError where the
-    environment's numbers do not fit together."""
+    """(rank of this process, number of processes); (0, 1) without torchrun or accelerate. ValueError if the environment
+    variables contradict each other."""
     rank, world = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
     if not 0 <= rank < world:
-        raise ValueError(f"the environment says that this is process {rank} of {world} (RANK, WORLD_SIZE)")
+        raise ValueError(f"RANK must be from 0 to WORLD_SIZE - 1, but the environment has RANK {rank} of {world}")
     return rank, world
 
 
 def from_environment(name: str, default: int) -> int:
-    """A number that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK; the default for a process that was started alone."""
+    """A number that torchrun sets, such as RANK, WORLD_SIZE or LOCAL_RANK; `default` if it is not set."""
     value = os.environ.get(name) or default
     try:
         return int(value)
@@ -27,15 +27,15 @@ def from_environment(name: str, default: int) -> int:
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:
-    """What `work` returns in process 0, in every process of a group. Where it fails, process 0 raises its error, and
-    the others leave with SystemExit: an error is reported once."""
+    """Run `work` on rank 0 and return its result in every process. If it fails, rank 0 raises the error and the other
+    processes exit with SystemExit, so that the error is reported once."""
     rank, world = rank_and_world()
     if world == 1:
         return work()
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        raise ValueError(f"this is process {rank} of {world}, but there is no process group: start them by torchrun")
+        raise ValueError(f"process {rank} of {world} has no process group: start all processes with torchrun")
     result: list[Any] = [None]
     try:
         if rank == 0:
@@ -48,8 +48,8 @@ def on_rank_zero(work: Callable[[], T]) -> T:
 
 
 def end_group() -> None:
-    """Leave the process group, if there is one. gloo's threads now and then abort a process that ends within it
-    (pytorch issue 190489)."""
+    """Destroy the process group, if there is one. If it still exists when a process ends, gloo's threads sometimes
+    abort the process (pytorch issue 190489)."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -58,7 +58,7 @@ def end_group() -> None:
 
 @contextlib.contextmanager
 def print_on_rank_zero() -> Iterator[None]:
-    """In this block only process 0 prints."""
+    """In this block only rank 0 prints."""
     if rank_and_world()[0] == 0:
         yield
         return

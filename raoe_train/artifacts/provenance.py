@@ -1,4 +1,4 @@
-"""What a result came from: versions, commit, the state of a model's folder."""
+"""Provenance of results: versions, commit, and fingerprints of models and data."""
 
 import hashlib
 import json
@@ -11,56 +11,56 @@ from typing import Any
 
 from raoe_train.artifacts.writing import read_json
 
-PICTURE = "run.png"  # of a training run
+PICTURE = "run.png"  # plot of a training run
 METADATA_FILES = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", PICTURE)
-EVENTS = "events.out.tfevents."  # of TensorBoard, the same
+EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files, which are metadata, too
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that have a part in a result, by name."""
-    found = {"python": platform.python_version()}
+    """{name: version} of Python and of the installed packages that affect results."""
+    known = {"python": platform.python_version()}
     for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn", "mteb"):
         try:
-            found[package] = version(package)
+            known[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return known
 
 
 def fingerprint(model: str) -> str | None:
-    """Of a model in a local folder: its files' names and contents, links followed, and the base of an adapter, so that
-    one trained anew is not taken for the old, wherever it lies. None for a model that is no folder here, which its name
-    has to stand for."""
+    """Digest of a model in a local folder: the names and contents of its files, following links, and the base of an
+    adapter. It changes when the model is trained again, but not when the folder moves. None for a name on a hub, which
+    has to identify the model."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None
-    found, seen = dict[str, str](), set[str]()
+    digests, seen = dict[str, str](), set[str]()
     for root, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(root)) in seen:
-            folders.clear()  # a link to a folder that it lies in
+            folders.clear()  # a link back to a parent folder
         seen.add(real)
         for path in (Path(root, name) for name in names if name not in METADATA_FILES):
             if not path.name.startswith((".", EVENTS)) and path.is_file():
-                found[path.relative_to(folder).as_posix()] = file_digest(path)
+                digests[path.relative_to(folder).as_posix()] = file_digest(path)
             if path.name in ("adapter_config.json", "config.json"):
-                its = read_json(path)
-                base = str(its.get("base_model_name_or_path") or its.get("base_model") or "")
+                config = read_json(path)
+                base = str(config.get("base_model_name_or_path") or config.get("base_model") or "")
                 if base and Path(base).resolve() != folder.resolve():
-                    found[f"base of {path.relative_to(folder).as_posix()}"] = fingerprint(base) or base
-    return digest(sorted(found.items()))
+                    digests[f"base of {path.relative_to(folder).as_posix()}"] = fingerprint(base) or base
+    return digest(sorted(digests.items()))
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            sha256.update(block)
+    return sha256.hexdigest()
 
 
 def commit() -> str | None:
-    """The commit of our own source tree, with "+" where files differ from it; None outside git."""
+    """The git commit of this source tree, with "+" if files were changed since; None outside git."""
 
     def git(*words: str) -> str:
         home = Path(__file__).parent

@@ -1,9 +1,9 @@
-"""Outputs of jobs: whether one is finished, what it was made from, what of it may be overwritten, where work resumes.
+"""Outputs of jobs: whether an output is finished, what it was made from, what may be overwritten, where work resumes.
 
-An output is a file or a folder with a *record*, a JSON file of ours: OUTPUT.json beside a file, OUTPUT/made_from.json
-in a folder. The record holds the settings, all that the result depends on as plain values, and, once the output is
-finished, the result. Unfinished work for a file lies in OUTPUT.parts/, in a folder of its settings' digest, so that it
-never mixes with others'. What has no record was not written by us, and is never replaced.
+An output is a file or a folder with a *record*, a JSON file: OUTPUT.json beside a file, OUTPUT/made_from.json in a
+folder. The record holds the settings (everything that the result depends on, as plain values) and, once the output is
+finished, the result. Unfinished work for a file is kept in OUTPUT.parts/, in a folder named by the digest of its
+settings, so that different settings never mix. A file without a record was not written by us and is never replaced.
 """
 
 import json
@@ -31,13 +31,13 @@ Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
-SHARD = 4096  # sentences, or as many pairs: what a kill can cost
+SHARD = 4096  # sentences or pairs in a shard; a kill can lose the work on one shard
 SUM = ".sha256"  # suffix of the file with a shard's digest
 POLL = 0.2  # seconds
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """PATH + suffix: `OUTPUT.json`, say."""
+    """Append a suffix to a path, as in `OUTPUT.json`."""
     return path.with_name(path.name + suffix)
 
 
@@ -45,11 +45,11 @@ class Output:
     """One output of a job.
 
     Args:
-        path: the file, or the folder where `folder` is True. Links are followed.
-        settings: all that the result depends on, as plain values: nested settings, digests of what they name.
-        overwrite: whether an output of other settings may be replaced.
-        folder: whether it is a folder. Of its files only those that the record names are ever removed.
-        own_record: whether the output, a JSON file, is its own record.
+        path: the file, or the folder if `folder` is True. Links are followed.
+        settings: everything that the result depends on, as plain values: nested settings, and digests of inputs.
+        overwrite: whether an output that was made with other settings may be replaced.
+        folder: whether the output is a folder. Only files that its record names are ever removed.
+        own_record: whether the output is a JSON file that is its own record.
     """
 
     def __init__(
@@ -62,80 +62,80 @@ class Output:
         own_record: bool = False,
     ) -> None:
         self.path, self.given = Path(path).expanduser().resolve(), str(path)
-        self.settings = json.loads(json.dumps(settings))  # as a record has them
+        self.settings = json.loads(json.dumps(settings))  # as they are read from a record
         self.overwrite, self.folder = overwrite, folder
         self.record = self.path if own_record else self.path / MADE_FROM if folder else beside(self.path, ".json")
         self.all_parts = beside(self.path, ".parts")
         self.parts = self.all_parts / digest(self.settings)[:16]
 
     def finished(self) -> dict[str, Any] | None:
-        """The result, where the output is finished and of these settings; None where the work may begin or resume.
+        """The result if the output is finished and has these settings; None if the work may start or resume.
 
         Raises:
-            ValueError: something else is in the way: files that have no record of ours, or an output of other settings
-                without `overwrite`.
+            ValueError: the path is taken, by files without a record, or by an output with other settings that must not
+                be overwritten.
         """
         if self.path.exists() and self.path.is_dir() != self.folder:
             raise ValueError(f"output {self.path} is {'a folder: name a file' if self.path.is_dir() else 'a file'}")
-        found = read_json(self.record)
-        changed = different(found.get(SETTINGS), self.settings)
-        if not changed and found.get(FINISHED) and self._there():
+        record = read_json(self.record)
+        changed = different(record.get(SETTINGS), self.settings)
+        if not changed and record.get(FINISHED) and self._exists():
             shutil.rmtree(self.all_parts, ignore_errors=True)  # left by a kill
-            return {key: value for key, value in found.items() if key not in (FINISHED, FILES)}
-        if SETTINGS not in found and (self._there() or self.record.exists()):
+            return {key: value for key, value in record.items() if key not in (FINISHED, FILES)}
+        if SETTINGS not in record and (self._exists() or self.record.exists()):
             raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")
-        if changed and SETTINGS in found and self._there() and not self.overwrite:
+        if changed and SETTINGS in record and self._exists() and not self.overwrite:
             raise ValueError(
-                f"output {self.path} exists and is of other settings or inputs (different: {', '.join(changed)}): "
-                "choose another output, or --overwrite it"
+                f"output {self.path} exists with other settings or inputs (different: {', '.join(changed)}): "
+                "choose another output, or replace it with --overwrite"
             )
         return None
 
     @property
     def replaces(self) -> bool:
-        """Whether beginning removes something of other settings."""
-        found = read_json(self.record)
-        return SETTINGS in found and bool(different(found[SETTINGS], self.settings))
+        """Whether `begin` removes an output that was made with other settings."""
+        record = read_json(self.record)
+        return SETTINGS in record and bool(different(record[SETTINGS], self.settings))
 
     def begin(self, *files: str) -> None:
-        """Make the output ours, with these settings, right before it is written. In a folder, what we wrote of other
-        settings goes; `files` are the names that are ours there, which `overwrite` may remove."""
-        found = read_json(self.record)
-        if found.get(FINISHED) or different(found.get(SETTINGS), self.settings):
+        """Write the record right before the output is written. In a folder, remove the files that its record names if
+        it has other settings. `files` are names in the folder that a later `overwrite` may remove."""
+        record = read_json(self.record)
+        if record.get(FINISHED) or different(record.get(SETTINGS), self.settings):
             if self.folder:
-                if FINISHED in found:  # a kill while its files go leaves none that is finished
-                    write_json(self.record, {**found, FINISHED: False})
-                for path in (self.path / name for name in found.get(FILES, [])):
-                    if self.path in path.parent.resolve().joinpath(path.name).parents:  # a name could lead elsewhere
+                if FINISHED in record:  # first, so that a kill below does not leave a finished record
+                    write_json(self.record, {**record, FINISHED: False})
+                for path in (self.path / name for name in record.get(FILES, [])):
+                    if self.path in path.parent.resolve().joinpath(path.name).parents:  # not a path out of the folder
                         remove(path)
-                        with suppress(OSError):  # folders that are not empty: the last is ours, with the record
+                        with suppress(OSError):  # raised for a folder that is not empty, at the latest the output's own
                             os.removedirs(path.parent)
-            found = {SETTINGS: self.settings}
-        write_json(self.record, {**found, FILES: [*dict.fromkeys([*found.get(FILES, []), *files])]})
+            record = {SETTINGS: self.settings}
+        write_json(self.record, {**record, FILES: [*dict.fromkeys([*record.get(FILES, []), *files])]})
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Write, and return, the record of an output that is whole: the result, the settings, versions. Unfinished work
-        is removed."""
-        found = {"output": self.given, **result, SETTINGS: self.settings, "versions": versions()}
-        names = read_json(self.record).get(FILES, [])  # of folders each file: a user's may lie beside it
+        """Write and return the record of a complete output: the result, the settings and versions. Removes unfinished
+        work."""
+        record = {"output": self.given, **result, SETTINGS: self.settings, "versions": versions()}
+        names = read_json(self.record).get(FILES, [])  # for folders name each file: users may add their own files
         files = [str(path.relative_to(self.path)) for name in names for path in _files(self.path / name)]
-        write_json(self.record, {**found, FINISHED: True, FILES: files})
+        write_json(self.record, {**record, FINISHED: True, FILES: files})
         shutil.rmtree(self.all_parts, ignore_errors=True)
-        return found
+        return record
 
     def alone(self) -> AbstractContextManager[None]:
-        """A block in which no other process is that asks for it, too; they wait."""
-        # not among the parts, which a process that finishes removes
+        """A block that only one process can be in at a time; the others wait."""
+        # not in the parts folder, which is removed when a process finishes the output
         return owned(beside(self.path, ".finish"), wait=True)
 
     def awaited(self) -> dict[str, Any]:
-        """The result that another process is about to finish."""
+        """Wait for another process to finish the output; returns the result."""
         while not (result := self.finished()):
             time.sleep(POLL)
         return result
 
-    def _there(self) -> bool:
-        """Whether there is a file, or in a folder anything but a record."""
+    def _exists(self) -> bool:
+        """Whether the file exists, or the folder has anything but a record."""
         if self.path.is_dir():
             return any(path not in (self.record, partial(self.record)) for path in self.path.iterdir())
         return self.path.exists()
@@ -143,8 +143,8 @@ class Output:
 
 @contextmanager
 def owned(path: str | Path, wait: bool = False) -> Iterator[None]:
-    """In this block no other process has the output, by a lock file beside it that goes with the process; ValueError
-    where one has, unless it is to `wait`. Links are followed: two names of one output are one lock."""
+    """In this block, hold a lock file beside an output, which is released if the process dies. If another process holds
+    it, `wait` or raise ValueError. Links are followed, so that two names of one output share a lock."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
     lock_file.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def owned(path: str | Path, wait: bool = False) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise ValueError(f"{path}: another process is writing to it; wait, or choose another output") from None
+        raise ValueError(f"another process is writing to {path}: wait, or choose another output") from None
     try:
         yield
     finally:
@@ -162,14 +162,13 @@ def owned(path: str | Path, wait: bool = False) -> Iterator[None]:
 
 @contextmanager
 def replacing_model(output: Output) -> Iterator[Path]:
-    """A folder to save a model in: when the block ends well, its files and folders move to an output folder, whose
-    record has their names before. Not before then another model goes that is there."""
+    """A temporary folder to save a model in. When the block ends without an error, its content moves to the output
+    folder, after the record has the new names. Only then is an old model removed."""
     saved = partial(output.path / "model")
-    remove(saved)  # a killed process's: safetensors' temporary files have another name each time
+    remove(saved)  # left by a killed process, with temporary files of safetensors
     saved.mkdir()
     yield saved
-    found = sorted(saved.iterdir())
-    output.begin(*(path.name for path in found))
+    output.begin(*(path.name for path in sorted(saved.iterdir())))
     for path in _files(saved):
         place = output.path / path.relative_to(saved)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -178,14 +177,14 @@ def replacing_model(output: Output) -> Iterator[Path]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The files in a folder and its folders, links among them; of anything else itself."""
+    """All files and links in a folder and its subfolders; for any other path, the path itself."""
     if path.is_symlink() or not path.is_dir():
         return [path]
     return [Path(root, name) for root, _, names in os.walk(path) for name in names]
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder, if it is there."""
+    """Remove a file, a link or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -193,7 +192,7 @@ def remove(path: Path) -> None:
 
 
 def different(old: Any, new: Any, where: str = "") -> list[str]:
-    """The dotted keys in which two nested settings differ; a key that is missing differs from one that is null."""
+    """The dotted keys in which two nested settings differ. A missing key differs from a null value."""
     if isinstance(old, dict) and isinstance(new, dict):
         missing = [f"{where}{key}" for key in new.keys() ^ old.keys()]
         both = (different(old[key], new[key], f"{where}{key}.") for key in new if key in old)
@@ -202,22 +201,22 @@ def different(old: Any, new: Any, where: str = "") -> list[str]:
 
 
 def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:
-    """Write this process's share of the shards: `make` of each run of `size` items, unless the shard exists. The paths
-    of all shards, for `gathered`. What a shard holds does not depend on how many processes there are."""
+    """Write this process's share of the shards, each `make(size items)`, and skip existing ones. Returns the paths of
+    all shards, for `gathered`. The content of a shard does not depend on the number of processes."""
     rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
     missing = [number for number in range(rank, len(paths), world) if not _sound(paths[number])]
     for number in tqdm(missing, desc=name, unit="shard", disable=None):
         if paths[number].exists():
-            logger.warning("%s is damaged and is made again", paths[number])
+            logger.warning("%s is damaged: computing it again", paths[number])
         with replacing(paths[number]) as temporary:
             np.save(temporary, make(items[number * size : (number + 1) * size]))
-            write_text(beside(paths[number], SUM), file_digest(temporary))  # first: no shard is there without its sum
+            write_text(beside(paths[number], SUM), file_digest(temporary))  # first, so that each shard has a digest
     return paths
 
 
 def gathered(paths: Sequence[Path]) -> np.ndarray:
-    """The shards of all processes, concatenated. Waits for those of the other processes."""
+    """Concatenate the shards of all processes; waits for the other processes."""
     for path in paths:
         while not _sound(path):
             time.sleep(POLL)
@@ -225,17 +224,17 @@ def gathered(paths: Sequence[Path]) -> np.ndarray:
 
 
 def _sound(shard: Path) -> bool:
-    """Whether a shard is there with the very bytes that were written."""
-    its_sum = beside(shard, SUM)
-    return shard.exists() and its_sum.exists() and file_digest(shard) == its_sum.read_text(encoding="utf-8")
+    """Whether a shard exists and is undamaged."""
+    digest_file = beside(shard, SUM)
+    return shard.exists() and digest_file.exists() and file_digest(shard) == digest_file.read_text(encoding="utf-8")
 
 
 class Lines:
-    """JSON lines by "id" that several processes write, each to a file of its own among the parts of an output.
+    """JSON lines with an "id", which several processes write, each to its own file in the parts folder of an output.
 
-    Each line is flushed to the disk: a kill leaves whole lines and at most the beginning of one more, which the next
-    run cuts off. No process waits for another: whichever ends last merges all lines. Lines with a "reason" are the
-    refused ones, and go to OUTPUT.failed.jsonl.
+    Each line is flushed to disk: a kill leaves whole lines and at most one partial line, which the next run removes.
+    Processes never wait for each other: the last one to finish merges all lines. Lines with a "reason" are failures and
+    go to OUTPUT.failed.jsonl.
     """
 
     def __init__(self, output: Output) -> None:
@@ -245,25 +244,25 @@ class Lines:
         self._file: Any = None
 
     def done(self) -> set[int]:
-        """The ids of all lines on disk, of every process."""
+        """The ids of all lines that any process has written."""
         return set(self._all())
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """In this block lines can be written; ValueError where another process writes this process's."""
+        """In this block lines can be written. ValueError if another process writes to this rank's file."""
         with owned(self.own), open(self.own, "ab") as self._file:
             self._file.truncate(sum(len(line) for _, line in _whole_lines(self.own)))
             yield
 
     def write(self, line: dict[str, Any]) -> None:
-        """Put a line on disk."""
+        """Write a line and flush it to disk."""
         self._file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def merge(self, ids: Sequence[int], brief: Callable[[dict[str, Any]], T]) -> tuple[list[T], list[T]] | None:
-        """Write the output, in the order of `ids`: what `brief` makes of each good line, and of each refused one. None
-        while other processes' lines are missing."""
+        """Merge all lines into the output, in the order of `ids`. Returns (`brief` of each good line, `brief` of each
+        failed line), or None while lines of other processes are missing."""
         lines = self._all()
         if any(key not in lines for key in ids):
             return None
@@ -272,23 +271,23 @@ class Lines:
             with open(output, "wb") as good, open(failed, "wb") as bad:
                 for key in ids:
                     fields = json.loads(lines[key])
-                    refused = "reason" in fields
-                    (bad if refused else good).write(lines[key])
-                    briefs[refused].append(brief(fields))
+                    is_failed = "reason" in fields
+                    (bad if is_failed else good).write(lines[key])
+                    briefs[is_failed].append(brief(fields))
         if not briefs[True]:
             self.failed.unlink()
         return briefs
 
     def _all(self) -> dict[int, bytes]:
-        """{id: its line}, of every process."""
+        """{id: line} of every process."""
         return {key: line for path in sorted(self.folder.glob("rank-*.jsonl")) for key, line in _whole_lines(path)}
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(id, line) of each line but for the beginning of one that a kill left at the end. ValueError for one that is not
-    ours."""
+    """Yield (id, line) for each whole line; a kill can leave a partial line at the end. ValueError for a line that this
+    class did not write."""
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             yield json.loads(line)["id"], line + b"\n"
         except (ValueError, TypeError, KeyError):
-            raise ValueError(f"{path}, line {number}: not a line that we wrote; was the file changed?") from None
+            raise ValueError(f"{path}, line {number}: not written by raoe-train; was the file changed?") from None

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and read back; a full disk in words."""
+"""Write files completely or not at all, read them back, and explain a full disk."""
 
 import errno
 import json
@@ -9,35 +9,36 @@ from pathlib import Path
 from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# How libraries that write by other means than Python's files say so: safetensors (a class of its own), torch.save
-# (RuntimeError; it does not say why).
+# Messages for a full disk from libraries that do not raise OSError: safetensors (its own class) and torch.save
+# (RuntimeError without a reason).
 FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "file write failed",
               "iostream error", "unexpected pos")  # fmt: skip
 
 
 def check_writable(path: Path, kind: str, key: str) -> None:
-    """ValueError, with the key, where no file, or no folder, as the kind says, could be written. A folder that is there
-    may be one to read from."""
+    """Raise ValueError, with the key, if a "file" or "folder" (`kind`) cannot be written at a path. An existing folder
+    passes, because it may only be read."""
     if kind == "file" and path.is_dir():
         raise ValueError(f"{key} {path} is a folder: name a file")
     places = [path.absolute(), *path.absolute().parents][kind == "file" :]
-    there = next(place for place in places if place.exists())
-    if not there.is_dir():
-        raise ValueError(f"{key} {path} cannot be written: {there} is a file")
-    if there != path.absolute() and not os.access(there, os.W_OK):
-        raise ValueError(f"{key} {path} cannot be written: {there} is read-only")
+    existing = next(place for place in places if place.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{key} {path} cannot be written: {existing} is a file")
+    if existing != path.absolute() and not os.access(existing, os.W_OK):
+        raise ValueError(f"{key} {path} cannot be written: {existing} is read-only")
 
 
 def partial(path: Path) -> Path:
-    """Where a file, or a folder, is while it is written: always there, so that what a kill leaves is written over."""
-    # in front, so that the suffix still names the format
+    """The temporary path of a file or folder while it is written. It is always the same, so that the next run
+    overwrites what a kill leaves."""
+    # a prefix, so that the suffix still names the format
     return path.with_name(f".partial.{path.name}")
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well and is removed when it does not: a
-    killed job leaves the old file or the new one, never half of one."""
+    """A temporary path that replaces `path` when the block ends, or is removed if the block fails. A killed job leaves
+    the old file or the new one, never half of one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial(path)
@@ -60,17 +61,17 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one where there is no such file, or something else in it."""
+    """Read the object in a JSON file; {} if the file does not exist or has no valid object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 @contextmanager
 def explained(output: str | None) -> Iterator[None]:
-    """In this block, errors of a full disk are OSErrors that say what to do; others go through as they are."""
+    """In this block, errors from a full disk become an OSError that says what to do; other errors do not change."""
     try:
         yield
     except Exception as error:
@@ -78,6 +79,6 @@ def explained(output: str | None) -> Iterator[None]:
             raise
         where, reason = getattr(error, "filename", None) or output, str(error).partition("\n")[0][:200]
         raise OSError(
-            f"the disk is full, writing {where} ({reason}). What was finished before is whole: make room and run the "
-            "same command again to resume"
+            f"the disk is full: cannot write {where} ({reason}). Finished files are complete: free some space and run "
+            "the same command again to resume"
         ) from error

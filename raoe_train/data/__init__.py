@@ -1,4 +1,4 @@
-"""Reading data: sentence pairs, triplets, lists and labelled texts, from files, hubs and public benchmarks' folders."""
+"""Read sentence pairs, triplets, lists and labelled texts from files, hubs and the folders of public benchmarks."""
 
 from raoe_train.data.pairs import read_pairs
 

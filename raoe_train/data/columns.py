@@ -1,4 +1,4 @@
-"""Which column holds what, and what a text, a score and an NLI label may look like."""
+"""Find our columns in a source, and parse texts, scores and NLI labels."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,19 +18,19 @@ NAMES: dict[str, tuple[str, ...]] = {
     "query": ("query",),
     "image": ("image", "image_id", "image_name", "filename"),
     "caption": ("caption", "comment", "sentence", "text"),
-    # of triplets, with SimCSE's sent0, sent1 and hard_neg; queries have positive and negative, too (MTEB)
+    # of triplets, with SimCSE's sent0, sent1 and hard_neg; MTEB's queries also have positive and negative
     "anchor": ("anchor", "sentence0", "sent0"),
     "positive": ("positive", "positives", "pos", "sentence1", "sent1"),
     "negative": ("negative", "negatives", "neg", "sentence2", "hard_neg"),
     "neutral": ("neutral",),
 }
-"""{our column: its names in files}. A row may have one of them only."""
+"""{our column: its names in files}. A row must not have more than one of the names."""
 
-FIRST = ("sentence", "image", "caption")  # but of these several, and the first is used
-NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less similar, which RAOE's gate compares
-LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class}, None leaves rows out
+FIRST = ("sentence", "image", "caption")  # columns that may have several of their names; the first is used
+NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related, which RAOE's gate compares
+LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class}, None to drop such rows
 NO_GOLD_LABEL = ("-", "-1", "")
-LONGEST = 500  # characters of a message
+LONGEST = 500  # maximum length of a message in characters
 
 
 class RowProblem(Exception):
@@ -43,13 +43,13 @@ class RowProblem(Exception):
 
 
 class Columns:
-    """Finds our columns in rows by their names, or as `mapping` says (`columns` of read_pairs)."""
+    """Finds our columns in rows by the names in NAMES, or by `mapping` (`columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         for name in mapping or {}:
             if name not in NAMES:
                 near = nearest(repr(name), map(repr, NAMES))
-                raise ValueError(f"columns maps our names ({', '.join(NAMES)}) to the source's; got {name!r}{near}")
+                raise ValueError(f"unknown name {name!r} in columns{near}; known names: {', '.join(NAMES)}")
         unread = ("", "none", "null")  # recipes and command lines write None as text
         self.mapping = {
             name: None if column is None or str(column).lower() in unread else str(column)
@@ -60,39 +60,39 @@ class Columns:
     def find(
         self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
     ) -> dict[str, str]:
-        """{our name: its column}; RowProblem for one that is missing (or all of one_of), ambiguous or unlike before."""
-        key, others = tuple(fields), self._found.setdefault(tuple(require), {})
-        if key not in others:
+        """{our name: its column}. RowProblem if a required column, or all in `one_of`, are missing, if a column is
+        ambiguous, or if earlier rows had other columns."""
+        key, known = tuple(fields), self._found.setdefault(tuple(require), {})
+        if key not in known:
             columns = {name: self._column(fields, name, name in require) for name in (*require, *optional)}
-            found = {name: column for name, column in columns.items() if column is not None}
-            if one_of and not set(one_of) & set(found):
+            names = {name: column for name, column in columns.items() if column is not None}
+            if one_of and not set(one_of) & set(names):
                 self._column(fields, one_of[0], True)
-            first = next(iter(others.values()), found)
-            if set(found) != set(first):
-                raise RowProblem(f"it has {', '.join(found)} where earlier rows have {', '.join(first)}")
-            others[key] = found
-        return others[key]
+            if set(names) != set(first := next(iter(known.values()), names)):
+                raise RowProblem(f"the row has {', '.join(names)}, but earlier rows have {', '.join(first)}")
+            known[key] = names
+        return known[key]
 
     def _column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
         mapped, known = self.mapping.get(name), NAMES[name]
         if name in self.mapping:
-            there = [mapped] if mapped in fields else []
+            present = [mapped] if mapped in fields else []
         else:
-            there = [column for column in known if column in fields and column not in self.mapping.values()]
-        if len(there) > 1 and name not in FIRST:
-            both = " and ".join(map(str, there))
-            raise RowProblem(f"columns {both} could both be {name}; say which: columns {name}=...")
-        if there or (mapped is None and not required):
-            return there[0] if there else None
+            present = [column for column in known if column in fields and column not in self.mapping.values()]
+        if len(present) > 1 and name not in FIRST:
+            both = " and ".join(map(str, present))
+            raise RowProblem(f"columns {both} could both be {name}: choose one with columns {name}=...")
+        if present or (mapped is None and not required):
+            return present[0] if present else None
         looked, listed = mapped or ", ".join(known), ", ".join(map(repr, fields))
-        advice = f"there are: {listed}; say which: columns {name}=..."
+        advice = f"columns: {listed}; choose one with columns {name}=..."
         raise RowProblem(f"no column for {name} (looked for {looked}); {advice}")
 
 
 def parse_sentence(column: str, value: Any) -> str:
-    """A text that is not empty."""
+    """Check that a value is a text and not empty."""
     try:
-        value.encode()  # fails for a lone surrogate, which JSON can hold and tokenizers and tables cannot
+        value.encode()  # fails for a lone surrogate, which JSON can hold, but tokenizers and tables cannot
     except (AttributeError, UnicodeEncodeError):
         raise RowProblem(f"{column} is {value!r}, not a text") from None
     if not value.strip():
@@ -101,23 +101,23 @@ def parse_sentence(column: str, value: Any) -> str:
 
 
 def as_word(value: Any) -> str:
-    """A class or another name as a text, "" where there is none."""
-    if isinstance(value, float):  # a table with holes has 1.0 in place of 1, and NaN in place of nothing
+    """Convert a class or another name to a text; "" if there is none."""
+    if isinstance(value, float):  # in a table with missing values, 1 becomes 1.0 and a missing value NaN
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
     return "" if value is None or isinstance(value, (list, dict, bytes)) else str(value).strip()
 
 
 def parse_word(column: str, value: Any) -> str:
-    """A class or another name, which must be there."""
+    """Convert a class or another name to a text; RowProblem if there is none."""
     if not (word := as_word(value)):
-        raise RowProblem(f"{column} is {value!r}, which names nothing")
+        raise RowProblem(f"{column} is {value!r}, not a name")
     return word
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
-    """A finite number, inside `scale` where one is declared."""
+    """Convert a score to a finite number; RowProblem if it is not one, or is outside `scale`."""
     try:
-        if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):  # 1_0 is 10 to Python
+        if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
             raise TypeError
         score = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -131,36 +131,36 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
 
 
 def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
-    """{lower-case word: class}; ValueError for a class that is not None and no int of at least 0."""
+    """{lower-case word: class}; ValueError for a class that is neither None nor an int of at least 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     for word, label in labels.items():
         if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
-            classes = "classes 0, 1, ..., or to null, which leaves such rows out"
+            classes = "classes 0, 1, ..., or to null, which drops such rows"
             raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
-        raise ValueError(f"labels leaves every row out: give a class to one of {', '.join(map(str, labels))}")
-    found = {str(word).lower(): label for word, label in labels.items()}
-    if twice := [word for word, label in labels.items() if found[str(word).lower()] != label]:
-        raise ValueError(f"labels gives {twice[0]!r} two classes: upper and lower case are one word")
-    return found
+        raise ValueError(f"labels drops every row: map one of {', '.join(map(str, labels))} to a class")
+    classes_of = {str(word).lower(): label for word, label in labels.items()}
+    if twice := [word for word, label in labels.items() if classes_of[str(word).lower()] != label]:
+        raise ValueError(f"labels maps {twice[0]!r} to two classes: upper and lower case do not differ")
+    return classes_of
 
 
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
-    """The class of a label; RowProblem for a label that the map leaves out or does not have."""
+    """The class of a label; RowProblem for a label that the map drops or does not have."""
     word = as_word(value)
-    if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # 1.0: a table's way to say 1 beside holes
+    if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # in a table with missing values, 1 is 1.0
         word = number
     if not isinstance(value, bool) and word.lower() in label_map:
         label = label_map[word.lower()]
         if label is None:
-            raise RowProblem(f"{column} is {value!r}, which labels leaves out", reason="label left out")
+            raise RowProblem(f"{column} is {value!r}, which labels drops", reason="label left out")
         return label
     if word in NO_GOLD_LABEL:
-        raise RowProblem(f"{column} is {value!r}, no gold label", reason="no gold label")
+        raise RowProblem(f"{column} is {value!r}, not a gold label", reason="no gold label")
     raise RowProblem(
-        f"{column} is {value!r}; known are {', '.join(label_map)}. "
-        f'Say what it means with labels {{"{word.lower()}": 0, ...}}, or leave it unread with columns label=none '
-        f"(if it is a score: columns score={column})",
+        f"{column} is {value!r}, which is not a known label ({', '.join(label_map)}). "
+        f'Map it to a class with labels {{"{word.lower()}": 0, ...}}, or ignore the column with columns label=none '
+        f"(if it holds scores: columns score={column})",
         reason="unknown label",
     )

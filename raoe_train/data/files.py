@@ -1,6 +1,6 @@
-"""Tables in files: TSV, CSV and JSONL, each also as .gz, and parquet, read row by row with their line numbers.
+"""Read and write tables row by row: TSV, CSV and JSONL, each also as .gz, and parquet.
 
-TSV (also .txt, as SNLI and SICK are published) has no quoting: a `"` is a character."""
+TSV (also .txt, as SNLI and SICK are published) has no quoting: `"` is an ordinary character."""
 
 import csv
 import gzip
@@ -20,21 +20,21 @@ from raoe_train.data.columns import RowProblem
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 Row = tuple[int, dict[str, Any] | RowProblem]
-"""(the line where a row starts, in parquet its number, from 1; its fields, or what is wrong with it)."""
+"""(line where a row starts, or its number in parquet, from 1; its fields, or the problem with the row)."""
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
-    """The format by the name's suffix (before .gz, where there is one): a value of KINDS, or None."""
+    """The format that a file name's suffix (before .gz) stands for: a value of KINDS, or None."""
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
     return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet compresses its pages itself
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
-    """`name` as the path of a data file; FileNotFoundError or ValueError where it is none."""
+    """Convert `name` to the path of a data file; FileNotFoundError or ValueError if it is not one."""
     path = Path(name).expanduser()
     if not path.exists():
-        raise FileNotFoundError(f"no such file: {str(path)!r} (a dataset on a hub is written hub:OWNER/NAME#split)")
+        raise FileNotFoundError(f"no such file: {str(path)!r} (for a dataset on a hub write hub:OWNER/NAME#SPLIT)")
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder, not a data file")
     known_kind(path)
@@ -42,22 +42,22 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 
 
 def known_kind(path: Path) -> str:
-    """data_kind; ValueError where there is none."""
+    """The format that a path's suffix stands for, as data_kind; ValueError for an unknown suffix."""
     if (kind := data_kind(path)) is None:
-        known = f"{', '.join(KINDS)}, each but parquet also with .gz"
-        raise ValueError(f"{path}: the suffix names no format; known are {known}")
+        known = f"{', '.join(KINDS)}, all but parquet also with .gz"
+        raise ValueError(f"{path}: unknown format; the suffix must be one of {known}")
     return kind
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
-    """The rows of a data file in order; ValueError for one that is broken as a whole (damaged .gz, no header)."""
+    """Yield the rows of a data file in order; ValueError if the file as a whole is broken (damaged .gz, no header)."""
     path = existing_file(path)
     return READERS[known_kind(path)](path)
 
 
 def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, str | None]]:
-    """(number, line) of a text file, plain or .gz, with or without line `ends`; None for a line of invalid bytes. Only
-    a line feed ends a line: U+2028, form feeds and the like are characters of a sentence."""
+    """Yield (number, line) of a text file, plain or .gz, with or without line `ends`; None for a line of invalid bytes.
+    Only a line feed ends a line: U+2028, form feeds and the like may be part of a sentence."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -69,7 +69,7 @@ def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Itera
                 except UnicodeDecodeError:
                     yield number, None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}, after line {number}: the file is damaged ({error})") from error
+        raise ValueError(f"{path}: the file is damaged after line {number} ({error})") from error
 
 
 def _tsv(path: Path) -> Iterator[Row]:
@@ -81,7 +81,7 @@ def _tsv(path: Path) -> Iterator[Row]:
 def _csv(path: Path) -> Iterator[Row]:
     def lines() -> Iterator[str]:
         for number, line in text_lines(path, ends=True):
-            if line is None:  # it may be part of a quoted field, so it is no row that could be skipped
+            if line is None:  # cannot be skipped, because it may be part of a quoted field
                 raise ValueError(f"{path}, line {number}: not UTF-8")
             yield line
 
@@ -104,16 +104,16 @@ def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) ->
     for number, record in records:
         if isinstance(record, RowProblem):
             if names is None:
-                raise ValueError(f"{path}, line {number}: the header is {record}")
+                raise ValueError(f"{path}, line {number}: invalid header: {record}")
             yield number, record
         elif not record:
             yield number, RowProblem("blank line", reason="blank line")
         elif names is None:
             names = record
             if len(set(names)) != len(names):
-                raise ValueError(f"{path}, line {number}: the header names a column twice: {names!s:.200}")
+                raise ValueError(f"{path}, line {number}: the header has a duplicate column name: {names!s:.200}")
         elif len(record) != len(names):
-            yield number, RowProblem(f"{len(record)} fields where the header names {len(names)}")
+            yield number, RowProblem(f"{len(record)} fields, but the header has {len(names)}")
         else:
             yield number, dict(zip(names, record, strict=True))
 
@@ -125,10 +125,10 @@ def _json(line: str | None) -> dict[str, Any] | RowProblem:
         return RowProblem("blank line", reason="blank line")
     try:
         fields = OBJECTS.decode(line)
-        if "\\ud" in line.lower():  # a lone surrogate, which no table and no file can hold
+        if "\\ud" in line.lower():  # a lone surrogate, which tables and files cannot hold
             json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return RowProblem("half of a surrogate pair, which is no text")
+        return RowProblem("invalid Unicode (lone surrogate)")
     except (ValueError, RecursionError) as error:
         return RowProblem(f"not JSON ({error})")
     return fields if isinstance(fields, dict) else RowProblem(f"a JSON {type(fields).__name__}, not an object")
@@ -137,15 +137,15 @@ def _json(line: str | None) -> dict[str, Any] | RowProblem:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError(f"a key twice: {', '.join(name for name, _ in pairs)}")
+        raise ValueError(f"duplicate key among {', '.join(name for name, _ in pairs)}")
     return fields
 
 
-OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # Python's default takes the last of two values
+OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # the default decoder hides duplicate keys
 
 
 def read_jsonl(path: Path) -> Iterator[Row]:
-    """A file with a JSON object a line, whatever its suffix."""
+    """Read a file with one JSON object on each line, whatever its suffix."""
     return ((number, _json(line)) for number, line in text_lines(path))
 
 
@@ -156,20 +156,20 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
             if len(set(names := table.schema_arrow.names)) != len(names):
-                raise ValueError(f"it names a column twice: {names!s:.200}")
+                raise ValueError(f"duplicate column name: {names!s:.200}")
             classes = _classes_of(table.schema_arrow)
             for batch in table.iter_batches():
                 for fields in batch.to_pylist():
                     number += 1
                     yield number, named(fields, classes)
-    except Exception as error:  # damaged bytes, and values that Python has no type for, raise errors of any class
+    except Exception as error:  # pyarrow raises errors of many classes for damaged bytes and unsupported values
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
 def _classes_of(schema: Any) -> dict[str, Any]:
-    """class_labels of a file that datasets wrote; none of any other."""
+    """class_labels of a file that was written by datasets; {} for other files."""
     if b"huggingface" not in (schema.metadata or {}):
         return {}
     from datasets import Features
@@ -178,14 +178,14 @@ def _classes_of(schema: Any) -> dict[str, Any]:
 
 
 def class_labels(features: Any) -> dict[str, Any]:
-    """{column: its ClassLabel} of the features of datasets."""
+    """{column: its ClassLabel} in the features of a dataset."""
     from datasets import ClassLabel
 
     return {column: kind for column, kind in features.items() if isinstance(kind, ClassLabel)}
 
 
 def named(fields: dict[str, Any], classes: dict[str, Any]) -> dict[str, Any]:
-    """A row with its classes by name, because a dataset may number them in an order of its own."""
+    """Replace the class numbers in a row by names, because each dataset may number classes differently."""
     numbered = {column: kind for column, kind in classes.items() if fields[column] not in (None, -1)}
     return {**fields, **{column: kind.int2str(fields[column]) for column, kind in numbered.items()}}
 
@@ -194,7 +194,7 @@ READERS = {"tsv": _tsv, "csv": _csv, "jsonl": read_jsonl, "parquet": _parquet}
 
 
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows in one step, in the format of the name's suffix; ValueError for a value that it cannot hold."""
+    """Write rows in one step, in the format of the suffix; ValueError for a value that the format cannot hold."""
     path = Path(path)
     kind = known_kind(path)
     values: Iterator[list[Any]] = ([row.get(name) for name in columns] for row in rows)
@@ -202,12 +202,12 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         if kind == "parquet":
             import pyarrow.parquet
 
-            listed = list(values)  # one table: a column's type comes from all of its values
+            listed = list(values)  # all at once, because a column's type depends on all of its values
             table = pyarrow.table({name: [row[place] for row in listed] for place, name in enumerate(columns)})
             pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
             return
         with open(temporary, "wb") as plain:
-            # no name and no time in the header: the same rows give the same bytes
+            # without name and time in the header, the same rows give the same bytes
             binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix.lower() == ".gz" else plain
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
                 header = [columns] if kind != "jsonl" else []
@@ -223,13 +223,13 @@ def _write_row(file: io.TextIOWrapper, kind: str, columns: list[str], row: list[
     if kind == "tsv":
         file.write("\t".join(cells) + "\n")
     else:
-        bare = any("\r" in text for text in cells)  # Python before 3.13 leaves it without quotes
+        bare = any("\r" in text for text in cells)  # Python before 3.13 does not quote such cells
         writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if bare else csv.QUOTE_MINIMAL)
         writer.writerow(cells)
 
 
 def _in_json(value: Any) -> Any:
-    """Parquet's types that JSON does not have: decimals become numbers, dates and times ISO 8601."""
+    """Convert parquet's types that JSON lacks: decimals to numbers, dates and times to ISO 8601."""
     if isinstance(value, Decimal):
         return float(value)
     if hasattr(value, "isoformat"):
@@ -238,7 +238,7 @@ def _in_json(value: Any) -> Any:
 
 
 def cell(value: Any, kind: str) -> str:
-    """A value as text of a TSV or CSV field, floats with every digit; ValueError if it cannot be one."""
+    """Format a value as a TSV or CSV cell, floats with every digit; ValueError if the cell cannot hold it."""
     if value is None:
         return ""
     if isinstance(value, (list, dict)):
@@ -246,6 +246,6 @@ def cell(value: Any, kind: str) -> str:
     text = str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
         raise ValueError(f"a TSV file has no quoting and cannot hold {text!r:.200}; write .jsonl or .parquet instead")
-    if kind == "csv" and len(text) > csv.field_size_limit():  # our reader could not read it back
+    if kind == "csv" and len(text) > csv.field_size_limit():  # Python's reader could not read it back
         raise ValueError(f"a CSV file cannot hold {len(text)} characters in a cell; write .jsonl or .parquet instead")
     return text

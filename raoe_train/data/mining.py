@@ -1,4 +1,4 @@
-"""Texts, or pairs of them, with a class each, and the examples for contrastive losses that are mined from them."""
+"""Read labelled texts or pairs, and combine texts into examples for contrastive losses."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source
 from raoe_train.data.tables import Table, read_table
 
-# what each loss trains on; examples for mse are SetFit's random pairs and need no encoder
+# {loss: columns of its examples}; those for mse are SetFit's random pairs and need no encoder
 COLUMNS = {
     "triplet": ["anchor", "positive", "negative"],
     "contrastive": ["sentence1", "sentence2", "label"],
@@ -21,27 +21,27 @@ COLUMNS = {
     "multiple_negatives": ["sentence1", "sentence2"],
     "mse": ["sentence1", "sentence2", "score"],
 }
-Draw = Callable[[int], np.ndarray]  # how many examples there are -> the indices of those to keep, see thinned
+Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examples to keep, see thinned
 
 
 def labelled_table(source: str | os.PathLike[str], **how: Any) -> Table:
-    """Read labelled sentences or pairs: text (the sentence, or the first of a pair), of pairs also second, label (as
-    the file writes it) and split ("" where a file has none). `how` is columns and on_error, see read_pairs."""
+    """Read labelled sentences or pairs. The columns are text (the sentence, or the first of a pair), for pairs also
+    second, label (as in the file) and split (by default ""). `how` is columns and on_error, see read_pairs."""
     return read_table(source, _parse, "example", **how)
 
 
 def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
-    found = source.columns.find(fields, ("label",), (*TEXTS, "split"))
-    needed = TEXTS if any(name in found for name in TEXTS) else ("sentence",)
+    names = source.columns.find(fields, ("label",), (*TEXTS, "split"))
+    needed = TEXTS if any(name in names for name in TEXTS) else ("sentence",)
     columns = source.columns.find(fields, needed).values()
     sentences = (parse_sentence(column, fields[column]) for column in columns)
     texts = dict(zip(("text", "second"), sentences, strict=False))
-    label = parse_word(found["label"], fields[found["label"]])
-    return {**texts, "label": label, "split": as_word(fields[found["split"]]) if "split" in found else ""}
+    label = parse_word(names["label"], fields[names["label"]])
+    return {**texts, "label": label, "split": as_word(fields[names["split"]]) if "split" in names else ""}
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
-    """(each text once, without texts that have two classes; counts of what is left out added to `counts`)."""
+    """Remove duplicate texts, and all texts with two classes; returns (the rest, `counts` with the removed rows)."""
     texts, labels = data["text"][:], data["label"][:]
     first: dict[str, int] = {}
     ambiguous = {text for k, text in enumerate(texts) if labels[first.setdefault(text, k)] != labels[k]}
@@ -57,13 +57,13 @@ class Neighbours:
     """The neighbours of n sentences above a threshold, the nearest first."""
 
     own: np.ndarray  # [n, k] indices of sentences of the same class
-    others: np.ndarray  # [n, k] and of the other classes
-    own_count: np.ndarray  # [n] how many of them there are
-    others_count: np.ndarray
+    others: np.ndarray  # [n, k] indices of sentences of other classes
+    own_count: np.ndarray  # [n] number of neighbours in own
+    others_count: np.ndarray  # [n] number of neighbours in others
 
 
 def thinned(drop: float, count: int | None, seed: int) -> Draw:
-    """Leaves out a share `drop` of the examples, and keeps `count` of the rest at most, at random, in order."""
+    """Create a function that drops a share `drop` of the examples at random, and keeps at most `count` others."""
 
     def draw(total: int) -> np.ndarray:
         kept = min(total - round(drop * total), total if count is None else count)
@@ -73,7 +73,7 @@ def thinned(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(found: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """([m, 3] anchor, neighbour of its class, neighbour of another one; how many combinations there are in all)."""
+    """([m, 3] anchor, neighbour of its class, neighbour of another class; number of all combinations)."""
     sizes = found.own_count * found.others_count
     ends = np.cumsum(sizes)
     chosen = draw(int(ends[-1]))
@@ -84,25 +84,25 @@ def triplets(found: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(found: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """([m, 3] sentence, its neighbour, 1 where they are of one class, else 0, which needs `others`; how many there are
-    in all). Neighbours of each other are one pair."""
+    """([m, 3] sentence, its neighbour, 1 if both are of one class, else 0; number of all pairs). Without `others` all
+    pairs are of one class. Two sentences that are neighbours of each other are one pair."""
     sides = []
     for neighbours, counts, label in ((found.own, found.own_count, 1), (found.others, found.others_count, 0)):
         if label or others:
-            there = np.arange(neighbours.shape[1]) < counts[:, None]
-            sentences = np.nonzero(there)[0]
-            sides.append(np.stack([sentences, neighbours[there], np.full(len(sentences), label)], axis=1))
+            exists = np.arange(neighbours.shape[1]) < counts[:, None]
+            sentences = np.nonzero(exists)[0]
+            sides.append(np.stack([sentences, neighbours[exists], np.full(len(sentences), label)], axis=1))
     directed = np.concatenate(sides)
     low, high = directed[:, :2].min(axis=1), directed[:, :2].max(axis=1)
     _, first = np.unique(low * len(found.own) + high, return_index=True)
     unique = directed[np.sort(first)]
-    unique = unique[np.argsort(unique[:, 0], kind="stable")]  # by their first sentence, as triplets are
+    unique = unique[np.argsort(unique[:, 0], kind="stable")]  # in order of the first sentence, like triplets
     return unique[draw(len(unique))], len(unique)
 
 
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
-    """([m, 3] two sentences, 1 where they are of one class, else 0; how many there are in all): half of each kind, no
-    pair twice. SetFit's contrastive phase trains on such pairs (Tunstall et al., 2022), there with repetition."""
+    """Draw distinct pairs, half of them of one class and half of two; returns ([m, 3] two sentences, 1 or 0; number of
+    all pairs). SetFit's contrastive phase trains on such pairs, with repetitions (Tunstall et al., 2022)."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same = [(place, place) for place in members]
     different = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]
@@ -115,7 +115,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
         block = np.searchsorted(ends, chosen, side="right")
         for number, (a, b) in enumerate(blocks):
             inside = chosen[block == number] - (ends[number] - sizes[number])
-            if a is b:  # each unordered pair once: neighbours on a circle, then every other one, …
+            if a is b:  # each unordered pair once: on a circle, neighbours at distance 1, then at distance 2, …
                 first, second = inside % len(a), (inside + inside // len(a) + 1) % len(a)
             else:
                 first, second = np.divmod(inside, len(b))
@@ -124,7 +124,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
 
 
 def as_rows(columns: Sequence[str], examples: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The [m, 3] examples as rows of a file with two or three columns."""
+    """Yield the [m, 3] examples as rows of a file with two or three columns."""
     for numbers in examples.tolist():
         yield {
             name: number if name in ("label", "score") else texts[number]

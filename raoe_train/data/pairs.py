@@ -1,4 +1,4 @@
-"""Sentence pairs with similarity scores and NLI labels, also for Conditional STS, and pairs to be scored."""
+"""Read sentence pairs with similarity scores and NLI labels, also for Conditional STS, and pairs to score."""
 
 import hashlib
 import json
@@ -45,29 +45,29 @@ def read_pairs(
     """Read sentence pairs.
 
     Args:
-        source: FILE or FILE#split (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train", #dev or
-            #test; a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#split]`; or a pool of such sources, A+B. Also a
+        source: FILE or FILE#SPLIT (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train", #dev or
+            #test; a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#SPLIT]`; or a pool of such sources, A+B. Also a
             datasets.Dataset or a pandas.DataFrame.
-        columns: {our column: the source's} where a column has another name; None leaves it unread.
-        labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 ->
-            themselves. A class of None leaves rows with such a label out, and counts them.
-        score_scale: (lowest, highest) score there may be; None or () checks only that scores are finite.
-        on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
-        require: columns that must be there, of "score", "label", "subset". Missing scores are made of labels, evenly
-            from 1 for class 0 down to 0 for the largest class; what numbers mean, `labels` has to say.
+        columns: {our column: column in the source} for columns with other names; None ignores a column.
+        labels: {word or int: class}; by default entailment, neutral, contradiction, or 0, 1, 2, are classes 0, 1, 2. A
+            class of None drops rows with such a label.
+        score_scale: (lowest, highest) possible score; with None or (), any finite score is valid.
+        on_error: "raise" an error at a malformed row, or "skip" and count it.
+        require: columns that must exist, of "score", "label", "subset". Missing scores are computed from labels, evenly
+            from 1 for class 0 down to 0 for the largest class; if labels are numbers, `labels` must map them.
 
-    Rows without a gold label ("-" or -1 or empty, as SNLI and MNLI publish them) are always left out and counted.
+    Rows without a gold label ("-", -1 or empty, as in SNLI and MNLI) are always dropped and counted.
 
     Returns:
-        sentence1 and sentence2 (of NLI premise and hypothesis) and, where there, score (float64, on the file's own
-        scale), label (int64) and subset (string; the part of a benchmark that a pair is from).
+        A Dataset with sentence1 and sentence2 (in NLI, premise and hypothesis) and, if the source has them, score
+        (float64, on the source's scale), label (int64) and subset (string; part of the benchmark).
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: a malformed row, with file and line, an unknown split, a missing or ambiguous column, no pair left.
+        FileNotFoundError: the file does not exist.
+        ValueError: a malformed row (with file and line), an unknown split, a missing or ambiguous column, or no pairs.
     """
-    asked: Any = {"columns": columns, "labels": labels, "score_scale": score_scale, "on_error": on_error}
-    return pair_table(source, require=require, **asked)[0]
+    options: Any = {"columns": columns, "labels": labels, "score_scale": score_scale, "on_error": on_error}
+    return pair_table(source, require=require, **options)[0]
 
 
 def pair_table(
@@ -80,10 +80,10 @@ def pair_table(
     any_labels: bool = False,
     **how: Any,
 ) -> Table:
-    """(read_pairs, counts). `names` are the columns to keep, which must be there; None keeps all. With `any_labels`
-    labels beside scores are neither checked nor kept. `how` is columns and on_error."""
+    """Read pairs as read_pairs does; returns (table, counts). `names` are the columns to keep, which must exist; None
+    keeps all. With `any_labels`, labels of scored pairs are neither checked nor kept. `how` is columns and on_error."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
-        raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
+        raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
     label_map = resolve_label_map(labels)
@@ -99,14 +99,14 @@ def pair_table(
     largest = max(label for label in label_map.values() if label is not None)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        there = source.columns.find(fields, TEXTS, readers, ("score", "label") if "score" in must else ())
-        if "score" in there or "score" not in must or "label" not in there:
+        columns = source.columns.find(fields, TEXTS, readers, ("score", "label") if "score" in must else ())
+        if "score" in columns or "score" not in must or "label" not in columns:
             return (scored if any_labels else read_all)(fields, source)
-        column = there["label"]
+        column = columns["label"]
         if labels is None and as_word(fields[column]).removesuffix(".0").isdigit():
             raise RowProblem(
-                f"{column} is {fields[column]}, and there is no score: say what labels mean, larger = less related, "
-                f'with labels {{"1": 0, "0": 1}}; or that they are scores, with columns score={column}'
+                f"{column} is {fields[column]}, and there is no score: map labels to classes, larger = less related, "
+                f'with labels {{"1": 0, "0": 1}}; or, if they are scores, use columns score={column}'
             )
         row = labelled(fields, source)
         return {**row, "score": 1 - row["label"] / max(largest, 1)}
@@ -116,27 +116,27 @@ def pair_table(
 
 
 def is_conditional(prompt: str | None) -> bool:
-    """Whether a prompt asks for a condition."""
+    """Whether a prompt has a {condition}."""
     return "{condition}" in (prompt or "")
 
 
 def split_conditional(prompt: str) -> tuple[str, str]:
-    """A prompt up to its {text}, and what comes after: the same for all conditions, so that an encoder can add it.
-    BeLLM's (Li and Li 2024, section 5.1): 'Given the context {condition}, summarize the sentence {text} in one word:"'.
+    """Split a prompt at its {text}. The second part is the same for all conditions, so the encoder can add it. BeLLM's
+    prompt (Li and Li 2024, section 5.1): 'Given the context {condition}, summarize the sentence {text} in one word:"'.
     """
     fields = re.findall(r"{(.*?)}", prompt)
     if set(fields[:-1]) != {"condition"} or fields[-1] != "text":
-        there = ", ".join(f"{{{name}}}" for name in fields) or "none"
+        names = ", ".join(f"{{{name}}}" for name in fields) or "none"
         wanted = "{condition} and then {text}, and no other field"
-        raise ValueError(f"prompt {prompt!r} must have {wanted}; it has {there}")
+        raise ValueError(f"prompt {prompt!r} must have {wanted}; it has {names}")
     before, _, after = prompt.partition("{text}")
     return before, after
 
 
 def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **how: Any) -> Table:
     """Read C-STS (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts): sentence1, sentence2 and, if
-    `scored`, score, of labels from 1 to 5; those of its test set are hidden (-1), and so malformed. `prompt` is put
-    before each sentence, with its condition; the encoder adds what comes after the sentence."""
+    `scored`, score, from labels 1 to 5; the hidden labels of its test set (-1) are malformed. The part of `prompt`
+    before {text}, with the row's condition, is put before each sentence; the encoder adds the part after it."""
     before, _ = split_conditional(prompt)
     labels: dict[str, Reader] = {"label": _conditional_label} if scored else {}
     read = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
@@ -152,17 +152,17 @@ def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bo
 def _conditional_label(column: str, value: Any) -> float:
     score = parse_score(column, value)
     if score == -1:
-        raise RowProblem(f"{column} -1 is a hidden label: nothing to train on or to compare with")
+        raise RowProblem(f"{column} -1 is a hidden label: such rows cannot be used for training or evaluation")
     if not 1 <= score <= 5:
-        raise RowProblem(f"{column} {score:g} is not from 1 to 5", reason="bad label")
+        raise RowProblem(f"{column} must be from 1 to 5, got {score:g}", reason="bad label")
     return score
 
 
 def read_scored(
     source: str | os.PathLike[str], prompt: str | None, *, labels: LabelMap | None = None, **how: Any
 ) -> "Dataset":
-    """Scored pairs for development and test, whose scores differ. They are read as by read_pairs, labels beside scores
-    left unread; or, where `prompt` has a {condition}, as by conditional_table."""
+    """Read scored pairs for a dev or test set; ValueError if all scores are equal. Read as by read_pairs, without the
+    labels of scored pairs; or, if `prompt` has a {condition}, as by conditional_table."""
     if not is_conditional(prompt):
         pairs, _ = pair_table(source, require=("score",), labels=labels, any_labels=True, **how)
     else:
@@ -173,11 +173,11 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs with all their columns, to be written again with more of them; rows without a gold label are kept. Values
-    that the format `kind` cannot hold, and a column to be `added` that is already there, are errors.
+    """Pairs with all of their columns, to be written again with more columns; rows without a gold label are kept.
+    ValueError for a value that the format `kind` cannot hold, and for a column in `added` that already exists.
 
-    It has `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] of NLI, -1 where there is none), `columns` (all,
-    in order), `left_out` ({reason: rows}) and `digest` (of all rows).
+    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 for none), `columns` (all, in
+    order), `left_out` ({reason: rows}) and `digest` (of all rows).
     """
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
@@ -185,14 +185,14 @@ class PairsToScore:
         columns, labels, sha256 = dict[str, None](), list[int](), hashlib.sha256()
 
         def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-            found = source.columns.find(fields, TEXTS, OPTIONAL)
-            row: dict[str, Any] = {name: parse_sentence(found[name], fields[found[name]]) for name in TEXTS}
+            names = source.columns.find(fields, TEXTS, OPTIONAL)
+            row: dict[str, Any] = {name: parse_sentence(names[name], fields[names[name]]) for name in TEXTS}
             for value in fields.values() if kind in ("tsv", "csv") else ():
                 cell(value, kind)
             try:
-                labels.append(parse_label("label", fields[found["label"]] if "label" in found else None, label_map))
+                labels.append(parse_label("label", fields[names["label"]] if "label" in names else None, label_map))
             except RowProblem:
-                labels.append(-1)  # a score needs no label; reading the file for training reports it
+                labels.append(-1)  # scoring needs no label; training reports the problem when it reads the file
             columns.update(dict.fromkeys(fields))
             sha256.update(json.dumps(fields, sort_keys=True, default=str).encode())
             return {**row, "fields": pickle.dumps(fields)}
@@ -200,10 +200,10 @@ class PairsToScore:
         table = to_table(tally.kept(open_source(str(data.input), data.columns), parse))
         self.left_out = tally.counts(str(data.input), len(labels), "pair to score")["dropped"]
         if taken := [name for name in added if name in columns]:
-            raise ValueError(f"{data.input} has {', '.join(taken)} already; rename or remove the column first")
+            raise ValueError(f"{data.input} already has a column {', '.join(taken)}: rename or remove it first")
         self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])
         self.labels, self.columns, self.digest = np.array(labels), list(columns), sha256.hexdigest()
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The fields of each row, as they are written."""
+        """Yield the fields of each row."""
         return (pickle.loads(row["fields"]) for row in self._fields)

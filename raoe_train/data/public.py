@@ -1,5 +1,5 @@
-"""Public sets by their names: what public.yaml says of them, and SentEval's folders (Conneau and Kiela 2018), as
-data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval leaves them."""
+"""Find and read public data sets by name: those in public.yaml, and SentEval's folders (Conneau and Kiela 2018), as
+data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval downloads them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,32 +23,32 @@ PAPERS = {
     "bellm": ("snli", "mnli", *STS, *TRANSFER),
     "ranking": ("snli", "mnli", *STS, *TRANSFER, "ranking-sentences"),
     "margins": ("sst2-phrases", "headlines-split", *TRANSFER),
-}  # C-STS is given on request and is not here
+}  # without C-STS, which is available on request only
 
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
     """{set: its entry in public.yaml} for names of sets and papers."""
     known = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for name in names:
         if name not in known and name not in PAPERS:
             near = nearest(name, [*known, *PAPERS])
-            raise ValueError(f"no public set is called {name!r}{near}; there are: {', '.join([*PAPERS, *known])}")
-        found.update({each: known[each] for each in PAPERS.get(name, (name,))})
-    return found
+            raise ValueError(f"unknown public set {name!r}{near}; known sets: {', '.join([*PAPERS, *known])}")
+        entries.update({each: known[each] for each in PAPERS.get(name, (name,))})
+    return entries
 
 
-def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
-    """(where it is, {split: rows}) of a set: the publishers' files below `copies`, SentEval's folders there, the hub's
-    folders there (OWNER/NAME or NAME), else the hub; ValueError where there is none."""
-    named, files = its.get("named"), its.get("files", {})
+def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
+    """Find a set; returns (its place, {split: rows}). The places, in order: the publishers' files, SentEval's folders
+    and the hub's folders (OWNER/NAME or NAME), all below `copies`, then the hub. ValueError if it is not found."""
+    named, files = entry.get("named"), entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
             return str(folder), {split: _file(folder / file, named) for split, file in files.items()}
-    if copies and its["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
+    if copies and entry["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
         return str(copies), splits
     sources, where = {}, "the hub"
-    for split, dataset in its["hub"].items():
+    for split, dataset in entry["hub"].items():
         path, _, part = dataset.partition("#")
         for folder in [copies / path, copies / path.rpartition("/")[2]] if copies else []:
             if folder.is_dir():
@@ -56,22 +56,22 @@ def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[st
                 break
         sources[split] = open_source(f"hub:{path}#{part}", named)
     if not sources:
-        wanted = ", ".join(file.partition("#")[0] for file in files.values()) or "a folder of SentEval"
-        raise ValueError(f"{name} is on no hub that is known: get {wanted} from {its['page']}, and say --copies DIR")
+        wanted = ", ".join(file.partition("#")[0] for file in files.values()) or "SentEval's folder"
+        raise ValueError(f"{name} is not on a hub: download {wanted} from {entry['page']} into a DIR, use --copies DIR")
     return where, sources
 
 
 def _file(path: Path, named: dict[str, str] | None) -> Source:
-    if path.suffix == ".json":  # with an object a line
+    if path.suffix == ".json":  # in truth JSON lines
         return Source(str(path), "line", Columns(named), read_jsonl(path))
     return open_source(str(path), named)
 
 
-def public_rows(its: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The rows of all splits, with our columns and `split` where it has them; `left_out` counts dropped rows."""
+def public_rows(entry: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all splits with our column names, and `split` if there are splits; counts dropped rows."""
     readers: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
-    known = {name: readers.get(name, parse_sentence) for name in (*its["columns"], "subset")}
-    parse = parse_list if its["kind"] == "lists" else by_column(known, its["columns"])
+    known = {name: readers.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
+    parse = parse_list if entry["kind"] == "lists" else by_column(known, entry["columns"])
     for split, source in splits.items():
         tally = Tally("raise")
         for row in tally.kept(source, parse):
@@ -85,7 +85,7 @@ def _label(column: str, value: Any) -> str:
     return word
 
 
-ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may lie below the folder of data
+ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be below the data folder
 STS_SUBSETS = {
     "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
     "sts13": ("FNWN", "headlines", "OnWN"),  # without SMT, whose licence does not allow it
@@ -97,14 +97,14 @@ Rows = Callable[[Path], Iterator[Row]]
 
 
 def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
-    """{split: its rows} of a set in SentEval's layout, with a column split; {"": its rows} of a set without splits;
-    None for a set that is not in SETS or has no folder in any of ROOTS below `folder`."""
+    """{split: rows with a column split} of a set in SentEval's layout, {"": rows} if it has no splits. None for a set
+    that is not in SETS, or has no folder in any of ROOTS below `folder`."""
     place, splits = SETS.get(name, ("", {}))
     base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)
     if base is None or not splits:
         return None
     if missing := [file for files in splits.values() for file in files if not (base / file).is_file()]:
-        raise FileNotFoundError(f"{base} lacks {', '.join(missing)}, which SentEval's {name} has")
+        raise FileNotFoundError(f"SentEval's {name} in {base} is incomplete: {', '.join(missing)} missing")
 
     def source(split: str, path: Path, read: Rows) -> Source:
         more = {"split": split} if split else {}
@@ -118,7 +118,7 @@ def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
 
 
 def _tokens(text: str) -> str:
-    """A text as SentEval hands it to encoders."""
+    """Join a text's tokens as SentEval does for encoders."""
     return " ".join(text.split())
 
 
@@ -128,7 +128,7 @@ def _of_class(path: Path, label: str) -> Iterator[Row]:
 
 
 def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
-    """A tab-separated file: its columns by their places."""
+    """Read a tab-separated file; `places` are {our column: its number}."""
     least = max(places.values()) + 1
     for line, text in text_lines(path):
         parts = (text or "").split("\t")
@@ -137,19 +137,19 @@ def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
         if len(parts) >= least:
             yield line, {name: _tokens(parts[place]) for name, place in places.items()}
         else:
-            yield line, RowProblem(f"{len(parts)} fields, where there should be at least {least}")
+            yield line, RowProblem(f"{len(parts)} fields, but at least {least} are needed")
 
 
 def _scored(path: Path) -> Iterator[Row]:
-    """A file of pairs, whose scores are in a file beside it."""
+    """Read a file of pairs, whose scores are in another file of the same folder."""
     subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
     scores = [line for _, line in text_lines(gold)]
     texts = list(text_lines(path))
     if len(scores) != len(texts):
-        raise ValueError(f"{gold} has {len(scores)} lines, {path.name} {len(texts)}")
+        raise ValueError(f"{gold} has {len(scores)} lines, but {path.name} has {len(texts)}")
     for (line, text), score in zip(texts, scores, strict=True):
-        if score == "":  # not part of the set
+        if score == "":  # such pairs are not part of the set
             continue
         first, tab, rest = (text or "").partition("\t")
         second = rest.partition("\t")[0]
@@ -189,4 +189,4 @@ SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
         for name, files in STS_SUBSETS.items()
     },
 }
-"""{set: (folder, {split: {file: how its rows are read}})}"""
+"""{set: (folder, {split: {file: reader of its rows}})}"""

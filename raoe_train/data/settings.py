@@ -1,4 +1,4 @@
-"""Where rows come from and how they are read: the section `data` of recipes."""
+"""Settings of data: the section `data` of recipes."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +13,8 @@ class Rows:
     """How rows are read.
 
     Args:
-        columns: our column name: its name in the file
-        on_error: raise at a malformed row, or skip and count it
+        columns: names of columns in your files, as OUR_NAME=YOUR_NAME ...
+        on_error: what to do with a malformed row; raise an error, or skip and count it
     """
 
     columns: dict[str, str | None] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Input(Rows):
     """Where rows come from.
 
     Args:
-        input: file, FILE#split, built-in or hub data set to read
+        input: data to read; FILE, FILE#SPLIT, a built-in or a hub data set
     """
 
     input: str | None = None
@@ -37,7 +37,7 @@ class Pairs(Input):
     """Where pairs come from.
 
     Args:
-        labels: label: class, larger = less related
+        labels: class for each label, as LABEL=CLASS ...; a larger class is less related
     """
 
     labels: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ class Sentences(Input):
     """Where sentences come from.
 
     Args:
-        max_rows: largest number of rows to use
+        max_rows: maximum number of rows to use
     """
 
     max_rows: PositiveInt | None = None
@@ -56,7 +56,7 @@ class Sentences(Input):
 
 @dataclass
 class Tasks(Rows):
-    """Where sets to evaluate on are.
+    """Where data for evaluation is.
 
     Args:
         dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
@@ -72,16 +72,16 @@ class Data(Rows):
     """What to train on.
 
     Args:
-        train: sources (FILE, FILE#split, builtin#train, hub name), which no batch mixes, or pools A+B
-        labels: label: class, larger = less related, null to leave rows out; or such a map by file name
-        dev: sources of development pairs; the best encoder on them is kept
-        dev_share: share of the first source to hold out for development, where there is no dev
-        score_scale: lowest and highest score of train; two numbers, or two for each source
-        max_rows: largest number of rows of each source, drawn with training.seed
-        redraw: draw these rows again in each epoch
-        pairing: triplets of an NLI premise, one, zip (i-th with i-th) or all combinations
-        neutral: a neutral hypothesis as second hard negative
-        shuffle_lists: shuffle the sentences of each list, an ablation
+        train: training sources (FILE, FILE#SPLIT, builtin#train, hub name), never mixed in a batch unless pooled as A+B
+        labels: class for each label, a larger one less related, null to drop its rows; or such a mapping per file name
+        dev: sources of the dev set; the encoder that scores best on it is kept
+        dev_share: share of the first source to hold out as dev set; used if dev is not set
+        score_scale: lowest and highest possible score in train; two numbers, or two for each source
+        max_rows: maximum number of rows of each source, drawn with training.seed
+        redraw: draw other max_rows rows in each epoch
+        pairing: triplets to make of an NLI premise; one, zip (i-th with i-th hypothesis) or all combinations
+        neutral: use a neutral hypothesis as a second hard negative
+        shuffle_lists: shuffle the sentences of each list (an ablation)
         dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
@@ -98,10 +98,10 @@ class Data(Rows):
     dir: str | None = None
 
     def labels_of(self, source: str) -> dict[str, int | None] | None:
-        """The label map of a source: `labels`, or its entry for the file's name ("sick" of sick.tsv.gz)."""
+        """The label map for a source: `labels`, or its entry for the file's name ("sick" for sick.tsv.gz)."""
         if self.labels and all(isinstance(entry, dict) for entry in self.labels.values()):
             maps = [self.labels.get(Path(part).name.split(".")[0]) for part in pool(source)]
             if any(each != maps[0] for each in maps):
-                raise ValueError(f"{source} is one pool, and data.labels says different things of its files")
+                raise ValueError(f"data.labels must be the same for all files of the pool {source}")
             return maps[0]
         return self.labels

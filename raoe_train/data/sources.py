@@ -1,4 +1,4 @@
-"""Where rows come from: a file, the built-in corpus, a dataset on a hub, or several of them as one pool."""
+"""Sources of rows: a file, the built-in corpus, a dataset on a hub, or several of them as one pool."""
 
 import os
 from collections import Counter
@@ -12,29 +12,29 @@ from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Row, class_labels, data_kind, existing_file, named, read_rows
 
 BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
-"""The built-in corpus (tests/data/builtin_corpus.py): scored pairs, and premises with a hypothesis of each label."""
+"""The built-in corpus (tests/data/builtin_corpus.py): scored pairs, and premises with one hypothesis for each label."""
 
 
 @dataclass
 class Source:
-    """The rows of the split asked for, with their numbers, to be iterated once."""
+    """The rows of the chosen split with their numbers; can be iterated once."""
 
     name: str  # for messages
     unit: str  # what the numbers count: "line" or "row"
-    columns: Columns  # finds our columns among its own
+    columns: Columns  # finds our columns among the source's
     rows: Iterator[Row]
-    line: int = 0  # the number of the row that is being read
+    line: int = 0  # number of the current row
 
     def __str__(self) -> str:
         return self.name
 
     def place(self) -> str:
-        """The row that is being read, for messages."""
+        """The place of the current row, for messages."""
         return f"{self.name}, {self.unit} {self.line}"
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Whether a source means a file: it is there, or has a data suffix, a `#` or a path separator (and no hub:)."""
+    """Whether a source is a file: it exists, or has a data suffix, a `#` or a path separator, but no hub: in front."""
     if isinstance(name, os.PathLike):
         return True
     if name.startswith("hub:") or name.partition("#")[0] in BUILTIN:
@@ -43,10 +43,10 @@ def is_file(name: str | os.PathLike[str]) -> bool:
 
 
 def pool(name: str | os.PathLike[str]) -> list[str]:
-    """The sources of a pool, SOURCE+SOURCE, or the one source that a name stands for."""
+    """Split a pool, SOURCE+SOURCE, into its sources; a list with the name itself if it is not a pool."""
     text = os.fspath(name)
     if not text:
-        raise ValueError("a source of data has no name: FILE, FILE#split, or a name on a hub")
+        raise ValueError("the name of a data source is empty: use FILE, FILE#SPLIT or a name on a hub")
     if any("+" in file and os.path.exists(file) for file in (text, text.partition("#")[0])):
         return [text]
     parts = text.split("+")
@@ -55,8 +55,8 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
 
 
 def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] | None = None) -> Source:
-    """The rows that a source's name stands for, or of a datasets.Dataset or a pandas.DataFrame. An unknown split is an
-    error only when the rows are read."""
+    """Open a source by its name, or a datasets.Dataset or a pandas.DataFrame. An unknown split raises an error only
+    when the rows are read."""
     if not isinstance(name, (str, os.PathLike)):
         return Source(type(name).__name__, "row", Columns(mapping), enumerate(_table_rows(name), 1))
     if len(parts := pool(name)) > 1:
@@ -77,7 +77,7 @@ def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] 
 
 
 def pooled(name: str, sources: Sequence[Source], columns: Columns) -> Source:
-    """The rows of several sources, one after the other, as those of one; messages name the source of a row."""
+    """Join several sources to one with all of their rows in order; messages name the source of a row."""
 
     def rows() -> Iterator[Row]:
         for each in sources:
@@ -91,17 +91,17 @@ def pooled(name: str, sources: Sequence[Source], columns: Columns) -> Source:
 
 
 def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What a file's rows depend on: its bytes' SHA-256, its format and the split; None for a source that is no file."""
+    """Everything that a file's rows depend on: SHA-256, format and split; None for a source that is not a file."""
     if not is_file(name):
         return None
     path, split = _file_and_split(name)
     if not path.is_file():
-        raise ValueError(f"{path} is a pipe, which can be read once only: give a file")
+        raise ValueError(f"{path} is a pipe, which can be read only once: use a file")
     return {"sha256": file_digest(path), "kind": data_kind(path), "split": split}
 
 
 def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
-    text = os.fspath(name)  # whose # may be part of a file's own name
+    text = os.fspath(name)  # a # may be part of the file's name
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split
 
@@ -110,19 +110,19 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
     column = source.columns.mapping.get("split") or NAMES["split"][0]
     splits: Counter[str] = Counter()
     for line, fields in rows:
-        if isinstance(fields, RowProblem):  # its split is unknown, so the caller decides
+        if isinstance(fields, RowProblem):  # of unknown split, so the caller decides
             yield line, fields
             continue
         if column not in fields:
-            there = ", ".join(map(repr, fields))
+            names = ", ".join(map(repr, fields))
             where = f"{source.name}, {source.unit} {line}"
-            raise ValueError(f"{where}: no column {column!r} to find #{split} in; there are: {there}")
+            raise ValueError(f"{where}: no column {column!r}, which #{split} needs; columns: {names}")
         splits[str(fields[column])] += 1
         if str(fields[column]) == split:
             yield line, fields
     if split not in splits:
-        there = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"
-        raise ValueError(f"{source.name}: no split {split!r}; there are: {there}")
+        known = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"
+        raise ValueError(f"{source.name}: no split {split!r}; splits: {known}")
 
 
 def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
@@ -131,7 +131,7 @@ def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
 
     table = Dataset.from_pandas(table, preserve_index=False) if isinstance(table, DataFrame) else table
     if not isinstance(table, Dataset):
-        raise ValueError(f"rows are read from a file, a name on a hub, a Dataset or a DataFrame, got {table!r:.100}")
+        raise ValueError(f"a data source must be a file, a name on a hub, a Dataset or a DataFrame, got {table!r:.100}")
     return _named_rows(table)
 
 
@@ -149,6 +149,6 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         if not split and len(loaded) == 1:
             split = next(iter(loaded))
         if split not in loaded:
-            raise ValueError(f"{name}: say which split, hub:{name}#SPLIT; there are: {', '.join(map(str, loaded))}")
+            raise ValueError(f"{name}: name a split, as hub:{name}#SPLIT; splits: {', '.join(map(str, loaded))}")
         loaded = loaded[split]
     yield from _named_rows(loaded)

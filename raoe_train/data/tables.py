@@ -1,4 +1,4 @@
-"""The rows of sources as Arrow tables in memory: what is malformed, what is left out, and what is counted."""
+"""Read the rows of sources into Arrow tables in memory, and count malformed and dropped rows."""
 
 import itertools
 import logging
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 BATCH = 4096  # rows that are Python objects at a time
 Parsed = TypeVar("Parsed")
-# what to keep of (a row's fields, its source), and of (the source's column, its value); RowProblem if it is unusable
+# (fields of a row, its source) -> parsed row, and (column of the source, value) -> parsed value; may raise RowProblem
 Parse = Callable[[dict[str, Any], Source], Parsed]
 Reader = Callable[[str, Any], Any]
 Counts = dict[str, Any]
-"""{"read": rows of the splits asked for, "kept", "dropped": {reason: rows}}; read = kept + all dropped."""
+"""{"read": rows in the chosen splits, "kept", "dropped": {reason: rows}}; read = kept + all dropped."""
 Table = tuple["Dataset", Counts]
 
 
 class Tally:
-    """Which rows of a source are left out: `dropped` counts them by reason, messages show the first three."""
+    """Counts the rows of a source that are dropped, by reason; messages show the first three."""
 
     def __init__(self, on_error: str) -> None:
         if on_error not in ("raise", "skip"):
@@ -35,7 +35,7 @@ class Tally:
         self.on_error, self.dropped, self._first = on_error, Counter[str](), list[str]()
 
     def kept(self, source: Source, parse: Parse[Parsed]) -> Iterator[Parsed]:
-        """What `parse` makes of each row; ValueError, with file and line, at malformed ones unless on_error is skip."""
+        """Yield each row, parsed; ValueError, with file and line, at a malformed row unless on_error is skip."""
         for line, row in source.rows:
             source.line = line
             try:
@@ -55,22 +55,22 @@ class Tally:
                 yield parsed
 
     def counts(self, name: str, kept: int, noun: str, advice: str = "") -> Counts:
-        """The counts of the source `name`, read to its end; ValueError, with `advice`, where nothing was kept."""
+        """The counts of the source `name` after its last row; ValueError, with `advice`, if no row was kept."""
         dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
         read = kept + self.dropped.total()
         if not kept:
             why = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items()) or "there are no rows"
-            raise ValueError(f"{name}: no {noun} left of {read} rows: {why}{advice}{''.join(self._first)}")
+            raise ValueError(f"{name}: no usable {noun} in {read} rows: {why}{advice}{''.join(self._first)}")
         return {"read": read, "kept": kept, "dropped": dropped}
 
 
 def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
-    """Read rows as {our column: its value as read}. Columns in `require` (by default all) must be there."""
+    """Create a parser of rows to {our column: parsed value}. Columns in `require` (by default all) must exist."""
     must = tuple(readers if require is None else require)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        found = source.columns.find(fields, must, readers)
-        return {name: read(found[name], fields[found[name]]) for name, read in readers.items() if name in found}
+        names = source.columns.find(fields, must, readers)
+        return {name: read(names[name], fields[names[name]]) for name, read in readers.items() if name in names}
 
     return parse
 
@@ -83,7 +83,7 @@ def read_table(
     columns: Mapping[str, str | None] | None = None,
     on_error: str = "raise",
 ) -> Table:
-    """(what `parse` makes of each row, as a table; counts). Messages call a row `noun`; errors are read_pairs's."""
+    """Parse a source's rows; returns (table, counts). Messages call a row `noun`; for errors see read_pairs."""
     opened, tally = open_source(source, columns), Tally(on_error)
     table = to_table(tally.kept(opened, parse))
     counts = tally.counts(opened.name, len(table), noun)
@@ -93,22 +93,22 @@ def read_table(
 
 
 def to_table(rows: Iterable[Mapping[str, Any]]) -> "Dataset":
-    """Rows with the same columns as a table in memory. A column's type is that of its first BATCH values."""
+    """Convert rows with the same columns to a table in memory. The first BATCH values set a column's type."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint
     from datasets.table import InMemoryTable
 
     iterator, batches, schema = iter(rows), [], None
-    while some := list(itertools.islice(iterator, BATCH)):
-        batches.append(pyarrow.RecordBatch.from_pydict({name: [row[name] for row in some] for name in some[0]}, schema))
+    while part := list(itertools.islice(iterator, BATCH)):
+        batches.append(pyarrow.RecordBatch.from_pydict({name: [row[name] for row in part] for name in part[0]}, schema))
         schema = batches[0].schema
     table = InMemoryTable(pyarrow.Table.from_batches(batches or [pyarrow.RecordBatch.from_pydict({})]))
-    return Dataset(table, fingerprint=generate_random_fingerprint())  # the default would hash a copy of the table
+    return Dataset(table, fingerprint=generate_random_fingerprint())  # by default datasets hashes a copy of the table
 
 
 class Texts:
-    """All sentences of datasets, of columns of texts and of lists of texts; can be iterated any number of times."""
+    """All sentences of datasets, in columns of texts or of lists of texts; can be iterated any number of times."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)
@@ -123,19 +123,19 @@ class Texts:
 
 
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
-    """The sentences of a source, in order; every line of a .txt file, blank ones too, so that row i is line i + 1."""
+    """Read the sentences of a source in order; for a .txt file also its blank lines, so that row i is line i + 1."""
     sentences = []
     for where, sentence, problem in each_sentence(source, columns):
         if problem is not None:
             raise ValueError(f"{where}: {problem}")
         sentences.append(sentence)
     if not sentences:
-        raise ValueError(f"{source}: there are no sentences")
+        raise ValueError(f"{source} has no sentences")
     return sentences
 
 
 def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str, str | None]]:
-    """(where, sentence, None) of each row of a source, or (where, "", what is wrong with the row)."""
+    """Yield (place, sentence, None) for each row of a source, or (place, "", problem) for a malformed row."""
     if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
         lines = text_lines(existing_file(source))
         rows = ((number, RowProblem("not UTF-8") if line is None else {"text": line}) for number, line in lines)
@@ -149,8 +149,8 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
             continue
         try:
             column = opened.columns.find(fields, ("sentence",))["sentence"]
-        except RowProblem as problem:
-            raise ValueError(f"{opened.place()}: {problem}") from None
+        except RowProblem as error:
+            raise ValueError(f"{opened.place()}: {error}") from None
         text = fields[column]
-        wrong = None if isinstance(text, str) else str(RowProblem(f"{column} is {text!r}, not a text"))
-        yield opened.place(), "" if wrong else text, wrong
+        problem = None if isinstance(text, str) else str(RowProblem(f"{column} is {text!r}, not a text"))
+        yield opened.place(), "" if problem else text, problem

@@ -1,4 +1,4 @@
-"""Triplets of an anchor, an entailed and a contradicting text, and lists of ranking sentences."""
+"""Read triplets (an anchor, an entailed and a contradicting text) and lists of ranking sentences."""
 
 import ast
 import itertools
@@ -22,8 +22,8 @@ from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import Parse, Table, Tally, by_column, read_table, to_table
 
 ROLES = ("anchor", "positive", "negative", "neutral")
-CLASSES = ("entailment", "contradiction", "neutral")  # of hypotheses that are positive, negative, neutral
-SHORTEST = 3  # two sentences leave nothing to rank
+CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, negative and neutral hypotheses
+SHORTEST = 3  # sentences in a list: with two there is nothing to rank
 
 
 def triplet_table(
@@ -35,28 +35,28 @@ def triplet_table(
     neutral: bool = False,
     pairing: str = "one",
 ) -> Table:
-    """Read triplets, or make them of NLI pairs.
+    """Read triplets, or make them from NLI pairs.
 
-    A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral) holds
-    triplets, which are taken as they are. Any other holds pairs of a premise and a hypothesis with a label, which are
-    grouped by the premise's exact text, as SimCSE does (Gao et al., EMNLP 2021, section 4). The default is one triplet
-    a premise: a premise that stands in a batch twice would have its own positive among the negatives.
+    A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral) has
+    triplets, which are read unchanged. Any other file has pairs of a premise and a hypothesis with a label. They are
+    grouped by the exact text of the premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default each premise
+    makes one triplet: with two in a batch, the premise's own positive would also be a negative.
 
-    Columns are anchor, positive, negative and, with `neutral`, a neutral hypothesis. `pairing`, in file order: "one", a
-    premise's first entailed with its first contradicting hypothesis; "zip", its i-th with its i-th; "all", every
-    combination. Other arguments are those of read_pairs. Rows that go into no triplet are dropped and counted, also as
-    "neutral", "duplicate hypothesis" (of the same premise and label), "text in two roles" (positive and negative
-    alike), "premise without entailment" (or another class, the first that it lacks) and "surplus" (of the pairing).
+    The columns are anchor, positive, negative and, with `neutral`, a neutral hypothesis. `pairing`: "one" pairs the
+    first entailed with the first contradicting hypothesis of a premise in file order; "zip" the i-th with the i-th;
+    "all" makes every combination. For other arguments see read_pairs. Rows that make no triplet are dropped and
+    counted, as "neutral", "duplicate hypothesis" (for the same premise and label), "text in two roles" (positive and
+    negative), "premise without entailment" (or without another class) or "surplus" (left over by the pairing).
     """
     if pairing not in ("one", "zip", "all"):
-        raise ValueError(f"pairing must be one of one, zip, all; got {pairing!r}")
+        raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
     label_map = resolve_label_map(labels)
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
     roles = ROLES if neutral else ROLES[:3]
     as_triplet = by_column(dict.fromkeys(roles, parse_sentence))
     as_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
-    chosen: list[Parse] = []  # the first row decides for all
+    chosen: list[Parse] = []  # by the first row, for all rows
 
     def parse(fields: dict[str, Any], source: Source) -> tuple[Any, ...]:
         if not chosen:
@@ -79,7 +79,7 @@ def triplet_table(
 
 
 def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[tuple[str, ...]], Counter[str]]:
-    """(triplets of each premise, in file order of the premises; the rows that go into none, by reason)."""
+    """Make triplets; returns (triplets in file order of the premises, number of unused rows by reason)."""
     dropped: Counter[str] = Counter()
     premises: dict[str, dict[str, list[int]]] = {}
     for premise, hypothesis, label in pairs:
@@ -109,22 +109,22 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
 
 def _advice(labels: set[int]) -> str:
     absent = [name for name in ("entailment", "contradiction") if NLI_LABELS[name] not in labels]
-    why = "\n  A premise needs an entailed and a contradicting hypothesis, each on a row with its exact text. "
+    why = "\n  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. "
     if absent:
-        why += f"No row is labelled {' or '.join(absent)}: if a word of the file means it, say so with labels. "
-    return why + "Without hard negatives, train on the entailed pairs of read_pairs with in-batch negatives."
+        why += f"No row has the label {' or '.join(absent)}: if the file uses another word, map it with labels. "
+    return why + "Without hard negatives, train on the entailed pairs with in-batch negatives."
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of at least three sentences, the source first: sentences; id ("line N" where a row has none), of which
-    the first one stays; and method, how they were written ("" where a row does not say)."""
+    """Read lists of at least three sentences. The columns are sentences, the source first; id, by default "line N",
+    where a second row with the same id is malformed; and method, how the list was generated, by default ""."""
     lines: dict[str, int] = {}
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
         sentences = parse_list(fields, source)["sentences"]
         name = f"{source.unit} {source.line}" if fields.get("id") is None else str(fields["id"])
         if name in lines:
-            raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
+            raise RowProblem(f"id {name!r} is already used in line {lines[name]}", reason="duplicate id")
         lines[name] = source.line
         method = fields.get("method")
         return {"id": name, "sentences": sentences, "method": "" if method is None else str(method)}
@@ -133,23 +133,23 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
 
 
 def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
-    """{"sentences"} of a row. The paper's authors publish theirs in a column list_sent, each list as text. A list is
-    never closed up around a hole: the places of its sentences are what it says."""
+    """Read {"sentences"} from a row. (The paper's authors publish a column list_sent with each list as text.) A list
+    with an empty sentence is malformed, because removing the sentence would change the ranks of the others."""
     sentences = fields.get("sentences", fields.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:
             sentences = ast.literal_eval(sentences)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            raise RowProblem(f"{sentences[:40]!r}… is no list of texts", reason="no list") from None
+            raise RowProblem(f"{sentences[:40]!r}… is not a list of texts", reason="no list") from None
     if not isinstance(sentences, list):
-        there = ", ".join(map(repr, fields))
-        raise RowProblem(f"no list of sentences in a column 'sentences'; there are: {there}", reason="no list")
+        names = ", ".join(map(repr, fields))
+        raise RowProblem(f"no list of sentences in a column 'sentences'; columns: {names}", reason="no list")
     for place, sentence in enumerate(sentences):
         try:
             parse_sentence(f"sentence {place}", sentence)
         except RowProblem as problem:
-            raise RowProblem(f"{problem}; a list has no holes", reason="hole") from None
+            raise RowProblem(f"{problem}; a list cannot have empty sentences", reason="hole") from None
     if len(sentences) < SHORTEST:
-        few = f"{len(sentences)} sentences, where a ranking takes at least {SHORTEST}"
+        few = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
         raise RowProblem(few, reason=f"shorter than {SHORTEST}")
     return {"sentences": sentences}

@@ -1,1 +1,1 @@
-"""Encoders: loaded, made, adapted, given a prompt; asked for embeddings."""
+"""Encoders: loading, creating and adapting them, their prompts and their embeddings."""

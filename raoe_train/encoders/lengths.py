@@ -1,7 +1,7 @@
-"""Texts of a batch by length: cut into runs of like length, each padded to its own longest, no text twice.
+"""Batches by length: the texts of a batch in runs of similar length, each padded to its own longest text.
 
-Of a batch padded to its longest text, half to nine tenths is padding on NLI data. Here the texts of all columns are
-sorted by length and cut where that costs least.
+On NLI data, half to nine tenths of a batch padded to its longest text are padding. Here the distinct texts of all
+columns are sorted by length and cut into runs at the smallest total cost.
 """
 
 from collections import Counter
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# The fixed cost of a forward, in tokens, as measured on CPUs and on an H100 (docs/by-length.md)
+# Fixed cost of a forward, in tokens, as measured on CPUs and on an H100 (docs/by-length.md)
 FORWARD = {"cpu": 128, "cuda": 8192}
 
 
 @dataclass(frozen=True)
 class Runs:
-    """A batch as the encoder reads it."""
+    """A batch in runs of similar length."""
 
-    features: list[dict[str, Any]]  # of each run, as the model's `preprocess` gives them
-    rows: list[Tensor]  # of each column, (B,) int64: the places of its texts among the texts of all runs
+    features: list[dict[str, Any]]  # of each run, in the format of the model's `preprocess`
+    rows: list[Tensor]  # for each column (B,) int64: the places of its texts among the texts of all runs
 
 
 def by_length(
@@ -36,17 +36,17 @@ def by_length(
     multiple: int = 1,
     keep_leading: bool = False,
 ) -> Runs | None:
-    """Tokenised columns as runs of like length; None where they are not rows of tokens (images, packed batches).
+    """Cut tokenised columns into runs of similar length; None if they are not rows of tokens (images, packed batches).
 
-    Equal texts become one, but copies in one row of the columns stay: these are two views of a text on purpose.
+    Equal texts are encoded once. But copies within a row of the columns are kept: SimCSE needs two dropout views.
 
     Args:
-        columns: features of `preprocess`, tensors (B, L) on any device, padded on either side; L may differ.
-        most: tokens of a run, padding included; a longer text is a run of its own.
-        most_texts: the same, as so many texts as long as the longest.
-        multiple: runs' lengths are multiples of it, so that few shapes are compiled.
-        keep_leading: leave padding in front as it is, where a model counts positions from it; columns of different
-            widths are then read apart.
+        columns: output of `preprocess`, tensors (B, L) on any device, padded on either side; L may differ.
+        most: maximum number of tokens in a run, including padding; a longer text is a run of its own.
+        most_texts: the same limit, as a number of texts that are all as long as the longest.
+        multiple: round the lengths of runs up to a multiple of it, so that few shapes are compiled.
+        keep_leading: keep padding in front of texts, for a model whose positions count it; columns of different width
+            then get separate runs.
     """
     shared = [_shared(column) for column in columns]
     if None in shared:
@@ -57,7 +57,7 @@ def by_length(
     features: list[dict[str, Any]] = []
     rows: list[Tensor] = [torch.empty(0)] * len(columns)
     embedded = 0
-    for kind in dict.fromkeys(kinds):  # columns with another prompt, or of another task, are read apart
+    for kind in dict.fromkeys(kinds):  # columns with different prompts or tasks get separate runs
         alike, fixed = kind
         numbers = [number for number, each in enumerate(kinds) if each == kind]
         multiple_here = 1 if fixed else multiple
@@ -78,7 +78,7 @@ def by_length(
         for start, stop in cut(lengths[order], cost, room):
             texts = chosen[order[start:stop]]
             left, right = int(first[texts].min()), int(end[texts].max())
-            # rounded up to the multiple, on the side that is padded
+            # round up to the multiple, on the padded side
             longer = -(right - left) % multiple_here
             left, right = (left - longer, right) if right == width else (left, right + longer)
             index = torch.from_numpy(texts).to(device)
@@ -93,9 +93,9 @@ def by_length(
 
 @contextmanager
 def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
-    """A SentenceTransformer whose forwards read their texts by length, with at most the tokens of `batch_size` texts as
-    long as the longest at a time, and give embeddings alone."""
-    forward, own = model.forward, vars(model).get("forward")  # accelerate may have given it one of its own
+    """In this block a SentenceTransformer's forward reads texts by length and returns only embeddings. A run has at
+    most as many tokens as `batch_size` texts that are all as long as the longest."""
+    forward, own = model.forward, vars(model).get("forward")  # accelerate may have set a forward on the instance
     keep_leading = counts_leading_padding(model)
 
     def by_runs(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
 
 @contextmanager
 def words_looked_up_once(model: Any, runs: Runs) -> Iterator[None]:
-    """Look up the word embeddings of all runs together: each look-up costs a gradient as large as the vocabulary."""
+    """In this block all runs share one look-up of word embeddings, whose gradient is as large as the vocabulary."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
@@ -133,19 +133,19 @@ def words_looked_up_once(model: Any, runs: Runs) -> Iterator[None]:
 
 
 def counts_leading_padding(model: Any) -> bool:
-    """Whether a model's positions may count padding in front of a text, which relative ones do not."""
+    """Whether a model's positions may count padding in front of a text; relative positions do not."""
     config = getattr(getattr(model, "transformers_model", None), "config", None)
     return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
 
 
 def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:
-    """Cut ascending lengths into runs so that least is computed: [begin, end) of each run.
+    """Cut ascending lengths into runs at the smallest total cost; returns [begin, end) of each run.
 
-    A run of m texts costs m times its longest, plus `forward`; dynamic programming over the distinct lengths finds the
-    cheapest cuts. Runs of more than `most` tokens are cut further, into equal parts.
+    A run of m texts costs m times its longest text, plus `forward`; dynamic programming over the distinct lengths finds
+    the cheapest cuts. Runs with more than `most` tokens are then cut into equal parts.
     """
     widths, ends = np.unique(lengths[::-1], return_index=True)
-    ends = len(lengths) - ends  # texts up to each width
+    ends = len(lengths) - ends  # number of texts up to each width
     begins = np.concatenate([[0], ends])
     room = np.full(len(widths), len(lengths)) if most is None else np.maximum(most // widths, 1)
     cost, before = np.zeros(len(widths) + 1), np.zeros(len(widths), dtype=np.int64)
@@ -166,14 +166,14 @@ def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tupl
 
 
 def _shared(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
-    """What the texts of a column have in common beside tokens, sorted by name; None where it is no column of tokens."""
+    """The features that all texts of a column share, sorted by name; None if it is not a column of tokens."""
     ids, mask = column.get("input_ids"), column.get("attention_mask")
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or ids.ndim != 2 or not ids.numel():
         return None
     shared: dict[str, Any] = {}
     for name, value in column.items():
         if name == "prompt_length" and isinstance(value, Tensor):
-            value = int(value.flatten()[0])  # one for all, as Pooling reads it
+            value = int(value.flatten()[0])  # the same for all texts, as Pooling expects
         if isinstance(value, Tensor) and value.shape == ids.shape:
             value = value.dtype
         if not isinstance(value, (str, int, float, type(None), torch.dtype)):
@@ -183,7 +183,7 @@ def _shared(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
 
 
 def _merged(columns: Sequence[Mapping[str, Any]], multiple: int, in_front: bool) -> dict[str, Tensor]:
-    """The tensors of columns under each other, padded to the longest, and to a multiple."""
+    """Concatenate the tensors of columns, padded to the longest text and to a multiple."""
     widest = max(column["input_ids"].shape[1] for column in columns)
     width = -(-widest // multiple) * multiple
     merged = {}
@@ -199,7 +199,7 @@ def _merged(columns: Sequence[Mapping[str, Any]], multiple: int, in_front: bool)
 
 
 def _in_front(column: Mapping[str, Any]) -> bool:
-    """Whether texts are padded in front; one without any token says nothing."""
+    """Whether texts are padded in front; a text without any token does not count."""
     mask = column["attention_mask"]
     return bool(((mask[:, 0] == 0) & mask.any(dim=1)).any())
 
@@ -207,7 +207,7 @@ def _in_front(column: Mapping[str, Any]) -> bool:
 def _distinct(
     tokens: np.ndarray, first: np.ndarray, end: np.ndarray, heights: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(the first row of each distinct text, of each row the number of its text)."""
+    """(first row of each distinct text, number of the text in each row)."""
     aligned = len(set(heights)) == 1
     numbers: dict[Any, int] = {}
     chosen: list[int] = []

@@ -1,5 +1,5 @@
-"""Load an encoder: a Hugging Face model with pooling, a saved SentenceTransformer, or a new small one; decoders with
-bidirectional layers, adapters and 4-bit weights among them."""
+"""Load an encoder: a Hugging Face model with pooling, a saved SentenceTransformer, or a new small model. Decoders may
+have bidirectional layers, adapters and 4-bit weights."""
 
 import logging
 import re
@@ -26,11 +26,11 @@ from raoe_train.encoders.settings import CONDITIONAL, SCRATCH, Encoder, Model, S
 
 logger = logging.getLogger(__name__)
 
-# our name: sentence-transformers' name
+# {our name: sentence-transformers' name}
 POOLING = {"mean": "mean", "weighted_mean": "weightedmean", "cls": "cls", "max": "max", "last": "lasttoken"}
-# SimCSE and what was made by its code: their folders do not say that they take the first token, without BERT's pooler
+# Names of SimCSE and models made with its code: they pool the first token, but their folders do not say so
 FIRST_TOKEN = re.compile(r"(?:sim|diff|syn|rank|info|prom)cse|multi-?csr", re.IGNORECASE)
-ALL = "all"  # of bidirectional_layers
+ALL = "all"  # a value of bidirectional_layers
 
 
 def load_encoder(
@@ -41,18 +41,18 @@ def load_encoder(
     train: bool = False,
     **settings: Any,
 ) -> SentenceTransformer:
-    """A SentenceTransformer.
+    """Load an encoder as a SentenceTransformer.
 
     Args:
-        encoder: its name, or a section of a recipe. Pooling defaults to what a SentenceTransformer was saved with; for
-            a bare encoder to cls for ModernBERT (the RAOE paper's Table 5) and relatives of SimCSE by name, and else to
-            mean, with a warning where it may be more than a language model.
-        sentences: what the tokenizer of a model made from scratch is trained on.
-        seed: of the weights that are new: of a random model, an adapter.
-        train: put the adapter of `lora` in; also where `lora` is among `settings`.
-        settings: fields of raoe_train.encoders.settings.Model in place of the encoder's own.
+        encoder: path or hub name, or a section of a recipe. A saved SentenceTransformer keeps its pooling by default. A
+            bare encoder gets cls if it is a ModernBERT (the RAOE paper's Table 5) or, by its name, a relative of
+            SimCSE; others get mean, with a warning unless they are well-known language models.
+        sentences: texts to train the tokenizer of a model from scratch on.
+        seed: seed for new weights (of a random model or an adapter).
+        train: add the adapter of `lora`; always done if `settings` has `lora`.
+        settings: fields of raoe_train.encoders.settings.Model that override those of `encoder`.
 
-    ValueError for a setting that cannot be, FileNotFoundError for a path that is not there.
+    ValueError for an invalid setting, FileNotFoundError for a missing path.
     """
     register()
     chosen = as_model(encoder, **settings)
@@ -60,7 +60,7 @@ def load_encoder(
     _check(chosen, train)
     if chosen.name == SCRATCH:
         if sentences is None:
-            raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
+            raise ValueError(f"model.name {SCRATCH!r} makes a new model, which works in training only")
         transformer = scratch_transformer(chosen.scratch or Scratch(), sentences, chosen.max_seq_length)
         pooling = Pooling(transformer.get_embedding_dimension(), POOLING[chosen.pooling or "mean"])
         model: Any = SentenceTransformer(modules=[transformer, pooling], device=chosen.device)
@@ -77,9 +77,9 @@ def load_encoder(
             if train:
                 _add_adapter(model[0].model, chosen.lora)
     elif chosen.random_weights or chosen.load_in_4bit or chosen.lora or chosen.bidirectional_layers is not None:
-        raise ValueError(f"{chosen.name} brings its own {type(model[0]).__name__}, which is loaded as it is, unchanged")
+        raise ValueError(f"{chosen.name} has a custom {type(model[0]).__name__}: LoRA, 4 bits etc. are not supported")
     _set_length(model, chosen)
-    if is_conditional(chosen.prompt):  # up to the sentence each text has its own
+    if is_conditional(chosen.prompt):  # the part before the sentence differs from text to text
         before, after = split_conditional(str(chosen.prompt))
         apply_template(model, "{text}" + after)
         model.prompts = {**model.prompts, CONDITIONAL: before}
@@ -91,35 +91,35 @@ def load_encoder(
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:
-    """ValueError for a SentenceTransformer with random weights, which its checkpoint does not have, or with a tokenizer
-    that knows less than half of its words: where a tokenizer's file is missing, transformers makes an empty one.
+    """Raise ValueError for an incomplete encoder: weights that its checkpoint lacks, which are random then, or a
+    tokenizer with fewer than half of the words, because transformers replaces a missing tokenizer by an empty one.
 
-    A pooler may be new: no embedding is made of it. A `foreign` class, whose code may set weights after loading, gets a
+    A pooler may be new, as embeddings do not use it. A `foreign` class may set weights after loading, so it only gets a
     warning.
     """
     inner = model[0].model if isinstance(model[0], Transformer) else None
-    if inner is None or getattr(inner.config, "base_model", None):  # an adapter over a base is checked as it is read
+    if inner is None or getattr(inner.config, "base_model", None):  # an adapter and its base are checked while loading
         return
     if beyond := _layers_left_out(Path(name).expanduser(), inner):
-        raise ValueError(f"{name} has weights of layers that its config.json does not have: {', '.join(beyond[:3])}")
+        raise ValueError(f"{name} has weights for layers that are not in its config.json: {', '.join(beyond[:3])}")
     words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
     if 2 * words < rows and not foreign:
-        raise ValueError(f"{name} is not a whole encoder: its tokenizer has {words} words, its embeddings {rows}")
-    # transformers marks what a checkpoint gave; weights that a device_map left on disk are on the meta device
+        raise ValueError(f"{name} is incomplete: its tokenizer has {words} words, but its embeddings have {rows} rows")
+    # transformers marks loaded weights; weights that a device_map left on disk are on the meta device
     here = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
     missing = [key for key in random if "lora_" not in key and "pooler." not in key]
     if missing:
         listed = ", ".join(missing[:3])
-        problem = f"{name} is not a whole encoder; of {len(missing)} weights it has none, and they are random: {listed}"
+        problem = f"{name} is incomplete: {len(missing)} weights are missing, and would be random: {listed}"
         if not foreign:
             raise ValueError(problem)
         logger.warning("%s", problem)
 
 
 def _layers_left_out(folder: Path, inner: Any) -> list[str]:
-    """Weights in a folder of layers beyond those that a model has: its config.json is another's."""
-    known, found = set(inner.state_dict()), list[str]()
+    """Weights in a folder for more layers than the model has: then its config.json belongs to another model."""
+    known, beyond_model = set(inner.state_dict()), list[str]()
     alike = {re.sub(r"\d+", "0", key) for key in known}
     ignored = "|".join(getattr(inner, "_keys_to_ignore_on_load_unexpected", None) or ["(?!)"])
     for file in [*folder.glob("*.safetensors"), *folder.glob("0_Transformer/*.safetensors")]:
@@ -127,17 +127,18 @@ def _layers_left_out(folder: Path, inner: Any) -> list[str]:
             for key in weights.keys():
                 ends = {key.split(".", count)[-1] for count in range(key.count(".") + 1)}  # without a head's prefix
                 beyond = not known & ends and alike & {re.sub(r"\d+", "0", end) for end in ends}
-                found += [key] if beyond and not re.search(ignored, key) else []
-    return found
+                beyond_model += [key] if beyond and not re.search(ignored, key) else []
+    return beyond_model
 
 
 def _check(chosen: Model, train: bool) -> None:
     if not chosen.name:
-        raise ValueError("model.name is missing: the encoder, by name or path")
+        raise ValueError("model.name is missing: set it to an encoder, by path or hub name")
     if chosen.load_in_4bit and train and not chosen.lora:
-        raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
+        raise ValueError("4-bit weights cannot be trained: set model.lora, or model.load_in_4bit false")
     if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or chosen.training_head):
-        raise ValueError("lora, load_in_4bit and training_head are for a model that is there, not for scratch")
+        names = "lora, load_in_4bit and training_head"
+        raise ValueError(f"{names} need a pretrained model and cannot be used with model.name scratch")
     preflight.check_device(chosen.device)
 
 
@@ -164,17 +165,17 @@ def _load(chosen: Model) -> Any:
     )
     tokenizer = getattr(model[0], "tokenizer", None)
     if isinstance(model[0], Transformer) and tokenizer is not None and tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # decoders often have none
+        tokenizer.pad_token = tokenizer.eos_token  # many decoders have no padding token
     pooling, bare = chosen.pooling, not is_sentence_transformer_model(name, revision=chosen.revision)
     if bare and pooling is None:
         pooling = _usual_pooling(chosen.name, model[0].model.config)
-    if bare:  # a language model's chat template would put a system's message around each text
+    if bare:  # else a language model's chat template would add a system message to each text
         model[0].modality_config.pop("message", None)
     if pooling is not None:
         places = [place for place, module in model.named_children() if isinstance(module, Pooling)]
         if len(places) != 1:
             raise ValueError(f"model.pooling cannot be changed: {chosen.name} has {len(places)} pooling modules")
-        # Set the attribute, do not rebuild the container: modules keep their order and names.
+        # Replace the module only, so that the others keep their order and names.
         model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[pooling])
     return model
 
@@ -184,7 +185,7 @@ def _usual_pooling(name: str, config: Any) -> Literal["cls", "mean"]:
         return "cls"
     if name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
         logger.warning(
-            "%s does not say how it pools its tokens: the mean is a guess; pooling mean, cls or last says it", name
+            "%s does not say how to pool its tokens, so mean is used: set pooling to mean, cls or last", name
         )
     return "mean"
 
@@ -194,13 +195,13 @@ def _takes_first(name: str, config: Any) -> bool:
 
 
 def _changes(chosen: Model) -> dict[str, Any]:
-    """Changes to the saved configuration: dropout."""
+    """The changes to the saved configuration, for dropout."""
     if chosen.dropout is None:
         return {}
     values = AutoConfig.from_pretrained(**preflight.from_hub(chosen)).to_dict().items()
     keys = [key for key, value in values if "dropout" in key and isinstance(value, (int, float))]
     if not keys:
-        raise ValueError(f"model.dropout: {chosen.name} has no dropout to set")
+        raise ValueError(f"model.dropout cannot be set: the config of {chosen.name} has no dropout")
     return dict.fromkeys(keys, chosen.dropout)
 
 
@@ -208,15 +209,15 @@ def _draw_weights(model: Any, seed: int) -> None:
     old = model[0].model
     with _seeded(seed):
         new = AutoModel.from_config(old.config)
-    # A saved encoder may lack the pooler that a new one has; then the old one's parts decide.
+    # not strict, because a new model may have a pooler that the saved encoder lacks
     missing, _ = old.load_state_dict(new.state_dict(), strict=False)
     if missing:
-        raise ValueError(f"model.random_weights cannot make weights for {', '.join(missing[:3])}")
+        raise ValueError(f"model.random_weights cannot draw weights for {', '.join(missing[:3])}")
 
 
 def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
-    """Put a decoder into a BidirectionalModel where layers, 4 bits or an adapter, which it saves with its base's name,
-    ask for it."""
+    """Wrap a decoder in a BidirectionalModel if it has bidirectional layers, 4-bit weights or an adapter to train,
+    because the wrapper saves an adapter with the name of its base model."""
     layers, inner = chosen.bidirectional_layers, model[0].model
     adapted = train and bool(chosen.lora)
     folder = Path(chosen.name).expanduser()  # an adapter may be loaded from elsewhere
@@ -226,19 +227,19 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
         "base_quantization": preflight.four_bit(chosen.dtype) if chosen.load_in_4bit else None,
     }
     if isinstance(inner, BidirectionalModel):
-        there = inner.config
+        saved = inner.config
         wanted = len(inner.decoder.layers) if layers == ALL else layers
-        if wanted not in (None, there.bidirectional_layers):
+        if wanted not in (None, saved.bidirectional_layers):
             raise ValueError(
-                f"{chosen.name} has {there.bidirectional_layers} bidirectional layers: leave "
-                "model.bidirectional_layers out, or start from its base model"
+                f"{chosen.name} already has {saved.bidirectional_layers} bidirectional layers: remove "
+                "model.bidirectional_layers, or start from its base model"
             )
         if adapted and not inner.has_adapter:
-            there.update(base)
+            saved.update(base)
     else:
         kind = inner.config.model_type
         if chosen.load_in_4bit and kind not in ARCHITECTURES:
-            raise ValueError(f"model.load_in_4bit is for decoders of type {', '.join(ARCHITECTURES)}, not for {kind!r}")
+            raise ValueError(f"model.load_in_4bit needs a decoder of type {', '.join(ARCHITECTURES)}, got {kind!r}")
         if layers is None and not (kind in ARCHITECTURES and (chosen.load_in_4bit or adapted)):
             return
         count: Any = inner.config.num_hidden_layers if layers == ALL else layers or 0
@@ -262,14 +263,14 @@ def _set_length(model: Any, chosen: Model) -> None:
     limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and getattr(table, "padding_idx", None) is not None:
-            limit = table.num_embeddings - table.padding_idx - 1  # RoBERTa's: the first are padding's
+            limit = table.num_embeddings - table.padding_idx - 1  # RoBERTa reserves the first ones for padding
     if limit is not None and length > limit:
         if chosen.max_seq_length is not None:
-            raise ValueError(f"model.max_seq_length is {length}, but the encoder has only {limit} positions")
+            raise ValueError(f"model.max_seq_length is {length}, but the encoder has only {limit} positions: lower it")
         model.max_seq_length = length = limit
     special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)(False)
     if length <= special:
         raise ValueError(
-            f"model.max_seq_length {length} leaves no room for a text, to each of which {chosen.name} adds {special} "
-            "tokens"
+            f"model.max_seq_length {length} leaves no room for text: {chosen.name} adds {special} special tokens to "
+            "each text; raise it"
         )

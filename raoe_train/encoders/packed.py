@@ -1,7 +1,7 @@
-"""Texts side by side in one row without padding, attention keeping to each text: no flash-attn needed.
+"""Packed batches: all texts in one row without padding, with attention within each text and without flash-attn.
 
-`pack` makes sentence-transformers' own form of such a batch and has transformers call our attention, which goes by
-`cu_seq_lens_q` and gives batches with padding to SDPA.
+`pack` makes such a batch in sentence-transformers' format and has transformers call our attention, which reads the
+texts' ends from `cu_seq_lens_q`, and hands padded batches to SDPA.
 """
 
 import logging
@@ -22,26 +22,26 @@ from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalMode
 logger = logging.getLogger(__name__)
 warn_once = cache(logger.warning)
 
-OFFSET = ("camembert", "roberta", "xlm-roberta")  # positions are counted from behind the padding token's id
-ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)  # model_type of those that this was tested with
-DEVICES = ("cuda",)  # on a CPU the layers take as long as in runs of like length, with our attention 4 % longer
+OFFSET = ("camembert", "roberta", "xlm-roberta")  # their positions start at the padding token's id + 1
+ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)  # model_type of the encoders that were tested
+DEVICES = ("cuda",)  # on a CPU packing is no faster than runs of similar length (attention takes 4 % longer)
 
 
 def pack(model: Any, features: dict[str, Any], devices: Container[str] = DEVICES) -> dict[str, Any]:
-    """The texts of `features` without padding, for the same embeddings and gradients but for rounding and dropout's
-    draws; `features` themselves where there is no padding, or with one warning where they cannot be packed.
+    """Pack the texts of `features` without padding; embeddings and gradients stay the same up to rounding and dropout.
+    Returns `features` unchanged if there is no padding or, with one warning, if they cannot be packed.
 
     Args:
-        model: a SentenceTransformer. The first call makes PACKED its attention, which serves padded batches, too.
-        features: as its `preprocess` gives them, on its device, padded on either side.
-        devices: where texts are packed.
+        model: a SentenceTransformer. The first call sets its attention to PACKED, which also handles padded batches.
+        features: output of the model's `preprocess`, on its device, padded on either side.
+        devices: device types on which texts are packed.
     """
     mask = features.get("attention_mask")
     if mask is None or mask.ndim != 2 or "cu_seq_lens_q" in features or mask.device.type not in devices:
         return features
     longest, real = mask.shape[1], mask.bool()
     if (reason := why_not(model, longest)) is not None:
-        warn_once(f"texts stay padded, in runs of like length: {reason}")
+        warn_once(f"texts are not packed but padded in runs of similar length: {reason}")
         return features
     token = real.flatten().nonzero().squeeze(1)
     if len(token) == mask.numel():
@@ -56,7 +56,7 @@ def pack(model: Any, features: dict[str, Any], devices: Container[str] = DEVICES
     return {
         **features,
         **{key: value.flatten()[token][None] for key, value in {**alike, "position_ids": positions}.items()},
-        # with four dimensions it is handed on as it is: no mask of all texts with all is made
+        # transformers passes a mask of four dimensions on; from another it would make one of all tokens with all
         "attention_mask": mask.new_ones(1, 1, 1, len(token)),
         "cu_seq_lens_q": pad(real.sum(1).cumsum(0), (1, 0)).int(),
         "max_length_q": longest,
@@ -64,30 +64,30 @@ def pack(model: Any, features: dict[str, Any], devices: Container[str] = DEVICES
 
 
 def why_not(model: Any, longest: int = 0) -> str | None:
-    """Why texts of up to `longest` tokens cannot be packed for a SentenceTransformer, None where they can."""
+    """Why texts of up to `longest` tokens cannot be packed for a SentenceTransformer; None if they can."""
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     if len(model) < 2 or type(model[0]) is not Transformer or type(model[1]) is not Pooling:
-        return "it is no Transformer with Pooling"
+        return "the model is not a Transformer with Pooling"
     inner = _inner(model)
     if not isinstance(inner, PreTrainedModel):
-        return f"its {type(inner).__name__} is none of transformers'"
+        return f"{type(inner).__name__} is not a transformers model"
     config, decoder = inner.config, inner is not model[0].model
     encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
     if not (decoder or encoder) or not type(inner).__module__.startswith("transformers.models."):
-        return f"{type(inner).__name__} does not let its attention be told where a text ends"
+        return f"{type(inner).__name__} cannot pass the ends of texts to its attention"
     if config._attn_implementation not in ("sdpa", PACKED):
-        return f"its attention is {config._attn_implementation}"
+        return f"the model's attention is {config._attn_implementation}, not sdpa"
     if inner.training and any(getattr(config, key, 0) for key in ("attention_dropout", "attention_probs_dropout_prob")):
-        return "it drops attention weights in training (attention_dropout, attention_probs_dropout_prob)"
+        return "the model has attention dropout (attention_dropout, attention_probs_dropout_prob)"
     seen = windows(config) if decoder else [getattr(config, "sliding_window", None)]
     if any(window is not None and longest > window for window in seen):
-        return f"a text may be longer than its sliding window of {min(window for window in seen if window)} tokens"
+        return f"a text may be longer than the sliding window of {min(window for window in seen if window)} tokens"
     return None
 
 
 def _inner(model: Any) -> Any:
-    """transformers' own model: the encoder or the decoder."""
+    """The transformers model in a SentenceTransformer: an encoder, or the decoder in a BidirectionalModel."""
     outer = model[0].model
     return outer.decoder if isinstance(outer, BidirectionalModel) else outer
 
@@ -105,7 +105,7 @@ def _attention(
     if cu_seq_lens_q is None:
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **kwargs)
     if kwargs.get("dropout"):
-        raise ValueError("packed texts have no dropout of attention weights")
+        raise ValueError("attention dropout is not supported for packed texts")
     ends: dict[str, Any] = {"cu_seqlens": cu_seq_lens_q, "max_seqlen": max_length_q, "scale": kwargs.get("scaling")}
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
     if kwargs.get("is_causal", module.is_causal):

@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are loaded: folder, config, device, 4 bits, and the memory it takes."""
+"""Checks before a model's weights are loaded: its folder, config, device, and the memory that it takes."""
 
 import os
 import traceback
@@ -15,12 +15,12 @@ from raoe_train.encoders.settings import SCRATCH, Encoder, Model
 
 GB = 1e9
 HALF = ("bfloat16", "float16")
-# QLoRA's weights (Dettmers et al., 2023): NF4, the constants of its blocks quantised once more.
+# QLoRA's weights (Dettmers et al., 2023): NF4 with double quantization
 FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 
 
 def check_device(device: str | None) -> None:
-    """ValueError for a device that is not here."""
+    """Raise ValueError for a device that torch cannot use here."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -28,35 +28,35 @@ def check_device(device: str | None) -> None:
 
 
 def four_bit(compute_dtype: str | None) -> dict[str, Any]:
-    """Keys of transformers.BitsAndBytesConfig; products in `compute_dtype`, by default bfloat16 on a GPU."""
-    fits = "bfloat16" if torch.cuda.is_available() else "float32"
-    return {**FOUR_BIT, "bnb_4bit_compute_dtype": compute_dtype or fits}
+    """Keys of transformers.BitsAndBytesConfig; computes in `compute_dtype`, by default bfloat16 on a GPU."""
+    default = "bfloat16" if torch.cuda.is_available() else "float32"
+    return {**FOUR_BIT, "bnb_4bit_compute_dtype": compute_dtype or default}
 
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Errors of a hub or a folder become one sentence that names the model."""
-    # A hub name is OWNER/NAME or NAME; all else that looks like a path is one.
+    """In this block, errors while loading a model become one sentence that names the model."""
+    # A hub name is OWNER/NAME or NAME; anything longer, or with . / ~ in front, is a path.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")
     try:
         yield
     except SafetensorError as error:
-        raise ValueError(f"the weights of {name} are damaged, or cut off: {error}") from None
+        raise ValueError(f"the weights of {name} are damaged or incomplete: {error}") from None
     except (OSError, ValueError) as error:
         if "raoe_train" in traceback.extract_tb(error.__traceback__)[-1].filename:
-            raise  # a sentence of ours
+            raise  # our own message, which already names the model
         kind = OSError if isinstance(error, OSError) else ValueError
         raise kind(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
     except (ImportError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # a damaged folder has many ways to fail in the libraries
-        said = " ".join(str(error).split())[:200]
-        raise ValueError(f"{name} cannot be loaded, its files do not fit ({type(error).__name__}: {said})") from error
+    except Exception as error:  # libraries raise errors of many classes for a damaged folder
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{name} cannot be loaded: damaged files? ({type(error).__name__}: {reason})") from error
 
 
 def full_name(name: str) -> str:
-    """A folder, or what sentence-transformers takes a name without an owner for."""
+    """Expand a folder's path, or add sentence-transformers/ to a hub name without an owner, as the library does."""
     from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
 
     if (folder := Path(name).expanduser()).is_dir():
@@ -66,15 +66,15 @@ def full_name(name: str) -> str:
 
 
 def from_hub(encoder: Encoder) -> dict[str, Any]:
-    """Arguments of transformers' from_pretrained for an encoder's config and tokenizer."""
-    inner = Path(full := full_name(str(encoder.name))) / "0_Transformer"  # where older SentenceTransformers keep them
+    """Arguments for transformers' from_pretrained to load an encoder's config and tokenizer."""
+    inner = Path(full := full_name(str(encoder.name))) / "0_Transformer"  # folder in older SentenceTransformers
     place = str(inner) if inner.is_dir() else full
     revision, trusted = encoder.revision, encoder.trust_remote_code
     return {"pretrained_model_name_or_path": place, "revision": revision, "trust_remote_code": trusted}
 
 
 def config_of(encoder: Encoder) -> Any:
-    """transformers' config of an encoder; OSError where there is none."""
+    """Load the transformers config of an encoder; OSError if there is none."""
     from transformers import AutoConfig
 
     from raoe_train.encoders.bidirectional import register
@@ -85,7 +85,7 @@ def config_of(encoder: Encoder) -> Any:
 
 
 def without_weights(model: Model) -> Any:
-    """An encoder on the meta device, with the adapter that it would train. OSError where there is no config."""
+    """Create an encoder on the meta device, with the adapter that it would train. OSError if there is no config."""
     from transformers import AutoModel
 
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
@@ -102,13 +102,13 @@ def without_weights(model: Model) -> Any:
 
 
 def sizes(encoder: Any) -> tuple[int, int]:
-    """(number of an encoder's weights without an adapter's, of those that are trained)."""
+    """(number of weights without an adapter's, number of trained weights) of an encoder."""
     weights = [(name, weight.numel(), weight.requires_grad) for name, weight in encoder.named_parameters()]
     return sum(n for name, n, _ in weights if "lora_" not in name), sum(n for _, n, trains in weights if trains)
 
 
 def held(model: Model, encoder: Any) -> dict[str, float]:
-    """GB of an encoder's weights, and of what is kept beside those that are trained."""
+    """GB of an encoder's weights, and of the gradients and optimizer state of those that are trained."""
     parameters, trained = sizes(encoder)
     saved = str(getattr(encoder.config, "dtype", None)).removeprefix("torch.")
     bytes_each = 0.5 if model.load_in_4bit else 2 if (model.dtype or saved) in HALF else 4
@@ -116,17 +116,17 @@ def held(model: Model, encoder: Any) -> dict[str, float]:
 
 
 def kept(encoder: Any, texts: int, length: int) -> int:
-    """Bytes that autograd keeps of the encoder's forward, on the meta device, for its backward; ValueError for an
-    encoder whose forward looks at values."""
+    """Bytes that autograd keeps after a forward of an encoder on the meta device. ValueError if the encoder's forward
+    depends on the values of its inputs."""
     own = {weight.untyped_storage()._cdata for weight in encoder.parameters()}
-    storages: dict[int, Any] = {}  # themselves, so that no address is another's later
+    storages: dict[int, Any] = {}  # keeps the storages alive, so that no address is reused
 
     def pack(x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
         storages[storage._cdata] = storage
         return x
 
-    encoder.config.use_cache = True  # without a cache transformers looks whether texts are packed, at values
+    encoder.config.use_cache = True  # without a cache transformers reads position values to detect packed texts
     ids = torch.zeros(texts, length, dtype=torch.long, device="meta")
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
@@ -138,29 +138,29 @@ def kept(encoder: Any, texts: int, length: int) -> int:
 
 
 def check_fits(model: Model, train: bool = True) -> None:
-    """ValueError for a model that by arithmetic takes more than its device's memory. Models without a plain config, or
-    on several devices, pass."""
+    """Raise ValueError for a model that is estimated to need more than its device's memory. Models without a plain
+    config, or on several devices, are not checked."""
     kind = torch.device(model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     shared = model.device_map is not None or rank_and_world()[1] > 1
     if model.name == SCRATCH or shared or kind.type not in ("cuda", "cpu"):
         return
     try:
         gigabytes = held(model, without_weights(model))
-    except (OSError, ValueError, KeyError, AttributeError, ImportError):  # the loader says what is wrong, if it is
+    except (OSError, ValueError, KeyError, AttributeError, ImportError):  # if something is wrong, loading reports it
         return
     has = device_memory(kind) / GB
     if (needed := sum(gigabytes.values()) if train else gigabytes["weights"]) > has:
-        what, less = "its weights", "model.load_in_4bit makes them small"
+        what, less = "weights", "use model.load_in_4bit or a smaller model"
         if train:
-            what, less = f"{what}, gradients and Adam's moments", f"model.lora trains fewer, {less}"
+            what, less = "weights, gradients and Adam's moments", f"train an adapter with model.lora, {less}"
         raise ValueError(
-            f"model.name {model.name} does not fit: {what} take {needed:.1f} GB by arithmetic, and the {kind.type} has "
-            f"{has:.1f}; {less}"
+            f"model.name {model.name} does not fit: its {what} take about {needed:.1f} GB, and the {kind.type} has "
+            f"{has:.1f} GB; {less}"
         )
 
 
 def device_memory(device: Any) -> int:
-    """Bytes of all memory of a GPU, or of this machine."""
+    """Total memory of a GPU, or of this machine, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

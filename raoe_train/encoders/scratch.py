@@ -1,4 +1,4 @@
-"""New parts: a small BERT or Llama with its tokenizer, SimCSE's training head, LoRA adapters by peft."""
+"""New models and parts: a small BERT or Llama with its tokenizer, SimCSE's training head, LoRA adapters."""
 
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -14,8 +14,8 @@ from raoe_train.encoders.settings import Scratch
 
 
 def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Transformer:
-    """A new model, of 64 tokens by default, its tokenizer trained on `sentences`: lower-casing WordPiece for bert,
-    byte-level BPE for llama."""
+    """Create a small model for texts of up to 64 tokens (by default), and train its tokenizer on `sentences`:
+    lower-casing WordPiece for bert, byte-level BPE for llama."""
     length = max_seq_length or 64
     sizes: dict[str, Any] = {
         "hidden_size": chosen.hidden_size,
@@ -68,7 +68,7 @@ def _llama(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> 
         **sizes,
         vocab_size=bpe.get_vocab_size(),
         attention_dropout=chosen.dropout,
-        tie_word_embeddings=True,  # so that a language model can be made of it and trained
+        tie_word_embeddings=True,  # so that it can also be loaded and trained as a language model
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
@@ -77,14 +77,14 @@ def _llama(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> 
 
 
 def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
-    """The words of a lower-casing WordPiece tokenizer, by id: the same ones in every process."""
+    """Train a lower-casing WordPiece tokenizer; returns its words in order of their ids, equal in every process."""
     normalizer = normalizers.BertNormalizer(lowercase=True)
     lines = [normalizer.normalize_str(sentence) for sentence in sentences]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    # The trainer breaks ties of frequency by id, and would give ids to inner letters in the random order of a
-    # hash table: named beforehand, they have the same ones in every process.
+    # The trainer breaks ties of frequency by id, and numbers inner letters in the random order of a hash table.
+    # As special tokens they have fixed ids.
     inner = [f"##{letter}" for letter in sorted({letter for line in lines for letter in line if not letter.isspace()})]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=2, special_tokens=[*special, *inner], show_progress=False
@@ -95,15 +95,15 @@ def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
 
 
 class TrainingHead(Dense):
-    """SimCSE's mlp_only_train: tanh of a linear layer in training, the embedding as it is in evaluation."""
+    """SimCSE's mlp_only_train: a linear layer and tanh in training, the unchanged embedding in evaluation."""
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return super().forward(features) if self.training else features
 
 
 def add_head(model: Any, seed: int, saved: bool) -> None:
-    """Append a head to a SentenceTransformer: if `saved` the one that SimCSE's checkpoints have as BERT's pooler, if
-    there is one; else a new one, drawn as the encoder's own weights once were."""
+    """Append a TrainingHead to a SentenceTransformer. If `saved`, its weights are those of the pooler, which is where
+    SimCSE's checkpoints keep the head; else, or without a pooler, they are drawn like the encoder's initial weights."""
     inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
     own = getattr(getattr(inner, "pooler", None), "dense", None)
     if saved and own is not None and getattr(own.weight, "_is_hf_initialized", False):
@@ -116,17 +116,17 @@ def add_head(model: Any, seed: int, saved: bool) -> None:
 
 
 def drop_head(model: Any) -> None:
-    """Remove the head, if there is one."""
+    """Remove the TrainingHead, if there is one."""
     for name, module in list(model.named_children()):
         if isinstance(module, TrainingHead):
             del model._modules[name]
 
 
 def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
-    """Freeze a transformers model and train a LoRA adapter in it, in float32; one that is there already is trained on.
+    """Freeze a transformers model and add a trainable LoRA adapter in float32, or train the adapter that it has.
 
     Args:
-        settings: keys of peft.LoraConfig; all linear layers have an adapter unless target_modules says which.
+        settings: keys of peft.LoraConfig; by default all linear layers get an adapter.
     """
     from peft import LoraConfig, TaskType, prepare_model_for_kbit_training
 
@@ -135,15 +135,15 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
     defaults = {"target_modules": "all-linear", "task_type": TaskType.FEATURE_EXTRACTION}
     config = LoraConfig(**{**defaults, **settings})
     if getattr(model, "_hf_peft_config_loaded", False):
-        (there,) = model.peft_config.values()
-        changed = [key for key in settings if getattr(there, key) != getattr(config, key) and key != "target_modules"]
+        (own,) = model.peft_config.values()
+        changed = [key for key in settings if getattr(own, key) != getattr(config, key) and key != "target_modules"]
         if changed:
             raise ValueError(
-                f"the model has a LoRA adapter with another {', '.join(changed)}: leave model.lora as it was, or make "
-                "plain weights of it first with raoe-train export --merge"
+                f"the model has a LoRA adapter with another {', '.join(changed)}: use the adapter's own model.lora "
+                "settings, or merge the adapter first with raoe-train export --merge"
             )
     else:
-        if getattr(model, "is_loaded_in_4bit", False):  # this makes float32 of the norms and embeddings, too
+        if getattr(model, "is_loaded_in_4bit", False):  # this also converts norms and embeddings to float32
             prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         else:
             model.requires_grad_(False)

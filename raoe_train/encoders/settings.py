@@ -1,4 +1,4 @@
-"""Which encoder, and how it reads texts: what recipes say of a model, a teacher, a reference."""
+"""Settings of encoders: the sections of recipes for a model, a teacher or a reference."""
 
 import os
 from dataclasses import asdict, dataclass, field, fields
@@ -7,8 +7,8 @@ from typing import Any, Literal
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.config import NonNegativeInt, PositiveInt, Seed, Share, make
 
-SCRATCH = "scratch"  # the name of a model that is made
-CONDITIONAL = "conditional"  # among a model's prompts: the one that has a {condition}
+SCRATCH = "scratch"  # as model.name: make a new model
+CONDITIONAL = "conditional"  # name of the prompt, among a model's prompts, that has a {condition}
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -18,13 +18,13 @@ class Scratch:
 
     Args:
         architecture: bert, with WordPiece, or llama, with byte-level BPE
-        vocab_size: largest size of the vocabulary
-        hidden_size: width
-        layers: transformer layers
-        heads: attention heads
+        vocab_size: maximum size of the vocabulary
+        hidden_size: width of the hidden states
+        layers: number of transformer layers
+        heads: number of attention heads
         intermediate_size: width of the feed-forward layers
-        dropout: dropout of hidden states and attention
-        seed: seed of the random weights
+        dropout: dropout probability of hidden states and attention
+        seed: seed for the random weights
     """
 
     architecture: Literal["bert", "llama"] = "bert"
@@ -39,16 +39,16 @@ class Scratch:
 
 @dataclass
 class Encoder:
-    """Which encoder, and how its tokens become one vector.
+    """Which encoder to load, and how it embeds texts.
 
     Args:
         name: encoder or SentenceTransformer, by path or hub name
-        pooling: how tokens become one vector; by default as saved, else cls for ModernBERT and SimCSE, mean for others
-        prompt: text around every {text}, saved with the model, such as 'query: {text}'
-        max_seq_length: cut longer sentences to so many tokens
-        trust_remote_code: run code that comes with the model
+        pooling: pooling of token states; by default as saved, else cls for ModernBERT and SimCSE, mean for others
+        prompt: template for every text, such as 'query: {text}'; it is saved with the model
+        max_seq_length: maximum number of tokens; longer texts are truncated
+        trust_remote_code: run custom code from the model's repository
         revision: branch, tag or commit on the hub
-        device: torch device; by default the best there is
+        device: torch device; by default an accelerator if there is one, else cpu
     """
 
     name: str | None = None
@@ -62,13 +62,13 @@ class Encoder:
 
 @dataclass
 class FrozenEncoder(Encoder):
-    """An encoder that is asked and not trained: a teacher, a reference.
+    """An encoder that is not trained, such as a teacher or a reference.
 
     Args:
-        prompt: text around every {text}, or before each text where it has no {text}
-        task: argument of its encode, such as an adapter of jina-embeddings-v3
-        batch_size: sentences at a time
-        cache: directory that keeps its embeddings for other runs
+        prompt: template for every text, such as 'query: {text}'; without {text} it is put before each text
+        task: argument `task` of the encoder's encode method, such as text-matching for jina-embeddings-v3
+        batch_size: sentences in a batch
+        cache: directory that keeps the embeddings for later runs
     """
 
     prompt: str | None = None
@@ -79,20 +79,20 @@ class FrozenEncoder(Encoder):
 
 @dataclass
 class Model(Encoder):
-    """An encoder as it can be loaded, changed and trained.
+    """An encoder to load, and the changes to make before training.
 
     Args:
-        name: encoder or SentenceTransformer, by path or hub name; scratch makes a new one
-        random_weights: keep architecture and tokenizer, draw new weights
-        dropout: override the dropout probabilities of the encoder
+        name: encoder or SentenceTransformer, by path or hub name; scratch makes a new model
+        random_weights: keep the architecture and tokenizer, but draw new weights
+        dropout: dropout probability, in place of the encoder's own
         dtype: dtype of the weights; by default as saved
-        attention: attention implementation; by default as transformers chooses
+        attention: attention implementation; by default the choice of transformers
         device_map: device_map of transformers; auto spreads the model over all GPUs
         bidirectional_layers: number of last layers of a decoder that attend in both directions, or all
         load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); needs a GPU to be fast
         lora: train a LoRA adapter with these keys of peft.LoraConfig
-        training_head: SimCSE's linear layer and tanh over the embedding, in training only
-        scratch: architecture of a model that is made (name scratch)
+        training_head: add SimCSE's linear layer and tanh on top of the embedding, in training only
+        scratch: architecture of the new model (name scratch)
     """
 
     name: str = ""
@@ -109,32 +109,32 @@ class Model(Encoder):
 
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:
-    """The Model of an encoder's name, or of a section that says less, with `changes` on top."""
+    """Convert an encoder's name, or a section with fewer keys, to a Model, with `changes` to its settings."""
     if isinstance(encoder, Model) and not changes:
         return encoder
-    said: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
+    settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
     known = {each.name for each in fields(Model)}
-    return make(Model, "model", **{key: value for key, value in said.items() if key in known} | changes)
+    return make(Model, "model", **{key: value for key, value in settings.items() if key in known} | changes)
 
 
 def settings_said(encoder: FrozenEncoder) -> dict[str, Any]:
-    """The name, and settings beyond the defaults that have a part in embeddings."""
-    plain, runs = asdict(FrozenEncoder()), ("device", "batch_size", "cache")
-    return {key: value for key, value in asdict(encoder).items() if value != plain[key] and key not in runs}
+    """The encoder's name, and its settings that are not the defaults and affect embeddings."""
+    defaults, neutral = asdict(FrozenEncoder()), ("device", "batch_size", "cache")
+    return {key: value for key, value in asdict(encoder).items() if value != defaults[key] and key not in neutral}
 
 
 def second_of(encoder: Any) -> FrozenEncoder | None:
-    """The second encoder of a teacher that has two."""
+    """The second encoder of a teacher that has two; None for any other encoder."""
     return getattr(encoder, "second", None)
 
 
 def identity(model: Any) -> dict[str, Any]:
-    """What decides on what a model gives: the settings of an Encoder or LanguageModel, but not where and how fast it
-    runs, and its files' fingerprint."""
-    said = asdict(as_model(model) if isinstance(model, Encoder) else model)
-    said = {key: value for key, value in said.items() if key not in ("device_map", "training_head")}
+    """Everything that a model's outputs depend on: the settings of an Encoder or LanguageModel, except those that only
+    say where it runs, and the fingerprint of its files."""
+    settings = asdict(as_model(model) if isinstance(model, Encoder) else model)
+    settings = {key: value for key, value in settings.items() if key not in ("device_map", "training_head")}
     if getattr(model, "task", None) is not None:
-        said["task"] = model.task
+        settings["task"] = model.task
     if (second := second_of(model)) is not None:
-        said["second"] = identity(second)
-    return {**said, "device": None, "files": fingerprint(said["name"])}
+        settings["second"] = identity(second)
+    return {**settings, "device": None, "files": fingerprint(settings["name"])}

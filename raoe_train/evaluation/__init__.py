@@ -1,4 +1,4 @@
-"""What an encoder is worth: tasks of several kinds."""
+"""Evaluation of encoders on tasks of several kinds."""
 
 from raoe_train.evaluation.polarity import PolarityEvaluator
 

@@ -13,9 +13,9 @@ from sklearn.linear_model import LogisticRegression as Regression
 from raoe_train.config import AtLeast2, NonNegativeInt, PositiveInt, nearest
 
 SEED = 1111
-HELD_OUT = 0.05  # share of train to stop by where there is no dev
+HELD_OUT = 0.05  # share of train for early stopping if there is no dev split
 MAX_EPOCHS = 200
-TOLERANCE = 1e-7  # of the mean gradient
+TOLERANCE = 1e-7  # for the mean gradient
 NAMES: dict[str, dict[str, Any]] = {
     "scikit-learn": {"kfold": 10},
     # "comparable to the literature" and "prototyping" in SentEval's README
@@ -23,20 +23,20 @@ NAMES: dict[str, dict[str, Any]] = {
     "senteval-prototype": {"kfold": 5, "optim": "rmsprop", "batch_size": 128, "tenacity": 3, "epoch_size": 2},
 }
 OPTIMIZERS: dict[str, Any] = {"adam": partial(torch.optim.Adam, fused=True), "rmsprop": torch.optim.RMSprop}
-Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (places to train on, places to test on) of each
+Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (training rows, test rows) of each fold
 
 
 @dataclass
 class Classifier:
-    """What transfer tasks are classified with; other defaults depend on the name.
+    """The classifier for transfer tasks; the defaults of other keys depend on its name.
 
     Args:
-        name: scikit-learn, senteval (a linear layer and Adam, as papers use it) or senteval-prototype
+        name: scikit-learn, senteval (a linear layer and Adam, as in papers) or senteval-prototype
         kfold: folds of cross-validation
-        optim: adam or rmsprop
-        batch_size: examples of a step
-        tenacity: rounds in all that may be no better than the best
-        epoch_size: epochs of a round
+        optim: optimizer; adam or rmsprop
+        batch_size: examples in a step
+        tenacity: rounds without improvement, in total, before training stops
+        epoch_size: epochs in a round
     """
 
     name: str = "scikit-learn"
@@ -47,22 +47,22 @@ class Classifier:
     epoch_size: PositiveInt | None = None
 
     def settings(self) -> dict[str, Any]:
-        """The name and all settings in force; ValueError for an unknown one, or a setting of another classifier."""
+        """The name and all settings with defaults; ValueError for an unknown name, or another classifier's setting."""
         if self.name not in NAMES:
             near = nearest(self.name, NAMES)
-            raise ValueError(f"classifier must be of {', '.join(NAMES)}, got {self.name!r}{near}")
+            raise ValueError(f"classifier.name must be one of {', '.join(NAMES)}, got {self.name!r}{near}")
         known = NAMES[self.name]
-        given = {key: value for key, value in vars(self).items() if key != "name" and value is not None}
-        if others := [key for key in given if key not in known]:
-            raise ValueError(f"classifier.{others[0]} is no setting of {self.name}, which has {', '.join(known)}")
-        if given.get("optim", "adam") not in OPTIMIZERS:
-            raise ValueError(f"classifier.optim must be of {', '.join(OPTIMIZERS)}, got {self.optim!r}")
-        return {"name": self.name, **known, **given}
+        own = {key: value for key, value in vars(self).items() if key != "name" and value is not None}
+        if others := [key for key in own if key not in known]:
+            raise ValueError(f"classifier.{others[0]} is not a setting of {self.name}, which has {', '.join(known)}")
+        if own.get("optim", "adam") not in OPTIMIZERS:
+            raise ValueError(f"classifier.optim must be one of {', '.join(OPTIMIZERS)}, got {self.optim!r}")
+        return {"name": self.name, **known, **own}
 
 
 class LinearLayer:
-    """SentEval's own: one linear layer, cross entropy, the best round on dev. Layers of several penalties have the same
-    start and the same batches, so they are trained side by side."""
+    """SentEval's classifier: a linear layer with cross entropy and the best round on dev. The layers for several
+    penalties have the same start and batches, so they are trained side by side."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         with_ones = np.column_stack([features, np.ones(len(features))])
@@ -71,16 +71,16 @@ class LinearLayer:
 
     def validated(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
         """[folds, penalties] accuracies, from 0 to 1, on each fold's second part."""
-        return np.array([self._fit(its, grid, held)[0] for its, held in folds])
+        return np.array([self._fit(train, grid, held)[0] for train, held in folds])
 
     def predicted(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
-        """[test] classes by the layer trained on train."""
+        """Train a layer on train, and return its [test] classes."""
         _, (weight,) = self._fit(train, [penalty], dev)
         return (self.features[test] @ weight.T).argmax(1)
 
     def _fit(self, train: np.ndarray, penalties: Sequence[float], dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """([penalties] best accuracies, [penalties, classes, columns] the weights that had them)."""
-        its, random = self.settings, np.random.RandomState(SEED)
+        """([penalties] best accuracies, [penalties, classes, columns] the weights with these accuracies)."""
+        settings, random = self.settings, np.random.RandomState(SEED)
         if not len(dev):
             dev, train = np.split(train[random.permutation(len(train))], [int(HELD_OUT * len(train))])
         columns, count = self.features.shape[1], self.labels.max() + 1
@@ -89,32 +89,32 @@ class LinearLayer:
             layer = torch.nn.Linear(columns - 1, count)
         # [penalties * classes, columns]
         weight = torch.cat([layer.weight, layer.bias[:, None]], dim=1).detach().repeat(len(penalties), 1)
-        optimizer = OPTIMIZERS[its["optim"]]([weight])
+        optimizer = OPTIMIZERS[settings["optim"]]([weight])
         decay = torch.tensor(penalties).repeat_interleave(count)[:, None]
         x, held_out = (torch.from_numpy(self.features[places]) for places in (train, dev))
         targets = torch.nn.functional.one_hot(torch.from_numpy(self.labels[train]), count)[:, None].float()
         shape = (-1, len(penalties), count)
         best, chosen = np.full(len(penalties), -1.0), np.zeros((len(penalties), count, columns), np.float32)
         misses, epochs = np.zeros(len(penalties), int), 0
-        while epochs <= MAX_EPOCHS and (misses <= its["tenacity"]).any():
-            for _ in range(its["epoch_size"]):
-                for places in torch.from_numpy(random.permutation(len(x))).split(its["batch_size"]):
+        while epochs <= MAX_EPOCHS and (misses <= settings["tenacity"]).any():
+            for _ in range(settings["epoch_size"]):
+                for places in torch.from_numpy(random.permutation(len(x))).split(settings["batch_size"]):
                     batch = x[places]
                     error = (batch @ weight.T).view(shape).softmax(-1) - targets[places]
                     weight.grad = error.flatten(1).T @ batch / len(batch) + decay * weight
                     optimizer.step()
-            epochs += its["epoch_size"]
+            epochs += settings["epoch_size"]
             accuracy = ((held_out @ weight.T).view(shape).argmax(2).numpy() == self.labels[dev, None]).mean(0)
-            going = misses <= its["tenacity"]
-            better = going & (accuracy > best)
+            active = misses <= settings["tenacity"]
+            better = active & (accuracy > best)
             best[better] = accuracy[better]
             chosen[better] = weight.numpy().reshape(chosen.shape)[better]
-            misses += going & ~better
+            misses += active & ~better
         return best, chosen
 
 
 class LogisticRegression:
-    """scikit-learn's, in float64; penalties are C."""
+    """scikit-learn's logistic regression in float64; the penalties are its C."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         self.features, self.labels = features.astype(np.float64), labels
@@ -122,17 +122,17 @@ class LogisticRegression:
 
     def validated(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
         x, labels = self.features, self.labels
-        return np.array([[self._fit(its, C).score(x[held], labels[held]) for C in grid] for its, held in folds])
+        return np.array([[self._fit(train, C).score(x[held], labels[held]) for C in grid] for train, held in folds])
 
     def predicted(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
         return self._fit(train, penalty).predict(self.features[test])
 
     def _fit(self, train: np.ndarray, C: float) -> Any:
-        # at the default tolerance of 1e-4 the accuracy depends on the last bits of embeddings, and so on the batch size
-        # of encoding: TREC's of all-MiniLM-L6-v2 was 90.0 and 90.4
+        # with the default tolerance of 1e-4 the accuracy depends on the last bits of embeddings, and so on the batch
+        # size of encoding: all-MiniLM-L6-v2 had 90.0 and 90.4 on TREC
         return Regression(C=C, tol=TOLERANCE, max_iter=10_000).fit(self.features[train], self.labels[train])
 
 
 def classifier(features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> LinearLayer | LogisticRegression:
-    """The classifier that the settings name, for [n, columns] features and [n] classes 0 … k - 1."""
+    """Create the classifier that the settings name, for [n, columns] features and [n] classes 0 … k - 1."""
     return (LinearLayer if "optim" in settings else LogisticRegression)(features, labels, settings)

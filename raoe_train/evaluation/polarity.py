@@ -1,5 +1,5 @@
-"""Polarity and semantic scores, and the tasks polarity:NAME: whether what an encoder retrieves is of the sentence's
-class, and whether it is still about the same thing (the margins paper's Eq. 1 and 2)."""
+"""Polarity and semantic scores, and the tasks polarity:NAME: whether the sentences that an encoder retrieves have the
+same class as the query, and whether they are still about the same topic (Eq. 1 and 2 of the margins paper)."""
 
 import random
 from collections.abc import Sequence
@@ -18,35 +18,35 @@ from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, fi
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
-    """[k] weights of retrieved sentences, the nearest first, of sum 1: linear, w_i = 2 (k + 1 - i) / (k (k + 1)) for
-    i from 1 (the margins paper, section 3.1), or none, all the same."""
+    """[k] weights of retrieved sentences, the nearest first, with sum 1: for "linear", w_i = 2 (k + 1 - i) / (k (k +
+    1)) with i from 1 (section 3.1 of the margins paper); for "none", all equal."""
     if discount not in ("linear", "none"):
-        raise ValueError(f"discount must be one of linear, none, got {discount!r}")
+        raise ValueError(f"discount must be linear or none, got {discount!r}")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     return np.full(k, 1 / k) if discount == "none" else 2 * (k - np.arange(k)) / (k * (k + 1))
 
 
 class PolarityEvaluator(SentenceEvaluator):
-    """Scores of an encoder, which retrieves for each sentence the k nearest of the source sentences:
+    """Scores an encoder by the k nearest source sentences that it retrieves for each sentence:
 
     - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
     - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), by a frozen reference R; compare it with the S of R itself.
 
-    Calling it gives {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent, mean and
+    A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: mean and
     (population) standard deviation over the sentences.
 
     Args:
-        sentences, labels: n texts and their classes, any number of them, compared by ==.
-        source_sentences, source_labels: m texts to retrieve from, k at least, and their classes.
-        reference: [n + m, d] embeddings by the reference of the sentences and then the source sentences, or a
-            SentenceTransformer that makes them, once.
-        k, discount: how many are retrieved, and their weights, see `weights`.
-        batch_size: sentences at a time.
-        name: before the names of the scores.
+        sentences, labels: n texts and their classes; any number of classes, compared by ==.
+        source_sentences, source_labels: m texts to retrieve from, at least k, and their classes.
+        reference: [n + m, d] embeddings of the sentences and then the source sentences by the reference, or a
+            SentenceTransformer to compute them with, once.
+        k, discount: number of sentences to retrieve, and their weights, see `weights`.
+        batch_size: sentences in a batch.
+        name: prefix of the names of the scores.
 
     Raises:
-        ValueError: texts without labels, too few source sentences, or none of a class, or embeddings not finite.
+        ValueError: texts without labels, too few source sentences, a class without any, or embeddings not finite.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PolarityEvaluator(SentenceEvaluator):
             if len(texts) != len(classes):
                 raise ValueError(f"{what} has {len(classes)} entries for {len(texts)} sentences")
         if absent := sorted(map(str, set(labels) - set(source_labels))):
-            raise ValueError(f"no source sentence is of class {', '.join(absent)}: none can be found")
+            raise ValueError(f"no source sentence is of class {', '.join(absent)}: polarity would always be 0")
         self.texts, self.labels = [*sentences, *source_sentences], list(labels)
         numbers = {label: number for number, label in enumerate(dict.fromkeys(source_labels))}
         self.classes = np.array([numbers[label] for label in (*labels, *source_labels)])
@@ -86,13 +86,13 @@ class PolarityEvaluator(SentenceEvaluator):
         return named
 
     def scores(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(P, S) of each sentence, [n] each, from 0 to 1 and from -1 to 1, for [n + m, d] embeddings of the sentences
-        and then the source sentences."""
+        """(P, S) of each sentence, [n] each, from 0 to 1 and from -1 to 1. The [n + m, d] embeddings are those of the
+        sentences and then the source sentences."""
         return self._scores(embeddings, [self.k])[0]
 
     def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> tuple[dict[str, Any], np.ndarray]:
         """({"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class":
-        {class: the first four and "sentences"}, "curve": {k: {"polarity", "similarity"}}}, in percent; P of each
+        {class: the first five}, "curve": {k: {"polarity", "similarity"}}}, scores in percent; P of each
         sentence, [n] from 0 to 1)."""
         (polarity, similarity), *others = self._scores(embeddings, [self.k, *curve])
         labels = np.array(list(map(str, self.labels)))
@@ -114,7 +114,7 @@ class PolarityEvaluator(SentenceEvaluator):
     def _check(self, k: int) -> None:
         weights(k, self.discount)
         if (sources := len(self.texts) - len(self.labels)) < k:
-            raise ValueError(f"k is {k} and there are {sources} source sentences: lower k")
+            raise ValueError(f"k is {k}, but there are only {sources} source sentences: lower k")
 
     def _scores(self, embeddings: np.ndarray, ks: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """(P, S) of each sentence by the k nearest source sentences, for each k."""
@@ -122,13 +122,13 @@ class PolarityEvaluator(SentenceEvaluator):
         n, unit = len(self.labels), unit_rows(embeddings)
         places, _ = nearest(unit[:n], unit[n:], max(ks))
         same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
-        # a row at a time: [n, k, d] of them all may be large
+        # row by row, because [n, k, d] may be large
         cosines = np.stack([self.reference[n + row] @ self.reference[i] for i, row in enumerate(places)])
-        found = []
+        results = []
         for k in ks:
             w = weights(k, self.discount)
-            found.append((same[:, :k] @ w, cosines[:, :k].astype(np.float64) @ w))
-        return found
+            results.append((same[:, :k] @ w, cosines[:, :k].astype(np.float64) @ w))
+        return results
 
 
 def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
@@ -138,42 +138,42 @@ def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
 
 
 def read_polarity(name: str, reading: Reading) -> Task:
-    """The labelled texts of a task: those of test, or options.max_sentences of them, are scored; options.sources times
-    as many of train, drawn, are there to be retrieved (the margins paper, section 3.2)."""
+    """Read the labelled texts of a task (section 3.2 of the margins paper). Texts of test, at most
+    options.max_sentences, are scored; they retrieve from options.sources times as many random texts of train."""
     options = reading.polarity
     if (encoder := options.reference) is None:
-        raise ValueError(f"polarity.reference is missing: the frozen encoder whose cosines score {name}")
+        raise ValueError(f"--polarity.reference.name is missing: the frozen encoder whose cosines score {name}")
     source = find_task(name, reading.data_dir, "polarity", whole=True)
     data, _ = labelled_table(source, **reading.rows)
     splits = data["split"][:]
-    test, train = (data.select([k for k, its in enumerate(splits) if its == split]) for split in (TEST, TRAIN))
+    test, train = (data.select([k for k, part in enumerate(splits) if part == split]) for split in (TEST, TRAIN))
     if not len(test):
-        raise ValueError(f"{source} has no split {TEST!r}; splits {TRAIN} and {TEST} are needed")
+        raise ValueError(f"{source} has no split {TEST!r}: polarity needs splits {TRAIN} and {TEST}")
     test, train = _drawn(test, options.max_sentences, options.seed), distinct(train, {})[0]
     wanted = options.sources * len(test)
     if len(train) < wanted:
-        many = f"{options.sources} times the {len(test)} sentences of test are {wanted}, and train has {len(train)}"
+        many = f"{options.sources} times the {len(test)} sentences of test are {wanted}, but train has {len(train)}"
         raise ValueError(f"{source}: {many}: lower polarity.sources or polarity.max_sentences")
     sources = _drawn(train, wanted, options.seed)
-    (texts, labels), (others, theirs) = ((data["text"][:], data["label"][:]) for data in (test, sources))
+    (texts, labels), (others, classes) = ((data["text"][:], data["label"][:]) for data in (test, sources))
 
     @cache
-    def evaluator() -> PolarityEvaluator:  # made when the first encoder is scored: it runs the reference
+    def evaluator() -> PolarityEvaluator:  # created for the first encoder only, because it runs the reference
         reference = embeddings(encoder, [*texts, *others], "reference")
-        return PolarityEvaluator(texts, labels, others, theirs, reference, options.k, options.discount)
+        return PolarityEvaluator(texts, labels, others, classes, reference, options.k, options.discount)
 
     def score(embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         result, polarity = evaluator().report(embeddings, options.curve)
         return result, Outcomes(100 * polarity)
 
-    said = settings_said(encoder)
-    reference = said.pop("name")
-    made_by = {**asdict(options), "reference": reference, "files": fingerprint(reference), **said}
-    return Task("polarity", "polarity", [[*texts, *others], labels, theirs, made_by], [*texts, *others], score)
+    settings = settings_said(encoder)
+    reference = settings.pop("name")
+    scored_by = {**asdict(options), "reference": reference, "files": fingerprint(reference), **settings}
+    return Task("polarity", "polarity", [[*texts, *others], labels, classes, scored_by], [*texts, *others], score)
 
 
 def _drawn(data: Any, most: int | None, seed: int) -> Any:
-    """At most so many of the rows, drawn with `seed`, in their order."""
+    """Draw at most `most` rows with `seed`, and keep their order."""
     if most is None or most >= len(data):
         return data
     return data.select(sorted(random.Random(seed).sample(range(len(data)), most)))

@@ -1,4 +1,4 @@
-"""Retrieval tasks: strict caption retrieval (the BeLLM paper's Section 5.4), and reranking of a query's candidates."""
+"""Retrieval tasks: strict caption retrieval (Section 5.4 of the BeLLM paper), and reranking of a query's candidates."""
 
 from functools import partial
 from typing import Any
@@ -10,13 +10,13 @@ from raoe_train.data.tables import by_column, read_table
 from raoe_train.encoders.embed import cosines, unit_rows
 from raoe_train.evaluation.tasks import SUITES, NoSuchTask, Outcomes, Reading, Task, find_task
 
-CAPTIONS = 5  # of an image: the query and the 4 that it is to find
-LISTED = 100  # queries whose captions found a result lists
-BLOCK = 256  # queries at a time: their similarities to all captions are in memory
+CAPTIONS = 5  # captions of an image: the query and the 4 captions to find
+LISTED = 100  # number of queries whose retrieved captions are in a result
+BLOCK = 256  # queries whose similarities to all captions are in memory at a time
 
 
 def read_captions(source: str, **how: Any) -> dict[str, list[str]]:
-    """{image: its captions}, both in file order, of a file with one caption a row, columns image and caption."""
+    """Read {image: its captions}, in file order, from a file with columns image and caption."""
     parse = by_column({"image": parse_word, "caption": parse_sentence})
     table, _ = read_table(source, parse, "caption", **how)
     images: dict[str, list[str]] = {}
@@ -26,24 +26,24 @@ def read_captions(source: str, **how: Any) -> dict[str, list[str]]:
 
 
 def read_caption_task(name: str, reading: Reading) -> Task:
-    """The first five captions of each image."""
+    """Read the first five captions of each image."""
     source = find_task(name, reading.data_dir, "captions")
     images = read_captions(source, **reading.rows)
     for image, captions in images.items():
         if len(captions) < CAPTIONS:
-            few = f"image {image!r} has {len(captions)} captions; the protocol needs {CAPTIONS} of each image"
+            few = f"image {image!r} has {len(captions)} captions, but each image needs {CAPTIONS}"
             raise ValueError(f"{source}: {few}")
     if len(images) < 2:
-        raise ValueError(f"{source}: there is one image, and retrieval needs at least 2")
+        raise ValueError(f"{source}: need at least 2 images, got 1")
     texts = [caption for captions in images.values() for caption in captions[:CAPTIONS]]
     return Task("captions", "accuracy", texts, texts, partial(strict_accuracy, captions=texts))
 
 
 def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[str, Any], Outcomes]:
-    """{"accuracy", "images", "captions", "retrieved"}, and 100 for each image that is right, 0 for others: its first
-    caption's four nearest, by cosine, among all captions but itself are its own four. A tie counts against the encoder.
-    "retrieved" is Table 5 for the first LISTED images: [{"query", "captions": the four, "own": whether each is}]."""
-    # one column a distinct text, so that equal captions are equally near to the last bit
+    """({"accuracy", "images", "captions", "retrieved"}, Outcomes: 100 for a correct image, 0 for another). An image is
+    correct if the four captions nearest to its first caption are its own. A tie counts against the encoder. "retrieved"
+    is Table 5 for the first LISTED images: [{"query", "captions": the nearest four, "own": whether each is own}]."""
+    # one column for each distinct text, so that equal captions have exactly the same similarity
     _, first, place = np.unique(np.asarray(captions, dtype=object), return_index=True, return_inverse=True)
     unit = unit_rows(embeddings)
     distinct = unit[first].T
@@ -58,8 +58,8 @@ def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[s
         similarity[rows, own[:, :1]] = -np.inf
         for image, near in zip(numbers[: max(0, LISTED - start)].tolist(), similarity, strict=False):
             places = np.argsort(-near, kind="stable")[: CAPTIONS - 1].tolist()
-            found, ours = [captions[place] for place in places], [place // CAPTIONS == image for place in places]
-            listed.append({"query": captions[CAPTIONS * image], "captions": found, "own": ours})
+            texts, is_own = [captions[place] for place in places], [place // CAPTIONS == image for place in places]
+            listed.append({"query": captions[CAPTIONS * image], "captions": texts, "own": is_own})
         similarity[rows, own] = -np.inf
         right[numbers] = 100 * (farthest > similarity.max(axis=1))
     result = {"accuracy": float(right.mean()), "images": images, "captions": len(captions), "retrieved": listed}
@@ -67,7 +67,7 @@ def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[s
 
 
 def read_candidates(source: str, **how: Any) -> Any:
-    """A Dataset of queries with candidates: query, and positive and negative, in the file a text or a list of texts."""
+    """Read queries with candidates: query, positive and negative; the last two may be a text or a list of texts."""
     parse = by_column({"query": parse_sentence, "positive": _texts, "negative": _texts})
     return read_table(source, parse, "query", **how)[0]
 
@@ -75,14 +75,14 @@ def read_candidates(source: str, **how: Any) -> Any:
 def _texts(column: str, value: Any) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list):
-        raise RowProblem(f"{column} is {value!r}, neither a text nor a list of texts")
+        raise RowProblem(f"{column} must be a text or a list of texts, got {value!r}")
     if not texts:
         raise RowProblem(f"{column} is empty: there is nothing to rank", reason=f"no {column}")
     return [parse_sentence(f"{column} {place}", text) for place, text in enumerate(texts)]
 
 
 def read_rerank(name: str, reading: Reading) -> Task:
-    """The queries of a task. MTEB's reranking sets (SUITES["rerank"]) come through mteb where data.dir has no file."""
+    """Read the queries of a task. mteb provides its reranking sets (SUITES["rerank"]) if data.dir has no such file."""
     try:
         source = find_task(name, reading.data_dir, "rerank")
     except NoSuchTask:
@@ -97,13 +97,13 @@ def read_rerank(name: str, reading: Reading) -> Task:
 
 
 def precision(embeddings: np.ndarray, queries: list[dict[str, Any]]) -> tuple[dict[str, Any], Outcomes]:
-    """{"map", "mrr"}, x100, over all candidates of a query by cosine, and "queries"; with each average precision."""
+    """({"map", "mrr", "queries"}, Outcomes: each query's average precision), x100, over all candidates by cosine."""
     precisions, ranks = [], []
     ends = np.cumsum([1 + len(query["positive"]) + len(query["negative"]) for query in queries])
     for query, (own, *candidates) in zip(queries, np.split(embeddings, ends[:-1]), strict=True):
         similarity = cosines(np.tile(own, (len(candidates), 1)), np.array(candidates))
         relevant = np.arange(len(candidates)) < len(query["positive"])
-        # of equal cosines negatives come first: an encoder with one embedding for all texts gets the lowest score
+        # at equal cosines negatives come first, so that an encoder with equal embeddings gets the lowest score
         ranked = relevant[np.lexsort((relevant, -similarity))]
         places = np.flatnonzero(ranked) + 1
         precisions.append(np.mean(np.arange(1, len(places) + 1) / places))

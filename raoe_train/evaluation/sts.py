@@ -18,21 +18,21 @@ from raoe_train.evaluation.tasks import Outcomes, Reading, Task, evaluate_tasks,
 
 
 def read_sts(name: str, reading: Reading) -> Task:
-    """The scored pairs of a task, see read_scored."""
+    """Read the scored pairs of a task; see read_scored."""
     return of_pairs(read_scored(find_task(name, reading.data_dir), reading.prompt, **reading.rows))
 
 
 def of_pairs(pairs: Any) -> Task:
-    """The task of a Dataset with sentence1, sentence2 and score, and perhaps subset."""
+    """Create a task from a Dataset with sentence1, sentence2 and score, and optionally subset."""
     columns = pairs.to_dict()
     score = partial(correlations, scores=np.asarray(columns["score"]), subsets=np.asarray(columns.get("subset", [])))
     return Task("sts", "spearman", columns, [*columns["sentence1"], *columns["sentence2"]], score)
 
 
 def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-    """{"spearman", "pearson", "pairs"}, correlations x100 of cosines and scores over all pairs together (the "all" of
-    Gao et al. 2021, Appendix B), and the cosines with their scores. Of several subsets also "subsets", {name: the same
-    of it}, and "mean", unweighted, of their correlations."""
+    """({"spearman", "pearson", "pairs"}, the cosines with their scores). The correlations, x100, are over all pairs
+    together ("all" in Gao et al. 2021, Appendix B). With several subsets there are also "subsets", {name: the same for
+    the subset}, and "mean", the unweighted mean of their correlations."""
     similarity, noise = cosines(*np.split(embeddings, 2)), rounding(embeddings)
 
     def measured(chosen: np.ndarray) -> dict[str, Any]:
@@ -41,14 +41,14 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
     result = measured(np.full(len(scores), True))
     parts = {name: measured(subsets == name) for name in dict.fromkeys(subsets.tolist())}
     if len(parts) > 1:
-        means = {metric: mean_of_all([of[metric] for of in parts.values()]) for metric in ("spearman", "pearson")}
+        means = {metric: mean_of_all([part[metric] for part in parts.values()]) for metric in ("spearman", "pearson")}
         result |= {"mean": means, "subsets": parts}
     return result, Outcomes(similarity, scores)
 
 
 def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) -> dict[str, float | None]:
-    """{"spearman", "pearson"} x100 of two vectors [n]; None where all values of one are equal, or similarities differ
-    by no more than `noise`, their rounding."""
+    """{"spearman", "pearson"} x100 of two vectors [n]; None if all scores are equal, or similarities differ by no more
+    than `noise`, their rounding error."""
     if np.ptp(similarity) <= noise or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
@@ -56,8 +56,8 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
 
 
 class StsEvaluator(SentenceEvaluator):
-    """of_pairs for a trainer: NAME_spearman_cosine, by which the best model is chosen, and NAME_pearson_cosine, from -1
-    to 1 or NaN. Of several sets these are their means, beside NAME_SET_spearman_cosine and so on of each."""
+    """An evaluator for the trainer: NAME_spearman_cosine, which selects the best model, and NAME_pearson_cosine, from
+    -1 to 1 or NaN. With several sets these are means, and each set has its own NAME_SET_spearman_cosine and so on."""
 
     def __init__(self, sets: Mapping[str, Any], batch_size: int, name: str) -> None:
         super().__init__()
@@ -69,41 +69,41 @@ class StsEvaluator(SentenceEvaluator):
         results = evaluate_tasks(model, self.tasks, self.batch_size)["tasks"]
         named: dict[str, float] = {}
         for metric in ("spearman", "pearson"):
-            of = {each: math.nan if its[metric] is None else its[metric] / 100 for each, its in results.items()}
-            named[f"{self.name}_{metric}_cosine"] = sum(of.values()) / len(of)
-            if len(of) > 1:
-                named |= {f"{self.name}_{each}_{metric}_cosine": value for each, value in of.items()}
+            by_set = {each: math.nan if row[metric] is None else row[metric] / 100 for each, row in results.items()}
+            named[f"{self.name}_{metric}_cosine"] = sum(by_set.values()) / len(by_set)
+            if len(by_set) > 1:
+                named |= {f"{self.name}_{each}_{metric}_cosine": value for each, value in by_set.items()}
         self.store_metrics_in_model_card_data(model, named, epoch, steps)
         return named
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """The prompt of a model's recipe, or the one with a {condition} that it was saved with, or has in memory."""
+    """The prompt in a model's settings, else the prompt with a {condition} that the model was saved with; or None."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:
         return model.prompt
     else:
         saved = Path(model.name).expanduser() / "config_sentence_transformers.json"
-        prompts = read_json(saved).get("prompts")  # where the file is damaged the loader says so
+        prompts = read_json(saved).get("prompts")  # if the file is damaged, loading the model reports it
     before = prompts.get(CONDITIONAL) if isinstance(prompts, dict) else None
     return before + "{text}" if isinstance(before, str) else None
 
 
 def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Any:
-    """The C-STS rows to predict, see conditional_table."""
+    """Read the C-STS rows to predict; see conditional_table."""
     if not source:
-        raise ValueError("data.input is missing: the C-STS rows to predict")
+        raise ValueError("--data.input is missing: the C-STS rows to predict")
     if not is_conditional(prompt):
-        raise ValueError("submission needs a prompt with {condition}: train with one, or give model.prompt")
+        raise ValueError("submission needs a prompt with {condition}: train with one, or set --model.prompt")
     return conditional_table(source, str(prompt), scored=False, columns=columns)[0]
 
 
 def submit(model: Any, rows: Any, path: str, batch_size: int) -> int:
-    """Write the cosine of each row's sentences, under its condition, for C-STS's organisers to score; return how many.
+    """Write the cosine of each row's sentences, under its condition, as a submission to C-STS; returns their number.
 
-    The file is what https://github.com/princeton-nlp/c-sts (commit 3bacafa) takes for `python make_test_submission.py
-    YOUR_EMAIL PATH`: one JSON object, {"0": 1.0, "1": 0.0, ...}, by the number of each of csts_test.csv's 4732 rows.
+    The file is for `python make_test_submission.py YOUR_EMAIL PATH` of https://github.com/princeton-nlp/c-sts (commit
+    3bacafa): one JSON object {"0": 1.0, "1": 0.0, ...} whose keys are the row numbers of csts_test.csv, 4732 rows.
     """
     texts = [*rows["sentence1"][:], *rows["sentence2"][:]]
     predictions = cosines(*np.split(encode_sentences(model, texts, batch_size), 2))

@@ -1,4 +1,4 @@
-"""Tasks to evaluate encoders on. A new kind is a line in KINDS, and a function: (name, Reading) -> Task."""
+"""Tasks to evaluate encoders on. To add a kind, add a line to KINDS and a function (name, Reading) -> Task."""
 
 import os
 import pkgutil
@@ -34,8 +34,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "sts": STS,
     "transfer": TRANSFER,
     "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
-}  # names that need no kind in front of them
-DEFAULT = "sts"  # kind of other bare names
+}  # names that need no kind in front
+DEFAULT = "sts"  # kind of other names without a kind in front
 ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
 
@@ -45,13 +45,13 @@ class Polarity:
     """How the tasks polarity:NAME score what an encoder retrieves.
 
     Args:
-        reference: encoder that says how similar sentences are; in train by default the one that training starts from
-        k: sentences to retrieve
-        discount: weights of the k; linear (Eq. 1) or none
-        sources: sentences to retrieve from, drawn from train, so many times those of test
-        max_sentences: largest number of test sentences, drawn with seed
-        seed: seed of what is drawn
-        curve: other numbers of sentences to retrieve, too
+        reference: encoder that measures similarity; in train by default the encoder that training starts from
+        k: number of sentences to retrieve
+        discount: weights of the retrieved sentences; linear (Eq. 1) or none
+        sources: number of train sentences to retrieve from, as a multiple of the test sentences
+        max_sentences: maximum number of test sentences, drawn with seed
+        seed: seed for drawing sentences
+        curve: further values of k to report
     """
 
     reference: FrozenEncoder | None = None
@@ -68,12 +68,12 @@ class Reading:
     """How tasks are read."""
 
     data_dir: str | Path | None = None  # where names are looked up
-    columns: Mapping[str, Any] | None = None  # {our column name: the files'}
-    on_error: str = "raise"  # a malformed row, or "skip"
-    prompt: str | None = None  # the encoder's; one with a {condition} makes sets of kind sts C-STS files
-    cache: Path | None = None  # for results of tasks that take long, so that they can resume
+    columns: Mapping[str, Any] | None = None  # {our column name: column in files}
+    on_error: str = "raise"  # an error at a malformed row, or "skip"
+    prompt: str | None = None  # of the encoder; if it has a {condition}, tasks of kind sts are C-STS files
+    cache: Path | None = None  # for results of long tasks, so that they can resume
     polarity: Polarity = field(default_factory=Polarity)
-    classifier: Classifier | None = None  # of transfer tasks
+    classifier: Classifier | None = None  # for transfer tasks
 
     @property
     def rows(self) -> dict[str, Any]:
@@ -82,45 +82,45 @@ class Reading:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """How an encoder did on each of n examples of a task, so that two encoders can be compared."""
+    """An encoder's results on each of n examples of a task, so that two encoders can be compared."""
 
-    values: np.ndarray  # [n] float64 whose mean is the main metric x100; with gold, what the encoder gives
+    values: np.ndarray  # [n] float64, whose mean is the main metric x100; with gold, the encoder's similarities
     gold: np.ndarray | None = None  # [n] float64, whose Spearman correlation with values is the main metric
 
 
 @dataclass(frozen=True)
 class Task:
-    """Data with a metric: a score of embeddings of its sentences, or a run of its own."""
+    """Data with a metric: either `score` of the embeddings of its sentences, or its own `run` of the encoder."""
 
     kind: str  # its name in KINDS
-    main: str  # the name of its main metric, x100 and the higher the better, which averages are taken of
-    content: Any  # what a result depends on, as plain values: the data itself, or its name and version
-    sentences: list[str] = field(default_factory=list)  # the n texts to encode; repeated ones are encoded once
-    # [n, d] float32 embeddings -> ({metric: value, None where it is undefined}, what the main one is made of)
+    main: str  # name of its main metric, x100, higher is better; averages are over main metrics
+    content: Any  # everything that a result depends on, as plain values: the data, or its name and version
+    sentences: list[str] = field(default_factory=list)  # the n texts to encode; each distinct text is encoded once
+    # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
     score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]] | None = None
     run: Callable[[Any, int], dict[str, Any]] | None = None  # (SentenceTransformer, batch size) -> {metric: value}
 
 
 class NoSuchTask(ValueError):
-    """A name that nothing in data.dir has."""
+    """A task name that does not exist in data.dir."""
 
 
 def suite_tasks(suites: Sequence[str]) -> list[str]:
-    """The tasks of suites, each once; "all" is every one of SUITES."""
+    """The distinct tasks of suites; "all" means all SUITES."""
     for name in suites:
         if name not in (*SUITES, "all"):
-            raise ValueError(f"suite must be of {', '.join(SUITES)} or all, got {name!r}")
+            raise ValueError(f"suite must be one of {', '.join(SUITES)}, all; got {name!r}")
     return [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
 
 
 def split_word(word: str) -> tuple[str, str]:
-    """(kind, name) of a task's word, see read_tasks; ValueError for an unknown kind."""
+    """Split a task word into (kind, name), see read_tasks; ValueError for an unknown kind."""
     prefix, colon, rest = word.partition(":")
     if colon and prefix in KINDS:
         return prefix, rest
     if colon and prefix != "hub" and not is_file(word):
         near = nearest(repr(prefix), map(repr, KINDS))
-        raise ValueError(f"task {word!r}: no kind {prefix!r}{near}; there are: {', '.join(KINDS)}")
+        raise ValueError(f"task {word!r}: unknown kind {prefix!r}{near}; kinds: {', '.join(KINDS)}")
     base = word.partition("#")[0].lower()
     for kind, names in SUITES.items():
         if base in (name.lower() for name in names):
@@ -129,39 +129,39 @@ def split_word(word: str) -> tuple[str, str]:
 
 
 def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: Any) -> dict[str, Task]:
-    """Each task by its word, all of them read, so that an error in one costs no encoding.
+    """Read all tasks, so that an error in one is found before any encoding; returns {word: task}.
 
-    Words are KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
-    files (FILE, FILE#split, builtin#test) are sts. `how` is the other fields of Reading.
+    A word is KIND:NAME or KIND:FILE, with KIND in KINDS. A NAME in SUITES has the suite's kind; other names and files
+    without a kind (FILE, FILE#SPLIT, builtin#test) are sts. `how` is the other fields of Reading.
     """
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
     if taken := {"average", "dev"}.intersection(tasks):
-        raise ValueError(f"a task may not be called {min(taken)}, which is a column of reports: name its file")
+        raise ValueError(f"a task cannot be called {min(taken)}, which is a column of reports: name its file")
     if repeated := sorted(task for task, count in Counter(tasks).items() if count > 1):
-        raise ValueError(f"tasks names {', '.join(repeated)} more than once")
-    reading, found, missing = Reading(data_dir, **how), dict[str, Task](), dict[str, None]()
+        raise ValueError(f"tasks has {', '.join(repeated)} more than once: name each task once")
+    reading, by_word, missing = Reading(data_dir, **how), dict[str, Task](), dict[str, None]()
     for word in tasks:
         kind, name = split_word(word)
         if is_conditional(reading.prompt) and kind != "sts":
-            raise ValueError(f"task {word!r}: the prompt has a {{condition}}, and tasks of kind {kind} have none")
+            raise ValueError(f"task {word!r}: the prompt has a {{condition}}, which tasks of kind {kind} do not have")
         try:
-            found[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
+            by_word[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
         except NoSuchTask as error:
             missing[str(error)] = None
     if missing:
         raise NoSuchTask("\n".join(missing))
-    return found
+    return by_word
 
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
-    """The source that NAME, NAME#SPLIT or NAME-all stands for: the file data_dir/NAME.* or data_dir/KIND/NAME.*, else
-    data_dir/*/NAME.*; its test split, where it has splits, unless it is to be `whole`. A source stands for itself."""
+    """Find the source of a task NAME, NAME#SPLIT or NAME-all: the file data_dir/NAME.* or data_dir/KIND/NAME.*, else
+    data_dir/*/NAME.*; of its splits the test split, unless `whole`. The name of a source is returned unchanged."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
     if not data_dir:
-        raise NoSuchTask("data.dir is missing: the folder where tasks are looked up by name")
+        raise NoSuchTask("--data.dir is missing: the folder where tasks are looked up by name")
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {str(folder)!r} (data.dir)")
@@ -170,8 +170,8 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     if not files and name.endswith(ALL_PAIRS):
         files, whole = known.get(name.removesuffix(ALL_PAIRS).lower(), []), True
     if not files:
-        near, there = nearest(repr(name), map(repr, known)), ", ".join(sorted(known))
-        raise NoSuchTask(f"no task {task!r} in {folder}{near}: neither {name}.* nor */{name}.*; there are: {there}")
+        near, names = nearest(repr(name), map(repr, known)), ", ".join(sorted(known))
+        raise NoSuchTask(f"no task {task!r} in {folder}{near}: neither {name}.* nor */{name}.*; tasks: {names}")
     if len(files) > 1:
         raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
     file = str(files[0])
@@ -184,13 +184,13 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
             if TEST in splits:
                 return f"{file}#{TEST}"
     if len(splits) > 1:
-        there = f"splits {', '.join(splits)} and none is {TEST!r}"
-        raise ValueError(f"{file} has {there}; name {file}#SPLIT or {task}{ALL_PAIRS}")
+        names = ", ".join(splits)
+        raise ValueError(f"{file} has splits {names}, but no {TEST!r}; name {file}#SPLIT or {task}{ALL_PAIRS}")
     return file
 
 
 def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
-    """{name in small letters: data files} at these places in a folder."""
+    """{lower-case name: data files} for glob patterns in a folder."""
     files: dict[str, list[Path]] = {}
     for path in sorted(path for place in places for path in folder.glob(place)):
         if data_kind(path) and path.is_file():
@@ -201,8 +201,8 @@ def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
 def evaluate_tasks(
     model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
 ) -> dict[str, Any]:
-    """Scores of a SentenceTransformer: "tasks", "average" and "averages" of the job `evaluate`. Texts that tasks share
-    are encoded once. `outcomes` is filled with those of each task that has them."""
+    """Evaluate a SentenceTransformer; returns "tasks", "average" and "averages" as in the job `evaluate`. Texts that
+    tasks share are encoded once. `outcomes` is filled with the outcomes of tasks that have them."""
     scored = [task for task in tasks.values() if task.score]
     texts = [text for task in scored for text in task.sentences]
     embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
@@ -220,24 +220,24 @@ def evaluate_tasks(
     by_kind: dict[str, list[float | None]] = {}
     for result in results.values():
         by_kind.setdefault(result["kind"], []).append(main_score(result))
-    found: dict[str, Any] = {"tasks": results, "average": mean_of_all([*map(main_score, results.values())])}
+    summary: dict[str, Any] = {"tasks": results, "average": mean_of_all([*map(main_score, results.values())])}
     if len(by_kind) > 1:
-        found["averages"] = {kind: mean_of_all(scores) for kind, scores in by_kind.items()}
-    return found
+        summary["averages"] = {kind: mean_of_all(scores) for kind, scores in by_kind.items()}
+    return summary
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
-    """The main metric of one task's result, x100; None where it is undefined, or the result is empty."""
+    """The main metric of one task's result, x100; None if it is undefined or the result is empty."""
     return result.get(result.get("main", "spearman"))
 
 
 def mean_of_all(scores: Sequence[Any]) -> float | None:
-    """The mean; None where one is None, or there are none."""
+    """The mean of scores; None if one of them is None, or there are no scores."""
     return None if None in scores or not scores else float(np.mean(scores))
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """The result as a text table, one line a task, the kinds one after the other."""
+    """Format a result as a text table, one line for each task, grouped by kind."""
     by_kind: dict[str, dict[str, Any]] = {}
     for word, task in result["tasks"].items():
         by_kind.setdefault(task.get("kind", DEFAULT), {})[word] = task
@@ -265,8 +265,8 @@ def _cell(value: Any) -> str:
 
 
 def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Mapping[str, Any]) -> None:
-    """Keep the outcomes of each task, by its word, beside the result that has those settings."""
-    arrays = {f"{word}\tvalues": of.values for word, of in outcomes.items()}
-    arrays |= {f"{word}\tgold": of.gold for word, of in outcomes.items() if of.gold is not None}
+    """Write the outcomes of each task into a file beside the result that has these settings."""
+    arrays = {f"{word}\tvalues": each.values for word, each in outcomes.items()}
+    arrays |= {f"{word}\tgold": each.gold for word, each in outcomes.items() if each.gold is not None}
     with replacing(beside(result, EXAMPLES)) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, made_from=np.array(digest(settings)), **arrays)

@@ -1,5 +1,5 @@
 """Transfer tasks: a classifier on frozen embeddings, by SentEval's protocol (Conneau and Kiela 2018; the BeLLM paper's
-Section 5.2), which says the folds, the order of examples and the choice of the penalty."""
+Section 5.2), which fixes the folds, the order of examples and the choice of the penalty."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,30 +19,30 @@ DEV = ("dev", "validation", "valid")
 
 
 def read_transfer(name: str, reading: Reading) -> Task:
-    """The labelled sentences or pairs of a task, with all their splits."""
+    """Read the labelled sentences or pairs of a task, with all of their splits."""
     source = find_task(name, reading.data_dir, "transfer", whole=True)
     data = labelled_table(source, **reading.rows)[0].to_dict()
     columns = [data.get(name) for name in ("text", "second", "label", "split")]
     first, second, labels, split = columns
     settings = (reading.classifier or Classifier()).settings()
     _check(labels, split, str(source), settings["kfold"])
-    # the default classifier is not part of the content, so that results from before there were others stay valid
+    # without the default classifier, so that results from before other classifiers existed stay valid
     content = columns if settings == Classifier().settings() else [*columns, settings]
     score = partial(classify, data=columns, settings=settings)
     return Task("transfer", "accuracy", content, [*first, *(second or [])], score)
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
-    """{"accuracy", x100, "dev_accuracy": by which penalties were chosen, "examples": tested}, "f1", x100, of class 1
-    for a test split of pairs of classes 0 and 1, and "classifier", the settings, unless they are of scikit-learn's; and
-    100 for each tested example that is right, 0 for others, in the same order for all encoders.
+    """Classify the examples of a task; returns ({"accuracy", x100, "dev_accuracy": accuracy in the choice of the
+    penalty, "examples": number tested, …}, Outcomes: 100 for a correct example and 0 for another, in a fixed order).
+    Test splits of pairs with classes 0 and 1 also have "f1", x100; other classifiers than scikit-learn's "classifier".
 
     - Splits train, dev and test: the penalty is the best on dev; trained on train, tested on test.
-    - Splits train and test: it is the best in cross-validation of train.
-    - No splits, or one: mean accuracy of the folds, the penalty of each the best in folds of what it trains on.
+    - Splits train and test: the penalty is the best in cross-validation on train.
+    - One split or none: mean accuracy over folds, each with the best penalty in cross-validation on its training part.
     """
     texts, second, words, split = data
-    # SentEval's order, by the number of tokens, then by class: the folds depend on it
+    # SentEval's order, by number of tokens and then by class, because the folds depend on it
     tokens = [[len(text.split()) for text in column or texts] for column in (texts, second)]
     order = sorted(range(len(words)), key=lambda row: (tokens[0][row], tokens[1][row], words[row]))
     classes, labels = np.unique(np.asarray(words)[order], return_inverse=True)
@@ -53,50 +53,50 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
         features = np.concatenate([np.abs(first - other), first * other], axis=1)
     model = classifier(features[order], labels, settings)
     train, dev, test = (np.flatnonzero(np.isin(split, names)) for names in (TRAIN, DEV, TEST))
-    given = bool(len(train) and len(test))
-    dev = dev if given else dev[:0]
-    grid = model.split_grid if given and not len(dev) else model.grid
-    outer = [(train, test)] if given else _folds(np.arange(len(labels)), labels, settings)
-    right, accuracies, chosen_by = np.full(len(labels), np.nan), [], []
-    for train, test in tqdm(outer, desc="folds", disable=given or None):
+    has_splits = bool(len(train) and len(test))
+    dev = dev if has_splits else dev[:0]
+    grid = model.split_grid if has_splits and not len(dev) else model.grid
+    outer = [(train, test)] if has_splits else _folds(np.arange(len(labels)), labels, settings)
+    correct, accuracies, dev_accuracies = np.full(len(labels), np.nan), [], []
+    for train, test in tqdm(outer, desc="folds", disable=has_splits or None):
         folds = [(train, dev)] if len(dev) else _folds(train, labels, settings)
-        scores = np.round(100 * model.validated(folds, grid).mean(0), 2)  # ties go to the first of the grid
-        found = model.predicted(train, dev, test, grid[int(scores.argmax())])
-        right[test] = 100.0 * (found == labels[test])
-        accuracies.append(right[test].mean())
-        chosen_by.append(scores.max())
-    tested = right[~np.isnan(right)]
-    # a mean of folds, whose sizes may differ by one
-    accuracy, dev_accuracy = float(np.mean(accuracies)), float(np.mean(chosen_by))
+        scores = np.round(100 * model.validated(folds, grid).mean(0), 2)  # of equal scores the first is chosen
+        predictions = model.predicted(train, dev, test, grid[int(scores.argmax())])
+        correct[test] = 100.0 * (predictions == labels[test])
+        accuracies.append(correct[test].mean())
+        dev_accuracies.append(scores.max())
+    tested = correct[~np.isnan(correct)]
+    # the mean over folds differs from the mean over examples if fold sizes differ
+    accuracy, dev_accuracy = float(np.mean(accuracies)), float(np.mean(dev_accuracies))
     result: dict[str, Any] = {"accuracy": accuracy, "dev_accuracy": dev_accuracy, "examples": len(tested)}
     if settings["name"] != Classifier.name:
         result["classifier"] = settings
-    if given and second is not None and classes.tolist() == ["0", "1"]:
-        result["f1"] = 100 * float(f1_score(labels[test], found, zero_division=0))
+    if has_splits and second is not None and classes.tolist() == ["0", "1"]:
+        result["f1"] = 100 * float(f1_score(labels[test], predictions, zero_division=0))
     return result, Outcomes(tested)
 
 
 def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
-    """ValueError for splits that the protocol does not know, and classes that cannot be learnt."""
+    """Raise ValueError for splits that the protocol does not have, and for classes with too few examples."""
     splits = set(split)
-    given = {TRAIN, TEST} <= splits
-    if len(splits) > 1 and not (given and splits - {TRAIN, TEST, *DEV} == set()):
-        known = f"{TRAIN}, {' or '.join(DEV)}, and {TEST}, or one split for {kfold} folds of it: FILE#SPLIT"
-        raise ValueError(f"{where} has splits {', '.join(sorted(splits))}; known are {known}")
-    counts = Counter(label for label, its in zip(labels, split, strict=True) if its == TRAIN or not given)
+    has_splits = {TRAIN, TEST} <= splits
+    if len(splits) > 1 and not (has_splits and splits - {TRAIN, TEST, *DEV} == set()):
+        known = f"{TRAIN}, {' or '.join(DEV)}, and {TEST}; to use {kfold} folds of one split, name FILE#SPLIT"
+        raise ValueError(f"{where} has splits {', '.join(sorted(splits))}; they must be {known}")
+    counts = Counter(label for label, part in zip(labels, split, strict=True) if part == TRAIN or not has_splits)
     if len(counts) < 2:
-        raise ValueError(f"{where}: all examples to train on are of class {next(iter(counts))!r}; there must be two")
+        raise ValueError(f"{where}: all training examples are of class {next(iter(counts))!r}; at least two are needed")
     if unknown := sorted(set(labels) - set(counts)):
-        raise ValueError(f"{where}: class {unknown[0]!r} has no example to train on")
+        raise ValueError(f"{where}: class {unknown[0]!r} has no training example")
     label, fewest = min(counts.items(), key=lambda item: item[1])
-    # an outer fold takes the most, a tenth rounded up, from what the inner folds divide
-    left = fewest if given else fewest - -(-fewest // kfold)
+    # an outer fold removes up to a tenth, rounded up, of the examples that the inner folds divide
+    left = fewest if has_splits else fewest - -(-fewest // kfold)
     if left < kfold and not splits & set(DEV):
-        few = f"{fewest} examples to train on, which is too few for {kfold} folds"
+        few = f"{fewest} training examples, too few for {kfold} folds: lower classifier.kfold"
         raise ValueError(f"{where}: class {label!r} has {few}")
 
 
 def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(places to train on, places to test on) of each fold."""
+    """(training rows, test rows) of each fold."""
     folds = StratifiedKFold(settings["kfold"], shuffle=True, random_state=SEED).split(places, labels[places])
     return [(places[part], places[rest]) for part, rest in folds]

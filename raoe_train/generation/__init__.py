@@ -1,4 +1,4 @@
-"""Ranking sentences with a language model: chains that move away from a sentence step by step."""
+"""Generate ranking sentences with a language model: chains that move step by step away from a source sentence."""
 
 from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request, Sampling
 from raoe_train.generation.growth import Chain, Generation, grow

@@ -1,10 +1,10 @@
-"""Guided decoding of many rows at once: both contexts in one left-padded batch, with one KV cache.
+"""Guided decoding of many requests at once, with both contexts in one left-padded batch and one KV cache.
 
-A row of the batch is a context. An answer with guidance has two rows, the farther context's after the nearer one's,
-which go on with the same tokens; one without has a single row. A context that was read can be kept: a chain's farther
-context was the nearer one a step before, and all contexts begin with the same instruction.
-A row's choices do not depend on the batch it is in: random numbers come from its own seed, and transformers' processors
-that read earlier tokens see this row's, without padding.
+Each row of the batch is a context. An answer with guidance has two rows, the nearer context and after it the farther
+one, which continue with the same tokens; an answer without guidance has one row. A context can be kept for reuse: a
+chain's farther context is the nearer context of the step before, and all contexts start with the same instruction.
+An answer does not depend on the rest of the batch: random numbers come from the request's own seed, and transformers'
+processors get only the earlier tokens of this row, without padding.
 """
 
 import functools
@@ -25,17 +25,17 @@ from raoe_train.config import AboveZeroToOne, NonNegativeInt, PositiveFloat
 
 @dataclass
 class Sampling:
-    """How tokens are chosen: fields of transformers.GenerationConfig, with their meaning there.
+    """How tokens are chosen: fields of transformers.GenerationConfig, with the same meaning.
 
     Args:
-        do_sample: draw tokens at random; false takes the most probable
-        repetition_penalty: as GenerationConfig's
-        no_repeat_ngram_size: as GenerationConfig's
-        temperature: as GenerationConfig's
-        top_k: as GenerationConfig's
-        top_p: as GenerationConfig's
-        eos_token_id: as GenerationConfig's
-        stop_strings: as GenerationConfig's
+        do_sample: draw tokens at random; false takes the most probable token
+        repetition_penalty: penalty for tokens that already occurred; 1 for none
+        no_repeat_ngram_size: size of n-grams that must not occur twice; 0 for no limit
+        temperature: temperature of the softmax
+        top_k: number of most probable tokens to draw from
+        top_p: share of the probability whose most probable tokens to draw from
+        eos_token_id: tokens that end an answer; by default the model's
+        stop_strings: texts that end an answer
     """
 
     do_sample: bool = False
@@ -48,14 +48,14 @@ class Sampling:
     stop_strings: list[str] | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("temperature", "top_k", "top_p") if getattr(self, name) is not None]
-        if given and not self.do_sample:
-            raise ValueError(f"generation.{given[0]} has no effect on greedy decoding: set generation.do_sample true")
+        names = [name for name in ("temperature", "top_k", "top_p") if getattr(self, name) is not None]
+        if names and not self.do_sample:
+            raise ValueError(f"generation.{names[0]} has no effect on greedy decoding: set generation.do_sample true")
         if isinstance(self.stop_strings, str) or not all(self.stop_strings or ()):
-            raise ValueError(f"generation.stop_strings must be texts that are not empty, got {self.stop_strings!r}")
+            raise ValueError(f"generation.stop_strings must be a list of non-empty texts, got {self.stop_strings!r}")
 
     def processors(self) -> Any:
-        """The LogitsProcessorList that reads a row's earlier tokens."""
+        """The LogitsProcessorList that depends on a row's earlier tokens."""
         penalty, size = self.repetition_penalty, self.no_repeat_ngram_size
         steps = (
             penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
@@ -64,7 +64,7 @@ class Sampling:
         return hf.LogitsProcessorList(filter(None, steps))
 
     def warpers(self) -> Any:
-        """The LogitsProcessorList for all rows alike, of logits or log-probabilities; empty without do_sample."""
+        """The LogitsProcessorList that is the same for all rows, for logits or log-probabilities."""
         steps = (
             self.temperature not in (None, 1.0) and hf.TemperatureLogitsWarper(float(self.temperature or 0)),
             self.top_k and hf.TopKLogitsWarper(self.top_k),
@@ -75,15 +75,15 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A context that was read, of use only to the decoder that read it (which is not checked)."""
+    """A context that a decoder has read. Only the same decoder can reuse it (which is not checked)."""
 
-    ids: tuple[int, ...]  # of its L tokens
+    ids: tuple[int, ...]  # its L tokens
     layers: tuple[tuple[Tensor, Tensor], ...]  # (keys, values), both [key-value heads, L, dim], without padding
-    logits: Tensor  # [V] at its end
+    logits: Tensor  # [V] after its last token
 
     def covers(self, ids: Sequence[int]) -> int:
-        """How many first ones of `ids` need not be read again: all if they are this context; else those that both begin
-        with, but not the last of `ids`, behind which the logits are not known."""
+        """The number of first tokens of `ids` that need not be read again: all if they equal this context, else the
+        common prefix, without the last of `ids`, because the logits after it are not known."""
         if tuple(ids) == self.ids:
             return len(ids)
         same = [one == other for one, other in zip(ids, self.ids, strict=False)]
@@ -92,44 +92,44 @@ class Context:
 
 @dataclass(frozen=True)
 class Request:
-    """What to answer."""
+    """A request for an answer."""
 
     near: Sequence[int]  # token ids of the nearer context, the one to answer
-    far: Sequence[int] | None = None  # those of the farther context, or None for plain decoding
-    guidance: float = 1.0  # 1 + lambda of Eq. 4; with 1 the farther context has no say and is left out
+    far: Sequence[int] | None = None  # token ids of the farther context, or None for plain decoding
+    guidance: float = 1.0  # 1 + lambda of Eq. 4; with 1 the farther context has no effect and is not read
     max_new_tokens: int = 64  # at least 1
-    seed: int = 0  # of this answer's random numbers, where there are any
-    keep: bool = False  # whether the answer shall carry its nearer context, to be `known` to a later request
-    # Of an answer by the same decoder: where near or far begin as it does, that is not read again. The answer is the
-    # same, up to rounding.
+    seed: int = 0  # seed for this answer's random numbers
+    keep: bool = False  # whether the answer returns its nearer context, as `known` for a later request
+    # A context from an earlier answer of the same decoder. Its common prefix with near or far is not read again. The
+    # answer is the same, up to rounding.
     known: Context | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was answered."""
+    """An answer to a request."""
 
-    ids: list[int]  # what was generated, an end token included
+    ids: list[int]  # generated tokens, including an end token
     text: str  # decoded without special tokens, up to a stop string ("" without a tokenizer)
-    finish: str  # "eos", "stop" (a stop string) or "length" (it was cut off)
-    # the nearer one if the request says keep; None otherwise, and where a cache keeps only a window
+    finish: str  # "eos", "stop" (a stop string) or "length" (reached max_new_tokens)
+    # the nearer context if the request has keep; None otherwise, and if the cache keeps only a window
     context: Context | None = field(default=None, compare=False)
 
 
 @dataclass(eq=False)
 class Slot:
-    """An answer under way."""
+    """An answer in progress."""
 
     key: Hashable
     request: Request
-    uniforms: Tensor | None = None  # [max_new_tokens], where tokens are drawn
+    uniforms: Tensor | None = None  # [max_new_tokens] random numbers, if tokens are drawn
     ids: list[int] = field(default_factory=list)
-    logits: Tensor | None = None  # [V] at the end of the nearer context, where it is to be kept
+    logits: Tensor | None = None  # [V] after the nearer context, if it is kept
 
 
 @dataclass(eq=False)
 class Row:
-    """A row of the batch: a context of an answer, and behind it the answer."""
+    """A row of the batch: a context and, after it, the answer so far."""
 
     slot: Slot
     ids: Sequence[int]
@@ -141,7 +141,7 @@ class Row:
 
 @dataclass(eq=False)
 class Batch:
-    """Rows under way and their cache, which has all of their tokens but each answer's newest."""
+    """Rows in progress and their cache, which has all of their tokens except the newest one of each answer."""
 
     rows: list[Row]
     cache: Any
@@ -151,7 +151,7 @@ class Batch:
         return [row.slot for row in self.rows if not row.far]
 
     def context(self, slot: Slot) -> Context | None:
-        """The nearer context of an answer, where it is to be kept: copies, so that nothing holds the whole cache."""
+        """The nearer context of an answer if it is kept, copied so that it does not keep the whole cache in memory."""
         if slot.logits is None:
             return None
         place, row = next((place, row) for place, row in enumerate(self.rows) if row.slot is slot and not row.far)
@@ -161,27 +161,27 @@ class Batch:
         return Context(tuple(row.ids), tuple((keys, values) for keys, values in layers), slot.logits)
 
     def without(self, keys: Container[Hashable]) -> "Batch":
-        """The rows of all answers but those with these keys."""
+        """The batch without the answers that have these keys."""
         places = [place for place, row in enumerate(self.rows) if row.slot.key not in keys]
         if len(places) < len(self.rows):
             self.cache.batch_select_indices(torch.tensor(places))  # on the CPU: layers may be on several devices
         return Batch([self.rows[place] for place in places], self.cache)
 
     def joined(self, other: "Batch") -> "Batch":
-        """With the rows of another below its own."""
+        """This batch with the rows of another one after its own."""
         rows = self.rows + other.rows
         return Batch(rows, merged(self.cache, other.cache, max(map(len, rows)) - 1))
 
 
 class GuidedDecoder:
-    """Decodes requests together; each answer is what it would be alone, up to rounding.
+    """Decodes requests in one batch; each answer is the same as if decoded alone, up to rounding.
 
-    `answers` is for a list of requests; `add` and `step` let new requests join those under way.
+    `answers` is for a list of requests; with `add` and `step` new requests can join those in progress.
 
     Args:
         model: a transformers causal language model, in eval mode, on its device.
-        tokenizer: for texts and stop strings; None gives answers of ids alone.
-        sampling: how tokens are chosen; greedily by default. Its eos_token_id, where given, replaces the model's.
+        tokenizer: decodes texts and finds stop strings; with None, answers have ids only.
+        sampling: how tokens are chosen; by default greedily. Its eos_token_id, if set, replaces the model's.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, sampling: Sampling | None = None) -> None:
@@ -198,23 +198,23 @@ class GuidedDecoder:
 
     @property
     def active(self) -> int:
-        """Answers under way."""
+        """Number of answers in progress."""
         return len(self._batch.slots) if self._batch else 0
 
     @property
     def can_join(self) -> bool:
-        """Whether requests can be added while others are under way: not to a cache that keeps a window."""
+        """Whether requests can be added while others are in progress; a cache that keeps only a window prevents it."""
         return self._batch is None or not self._windows
 
     @torch.no_grad()
     def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Answer]]:
-        """Begin (key, request) pairs; those of which the first token was the last one come back at once. ValueError for
-        a request that cannot be, or where requests cannot join (see can_join)."""
+        """Start (key, request) pairs, and return the answers that end with their first token. ValueError for an invalid
+        request, or if requests cannot join (see can_join)."""
         pairs = list(requests)
         if not pairs:
             return []
         if not self.can_join:
-            raise ValueError("this model's cache keeps a window: requests cannot join those that are under way")
+            raise ValueError("requests cannot join others in progress: this model's cache keeps only a window")
         rows: list[Row] = []
         for key, request in pairs:
             self._check(request)
@@ -225,9 +225,9 @@ class GuidedDecoder:
             if request.far is not None and request.guidance != 1:
                 rows.append(Row(slot, request.far, far=True))
         logits, cache = self._read(rows)
-        for row, its in zip(rows, logits, strict=True):
+        for row, own in zip(rows, logits, strict=True):
             if row.slot.request.keep and not row.far and not self._windows:
-                row.slot.logits = its.clone()
+                row.slot.logits = own.clone()
         finished, left = self._take(Batch(rows, cache), logits)
         if left is not None:
             self._batch = left if self._batch is None else self._batch.joined(left)
@@ -235,7 +235,7 @@ class GuidedDecoder:
 
     @torch.no_grad()
     def step(self) -> list[tuple[Hashable, Answer]]:
-        """One more token for every answer under way; the pairs (key, answer) that are finished by it."""
+        """Add one token to every answer in progress; returns the (key, answer) pairs that this finishes."""
         batch = self._batch
         if batch is None:
             return []
@@ -244,29 +244,29 @@ class GuidedDecoder:
         return finished
 
     def answers(self, requests: Sequence[Request], slots: int | None = None) -> list[Answer]:
-        """The answers to `requests`, in their order, `slots` of them at a time (by default all)."""
+        """Answer `requests`, `slots` of them at a time (by default all); returns the answers in the same order."""
         waiting = list(enumerate(requests))[::-1]
         slots = slots or len(waiting)
         answers: dict[Hashable, Answer] = {}
         while waiting or self.active:
             free = slots - self.active
-            # a quarter at a time: every joining copies the cache and pauses the others
+            # at least a quarter at a time, because joining copies the cache and pauses the others
             if waiting and (not self.active or (self.can_join and free >= max(1, slots // 4))):
                 answers.update(self.add(waiting.pop() for _ in range(min(free, len(waiting)))))
             answers.update(self.step())
         return [answers[number] for number in range(len(requests))]
 
     def _read(self, rows: list[Row]) -> tuple[Tensor, Any]:
-        """The logits at the ends of the rows' contexts, [R, V], and their cache; only what is not known is read."""
+        """Read the rows' contexts, except known prefixes; returns the logits after them, [R, V], and their cache."""
         known: list[Any] = [None if self._windows else row.slot.request.known for row in rows]
         covered = [context.covers(row.ids) if context else 0 for row, context in zip(rows, known, strict=True)]
         whole = [place for place, row in enumerate(rows) if covered[place] == len(row.ids)]
         begun = [place for place, row in enumerate(rows) if 0 < covered[place] < len(row.ids)]
-        # apart, or a single row of which nothing is known would have all others read from their first token
+        # read separately, else one row without a known prefix would make all others start at their first token
         new = [place for place in range(len(rows)) if not covered[place]]
         logits, caches = [], []
         for group in filter(None, (new, begun)):
-            # all tails are as wide as the longest, so some rows have a few tokens of what is known read again
+            # all tails are as wide as the longest, so some rows read a few known tokens again
             tail = max(len(rows[place]) - covered[place] for place in group)
             before = [(known[place], max(len(rows[place]) - tail, 0)) for place in group]
             caches.append(stacked(before) if group is begun else hf.DynamicCache(config=self.model.config))
@@ -284,7 +284,7 @@ class GuidedDecoder:
         return torch.cat(logits)[places], cache
 
     def _logits(self, ids: list[list[int]], rows: list[Row], cache: Any) -> Tensor:
-        """[R, V] logits at the end of each row, whose last tokens are `ids` and the others in the cache."""
+        """[R, V] logits after each row. `ids` are the rows' last tokens; the tokens before are in the cache."""
         tokens = torch.tensor(ids, device=self.device)
         columns = torch.arange(cache.get_seq_length() + tokens.shape[1], device=self.device)
         padding = len(columns) - torch.tensor([[len(row)] for row in rows], device=self.device)
@@ -296,12 +296,12 @@ class GuidedDecoder:
         }
         if "position_ids" in self._arguments:
             inputs["position_ids"] = (columns[-tokens.shape[1] :] - padding).clamp_min(0)
-        if "logits_to_keep" in self._arguments:  # else the head runs over every position of a prompt
+        if "logits_to_keep" in self._arguments:  # else the head would run on every position of a prompt
             inputs["logits_to_keep"] = 1
         return self.model(**inputs).logits[:, -1]
 
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
-        """Give the slots their next tokens; the answers that are finished by them, and the batch of the others."""
+        """Choose the next token of every slot; returns the answers that this finishes, and the batch of the others."""
         scores, slots = mixed(logits, batch), batch.slots
         for number, slot in enumerate(slots if self._processors else ()):
             earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
@@ -315,7 +315,7 @@ class GuidedDecoder:
         finished: dict[Hashable, Answer] = {}
         for slot, token in zip(slots, chosen.tolist(), strict=True):
             if token < 0:
-                raise ValueError("the model's scores of a next token are NaN, or every token is forbidden")
+                raise ValueError("the model's scores for the next token are NaN, or exclude every token")
             slot.ids.append(token)
             if why := self._finish(slot):
                 text, context = self._text(slot.ids), batch.context(slot)
@@ -326,7 +326,7 @@ class GuidedDecoder:
         if slot.ids[-1] in self.eos:
             return "eos"
         if stops := self.sampling.stop_strings:
-            # a token is a byte at least, so a stop string that ends here began among so many tokens
+            # each token has at least one byte, so a stop string that ends here starts within this many tokens
             tail = slot.ids[-max(len(stop.encode()) for stop in stops) - 1 :]
             text = self.tokenizer.decode(tail)
             if any(stop in text for stop in stops) and any(stop in self.tokenizer.decode(slot.ids) for stop in stops):
@@ -342,15 +342,15 @@ class GuidedDecoder:
 
     def _check(self, request: Request) -> None:
         if not request.near or (request.far is not None and not request.far):
-            raise ValueError("a context is empty: there must be a token to go on from")
+            raise ValueError("a context must have at least one token, got an empty one")
         longest = max(len(request.near), len(request.far or ())) + request.max_new_tokens
         if self.limit is not None and longest > self.limit:
-            raise ValueError(f"context and new tokens are {longest} together, the model has {self.limit} positions")
+            raise ValueError(f"context and new tokens need {longest} positions, but the model has {self.limit}")
 
 
 def mixed(logits: Tensor, batch: Batch) -> Tensor:
-    """[N, V] scores of the next tokens, float32 (float64 of float64): log p = guidance log p(x | near) - (guidance - 1)
-    log p(x | far), the ranking-sentences paper's Eq. 4; plain logits where there is nothing to mix."""
+    """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far),
+    Eq. 4 of the ranking-sentences paper; plain logits for answers without a farther context."""
     near = [place for place, row in enumerate(batch.rows) if not row.far]
     number = {place: answer for answer, place in enumerate(near)}
     scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
@@ -362,7 +362,7 @@ def mixed(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def stacked(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:
-    """A left-padded cache of the first `count` tokens of each (context, count)."""
+    """Create a left-padded cache with the first `count` tokens of each (context, count)."""
     width = max(count for _, count in beginnings)
 
     def rows(layer: int, which: int) -> Tensor:
@@ -373,7 +373,7 @@ def stacked(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:
 
 
 def merged(first: Any, second: Any, width: int) -> hf.DynamicCache:
-    """Two caches below each other, as wide as `width`: padding goes, or comes, on the left."""
+    """Concatenate the rows of two caches; both are padded or cut on the left to `width`."""
 
     def fit(states: Tensor) -> Tensor:
         states = states[:, :, -width:]
@@ -384,15 +384,15 @@ def merged(first: Any, second: Any, width: int) -> hf.DynamicCache:
 
 
 def uniforms(seed: int, count: int) -> Tensor:
-    """[count] float32 in [0, 1) of one row, the same on every device: they are drawn on the CPU."""
+    """Draw [count] float32 in [0, 1) for one row, on the CPU, so that they are the same for every device."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed % (1 << 63)))
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
-    """[N] int64: where the cumulative probabilities of [N, V] scores pass [N] uniform numbers; -1 for a row with a NaN
-    or with nothing but -inf."""
-    # float64, so that 10^5 small steps add up to more than 1 - 2^-24, the largest float32 below 1; a token of
-    # probability 0 takes no step and is never the first beyond
+    """Draw [N] tokens, int64, from [N, V] scores: the first whose cumulative probability exceeds the row's uniform
+    number. -1 for a row with a NaN, or with -inf only."""
+    # float64, so that the sum of 10^5 probabilities exceeds 1 - 2^-24, the largest float32 below 1; a token with
+    # probability 0 adds nothing and is never drawn
     cumulative = scores.softmax(-1, dtype=torch.float64).cumsum(-1)
     beyond = torch.searchsorted(cumulative, uniform.double()[:, None], right=True)
     return torch.where(cumulative[:, -1].isfinite(), beyond[:, 0], -1)

@@ -1,8 +1,8 @@
-"""Chains of sentences while they grow, many at once: what each step asks, and where a chain ends.
+"""Chains of sentences in progress: the request of each step, and when a chain ends.
 
-Methods are those of the ranking-sentences paper's Appendix A: in `guided` each sentence answers the one before it, led
-away from the one before that (Eq. 3 and 4); `iterative` is without guidance; `single-step` asks for the whole list.
-"""
+The methods are those of the ranking-sentences paper's Appendix A. `guided`: the model rewrites the last sentence, and
+guidance moves it away from the sentence before (Eq. 3 and 4). `iterative`: without guidance. `single-step`: one request
+for the whole list."""
 
 import itertools
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ from raoe_train.generation.instructions import Instructions, parse_list, unfinis
 
 @dataclass
 class Generation(Sampling):
-    """How chains are written.
+    """How chains are generated.
 
     Args:
-        method: guided, iterative (without guidance) or single-step (one prompt for the list)
-        steps: sentences of a chain, without its source
-        guidance: 1 + lambda, how far to move away from the sentence before the last (guided)
-        max_new_tokens: longest sentence in tokens; the list of single-step may have steps times as many
-        batch_size: chains at a time
-        verify: draw a sentence that breaks a rule again, up to 5 times where do_sample draws, then move its chain to
-            OUTPUT.failed.jsonl; false keeps all
-        seed: seed of the random choices of do_sample
-        prompt: template in place of the paper's, with {sentence} and perhaps {steps} and {example}; or few-shot, for
+        method: guided, iterative (without guidance) or single-step (one prompt for the whole list)
+        steps: sentences in a chain, without its source
+        guidance: 1 + lambda, strength with which to move away from the sentence before the last (guided)
+        max_new_tokens: maximum tokens of a sentence; the list of single-step may have steps times as many
+        batch_size: chains to generate at a time
+        verify: check sentences against rules; with do_sample a failing one is drawn again, up to 5 times, before its
+            chain goes to OUTPUT.failed.jsonl; false keeps all
+        seed: seed for the random choices of do_sample
+        prompt: template with {sentence}, optionally {steps} and {example}, in place of the paper's; or few-shot, for
             small models
-        chat: use the tokenizer's chat template; by default where there is one
-        max_input_tokens: skip and count longer sentences to begin with
+        chat: use the tokenizer's chat template; by default if there is one
+        max_input_tokens: maximum tokens of a source sentence; longer ones are skipped and counted
     """
 
     method: Literal["guided", "iterative", "single-step"] = "guided"
@@ -46,7 +46,7 @@ class Generation(Sampling):
     max_input_tokens: PositiveInt = 128
 
     def effective(self) -> dict[str, Any]:
-        """The settings that have a part in what is written, as plain values."""
+        """The settings that affect the generated chains, as plain values."""
         names = ("method", "steps", "guidance", "max_new_tokens", "verify", "seed")
         values = {name: getattr(self, name) for name in names}
         if self.method != "guided":
@@ -55,40 +55,40 @@ class Generation(Sampling):
         return values | {name: value for name, value in sampling.items() if value not in (None, False)}
 
 
-REDRAWS = 5  # of a sentence that breaks a rule
+REDRAWS = 5  # maximum number of times that a sentence is drawn again
 
 
 @dataclass
 class Chain:
-    """One sentence's chain while it grows."""
+    """A chain in progress."""
 
     key: int
-    sentences: list[str]  # the source and what has been written so far
+    sentences: list[str]  # the source and the sentences so far
     instructions: Instructions
     generation: Generation
     reason: str | None = field(default=None, init=False)  # why it failed
-    context: Context | None = field(default=None, init=False)  # known to the next request; at first another chain's
-    tokens: int = field(default=0, init=False)  # of all its answers
-    redrawn: int = field(default=0, init=False)  # how often the sentence that is asked for was rejected
+    context: Context | None = field(default=None, init=False)  # `known` of the next request, at first another chain's
+    tokens: int = field(default=0, init=False)  # tokens in all of its answers
+    redrawn: int = field(default=0, init=False)  # how often the next sentence was rejected
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
-        """What to ask next; None where the model's `limit` of positions leaves no room: the chain has failed."""
-        wish, step = self.generation, len(self.sentences)
-        single = wish.method == "single-step"
-        guidance = wish.guidance if wish.method == "guided" and step > 1 else 1.0  # lambda = 0 at first
+        """The next request; None if it exceeds the model's `limit` of positions, which fails the chain."""
+        settings, step = self.generation, len(self.sentences)
+        single = settings.method == "single-step"
+        guidance = settings.guidance if settings.method == "guided" and step > 1 else 1.0  # lambda = 0 at first
         near = self.instructions(self.sentences[-1])
         far = self.instructions(self.sentences[-2]) if guidance != 1 else None
-        new = wish.max_new_tokens * (wish.steps if single else 1)
+        new = settings.max_new_tokens * (settings.steps if single else 1)
         if limit is not None and max(len(near), len(far or ())) + new > limit:
-            self.reason = f"no room: a prompt of {len(near)} and {new} new tokens, the model has {limit} positions"
+            self.reason = f"no room: {len(near)} prompt tokens and {new} new ones, but the model has {limit} positions"
             self.finished = True
             return None
-        seed = int(digest([wish.seed, self.key, step, *filter(None, [self.redrawn])])[:15], 16)
-        return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
+        seed = int(digest([settings.seed, self.key, step, *filter(None, [self.redrawn])])[:15], 16)
+        return Request(near, far, guidance, new, seed, not single and step < settings.steps, self.context)
 
     def take(self, answer: Answer) -> None:
-        """Go on with an answer; afterwards it may be finished, or have failed."""
+        """Add an answer to the chain, which may finish or fail it."""
         self.tokens += len(answer.ids)
         steps, text = self.generation.steps, answer.text.strip()
         single = self.generation.method == "single-step"
@@ -97,13 +97,13 @@ class Chain:
                 self.redrawn += 1
                 return
         self.redrawn = 0
-        written = unfinished(answer.finish) or parse_list(text, steps) if single else [text]
-        if isinstance(written, str):
-            # what there is, for those who want to see it
+        new = unfinished(answer.finish) or parse_list(text, steps) if single else [text]
+        if isinstance(new, str):
+            # keep the answer's lines, so that users can see what failed
             self.sentences += filter(None, map(str.strip, text.splitlines()))
-            self._judge(written)
-            written = []
-        for sentence in written:
+            self._judge(new)
+            new = []
+        for sentence in new:
             self.sentences.append(sentence)
             self._judge(self._wrong(sentence, answer.finish))
             if self.finished:
@@ -122,32 +122,32 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Finished chains of `chains`, as they finish, `slots` of them in flight. Where the decoder lets requests join
-    others, steps and new chains do as soon as a quarter of them wait to; else all wait for the last."""
-    flying: dict[int, Chain] = {}
+    """Generate chains, `slots` of them at a time; yields each when it finishes. If requests can join others, waiting
+    chains join as soon as they are a quarter of all; otherwise all chains do their steps together."""
+    active: dict[int, Chain] = {}
     ready: list[Chain] = []
     latest: Context | None = None
     while True:
-        for chain in itertools.islice(chains, slots - len(flying)):
-            chain.context = latest  # its instruction begins as another chain's does
-            flying[chain.key] = chain
+        for chain in itertools.islice(chains, slots - len(active)):
+            chain.context = latest  # all chains start with the same instruction
+            active[chain.key] = chain
             ready.append(chain)
-        if not flying:
+        if not active:
             return
         answers: list[Any] = []
-        if ready and (not decoder.active or (decoder.can_join and 4 * len(ready) >= len(flying))):
+        if ready and (not decoder.active or (decoder.can_join and 4 * len(ready) >= len(active))):
             requests = [(chain, chain.request(decoder.limit)) for chain in ready]
             ready = []
             answers += decoder.add((chain.key, request) for chain, request in requests if request is not None)
             for chain, request in requests:
                 if request is None:
-                    yield flying.pop(chain.key)
+                    yield active.pop(chain.key)
         answers += decoder.step()
         for key, answer in answers:
-            chain = flying[key]
+            chain = active[key]
             chain.take(answer)
             latest = chain.context or latest
             if chain.finished:
-                yield flying.pop(key)
+                yield active.pop(key)
             else:
                 ready.append(chain)

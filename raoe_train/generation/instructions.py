@@ -1,7 +1,7 @@
-"""What a language model is asked, as token ids, and which of its answers are kept.
+"""Instructions for a language model as token ids, and rules that its answers must pass.
 
-The texts, of the ranking-sentences paper (Appendix A), are in instructions.yaml. The rules stand for its "rule-based
-verification", which it does not list. Nothing is repaired: half a sentence or a refusal is no ranking information.
+The texts are those of the ranking-sentences paper (Appendix A), in instructions.yaml. The paper mentions a "rule-based
+verification" without its rules; these are ours. Answers are never repaired: half a sentence or a refusal has no rank.
 """
 
 import functools
@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 FEW_SHOT = "few-shot"
-REPEATS = 3  # a sentence may come twice: a model may come back to one, but then it goes round in circles
+REPEATS = 3  # occurrences of a sentence that fail a chain; a model may come back to a sentence once
 LONGER, SLACK, SHORTER = 4, 100, 20
-"""A sentence may have LONGER times the source's characters and SLACK more (the paper's own chains double in length),
-and has at least one SHORTERth of them."""
+"""A sentence may have at most LONGER times the source's characters plus SLACK (the paper's chains double in length),
+and must have at least 1/SHORTER of them."""
 
 LETTER = re.compile(r"[^\W\d_]")
 BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -25,21 +25,21 @@ BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 @functools.cache
 def texts() -> dict[str, Any]:
-    """The prompt of each method, the "example" of single-step's, 32 sentences, and a pattern of "boilerplate"."""
+    """The prompt of each method, the "example" list of 32 sentences for single-step, and the "boilerplate" pattern."""
     texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return {**texts, "boilerplate": re.compile(texts["boilerplate"], re.IGNORECASE | re.VERBOSE)}
 
 
 class Instructions:
-    """Token ids of the instruction that is about a sentence.
+    """Creates the token ids of the instruction for a sentence.
 
     Args:
-        tokenizer: transformers'.
+        tokenizer: a tokenizer of transformers.
         method: guided, iterative or single-step.
-        steps: sentences of a chain, as single-step's prompt says and as long as its example is (32 at most).
-        template: in place of the paper's prompt; it has {sentence} in it, and may have {steps} and {example}. Or
-            FEW_SHOT, a text of examples to go on with.
-        chat: True insists on a chat template, False leaves it out; None takes one where there is one, but for FEW_SHOT.
+        steps: sentences in a chain; single-step's prompt states it, and has an example of that length (at most 32).
+        template: replaces the paper's prompt; must have {sentence}, may have {steps} and {example}. Or FEW_SHOT, for a
+            prompt of examples that the model continues.
+        chat: True requires a chat template, False ignores it; None uses it if there is one, except for FEW_SHOT.
     """
 
     def __init__(
@@ -47,52 +47,52 @@ class Instructions:
     ) -> None:
         if template == FEW_SHOT:
             if method == "single-step":
-                raise ValueError("generation.prompt few-shot asks for one sentence: not for method single-step")
+                raise ValueError("generation.prompt few-shot does not work with generation.method single-step")
             template, chat = texts()[FEW_SHOT], bool(chat)
         template = texts()[method] if template is None else template
         if "{sentence}" not in template:
-            raise ValueError(f"generation.prompt must say where the sentence goes, {{sentence}}, got {template!r}")
-        has_one = bool(getattr(tokenizer, "chat_template", None))
-        if chat and not has_one:
+            raise ValueError(f"generation.prompt must contain {{sentence}}, where the sentence goes; got {template!r}")
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        if chat and not has_template:
             raise ValueError("generation.chat is true, but the model's tokenizer has no chat template")
-        self.tokenizer, self.chat = tokenizer, has_one if chat is None else chat
-        all_of = texts()["example"]
-        count, last = min(steps, len(all_of)), len(all_of) - 1
-        # so many in their order, evenly, the first and the last among them
-        example = numbered([all_of[round(place * last / max(count - 1, 1))] for place in range(count)])
-        # sentences may have braces in them, so no str.format
+        self.tokenizer, self.chat = tokenizer, has_template if chat is None else chat
+        full = texts()["example"]
+        count, last = min(steps, len(full)), len(full) - 1
+        # evenly spaced sentences of the full example, including the first and the last
+        example = numbered([full[round(place * last / max(count - 1, 1))] for place in range(count)])
+        # not str.format, because sentences may contain braces
         self.template = template.replace("{steps}", str(steps)).replace("{example}", example)
 
     def copied(self, sentence: str) -> str | None:
-        """What is wrong with a sentence that a line of the prompt ends with, or None."""
+        """The problem with a sentence if a line of the prompt ends with it, or None."""
         return "copied from the prompt" if any(line.endswith(sentence) for line in self.template.splitlines()) else None
 
     def text(self, sentence: str) -> str:
-        """The instruction about `sentence`, without what a chat template puts around it."""
+        """The instruction for `sentence`, without the chat template."""
         return self.template.replace("{sentence}", sentence)
 
     def __call__(self, sentence: str) -> list[int]:
-        """Token ids of all of it, up to where the answer begins."""
+        """Token ids of the whole prompt, up to the start of the answer."""
         text = self.text(sentence)
         if self.chat:
             message = [{"role": "user", "content": text}]
             text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         ids = list(self.tokenizer(text)["input_ids"])
-        # some tokenizers end every text; then there would be nothing to go on with
+        # some tokenizers append an end token to every text, after which a model would not continue
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
 
 def numbered(sentences: Sequence[str]) -> str:
-    """A list as the single-step prompt shows it: "1. …", a sentence a line."""
+    """Format a list as in the single-step prompt: "1. …", one sentence on each line."""
     return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))
 
 
 def parse_list(text: str, steps: int) -> list[str] | str:
-    """The sentences of an answer to the single-step prompt, or what is wrong with it.
+    """Parse an answer to the single-step prompt; returns its sentences, or the problem with it.
 
-    Items are numbered from 1 without a gap, a line each; blank lines do not count, nor lines that end in a colon before
-    the first item. A list of more or fewer than `steps` is refused: never cut, never filled up.
+    Items must be numbered from 1 without gaps, one on each line. Blank lines, and lines that end with a colon before
+    the first item, are ignored. A list with more or fewer than `steps` items fails: it is never cut or filled up.
     """
     items: list[str] = []
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -100,15 +100,15 @@ def parse_list(text: str, steps: int) -> list[str] | str:
         if item is None:
             if not items and line.endswith(":"):
                 continue
-            return f"a line of the list is no item: {line if len(line) <= 60 else line[:57] + '...'!r}"
+            return f"not a numbered list item: {line if len(line) <= 60 else line[:57] + '...'!r}"
         if int(item[1]) != len(items) + 1:
-            return f"the list is out of order: item {item[1]} after {len(items)}"
+            return f"list out of order: item {item[1]} after {len(items)}"
         items.append(item[2].strip())
-    return items if len(items) == steps else f"the list has another length: {len(items)} sentences instead of {steps}"
+    return items if len(items) == steps else f"wrong list length: {len(items)} sentences instead of {steps}"
 
 
 def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | None:
-    """What is wrong with a generated sentence, or None; `source` is what its chain began with."""
+    """The problem with a generated sentence, or None; `source` is the first sentence of its chain."""
     if why := unfinished(finish):
         return why
     if not sentence:
@@ -130,19 +130,19 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
 
 
 def unfinished(finish: str) -> str | None:
-    """Why an answer that ended so is not all of one, or None."""
+    """The problem with an answer that was cut off at max_new_tokens; None for a complete answer."""
     return "not complete: cut off at max_new_tokens" if finish == "length" else None
 
 
 def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | None:
-    """What is wrong with a chain, its source included, or None. A finished one has `steps` generated sentences."""
+    """The problem with a chain, including its source, or None. A finished chain must have `steps` new sentences."""
     if steps is not None and len(sentences) != steps + 1:
         return f"not complete: {len(sentences) - 1} of {steps} sentences"
     counts: Counter[str] = Counter()
     for number, sentence in enumerate(sentences):
-        # case, spaces and punctuation at the ends make no other sentence
+        # sentences that differ only in case, spaces or outer punctuation count as the same
         key = re.sub(r"^\W+|\W+$", "", " ".join(sentence.split())).casefold()
         counts[key] += 1
         if counts[key] == REPEATS:
-            return f"repeated: sentence {number} is there for the {REPEATS}rd time"
+            return f"repeated: sentence {number} occurs for the {REPEATS}rd time"
     return None

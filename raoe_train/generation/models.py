@@ -1,4 +1,4 @@
-"""Language models and their tokenizers, from a hub or a folder."""
+"""Load language models and their tokenizers from a hub or a folder."""
 
 import os
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from raoe_train.encoders.preflight import check_device, four_bit, loading
 
 @dataclass
 class LanguageModel:
-    """Which language model writes.
+    """Which language model generates.
 
     Args:
         name: causal language model, by path or hub name
-        trust_remote_code: run code that comes with the model
+        trust_remote_code: run custom code from the model's repository
         revision: branch, tag or commit on the hub
-        device: torch device; by default the best there is
+        device: torch device; by default an accelerator if there is one, else cpu
         dtype: dtype of the weights; by default as saved
-        attention: attention implementation; by default as transformers chooses
+        attention: attention implementation; by default the choice of transformers
         device_map: device_map of transformers; auto spreads the model over all GPUs
         load_in_4bit: load the weights in 4 bits (NF4); needs a GPU to be fast
     """
@@ -37,16 +37,16 @@ class LanguageModel:
 
 
 def load_tokenizer(model: LanguageModel) -> Any:
-    """transformers' tokenizer of the model."""
+    """Load the model's tokenizer."""
     if not model.name:
-        raise ValueError("model.name is missing: the language model, by name or path")
+        raise ValueError("model.name is missing: set it to a language model, by path or hub name")
     with loading(model.name):
         return AutoTokenizer.from_pretrained(**_source(model))
 
 
 def load_language_model(model: LanguageModel) -> Any:
-    """The causal language model, in eval mode, on its device; ValueError where its weights have no head, which would be
-    random."""
+    """Load a causal language model in eval mode on its device. ValueError if weights are missing, such as those of the
+    head, because they would be random."""
     device = model.device or default_device()
     check_device(device)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
@@ -58,12 +58,12 @@ def load_language_model(model: LanguageModel) -> Any:
         loaded: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
     network, info = loaded
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{model.name} is not a whole language model; it has no {', '.join(missing[:3])}")
+        raise ValueError(f"{model.name} is an incomplete language model: it has no {', '.join(missing[:3])}")
     return network.eval()
 
 
 def default_device() -> str:
-    """The best there is: of several GPUs the one of this process's number on the machine."""
+    """An accelerator if there is one, else cpu. With several GPUs, the one of this process's local rank."""
     if torch.cuda.is_available():
         return f"cuda:{from_environment('LOCAL_RANK', 0) % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""The sentences that chains begin with: usable rows of a source, or some of each cluster (the paper's section 4.1)."""
+"""The source sentences of chains: all usable rows, or some of each cluster (section 4.1 of the paper)."""
 
 import re
 from collections import Counter
@@ -19,13 +19,13 @@ from raoe_train.generation.instructions import BREAKS, LETTER
 
 @dataclass
 class Seeds:
-    """Begin with some sentences of each k-means cluster instead of with all.
+    """Start chains from some sentences of each k-means cluster, instead of from all sentences.
 
     Args:
-        encoder: encoder whose embeddings are clustered; by default all sentences are used
-        clusters: k-means clusters
-        per_cluster: sentences drawn from each
-        seed: seed of the clusters and the draw
+        encoder: encoder whose embeddings are clustered; without one, all sentences are used
+        clusters: number of k-means clusters
+        per_cluster: sentences to draw from each cluster
+        seed: seed for clustering and drawing
     """
 
     encoder: FrozenEncoder | None = None
@@ -34,27 +34,27 @@ class Seeds:
     seed: Seed = 42
 
     def effective(self) -> dict[str, Any] | None:
-        """The settings that have a part in what is chosen, as plain values; None without an encoder."""
+        """The settings that affect which sentences are selected, as plain values; None without an encoder."""
         if self.encoder is None:
             return None
         return {**asdict(self), "encoder": settings_said(self.encoder)}
 
 
 def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """([(number of the row from 1, sentence)] of data.input, data.max_rows at most, {reason: skipped rows}).
+    """Read at most data.max_rows sentences; returns ([(row number from 1, sentence)], {reason: skipped rows}).
 
-    Skipped are empty rows, duplicates, more than one line, no letters, and what `accept` has a reason against. A row
-    that is no text (bytes that are not UTF-8, a missing field) is an error, unless data.on_error is skip.
+    Empty rows, duplicates, texts of several lines or without letters, and texts for which `accept` returns a reason are
+    skipped. A row that is not a text (invalid UTF-8, a missing field) is an error unless data.on_error is skip.
     """
     if not data.input:
-        raise ValueError("data.input is missing: the sentences to begin with")
+        raise ValueError("--data.input is missing: the sentences to start chains from")
     skipped: Counter[str] = Counter()
     kept: list[tuple[int, str]] = []
     seen: set[str] = set()
     for number, (where, text, problem) in enumerate(each_sentence(data.input, data.columns), 1):
         if problem is not None and problem != "blank line":
             if data.on_error == "raise":
-                raise ValueError(f"{where}: {problem}; data.on_error skip leaves such rows out and counts them")
+                raise ValueError(f"{where}: {problem}; to skip and count such rows, use data.on_error skip")
             skipped["not a text"] += 1
             continue
         sentence = text.strip()
@@ -74,13 +74,13 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
             break
     if not kept:
         why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "it has no rows"
-        raise ValueError(f"{data.input}: there are no sentences to begin with ({why})")
+        raise ValueError(f"{data.input} has no usable sentences to start chains from ({why})")
     return kept, dict(skipped)
 
 
 def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
-    """The `accept` of read_starts: no special token, which would end the instruction or speak for the model, and at
-    most `longest` tokens."""
+    """Create the `accept` of read_starts: rejects texts with a special token, which could end the instruction, and
+    texts of more than `longest` tokens."""
     special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token) or "(?!)")
 
     def reason(sentence: str) -> str | None:
@@ -93,34 +93,34 @@ def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
 
 
 def check_clusters(sentences: Sequence[Any], seeds: Seeds) -> None:
-    """ValueError for more clusters than sentences."""
+    """Raise ValueError if there are more clusters than sentences."""
     if len(sentences) < seeds.clusters:
-        raise ValueError(f"{len(sentences)} sentences cannot be in {seeds.clusters} clusters (seeds.clusters)")
+        raise ValueError(f"seeds.clusters is {seeds.clusters}, but there are only {len(sentences)} sentences: lower it")
 
 
 def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
-    """Positions of the chosen sentences, ascending. The same sentences, settings and machine give the same choice."""
+    """Select sentences by clustering; returns their positions, ascending. Deterministic on the same machine."""
     check_clusters(sentences, seeds)  # before hours of encoding
     encoder: Any = seeds.encoder
-    # of several processes one chooses, alone: the others' shards of a cache would never come
+    # only one process selects, without a cache: it would wait forever for the other processes' shards
     encoder = encoder if rank_and_world()[1] == 1 else replace(encoder, cache=None)
     vectors = embeddings(encoder, sentences, "seeds.encoder")
     return draw_from_clusters(vectors, seeds.clusters, seeds.per_cluster, seeds.seed)
 
 
 def draw_from_clusters(vectors: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:
-    """Rows of [n, d] embeddings, ascending: of each of `clusters` clusters of directions `per_cluster`, or all."""
+    """Cluster [n, d] embeddings by direction, and draw up to `per_cluster` rows from each; returns rows, ascending."""
     from sklearn.cluster import MiniBatchKMeans
 
     rows = unit_rows(np.asarray(vectors, dtype=np.float64))
-    # k-means++ looks at init_size rows, of which there must be some for each cluster
+    # k-means++ samples init_size rows, which must be more than there are clusters
     size = max(1024, clusters)
     means = MiniBatchKMeans(clusters, random_state=seed, batch_size=size, init_size=3 * size, n_init=3)
     labels = means.fit_predict(rows)
     chosen: list[int] = []
     for cluster in range(clusters):
         members = np.flatnonzero(labels == cluster)
-        # a generator of its own, so that one cluster's size has no say in another's draw
+        # a generator for each cluster, so that its draw does not depend on the sizes of other clusters
         drawn = np.random.default_rng([seed, cluster]).permutation(members)[:per_cluster]
         chosen.extend(drawn.tolist())
     return sorted(chosen)

@@ -1,6 +1,6 @@
 """The job `check`: does an encoder give a sentence the same embedding whatever it is batched with?
 
-It should, and yet with attention masks that leave padding in, or are lost where nothing is padded, it does not.
+It does not if the attention mask lets padding through, or if the mask is dropped when nothing is padded.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ SENTENCES = (
     "She put the letters into the drawer, locked it, and went down to the garden without another word, where the "
     "children had been waiting since noon for somebody to tell them what would happen next.",
 )
-# Largest difference of normalised embeddings that rounding explains, by the dtype of the weights.
+# Largest difference between normalised embeddings that rounding explains, by the dtype of the weights.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
@@ -34,15 +34,15 @@ class CheckConfig:
 
 @job
 def check(config: CheckConfig) -> dict[str, Any]:
-    """Padding and batch-size invariance of a saved encoder.
+    """Check that the embeddings of a saved encoder do not depend on padding and batch size.
 
-    And which way its layers look.
+    Also check whether its layers attend to later tokens, as the model's configuration says.
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "seen"},
-        "model", "versions"}. A difference is the largest one between normalised embeddings of the same sentence, alone
-        and in a batch. "seen" is whether a token's state depends on later tokens; it fails where the model says
-        otherwise. Errors are those of load_encoder.
+        "model", "versions"}. A difference is the largest distance between normalised embeddings of the same sentence,
+        alone and in a batch. "seen" is whether a token's state depends on later tokens; the check fails if that
+        contradicts the configuration. Raises the errors of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
 
@@ -52,7 +52,7 @@ def check(config: CheckConfig) -> dict[str, Any]:
 
 
 def check_encoder(model: Any) -> dict[str, Any]:
-    """What `check` returns of a SentenceTransformer, without model and versions."""
+    """Check a SentenceTransformer in memory; returns the result of `check` without "model" and "versions"."""
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
     inner, tokenizer = model[0].model, model.tokenizer
@@ -60,19 +60,19 @@ def check_encoder(model: Any) -> dict[str, Any]:
     layers, sides = None, [tokenizer.padding_side]
     if isinstance(inner, BidirectionalModel):
         layers = inner.config.bidirectional_layers
-        # positions of these decoders are relative: they are to work with padding on either side
+        # these decoders have relative positions, so they must work with padding on either side
         sides = ["right", "left"]
     looks_ahead = _sees_later_tokens(model)
     alone = _unit([model.encode([text]) for text in SENTENCES])
     differences = {}
-    was = tokenizer.padding_side
+    original_side = tokenizer.padding_side
     for side in sides:
         tokenizer.padding_side = side
         for size in (2, 3, len(SENTENCES)):
-            # in the order given: encode would put sentences of like length together, and pad nothing
-            found = [model.encode(list(SENTENCES[at : at + size]), batch_size=size) for at in range(0, 6, size)]
-            differences[f"padding {side}, batches of {size}"] = float(np.abs(_unit(found) - alone).max())
-    tokenizer.padding_side = was
+            # batch by batch: encode would sort all sentences by length, which leaves little padding
+            batches = [model.encode(list(SENTENCES[at : at + size]), batch_size=size) for at in range(0, 6, size)]
+            differences[f"padding {side}, batches of {size}"] = float(np.abs(_unit(batches) - alone).max())
+    tokenizer.padding_side = original_side
     tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
     failed = [name for name, value in differences.items() if not value <= tolerance]
     if layers is not None and looks_ahead != (layers > 0):
@@ -87,7 +87,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
 
 def _unit(parts: list[np.ndarray]) -> np.ndarray:
     embeddings = np.concatenate(parts).astype(np.float64)
-    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)  # NaN stays NaN, and fails
+    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)  # NaN stays NaN, so that the check fails
 
 
 def _sees_later_tokens(model: Any) -> bool:
@@ -105,10 +105,10 @@ def _sees_later_tokens(model: Any) -> bool:
 
 
 def _table(result: dict[str, Any]) -> str:
-    lines = [f"largest difference from the normalised embedding of a sentence alone, allowed {result['tolerance']:g}:"]
+    lines = [f"largest difference from the embedding of the same sentence alone (tolerance {result['tolerance']:g}):"]
     lines += [f"  {name:<28} {value:.1e}" for name, value in result["differences"].items()]
-    found = result["bidirectional"]
-    looks = "depend" if found["seen"] else "do not depend"
-    said = "" if found["layers"] is None else f"; bidirectional layers: {found['layers']}"
-    lines += [f"  states {looks} on later tokens{said}", f"failed: {', '.join(result['failed']) or 'none'}"]
+    about = result["bidirectional"]
+    verb = "depend" if about["seen"] else "do not depend"
+    layers = "" if about["layers"] is None else f"; bidirectional layers: {about['layers']}"
+    lines += [f"  token states {verb} on later tokens{layers}", f"failed: {', '.join(result['failed']) or 'none'}"]
     return "\n".join(lines)

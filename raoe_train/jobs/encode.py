@@ -1,4 +1,4 @@
-"""The job `encode`."""
+"""The job `encode`: embeddings of sentences as a .npy file."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +21,9 @@ class EncodeConfig:
     """What to encode.
 
     Args:
-        batch_size: sentences at a time
+        batch_size: sentences in a batch
         output: .npy file to write
-        overwrite: replace an output of other settings
+        overwrite: replace an output that was made with other settings
     """
 
     model: Model = field(default_factory=Model)
@@ -35,16 +35,16 @@ class EncodeConfig:
 
 @job
 def encode(config: EncodeConfig) -> dict[str, Any]:
-    """Embeddings of the sentences of a file.
+    """Write the embeddings of the sentences in a file.
 
-    They are written as .npy, float32 [sentences, d], row i for sentence i. The input is a .txt file (also .gz) with one
-    sentence a line, or a column of a data file: `sentence` or `text`, or the one that data.columns maps `sentence` to.
+    OUTPUT is a .npy file, float32 [sentences, d], with row i for sentence i. The input is a .txt file (also .gz) with
+    one sentence on each line, or a data file with a column `sentence` or `text`, or the one data.columns maps to it.
 
     Returns:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.
     """
     source = needed(config.data.input, "data.input", "the file to encode")
-    needed(config.model.name, "model.name", "the encoder")
+    needed(config.model.name, "model.name", "the encoder to use")
     path = needed(config.output, "output", "the .npy file to write")
     if not path.endswith(".npy"):
         raise ValueError(f"output must name a .npy file, got {path!r}")
@@ -52,7 +52,7 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     settings = {"model": identity(config.model), "input": digest(sentences)}
     output = Output(path, settings, config.overwrite)
     if finished := output.finished():
-        print(f"{path} is finished, from the same model and sentences")
+        print(f"{path} is already finished, from the same model and sentences")
         return finished
 
     from raoe_train.encoders.load import load_encoder

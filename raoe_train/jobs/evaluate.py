@@ -1,4 +1,4 @@
-"""The job `evaluate`."""
+"""The job `evaluate`: scores of an encoder on tasks."""
 
 import json
 from dataclasses import dataclass, field
@@ -33,15 +33,15 @@ class EvaluateConfig:
     """What to evaluate.
 
     Args:
-        tasks: NAME (looked up in data.dir), FILE, or KIND:NAME and KIND:FILE of sts, transfer, rerank, captions, mteb,
-            polarity
-        suite: tasks beside these: sts, transfer, rerank or all
-        classifier: classifier of transfer tasks
+        tasks: tasks as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer, rerank,
+            captions, mteb or polarity
+        suite: standard sets of tasks to add; sts, transfer, rerank or all
+        classifier: classifier for transfer tasks
         analyses: BeLLM's analyses of the tasks' sentences
-        submission: JSON file of predictions for data.input, C-STS rows without labels
-        batch_size: sentences at a time
+        submission: JSON file to write predictions to, for the C-STS rows without labels in data.input
+        batch_size: sentences in a batch
         output: JSON file to write
-        overwrite: replace an output of other settings
+        overwrite: replace an output that was made with other settings
     """
 
     model: Model = field(default_factory=Model)
@@ -59,25 +59,25 @@ class EvaluateConfig:
 
 @job
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Scores of an encoder: similarity, transfer, reranking, captions, MTEB.
+    """Evaluate an encoder on similarity, transfer, reranking, caption and MTEB tasks.
 
-    The result is printed as a table. With `output` it is written, and beside it OUTPUT.examples.npz, what main metrics
-    are made of; results of mteb's tasks are kept in OUTPUT.mteb/, as they come. The
+    The result is printed as a table and, if `output` is set, written there. OUTPUT.examples.npz beside it holds the
+    per-example results behind the main metrics, and OUTPUT.mteb/ the results of mteb's tasks as they finish. The
     analyses are BeLLM's: degradation (Figure 4), dependency (Figures 2 and 5) and words (Appendix A), with plots beside
     `output`.
 
     Returns:
-        {"tasks": {word: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
-        metrics, x100, "averages": {kind: that of its tasks} where there are several, "analyses": {name: …},
-        "predictions": how many of a submission, "model": its name, None of one in memory, "versions", "commit",
-        "settings"}. A metric that is undefined, and averages over it, are None.
+        {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
+        metrics, x100, "averages": {kind: mean of its tasks} if there are several kinds, "analyses": {name: …},
+        "predictions": number of rows in a submission, "model": its name, or None for a model in memory, "versions",
+        "commit", "settings"}. A metric that is undefined, and each average that includes it, is None.
     """
     return _evaluate(config, None)
 
 
 def evaluate_model(model: SentenceTransformer, **settings: Any) -> dict[str, Any]:
-    """As the job `evaluate`, of a SentenceTransformer in memory. What it gives is never taken for finished, as nothing
-    tells its weights from others."""
+    """Evaluate a SentenceTransformer in memory, with the settings of the job `evaluate`. It always runs again: without
+    files, nothing tells whether the weights are those of an earlier result."""
     config = parse(EvaluateConfig, None, settings)
     check_paths(config)
     return _evaluate(config, model)
@@ -100,7 +100,7 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
             columns=data.columns,
             on_error=data.on_error,
             prompt=prompt,
-            # a folder for each state of the model: mteb tells models by their names, which a model trained again keeps
+            # a folder for each state of the model: mteb's own cache goes by name, which retraining does not change
             cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and model is None else None,
             polarity=config.polarity,
             classifier=config.classifier,
@@ -113,13 +113,13 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
     output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
     result = output.finished() if output else None
     if result and model is not None and not config.overwrite:
-        raise ValueError(f"output {path} exists, and the model is one in memory: choose another, or --overwrite it")
+        raise ValueError(f"output {path} exists, maybe for another model: choose another output, or set overwrite=True")
     if result is None or model is not None or rows is not None:
         from raoe_train.encoders.load import load_encoder
 
         encoder = load_encoder(config.model) if model is None else model
         if "words" in config.analyses and not is_decoder(encoder):
-            raise ValueError("analyses words: the model is no decoder and writes none")
+            raise ValueError("analyses: words is for decoders, which can generate text, and this model is not one")
         outcomes: dict[str, Outcomes] = {}
         result = evaluate_tasks(encoder, read, config.batch_size, outcomes)
         if config.analyses:
@@ -136,6 +136,6 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
             result = {**result, "versions": versions(), "settings": settings}
     if read:
         print(table(result))
-    for name, analysed in result.get("analyses", {}).items():
-        print(f"{name}: {json.dumps({key: value for key, value in analysed.items() if key != 'examples'})}")
+    for name, analysis in result.get("analyses", {}).items():
+        print(f"{name}: {json.dumps({key: value for key, value in analysis.items() if key != 'examples'})}")
     return result

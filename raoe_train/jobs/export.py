@@ -1,4 +1,4 @@
-"""The job `export`."""
+"""The job `export`: an encoder saved with its adapter merged in."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ class ExportConfig:
     """What to export.
 
     Args:
-        merge: make one model of a LoRA adapter and its base
+        merge: merge a LoRA adapter into its base model
         output: directory to write
         overwrite: replace a model that an earlier export wrote there
     """
@@ -29,9 +29,9 @@ class ExportConfig:
 def export(config: ExportConfig) -> dict[str, Any]:
     """Save an encoder with its adapter merged in.
 
-    Where no layer is bidirectional the decoder is saved as what it is, which loads anywhere; otherwise the model loads
-    after `raoe_train.register()`, or, with trust_remote_code, where raoe is not installed. An adapter that was trained
-    over 4-bit weights is merged into the base model's own.
+    A decoder without bidirectional layers is saved in transformers' own format, which loads anywhere. A model with
+    bidirectional layers loads after `raoe_train.register()`, or without raoe with trust_remote_code. An adapter that
+    was trained on 4-bit weights is merged into the unquantised weights of its base model.
 
     Returns:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}.
@@ -45,28 +45,28 @@ def export(config: ExportConfig) -> dict[str, Any]:
     model = config.model
     source = Path(needed(model.name, "model.name", "the encoder to export")).expanduser()
     if not (source / "modules.json").is_file():
-        raise FileNotFoundError(f"no model of sentence-transformers in {str(source)!r}")
+        raise FileNotFoundError(f"no sentence-transformers model in {str(source)!r} (it has no modules.json)")
     target = needed(config.output, "output", "the directory to write to")
     output = Output(target, {"model": identity(model), "merge": config.merge}, config.overwrite, folder=True)
     if finished := output.finished():
-        print(f"{target} is finished, from the same model")
+        print(f"{target} is already finished, from the same model")
         return finished
     if (output.path / "metrics.json").exists():
-        raise ValueError(f"output {target} is a run of `train`, which an export does not replace: choose another")
+        raise ValueError(f"output {target} holds a run of `train`, which export never replaces: choose another output")
     register()
-    ours = (source / "adapter" / "adapter_config.json").is_file()
-    theirs = (source / "adapter_config.json").is_file()
-    if (ours or theirs) and not config.merge:
-        raise ValueError(f"{source} is an adapter: --merge makes one model of it and its base")
+    own_adapter, peft_adapter = ((source / part / "adapter_config.json").is_file() for part in ("adapter", ""))
+    merged = own_adapter or peft_adapter
+    if merged and not config.merge:
+        raise ValueError(f"{source} is an adapter: add --merge to merge it into its base model")
     options: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
-    if ours:
+    if own_adapter:
         options["merge_adapter"] = True
     encoder = SentenceTransformer(
         str(source), device="cpu", model_kwargs=options, trust_remote_code=model.trust_remote_code
     )
-    if not ours:  # an adapter's parts are checked as they are read
+    if not own_adapter:  # whose parts are checked while they load
         check_whole(encoder, model.name, foreign=model.trust_remote_code)
-    if theirs:
+    if peft_adapter:
         encoder[0].model = _merged(source, options)
     inner: Any = encoder[0].model
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
@@ -74,10 +74,10 @@ def export(config: ExportConfig) -> dict[str, Any]:
         encoder[0].model = inner.decoder
     if not output.replaces:
         output.begin()
-    with replacing_model(output) as made:
-        encoder.save_pretrained(str(made))
-    print(f"{'merged, ' if ours or theirs else ''}saved to {target}")
-    return output.finish({"merged": ours or theirs, "bidirectional_layers": layers, "model": model.name})
+    with replacing_model(output) as folder:
+        encoder.save_pretrained(str(folder))
+    print(f"{'merged, ' if merged else ''}saved to {target}")
+    return output.finish({"merged": merged, "bidirectional_layers": layers, "model": model.name})
 
 
 def _merged(adapter: Path, options: dict[str, Any]) -> Any:

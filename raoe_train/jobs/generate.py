@@ -1,4 +1,4 @@
-"""The job `generate`: every sentence grows a chain, many of them at once (see raoe_train.generation.growth)."""
+"""The job `generate`: chains of ranking sentences, many at once (see raoe_train.generation.growth)."""
 
 import json
 import time
@@ -24,8 +24,8 @@ from raoe_train.generation.models import LanguageModel, load_language_model, loa
 from raoe_train.generation.seeds import Seeds, acceptable, check_clusters, read_starts, select_seeds
 from raoe_train.jobs.shared import job, needed
 
-FEW = 0.1  # of the chains: with fewer the job has failed
-SILENT = 30.0  # seconds without a line, where no terminal shows a bar
+FEW = 0.1  # share of good chains below which the job reports a failure
+SILENT = 30.0  # seconds between progress lines when there is no terminal for a progress bar
 
 
 @dataclass
@@ -34,7 +34,7 @@ class GenerateConfig:
 
     Args:
         output: .jsonl file to write
-        overwrite: replace an output of other settings
+        overwrite: replace an output that was made with other settings
     """
 
     model: LanguageModel = field(default_factory=LanguageModel)
@@ -47,21 +47,21 @@ class GenerateConfig:
 
 @job(together=True)
 def generate(config: GenerateConfig) -> dict[str, Any]:
-    """Chains of sentences that move away from one step by step.
+    """Generate chains of sentences, each of which moves step by step away from a source sentence.
 
-    OUTPUT has {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"} a line; `id` is the
-    number of the source's row in the input, from 1. A chain that breaks a rule is given up there and goes to
-    OUTPUT.failed.jsonl, with "reason" and "step"; with generation.verify false it goes on and is kept. Under torchrun
-    or accelerate each process writes its share. What is there is not written again.
+    Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}; `id` is
+    the row number of the source in the input, from 1. A chain that breaks a rule stops at that step and goes to
+    OUTPUT.failed.jsonl, with "reason" and "step"; with generation.verify false it continues and is kept. Under torchrun
+    or accelerate each process writes its share. An interrupted job resumes after its last whole chain.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "failed": whether fewer than a tenth of the
         chains are good, "skipped": {reason: rows}, "model", "settings", "versions", "run": {"chains", "tokens",
-        "seconds", "tokens_per_second"} of this run and process}; also in OUTPUT.json. "waiting": True where other
-        processes have chains to finish.
+        "seconds", "tokens_per_second"} of this run and process}; also written to OUTPUT.json. {"waiting": True, …} if
+        other processes still have chains to finish.
     """
     data, model, seeds, generation = config.data, config.model, config.seeds, config.generation
-    needed(data.input, "data.input", "the sentences to begin with")
+    needed(data.input, "data.input", "the sentences to start chains from")
     path = needed(config.output, "output", "the .jsonl file to write")
     if not path.endswith(".jsonl"):
         raise ValueError(f"output must name a .jsonl file, got {path!r}")
@@ -70,7 +70,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
     sampling: Sampling = generation
     if sampling.stop_strings is None and not instructions.chat:
-        # without a chat template nothing but an end of line tells a model that its turn is over
+        # without a chat template, only the end of a line shows that the answer is complete
         single = generation.method == "single-step"
         sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
@@ -83,7 +83,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     }
     output = Output(path, settings, config.overwrite)
     if finished := output.finished():
-        print(f"{path} is finished, from the same model and sentences")
+        print(f"{path} is already finished, from the same model and sentences")
         return finished
     if seeds.encoder is not None:
         chosen = set(_selected(output.parts / "selected.json", sentences, seeds))
@@ -92,8 +92,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     lines = Lines(output)
     with lines.writing():
         done = lines.done()
-        ours = sentences[rank::world]
-        waiting = [(key, sentence) for key, sentence in ours if key not in done]
+        own = sentences[rank::world]
+        waiting = [(key, sentence) for key, sentence in own if key not in done]
         run: dict[str, Any] = {}
         if waiting:
             decoder = GuidedDecoder(load_language_model(model), tokenizer, sampling)
@@ -104,16 +104,16 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
                 "versions": versions(),
             }
             chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
-            run = _write(grow(chains, decoder, generation.batch_size), lines, line, len(ours), len(waiting))
+            run = _write(grow(chains, decoder, generation.batch_size), lines, line, len(own), len(waiting))
     with output.alone():
-        if finished := output.finished():  # another process has ended since
+        if finished := output.finished():  # by another process in the meantime
             return finished
-        output.begin()  # before the merged file is there, which a kill could leave without a record
+        output.begin()  # the record comes first: after a kill, a merged file without one would count as foreign
         merged = lines.merge(
             [key for key, _ in sentences], lambda line: (len(line["sentences"]), line.get("reason", ""))
         )
         if merged is None:
-            print(f"{len(waiting)} chains are done; other processes have some to finish")
+            print(f"{len(waiting)} chains are done here; other processes are still working")
             return {"output": path, "waiting": True, "run": run}
         good, bad = merged
         result = {
@@ -131,8 +131,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
 
 
 def _selected(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
-    """The ids of the sentences that the clusters chose, of one process for all; another number of threads may choose
-    otherwise, so that the choice is kept with the unfinished work."""
+    """The ids of the sentences that clustering selects. One process selects for all, and the selection is kept with the
+    unfinished work, because it may depend on the number of threads."""
     check_clusters(sentences, seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
@@ -142,34 +142,34 @@ def _selected(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> lis
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:
-    """Write chains as they finish, `waiting` of `ours`; how many, and how fast."""
-    tokens, began = 0, time.perf_counter()
-    said = began
+def _write(chains: Any, lines: Lines, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
+    """Write chains as they finish, the last `waiting` of this process's `total`; returns their number and the speed."""
+    tokens, start = 0, time.perf_counter()
+    printed = start
     place = rank_and_world()[0] or None
-    with tqdm(total=ours, initial=ours - waiting, unit="chain", disable=None, position=place) as bar:
-        for number, chain in enumerate(grown, 1):
-            written: dict[str, Any] = {"id": chain.key, "sentences": chain.sentences, **line}
+    with tqdm(total=total, initial=total - waiting, unit="chain", disable=None, position=place) as bar:
+        for number, chain in enumerate(chains, 1):
+            row: dict[str, Any] = {"id": chain.key, "sentences": chain.sentences, **line}
             if chain.reason is not None:
-                written |= {"reason": chain.reason, "step": len(chain.sentences) - 1}
-            lines.write(written)
+                row |= {"reason": chain.reason, "step": len(chain.sentences) - 1}
+            lines.write(row)
             tokens += chain.tokens
-            bar.set_postfix_str(f"{tokens / (time.perf_counter() - began):.0f} tokens/s", refresh=False)
+            bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
             bar.update()
-            if bar.disable and time.perf_counter() - said > SILENT:
-                said = time.perf_counter()
-                print(f"{bar.n + number} of {ours} chains, {tokens / (said - began):.0f} tokens/s", flush=True)
-    seconds = time.perf_counter() - began
+            if bar.disable and time.perf_counter() - printed > SILENT:
+                printed = time.perf_counter()
+                print(f"{bar.n + number} of {total} chains, {tokens / (printed - start):.0f} tokens/s", flush=True)
+    seconds = time.perf_counter() - start
     return {"chains": waiting, "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
 def _print(result: dict[str, Any]) -> None:
     output, run = result["output"], result["run"]
-    print(f"{result['chains']} chains, {result['sentences']} sentences in all -> {output}")
+    print(f"{result['chains']} chains, {result['sentences']} sentences in total -> {output}")
     for what, counts in ((f"failed, in {output}.failed.jsonl:", "failed_chains"), ("skipped rows:", "skipped")):
         if result[counts]:
             print(what, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
     if result["failed"]:
-        print("few chains are good: --generation.prompt few-shot --generation.do_sample suits small models")
+        print("few chains are good: for small models try --generation.prompt few-shot --generation.do_sample")
     if run:
-        print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} a second")
+        print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} per second")

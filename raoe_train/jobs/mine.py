@@ -35,11 +35,11 @@ class Mining:
     """Which neighbours make examples.
 
     Args:
-        k: nearest neighbours of each sentence, of its own class and of the others
-        threshold: use only neighbours whose cosine is above it
-        drop: share of the examples to leave out, at random
-        count: largest number of examples, drawn at random
-        seed: seed of what is left out
+        k: nearest neighbours of each sentence to use, in its own class and in the others
+        threshold: cosine that a neighbour must exceed
+        drop: share of the examples to drop at random
+        count: maximum number of examples, drawn at random
+        seed: seed for the random choice of examples
     """
 
     k: PositiveInt = 16
@@ -54,11 +54,11 @@ class MineConfig:
     """What to mine.
 
     Args:
-        model: encoder whose neighbours make examples
-        loss: what `train` is to learn from them: triplet, contrastive, online_contrastive, multiple_negatives or mse
+        model: encoder whose embeddings decide which sentences are neighbours
+        loss: loss that the examples are for; triplet, contrastive, online_contrastive, multiple_negatives or mse
             (random pairs)
         output: file to write
-        overwrite: replace an output of other settings
+        overwrite: replace an output that was made with other settings
     """
 
     model: FrozenEncoder = field(default_factory=FrozenEncoder)
@@ -71,17 +71,17 @@ class MineConfig:
 
 @job
 def mine(config: MineConfig) -> dict[str, Any]:
-    """Examples for contrastive losses from labelled texts, by their neighbours.
+    """Make examples for contrastive losses from labelled texts and their nearest neighbours.
 
-    The margins paper's section 3.4: of every sentence the k nearest of its own class and the k nearest of all other
-    classes, above a threshold, are combined to what `train` with such a loss reads, one example a row, and
-    thinned. Embeddings are kept in OUTPUT.parts/ until OUTPUT is written, or in model.cache.
+    (Section 3.4 of the margins paper.) For each sentence, the k nearest sentences of its own class and the k nearest of
+    all other classes, above a threshold, are combined into examples for the chosen loss, one on each row. A random
+    subset is kept. Embeddings are kept in model.cache or, until OUTPUT is written, in OUTPUT.parts/.
 
     Returns:
-        {"output", "examples", "available": before thinning, "labels": {"1": of one class, "0": not} of pairs that say
-        it, "anchors": different first sentences, "classes": {class: sentences}, "read": counts of the rows,
-        "settings", "versions"}; where neighbours were looked for also "neighbours": {"own", "others"}, their mean
-        number, and "without": sentences that have none. Also written to OUTPUT.json.
+        {"output", "examples", "available": examples before the random choice, "labels": {"1": pairs of one class, "0":
+        other pairs} for losses of labelled pairs, "anchors": distinct first sentences, "classes": {class: sentences},
+        "read": counts of the rows, "settings", "versions"}; except for mse also "neighbours": {"own", "others"}, their
+        mean number, and "without": number of sentences without neighbours. Also written to OUTPUT.json.
     """
     data, model, mining = config.data, config.model, config.mining
     source = needed(data.input, "data.input", "the labelled texts")
@@ -89,19 +89,19 @@ def mine(config: MineConfig) -> dict[str, Any]:
     known_kind(path)
     loss = config.loss
     if loss == "mse" and mining.count is None:
-        raise ValueError("mining.count is missing: how many random pairs to draw for loss mse")
+        raise ValueError("--mining.count is missing: the number of random pairs to draw for loss mse")
     if loss != "mse":
-        needed(model.name, "model.name", "the encoder whose neighbours make examples")
+        needed(model.name, "model.name", "the encoder whose embeddings decide which sentences are neighbours")
     texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
-        raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
+        raise ValueError(f"{data.input} has pairs of sentences: mining needs single texts with a class")
     sentences, labels = texts["text"][:], texts["label"][:]
     sizes = dict(sorted(Counter(labels).items()))
     if not sentences:
-        raise ValueError(f"{data.input}: every text stands there with two classes, which says nothing of either")
+        raise ValueError(f"{data.input}: every text has two different labels, so none can be used")
     if len(sizes) < 2:
         raise ValueError(
-            f"{data.input}: all {len(sentences)} texts are of one class, {labels[0]!r}; it takes two or more"
+            f"{data.input}: all {len(sentences)} texts are of one class, {labels[0]!r}; mining needs two or more"
         )
     columns = COLUMNS[loss]
     settings = {
@@ -112,7 +112,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
     }
     output = Output(path, settings, config.overwrite)
     if finished := output.finished():
-        print(f"{path} is finished, from the same texts and settings")
+        print(f"{path} is already finished, from the same texts and settings")
         return finished
 
     classes = np.unique(labels, return_inverse=True)[1]
@@ -121,18 +121,18 @@ def mine(config: MineConfig) -> dict[str, Any]:
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
         unit = unit_rows(embeddings(model, sentences, "reference", model.cache or output.parts))
-        found = neighbours(unit, classes, mining)
+        near = neighbours(unit, classes, mining)
         draw = thinned(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
-            examples, available = triplets(found, draw)
+            examples, available = triplets(near, draw)
         else:
-            examples, available = pairs(found, draw, others=loss != "multiple_negatives")
-        result["neighbours"] = {"own": float(found.own_count.mean()), "others": float(found.others_count.mean())}
-        result["without"] = int(((found.own_count == 0) & (found.others_count == 0)).sum())
+            examples, available = pairs(near, draw, others=loss != "multiple_negatives")
+        result["neighbours"] = {"own": float(near.own_count.mean()), "others": float(near.others_count.mean())}
+        result["without"] = int(((near.own_count == 0) & (near.others_count == 0)).sum())
     if not available:
         raise ValueError(
-            f"{data.input}: no sentence has the neighbours of a {loss} example above mining.threshold "
-            f"{mining.threshold:g}: lower it"
+            f"{data.input}: no sentence has the neighbours that a {loss} example needs: lower mining.threshold, now "
+            f"{mining.threshold:g}"
         )
     output.begin()
     write_rows(output.path, columns, as_rows(columns, examples, sentences))
@@ -151,22 +151,22 @@ def mine(config: MineConfig) -> dict[str, Any]:
 
 
 def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining) -> Neighbours:
-    """The neighbours of each text above mining.threshold, by [n, d] unit rows and [n] classes."""
+    """Find the neighbours of each text above mining.threshold, from [n, d] unit rows and [n] classes."""
     (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
     if not (own_count.any() or others_count.any()):
         raise ValueError(
-            f"no two texts have a cosine above mining.threshold {mining.threshold:g}: the highest is {near.max():.3f} "
-            f"within a class and {near_others.max():.3f} between classes"
+            f"no two texts have a cosine above mining.threshold {mining.threshold:g}: lower it; the highest cosine is "
+            f"{near.max():.3f} within a class and {near_others.max():.3f} between classes"
         )
     return Neighbours(own, others, own_count, others_count)
 
 
 def _print(result: dict[str, Any], count: int | None) -> None:
     labels = result["labels"]
-    kinds = f" ({labels['1']} of one class, {labels['0']} not)" if labels else ""
+    kinds = f" ({labels['1']} pairs of one class, {labels['0']} of two)" if labels else ""
     print(f"{result['examples']} of {result['available']} examples{kinds} -> {result['output']}")
     if count is not None and result["examples"] < count:
-        print(f"{count} were asked for: lower mining.threshold or mining.drop, or raise mining.k")
+        print(f"fewer than mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
     if result.get("without"):
-        print(f"{result['without']} sentences have no neighbour above the threshold")
+        print(f"{result['without']} sentences have no neighbour above mining.threshold")

@@ -1,4 +1,4 @@
-"""The job `prepare`: public sets as our files."""
+"""The job `prepare`: public data sets, downloaded and converted to one file each."""
 
 import itertools
 from collections import Counter
@@ -19,11 +19,11 @@ class PrepareConfig:
     """Which sets to prepare.
 
     Args:
-        names: sets, or papers: raoe, bellm, ranking, margins
-        copies: directory of downloads: files, SentEval's folders, the hub's as OWNER/NAME
-        counts: whether numbers of rows must be the published ones
-        output: directory to write to: nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ...
-        overwrite: replace what another copy or version gave
+        names: data sets, or papers (raoe, bellm, ranking, margins) for all of their sets
+        copies: directory with earlier downloads; the publishers' files, SentEval's folders, hub data sets as OWNER/NAME
+        counts: check that each set has the published number of rows
+        output: directory to write to, as nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ...
+        overwrite: replace files that were made from another copy or version
     """
 
     names: list[str] = field(default_factory=list)
@@ -35,55 +35,55 @@ class PrepareConfig:
 
 @job
 def prepare(config: PrepareConfig) -> dict[str, Any]:
-    """Public data sets as files, counted.
+    """Download public data sets, check their numbers of rows and write one file for each.
 
-    Each set becomes one file, with a column split, in the folder that is data.dir to other jobs; beside it lies a
-    summary with licence and source. What is there already is not made again.
+    Each file has a column split, and a summary with licence and source beside it. Other jobs find the files when their
+    data.dir is this job's output. Finished sets are skipped.
 
     Returns:
         {"sets": {name: {"output": its file, "rows": {split: rows}, "left_out": {reason: rows}, "licence", "page",
         "from", "settings", "versions"}}}.
     """
     if not config.names:
-        raise ValueError("names is empty: say which sets, such as snli, or which paper's, such as raoe")
+        raise ValueError("--names is missing: name data sets, such as snli, or a paper, such as raoe")
     target = Path(needed(config.output, "output", "the directory to write to")).expanduser()
     folder = Path(config.copies).expanduser() if config.copies else None
     if folder is not None and not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {config.copies!r} (copies)")
-    made: dict[str, dict[str, Any]] = {}
-    for name, its in public_sets(config.names).items():
-        settings = {"set": name, "table": digest(its), "counts": config.counts}
-        output = Output(target / its["kind"] / f"{name}.jsonl.gz", settings, config.overwrite)
-        made[name] = output.finished() or _prepared(name, its, folder, output)
-        print(f"{name}: {made[name]['rows']} -> {output.path} (licence: {its['licence']}; {its['page']})")
-    return {"sets": made}
+    results: dict[str, dict[str, Any]] = {}
+    for name, entry in public_sets(config.names).items():
+        settings = {"set": name, "table": digest(entry), "counts": config.counts}
+        output = Output(target / entry["kind"] / f"{name}.jsonl.gz", settings, config.overwrite)
+        results[name] = output.finished() or _prepare(name, entry, folder, output)
+        print(f"{name}: {results[name]['rows']} -> {output.path} (licence: {entry['licence']}; {entry['page']})")
+    return {"sets": results}
 
 
-def _prepared(name: str, its: dict[str, Any], folder: Path | None, output: Output) -> dict[str, Any]:
-    where, splits = find_public(name, its, folder)
+def _prepare(name: str, entry: dict[str, Any], folder: Path | None, output: Output) -> dict[str, Any]:
+    where, splits = find_public(name, entry, folder)
     rows, left_out = Counter[str](), Counter[str]()
 
     def counted() -> Iterator[dict[str, Any]]:
         try:
-            for row in public_rows(its, splits, left_out):
+            for row in public_rows(entry, splits, left_out):
                 rows[row.get("split", "")] += 1
                 yield row
         except OSError as error:
             raise OSError(
-                f"{name} cannot be read from {where} ({error}): where it is gated accept its terms at {its['page']}; "
-                "where there is no network lay a download in --copies DIR"
+                f"{name} cannot be read from {where} ({error}): if it is gated, accept its terms at {entry['page']}; "
+                "without a network, put a download into --copies DIR"
             ) from error
-        for split, published in its["counts"].items() if output.settings["counts"] else ():
+        for split, published in entry["counts"].items() if output.settings["counts"] else ():
             if rows[split] != published:
                 raise ValueError(
-                    f"{name} has {rows[split]} rows{' of ' * bool(split)}{split} in {where}, and {published} were "
-                    f"published ({its['page']}): it is not whole, or another version; --counts false takes it as it is"
+                    f"{name} has {rows[split]} rows{' of ' * bool(split)}{split} in {where}, but {published} were "
+                    f"published ({entry['page']}): incomplete or another version; --counts false skips this check"
                 )
 
-    every = counted()
-    if (first := next(every, None)) is None:
+    counted_rows = counted()
+    if (first := next(counted_rows, None)) is None:
         raise ValueError(f"{name} has no rows in {where}")
     output.begin()
-    write_rows(output.path, list(first), itertools.chain([first], every))
+    write_rows(output.path, list(first), itertools.chain([first], counted_rows))
     result = {"rows": dict(rows), "left_out": dict(left_out), "from": where}
-    return output.finish({**result, "licence": its["licence"], "page": its["page"]})
+    return output.finish({**result, "licence": entry["licence"], "page": entry["page"]})

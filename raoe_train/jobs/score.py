@@ -29,8 +29,8 @@ TEACHERS: dict[str, dict[str, Any]] = {
         "task": "text-matching",
     },
 }
-"""The paper's teachers, at the revisions that MTEB names. The paper does not say which of jina-embeddings-v3's task
-adapters it used; this is the one for similarity. Both bring code, which runs only where it is asked for."""
+"""The paper's teachers, at the revisions that MTEB names. The paper does not say which task adapter of
+jina-embeddings-v3 it used; text-matching is the one for similarity. Both need trust_remote_code."""
 
 
 @dataclass
@@ -38,13 +38,13 @@ class ScoreConfig:
     """What to score.
 
     Args:
-        teachers: two encoders by path or hub name; by default the paper's two
-        teacher: settings of one teacher, such as {NAME: {prompt: 'query: ', task: text-matching}}
-        trust_remote_code: run code that comes with the teachers, as the paper's two need
-        batch_size: sentences at a time
-        device: torch device; by default the best there is
+        teachers: two encoders, by path or hub name; by default the paper's two
+        teacher: settings for one teacher, such as {NAME: {prompt: 'query: ', task: text-matching}}
+        trust_remote_code: run custom code from the teachers' repositories; the paper's two need it
+        batch_size: sentences in a batch
+        device: torch device; by default an accelerator if there is one, else cpu
         output: file to write
-        overwrite: replace an output of other settings
+        overwrite: replace an output that was made with other settings
     """
 
     data: Pairs = field(default_factory=Pairs)
@@ -59,14 +59,14 @@ class ScoreConfig:
 
 @job(together=True)
 def score(config: ScoreConfig) -> dict[str, Any]:
-    """Add S = (S1 + S2) / 2 from teacher encoders to sentence pairs.
+    """Add the score S = (S1 + S2) / 2 of two teacher encoders to sentence pairs (Eq. 4 of the RAOE paper).
 
-    (The RAOE paper's Eq. 4.) OUTPUT has data.input's rows as they are, those without a gold label too, with columns
-    score_1, score_2 (the teachers' raw cosines) and score (their mean). Beside it: OUTPUT.json, a summary, and, where
-    the rows have NLI labels, OUTPUT.png, the distribution of the score by label (the paper's Figure 1).
+    OUTPUT holds all rows of data.input unchanged, also those without a gold label, and three more columns: score_1 and
+    score_2, the teachers' raw cosines, and score, their mean. OUTPUT.json beside it is a summary. If the rows have NLI
+    labels, OUTPUT.png shows the distribution of the score by label (the paper's Figure 1).
 
-    A teacher's options are those of any frozen encoder. What they say is kept in OUTPUT.parts/ until OUTPUT is written.
-    Of several processes each makes its share, and the first writes OUTPUT; a rerun may have more or fewer of them.
+    A teacher takes the options of any frozen encoder. Unfinished scores are kept in OUTPUT.parts/ until OUTPUT is
+    written. Under torchrun each process scores its share and rank 0 writes OUTPUT; a rerun may use another number.
 
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
@@ -118,26 +118,26 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
 
 def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
-    """Two teachers with their settings, the paper's by default; ValueError for unknown teachers or settings, the
-    paper's without trust_remote_code, or a folder that has the name of one of them."""
+    """The two teachers with their settings, by default the paper's. ValueError for unknown settings, for the paper's
+    teachers without trust_remote_code, and for a local folder with the name of one of them."""
     names, options, trust = config.teachers, config.teacher, config.trust_remote_code
-    if not names and not trust and not any(of.get("trust_remote_code") for of in options.values()):
+    if not names and not trust and not any(each.get("trust_remote_code") for each in options.values()):
         raise ValueError(
-            f"the paper's teachers ({', '.join(TEACHERS)}) bring code of their own, which would run here: "
-            "--trust_remote_code true says so, or --teachers names two others"
+            f"the paper's teachers ({', '.join(TEACHERS)}) run custom code from their repositories: "
+            "allow it with --trust_remote_code true, or name two others with --teachers"
         )
     for name in TEACHERS:
         if Path(name).exists() and name in (names or TEACHERS):
-            raise ValueError(f"{name} is a folder here, and a name on the hub: --teachers ./{name} … means the folder")
+            raise ValueError(f"{name} is a local folder and also a name on the hub: for the folder write ./{name}")
     names = list(names) or list(TEACHERS)
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")
     for name in options:
         if name not in names:
-            raise ValueError(f"teacher has options for {name!r}, which is not among the teachers: {', '.join(names)}")
-    runs = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
-    settings = ({**runs, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
-    return [make(FrozenEncoder, "teacher", **its) for its in settings]
+            raise ValueError(f"teacher has options for {name!r}, which is not one of the teachers {', '.join(names)}")
+    shared = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
+    settings = ({**shared, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
+    return [make(FrozenEncoder, "teacher", **fields) for fields in settings]
 
 
 def _scorer(teacher: FrozenEncoder) -> Callable[[Any], np.ndarray]:
@@ -151,17 +151,17 @@ def _scorer(teacher: FrozenEncoder) -> Callable[[Any], np.ndarray]:
 
 
 def _by_label(labels: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
-    """The scores of each label that is there; rows without one under "no label" where others have one."""
+    """The scores grouped by label, rows without a label under "no label"; {} if no row has a label."""
     if (labels < 0).all():
         return {}
     names = {-1: "no label", **{number: name for name, number in NLI_LABELS.items()}}
-    there = sorted(set(labels.tolist()), key=lambda label: (label < 0, label))
-    return {names.get(label, str(label)): scores[labels == label] for label in there}
+    present = sorted(set(labels.tolist()), key=lambda label: (label < 0, label))
+    return {names.get(label, str(label)): scores[labels == label] for label in present}
 
 
 def _plot(groups: dict[str, np.ndarray], path: Path) -> list[Path]:
-    """The distribution of the score by label; each label's area is 1, so that those of different size compare."""
-    made, axes = report.figure()
+    """Plot the distribution of the score by label, normalised so that labels of different frequency can be compared."""
+    plot, axes = report.figure()
     edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), bins=60)
     for (label, scores), colour in zip(groups.items(), itertools.cycle(report.COLOURS), strict=False):
         name = f"{label} ({len(scores)} pairs, mean {scores.mean():.3f})"
@@ -169,5 +169,5 @@ def _plot(groups: dict[str, np.ndarray], path: Path) -> list[Path]:
         axes.hist(scores, edges, density=True, histtype="step", color=colour, label=name)
     axes.set(xlabel="similarity score S", ylabel="density")
     axes.legend(frameon=False)
-    report.save(made, path)
+    report.save(plot, path)
     return [path]

@@ -1,4 +1,4 @@
-"""What jobs share: how they are called, and which paths they may write."""
+"""The wrapper that turns functions into jobs, and the check of the paths that a job writes."""
 
 import contextlib
 import functools
@@ -17,14 +17,14 @@ WRITTEN = {"submission": "file", "cache": "folder"}  # keys, beside output, of p
 
 
 def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
-    """A job: a function of one configuration object that has its output to itself.
+    """Turn a function of one configuration object into a job, which holds a lock on its output.
 
-    It becomes a function of a recipe (a YAML file or the name of a shipped one) and settings on top of it, nested
-    (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``); or of the configuration object alone.
+    A job is called with a recipe (a YAML file or the name of a shipped one) and settings that override it, nested
+    (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``); or with the configuration object alone.
 
     Args:
-        function: its parameter `config` is a dataclass, which may have `output` and `overwrite`.
-        together: whether several processes (torchrun's) do it together; others are for one process, else ValueError.
+        function: the function; its parameter `config` is a dataclass, which may have `output` and `overwrite`.
+        together: whether several processes (of torchrun) can do the job together; if not, they get a ValueError.
     """
     if function is None:
         return functools.partial(job, together=together)
@@ -35,7 +35,7 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
         config = recipe if isinstance(recipe, config_class) else parse(config_class, recipe, settings)
         rank, world = rank_and_world()
         if not together and world > 1:
-            raise ValueError(f"{work.__name__} is for one process: start it without torchrun")
+            raise ValueError(f"{work.__name__} runs in one process: start it without torchrun")
         check_paths(config)
         output = getattr(config, "output", None)
         alone: Any = owned(output) if output and rank == 0 else contextlib.nullcontext()
@@ -47,7 +47,7 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
 
 
 def check_paths(config: Any) -> None:
-    """ValueError where a path to write cannot be written or is an input, or lies in one, or holds one."""
+    """Raise ValueError if a path to write is not writable, is an input, lies in an input, or contains one."""
     settings = to_dict(config)
     written = {key: str(value) for key, value in _texts(settings) if key.split(".")[-1] in WRITTEN}
     for key, value in written.items():
@@ -60,20 +60,20 @@ def check_paths(config: Any) -> None:
             continue
         for part in {value, *value.split("+")}:
             path = Path(part.partition("#")[0]).expanduser()
-            if not part or not os.path.exists(path):  # pathlib's raises for a text that is too long for a name
+            if not part or not os.path.exists(path):  # Path.exists raises an error for a text longer than a file name
                 continue
             path = path.resolve()
             for name, target in targets.items():
                 if path == target or (path.parent == target.parent and path.name.startswith(f"{target.name}.")):
-                    raise ValueError(f"{name} {target} is {key}, an input, or a file beside it: choose another {name}")
+                    raise ValueError(f"{name} {target} would overwrite the input {key} {part}: choose another {name}")
             if output and output in path.parents:
-                raise ValueError(f"output {output} holds {key} {part}, an input: choose another output")
+                raise ValueError(f"output {output} contains the input {key} {part}: choose another output")
             if output and path in output.parents and (path / "modules.json").is_file():
-                raise ValueError(f"output {output} lies in {key} {part}, a model: choose another output")
+                raise ValueError(f"output {output} lies inside the model {key} {part}: choose another output")
 
 
 def _texts(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, text) of all texts in nested values."""
+    """Yield (dotted key, text) for every text in nested values."""
     if isinstance(values, str):
         yield where, values
     for value in values if isinstance(values, list) else ():
@@ -83,7 +83,7 @@ def _texts(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def needed(value: str | None, key: str, what: str) -> str:
-    """A setting that has no default; ValueError where it is missing."""
+    """Return a setting that has no default; ValueError if it is missing."""
     if not value:
         raise ValueError(f"--{key} is missing: {what}")
     return value

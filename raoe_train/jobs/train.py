@@ -58,20 +58,20 @@ from raoe_train.training.training_data import Teacher, check_sizes, enough_steps
 ESSENTIALS = """Most runs need ten settings:
 
   --model.name NAME                            encoder to train, by path or hub name
-  --data.train FILE [FILE ...]                 pairs to train on
-  --data.dev FILE                              development pairs; the best encoder on them is kept
-  --loss CLASS                                 what to train with, such as CoSENTLoss; --loss.KEY VALUE sets a keyword
+  --data.train FILE [FILE ...]                 training data
+  --data.dev FILE                              dev set; the encoder that scores best on it is kept
+  --loss CLASS                                 loss, such as CoSENTLoss; --loss.KEY VALUE sets one of its keywords
   --training.num_train_epochs N                passes over the data
-  --training.per_device_train_batch_size N     rows of a batch
+  --training.per_device_train_batch_size N     rows in a batch, on each device
   --training.learning_rate RATE                peak learning rate
-  --training.seed N                            seed of everything that is drawn
-  --evaluation.tasks NAME [NAME ...]           tasks to evaluate before and after
+  --training.seed N                            seed for shuffling, sampling and new weights
+  --evaluation.tasks NAME [NAME ...]           tasks to evaluate before and after training
   --output DIR                                 directory to write; run again to resume
 
   raoe-train train adapt --model.name all-MiniLM-L6-v2 --data.train pairs.tsv --output out
 
---loss.help CLASS lists the keywords of a loss. Under `training`, any field of SentenceTransformerTrainingArguments is a
-key, too."""
+--loss.help CLASS lists the keywords of a loss. The section `training` also accepts every other field of
+SentenceTransformerTrainingArguments."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class TrainConfig:
 
     Args:
         output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
-        overwrite: replace what another recipe left in output
+        overwrite: replace what a run with other settings left in output
         dry_run: estimate steps and memory; load no weights, write nothing
     """
 
@@ -101,7 +101,7 @@ class TrainConfig:
         parser.add_class_arguments(cls, as_group=True, skip={"loss", "training"})
         parser.add_subclass_arguments(
             Loss, "loss", skip={"model", "embed", "similarity_fct"}, instantiate=False,
-            help="loss to train with, a class of raoe_train.losses or the import path of your own; by default RAOELoss",
+            help="loss to train with: a class of raoe_train.losses, or the import path of your own class",
         )  # fmt: skip
         declare_training(parser)
 
@@ -109,18 +109,18 @@ class TrainConfig:
 @job(together=True)
 @print_on_rank_zero()
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Train an encoder on scored pairs.
+    """Train an encoder on scored pairs, triplets, labelled pairs or lists, as its loss requires.
 
-    Or on triplets, labelled pairs, lists, whatever the loss reads. The encoder is saved in the directory `output`, with
-    recipe.yaml, metrics.json, log.jsonl and run.png. An interrupted run resumes when it is started again with the same
-    settings; a finished run is returned at once. Under torchrun or accelerate all processes train together.
+    The encoder is saved in the directory `output`, with recipe.yaml, metrics.json, log.jsonl and run.png. An
+    interrupted run resumes when you start it again with the same settings. The result of a finished run is returned at
+    once. Under torchrun or accelerate, all processes train one encoder together.
 
     Returns:
-        What metrics.json holds: {"before": {"spearman", "pearson" on dev, "tasks": …} of the starting encoder,
-        "after": the same of the saved one, "steps", "seconds", what the loop cost (see Meter), "versions", …}.
+        The content of metrics.json: {"before": {"spearman", "pearson" on the dev set, "tasks": …} for the starting
+        encoder, "after": the same for the saved encoder, "steps", "seconds", the costs of Meter, "versions", …}.
 
     Raises:
-        FloatingPointError: a loss that is NaN or infinite; the message names the step and the batch's rows.
+        FloatingPointError: the loss is NaN or infinite. The message names the step and shows the rows of its batch.
     """
     data, training, seed = config.data, config.training, config.training.seed
     check_config(config)
@@ -146,18 +146,18 @@ def train(config: TrainConfig) -> dict[str, Any]:
     evaluator = measures.dev_evaluator(dev, config.evaluation.batch_size)
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     loaded = None if config.model.name == SCRATCH else start()
-    on_rank_zero(lambda: output.begin(*FILES))  # here, and not before, a run that is to be overwritten goes
+    on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, now that the inputs proved readable
     on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run"))))
     encoder = start() if loaded is None else loaded
 
     def measured(tasks: dict[str, Any]) -> dict[str, Any]:
-        found = measures.dev_metrics(evaluator, encoder)
-        return {**found, **evaluate_tasks(encoder, tasks, config.evaluation.batch_size)} if tasks else found
+        metrics = measures.dev_metrics(evaluator, encoder)
+        return {**metrics, **evaluate_tasks(encoder, tasks, config.evaluation.batch_size)} if tasks else metrics
 
     before = measured(tasks if config.evaluation.before else {})
     args = SentenceTransformerTrainingArguments(**for_all_processes(enough_steps(settings, datasets, config)))
     if training.gradient_checkpointing:
-        # transformers' trainer, from 5.17 on, asks for it with keywords that sentence-transformers 6.0 does not have
+        # from 5.17 on, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
     if args.dataloader_drop_last:
         check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
@@ -206,28 +206,28 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
 
 def check_config(config: TrainConfig) -> None:
-    """ValueError for settings that do not go together, before anything is read."""
+    """Raise ValueError for settings that contradict each other, before any data is read."""
     data, teacher, loss = config.data, config.teacher, config.loss.chosen
     name, lists = loss.__name__, loss.reads is LISTS
     if not data.train:
-        raise ValueError("--data.train is missing: the pairs to train on")
+        raise ValueError("--data.train is missing: set it to the training data")
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
-        alone = " (--teacher.information ranking takes the order of the lists alone)" if lists else ""
-        raise ValueError(f"--teacher.name is missing: the encoder that {name} learns from{alone}")
+        alone = " (--teacher.information ranking needs no teacher: only the order of each list)" if lists else ""
+        raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{alone}")
     if teacher.name is not None and not (loss.asks_teacher or lists):
-        raise ValueError(f"{name} asks no teacher: leave --teacher.name out")
+        raise ValueError(f"{name} does not use a teacher: remove --teacher.name")
     if data.redraw and data.max_rows is None:
-        raise ValueError("data.redraw draws so many rows again in each epoch: --data.max_rows says how many")
+        raise ValueError("data.redraw needs --data.max_rows, the number of rows to draw in each epoch")
     if data.shuffle_lists and not lists:
-        raise ValueError(f"{name} reads no lists: leave --data.shuffle_lists out")
+        raise ValueError(f"{name} does not train on lists: remove --data.shuffle_lists")
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
-        raise ValueError(f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}")
+        raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
     check_training(config.training, bool(data.dev or data.dev_share))
 
 
 def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
-    """The loss of a recipe, on an encoder."""
+    """Create the loss that a recipe names, for an encoder."""
     loss, settings = config.loss.chosen, config.loss.init_args
     if not loss.asks_teacher:
         return loss(encoder, **settings)
@@ -235,11 +235,11 @@ def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
         embed: Callable[..., Any] = remembered(config.teacher, Texts(datasets), "teacher")
     else:
         embed = embedder(config.teacher, "teacher")
-        embed(["."])  # loads it: that is to be no part of the first step's time
+        embed(["."])  # loads the teacher now, so that the first step is not timed with it
     return loss(encoder, embed, **settings)
 
 
 def _backends(device: Any) -> list[str]:
-    """The backends that raoe_kernels has for the losses on this device, the preferred one first."""
+    """The backends that raoe_kernels can use on this device, the preferred one first."""
     have = raoe_kernels.backends(device)["raoe_loss"]
     return [name for name in ("native", "triton", "scan", "reference") if have.get(name) is True]

@@ -1,18 +1,18 @@
-"""sentence-transformers loss modules over raoe_kernels' losses.
+"""Loss modules for sentence-transformers on top of raoe_kernels' losses.
 
-For ``raoe_train.Trainer``, or ``SentenceTransformerTrainer`` with the collator that a loss ``reads``. A batch can be
-encoded piece by piece (``mini_batch_size``) and compared over all processes (``gather_across_devices``): both give the
-gradient of the plain single-process batch. Recipes name a loss by its class, or by the import path of your own subclass
-of ``Loss``.
+Use them with ``raoe_train.Trainer``, or with ``SentenceTransformerTrainer`` and the collator of the loss's ``reads``. A
+batch can be encoded in mini-batches (``mini_batch_size``) and compared across processes (``gather_across_devices``);
+both give the gradient of the whole batch in one process. Recipes name a loss by its class, or by the import path of
+your own subclass of ``Loss``.
 
-``ByLength`` around any loss, sentence-transformers' too, encodes its batches by length, without most of their padding.
+``ByLength`` around any loss, also sentence-transformers' own, encodes batches by length, without most of the padding.
 
-``gather_across_devices`` is for batches of one size in all processes, as the trainer's are; others are an error of the
-collective or worse (gloo ends the process that has fewer rows). Under FSDP, which gathers layers in every forward,
-processes must also have as many mini-batches as each other; by length they have.
+``gather_across_devices`` needs batches of equal size in all processes, as the trainer makes them; otherwise the
+collective fails (gloo ends the process with fewer rows). FSDP gathers layers in every forward, so processes must also
+have equally many mini-batches; ByLength ensures this.
 
 Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLabelCollator``, a (B, 2) tensor of rows
-``[label, score]`` or, where no NLI label is needed, (B,) scores. ``reads`` names what the others take.
+``[label, score]`` or, if they need no NLI label, (B,) scores. For the others see their ``reads``.
 """
 
 from raoe_train.losses.base import CachedLoss, Loss

@@ -1,4 +1,4 @@
-"""What all loss modules share: what they read, a scale, gradient caching and gathering."""
+"""Base classes of all losses: their training data, scale, gradient caching and gathering across processes."""
 
 import inspect
 import math
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from raoe_train.config import PositiveFloat, PositiveInt
 from raoe_train.losses.reads import Reads
 
-ENCODERS = ("model", "sentence_embedder", "guide")  # what losses call the encoders that they read
+ENCODERS = ("model", "sentence_embedder", "guide")  # names under which losses keep encoders
 
 
 class Loss(nn.Module, ABC):
-    """A loss that recipes can name: by its class name, or by its import path where it is somebody else's subclass.
+    """A loss that recipes can name, by its class name, or for your own subclass by its import path.
 
-    The constructor takes the model and keywords with types and defaults, which are the recipe's keys.
+    The constructor takes the model, and keywords with types and defaults, which are the recipe's keys.
 
     Attributes:
-        reads: the columns that it trains on.
+        reads: the training data that the loss needs.
         asks_teacher: whether the constructor takes `embed`, the frozen encoder of the section `teacher`.
     """
 
@@ -35,20 +35,20 @@ class Loss(nn.Module, ABC):
 
 
 class CachedLoss(CachedLossMixin, Loss):
-    """A loss module of sentence-transformers whose batch may be encoded piece by piece, and compared over processes.
+    """A loss for sentence-transformers whose batch can be encoded in mini-batches and compared across processes.
 
     A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``: the loss, (), of the (B, D) columns of a
     whole batch. Its constructor keeps each keyword as an attribute of the same name, for model cards.
 
     Args:
         model: the encoder.
-        scale: inverse temperature that cosines (or angles) are multiplied by; 20 is a temperature of 0.05
-        mini_batch_size: encode so many rows at a time; the gradient is that of the whole batch
-        mini_batch_num_tokens: encode rows of at most so many tokens at a time, in place of mini_batch_size
-        gather_across_devices: compare over the batches of all processes, which have one size
+        scale: inverse temperature, a factor for cosines (or angles); 20 is a temperature of 0.05
+        mini_batch_size: rows to encode at a time, to save memory; the gradient stays that of the whole batch
+        mini_batch_num_tokens: maximum tokens to encode at a time, in place of mini_batch_size
+        gather_across_devices: compare the batches of all processes, which must have equal size
 
     Raises:
-        ValueError: a scale, mini_batch_size or mini_batch_num_tokens that is not above 0.
+        ValueError: scale, mini_batch_size or mini_batch_num_tokens is not above 0.
     """
 
     cites: ClassVar[tuple[str, ...]] = ()  # keys of citations.bib
@@ -66,9 +66,9 @@ class CachedLoss(CachedLossMixin, Loss):
         super().__init__()
         if unknown:
             names = ", ".join(unknown)
-            raise TypeError(f"{type(self).__name__} has no keyword {names}; what multiplies cosines is scale")
+            raise TypeError(f"{type(self).__name__} has no keyword {names}; a temperature is set as scale, its inverse")
         if isinstance(model, str):
-            raise TypeError(f"the model of a loss is an encoder: rt.load_encoder({model!r}), not its name")
+            raise TypeError(f"a loss needs an encoder, not its name: pass rt.load_encoder({model!r})")
         above_zero(scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)
         self.model = model
         self.scale: Any = scale
@@ -79,12 +79,12 @@ class CachedLoss(CachedLossMixin, Loss):
 
     @property
     def current_scale(self) -> Any:
-        """The scale now: another than `scale` where it is learned."""
+        """The current scale, which differs from `scale` if it is learned."""
         return self.scale
 
     @property
     def citation(self) -> str:
-        """The papers of this loss as BibTeX, for the model card."""
+        """BibTeX entries of this loss's papers, for the model card."""
         known = Path(__file__).with_name("citations.bib").read_text(encoding="utf-8").split("\n@")
         entries = {entry.partition("{")[2].partition(",")[0]: "@" + entry.strip("@\n") for entry in known}
         return "\n" + "".join(f"{entries[key]}\n" for key in self.cites)
@@ -94,26 +94,26 @@ class CachedLoss(CachedLossMixin, Loss):
 
         Args:
             sentence_features: tokenised columns, with B rows each.
-            labels: what the collator of `reads` makes; see the class.
+            labels: labels from the collator of `reads`; see the class.
         """
         features = list(sentence_features)
         beside = self.beside(features, labels)
         if self.uses_gradient_cache:
             if any("offsets" in column for column in features):
-                raise ValueError("a StaticEmbedding's batches cannot be cut: leave mini_batch_size out")
+                raise ValueError("mini-batches do not work with a StaticEmbedding: leave mini_batch_size out")
             return with_own_gradients(self, lambda: self.forward_cached(features, beside))  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embed_columns(self.model, features), **beside)
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        """What compute_loss_from_embeddings is given beside the embeddings, made before the encoder sees the batch."""
+        """Further arguments of compute_loss_from_embeddings, computed before the encoder reads the batch."""
         return {"labels": labels}
 
     @abstractmethod
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """The loss, (), or its parts by name, of the (B, D) columns of a batch."""
+        """The loss, (), or its parts by name, of a batch's (B, D) columns."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """CachedLossMixin's hook: the loss of a batch whose embeddings come in mini-batches; labels are `beside`."""
+        """Hook of CachedLossMixin: the loss of a batch whose embeddings come in mini-batches; labels are `beside`'s."""
         loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
         if with_backward:
             loss.backward()
@@ -121,27 +121,27 @@ class CachedLoss(CachedLossMixin, Loss):
         return loss
 
     def total(self, loss: Any) -> Tensor:
-        """The one number that is differentiated where mini-batches are replayed."""
+        """The one number to differentiate when mini-batches are replayed."""
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
         """All keywords, for the model card."""
         constructors = [cls.__init__ for cls in type(self).__mro__ if issubclass(cls, CachedLoss)]
-        names = [name for made in reversed(constructors) for name in inspect.signature(made).parameters]
+        names = [name for each in reversed(constructors) for name in inspect.signature(each).parameters]
         own = {name: getattr(self, name) for name in names if name != "model" and hasattr(self, name)}
         return {name: getattr(value, "__name__", value) for name, value in own.items()}
 
 
 class OneSweep(CachedLoss):
-    """A loss of cosines, summed over the first `matryoshka_dims` dimensions as a MatryoshkaLoss around it does, at
-    little more than the time and memory of one.
+    """A loss of cosines that can be summed over several numbers of first dimensions, like a MatryoshkaLoss around it,
+    in little more than the time and memory of one.
 
     Args:
         model, scale, cached: see CachedLoss.
-        matryoshka_dims: how many dimensions, increasing or not; none trains all of them, and no fewer.
+        matryoshka_dims: numbers of first dimensions to train, in any order; by default only all dimensions
 
     Attributes:
-        dims: they, increasing, or None: what the ops take.
+        dims: matryoshka_dims in ascending order, or None, as the ops take them.
     """
 
     def __init__(
@@ -152,15 +152,15 @@ class OneSweep(CachedLoss):
         size = getattr(model, "get_embedding_dimension", lambda: None)()
         if len(set(widths)) < len(widths) or not all(0 < width <= (size or width) for width in widths):
             most = "" if size is None else f" up to the model's {size}"
-            raise ValueError(f"matryoshka_dims must be different numbers from 1{most}, got {list(matryoshka_dims)}")
+            raise ValueError(f"matryoshka_dims must be distinct numbers from 1{most}, got {list(matryoshka_dims)}")
         if widths and size not in (None, widths[-1]):
-            warnings.warn(f"matryoshka_dims {widths} leave out all {size}, which are not trained", stacklevel=2)
+            warnings.warn(f"matryoshka_dims {widths} lacks {size}: whole embeddings are not trained", stacklevel=2)
         self.matryoshka_dims = list(matryoshka_dims)
         self.dims = tuple(widths) or None
 
 
 def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
-    """(where, a loss) of a loss, "", and of those inside it, "loss." and so on; not of the encoders that they read."""
+    """Yield (prefix, loss) for a loss, with prefix "", and for all losses inside it ("loss." …), but not encoders."""
     yield where, loss
     for name, child in loss.named_children():
         if name not in ENCODERS:
@@ -168,38 +168,38 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
-    """What `cached` gives: a loss, (), that was differentiated while it was made. Its gradients by the loss's own
-    parameters become part of its graph, so that what is put before the loss (gradient accumulation's 1/n, a scaler's
-    factor) is before them, too."""
+    """Run `cached`, which returns a loss, (), after its backward, and put the gradients of the loss's own parameters
+    back into the graph. Then factors of the loss (1/n in gradient accumulation, a gradient scaler) apply to them, too.
+    """
     own = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
     before = [parameter.grad for parameter in own]
     for parameter in own:
         parameter.grad = None
     value = cached()
     for parameter, earlier in zip(own, before, strict=True):
-        made, parameter.grad = parameter.grad, earlier
-        if made is not None:
-            value = value + ((parameter - parameter.detach()) * made).sum()
+        gradient, parameter.grad = parameter.grad, earlier
+        if gradient is not None:
+            value = value + ((parameter - parameter.detach()) * gradient).sum()
     return value
 
 
 def carrying(parts: dict[str, Tensor], loss: Tensor) -> Any:
-    """Parts of a loss by name, of which the first has the gradient of the whole: where mini-batches are replayed only
-    the total carries the hook that does it."""
+    """Parts of a loss by name, the first of which has the gradient of the whole loss: only the total has the hook that
+    replays mini-batches."""
     values = {name: part.detach() for name, part in parts.items()}
     first = next(iter(values))
     return type(parts)({**values, first: values[first] + (loss - loss.detach())})
 
 
 def from_zero(**numbers: float) -> None:
-    """ValueError for a number below 0, infinite or NaN."""
+    """Raise ValueError for a number that is below 0, infinite or NaN."""
     for name, value in numbers.items():
         if isinstance(value, str) or not 0 <= value < math.inf:
-            raise ValueError(f"{name} must be a number from 0, got {value!r}")
+            raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
 
 
 def above_zero(**numbers: float | None) -> None:
-    """ValueError for a number, where there is one, that is not above 0, infinite or NaN."""
+    """Raise ValueError for a number that is 0, below 0, infinite or NaN; None passes."""
     for name, value in numbers.items():
         if value is not None and (isinstance(value, str) or not 0 < value < math.inf):
             raise ValueError(f"{name} must be a number above 0, got {value!r}")

@@ -1,5 +1,5 @@
-"""Any loss, its batches encoded by length: no padding to the longest text of all, and no text twice. And what holds an
-encoder to what it knew: the embeddings that it gave before training."""
+"""ByLength: any loss with batches encoded by length, each distinct text once, without padding to the longest of all.
+And Keep: a regularizer that keeps embeddings near those from before training."""
 
 import copy
 import inspect
@@ -19,22 +19,22 @@ from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding,
 from raoe_train.losses.base import CachedLoss, carrying, from_zero, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
-ALIGNED = 16  # tokens; lengths of runs are multiples of it where the model is compiled
+ALIGNED = 16  # for a compiled model, lengths of runs in tokens are multiples of it
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 OF_EMBEDDINGS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
 
 
 def innermost(loss: Any) -> Any:
-    """The loss inside of ByLength, a MatryoshkaLoss or the like."""
+    """The innermost loss in wrappers such as ByLength and MatryoshkaLoss."""
     while isinstance(getattr(loss, "loss", None), nn.Module):
         loss = loss.loss
     return loss
 
 
 def fits(loss: Any) -> bool:
-    """Whether a loss needs of its model nothing but each text's embedding: its forward embeds the columns and hands
-    them to compute_loss_from_embeddings. Only of sentence-transformers' forwards and ours that is known."""
+    """Whether a loss needs only the texts' embeddings from its model, that is, its forward embeds the columns and calls
+    compute_loss_from_embeddings. True only for forwards of sentence-transformers and raoe_train."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
     known = next(cls for cls in type(loss).__mro__ if "forward" in vars(cls)).__module__.startswith(PACKAGES)
@@ -45,7 +45,7 @@ def fits(loss: Any) -> bool:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any) -> Any:
-    """A loss of (B, D) columns of embeddings, as it would make it of their texts; labels as its `beside` has them."""
+    """Compute a loss from (B, D) columns of embeddings; labels are those of its `beside`."""
     if isinstance(loss, MatryoshkaLoss):
         widths = [*zip(loss.matryoshka_dims, loss.matryoshka_weights, strict=True)]
         if 0 < loss.n_dims_per_step < len(widths):
@@ -58,19 +58,19 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any) -> Any:
 
 
 def _cut(labels: Any, columns: list[Tensor], width: int) -> Any:
-    """Labels that are embeddings are cut as the columns are."""
+    """Cut labels to a width if they are embeddings, like the columns."""
     embeddings = isinstance(labels, Tensor) and labels.ndim in (2, 3) and labels.shape[-1] == columns[0].shape[-1]
     return labels[..., :width] if embeddings else labels
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
-    """`keep`; in place of "auto", with a line printed, 1, and 0.3 where the scores of the dataset, or of all datasets
-    by name, have two values: to tell classes apart texts have to move further (docs/adapt.md)."""
+    """The weight `keep`. For "auto" print and return 0.3 if the datasets' scores have only two values, else 1, because
+    embeddings must move further to separate classes (docs/adapt.md)."""
     if keep != "auto":
         return keep
     every = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
     if any(not hasattr(dataset, "__len__") for dataset in every):
-        raise ValueError('keep "auto" reads the scores of datasets of a known length: give a number, such as 1')
+        raise ValueError('keep "auto" needs datasets of known length: set it to a number, such as 1')
     scores = [{*dataset["score"][:]} for dataset in every if "score" in dataset.column_names]
     weight = 0.3 if scores and max(map(len, scores)) == 2 else 1.0
     print(f"keep {weight:g}")
@@ -78,15 +78,15 @@ def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
 
 
 class Keep:
-    """A term beside any loss: the mean over a batch's texts of 1 - cos(embedding, the same text's before training).
+    """A regularizer for any loss: mean over a batch's texts of 1 - cos(embedding, embedding before training).
 
-    The less-forget constraint of Hou et al. (2019, equation 6), with the encoder's own start for the old model;
-    docs/adapt.md has what it brings.
+    This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder's start as the old model. For
+    results see docs/adapt.md.
 
     Args:
-        model: the encoder as it is now, of which a frozen copy is made. It reads every batch without dropout: a third
-            of a step more, and the weights twice in memory.
-        weight: of the term, from 0.
+        model: the encoder before training, which is copied and frozen. The copy reads every batch without dropout,
+            which makes a step a third longer and needs memory for the weights twice.
+        weight: weight of the regularizer, at least 0.
     """
 
     def __init__(self, model: Any, weight: float) -> None:
@@ -95,38 +95,38 @@ class Keep:
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:
-        """The term, (), of the (texts, D) embeddings of the same texts now and before."""
-        # bfloat16 rounds a cosine near 1 by as much as training moves it
+        """The weighted regularizer, (), from (texts, D) embeddings of the same texts now and before training."""
+        # in bfloat16, rounding errors of a cosine near 1 are as large as the changes by training
         with torch.autocast(now.device.type, enabled=False):
             wide = torch.promote_types(now.dtype, torch.float32)
             return self.weight * (1 - functional.cosine_similarity(now.to(wide), before.to(wide))).mean()
 
 
 class ByLength(CachedLossMixin, nn.Module):
-    """A loss whose encoder reads a batch's texts by length (raoe_train.encoders.lengths): those of all columns together
-    in runs that are padded to their own longest, equal texts once.
+    """A loss whose encoder reads the texts of a batch by length (raoe_train.encoders.lengths): the distinct texts of
+    all columns in runs that are padded to their own longest text.
 
-    The loss and its gradient are those of the padded batch, but for rounding, and for dropout, whose draws differ.
-    raoe_train.Trainer puts it around every loss; with SentenceTransformerTrainer write loss=ByLength(loss).
+    The loss and its gradient equal those of the padded batch, up to rounding and random draws of dropout.
+    raoe_train.Trainer wraps every loss in it; with SentenceTransformerTrainer write loss=ByLength(loss).
 
-    With a loss that caches gradients (`mini_batch_size`, `mini_batch_num_tokens`) the runs are its mini-batches: none
-    has more tokens, padding included, than mini_batch_num_tokens, or than mini_batch_size times the longest text.
-    Where processes share a model's forwards (DDP, FSDP) all make equally many. Batches that are not rows of tokens
-    (images, packed ones) go to the loss as they are.
+    If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the runs are its mini-batches: none has
+    more tokens, including padding, than mini_batch_num_tokens, or than mini_batch_size times the longest text. If
+    processes share forwards (DDP, FSDP), all make equally many. Batches that are not rows of tokens (images, packed
+    batches) are passed to the loss unchanged.
 
     Args:
-        loss: a loss of sentence embeddings, see `fits`, ours or sentence-transformers', also in a MatryoshkaLoss.
-        packed: on CUDA a run's texts stand side by side without any padding, where raoe_train.encoders.packed can.
-        keep: a term that holds embeddings of the batch's texts where they were; the loss is LossParts then, of which
-            it is "keep", and the loss of the batch, where that has no parts, "target".
+        loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
+        packed: on CUDA, pack the texts of a run without any padding if raoe_train.encoders.packed supports the model.
+        keep: the regularizer that keeps embeddings near their start. The loss is then LossParts, with the parts "keep"
+            and those of the loss, or "target" if the loss has no parts.
     """
 
-    mini_batch_size = 1  # of what forward_cached takes for rows: runs
+    mini_batch_size = 1  # rows of forward_cached are runs here
 
     def __init__(self, loss: nn.Module, *, packed: bool = False, keep: Keep | None = None) -> None:
         super().__init__()
         if not fits(loss):
-            raise ValueError(f"{type(loss).__name__} reads more of its model than embeddings: use no ByLength")
+            raise ValueError(f"ByLength cannot wrap {type(loss).__name__}, which reads more than embeddings")
         self.loss = loss
         self.packed = packed
         self.keep = keep
@@ -135,15 +135,15 @@ class ByLength(CachedLossMixin, nn.Module):
 
     @property
     def uses_gradient_cache(self) -> bool:  # type: ignore[override]
-        """Whether the loss encodes its batches piece by piece."""
+        """Whether the loss encodes its batches in mini-batches."""
         return getattr(self.loss, "uses_gradient_cache", False)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
-        """The loss of tokenised columns, and labels as the loss takes them."""
+        """The loss of tokenised columns; labels are those of the wrapped loss."""
         features, inner = list(sentence_features), innermost(self.loss)
         runs = self._runs(features)
         if runs is None and self.keep is not None:
-            raise ValueError("keep is for batches of texts, as a tokenizer makes them")
+            raise ValueError("keep needs batches of tokenized texts, not images or packed batches")
         if runs is None:
             return self.loss(features, labels)
         beside = inner.beside(features, labels) if isinstance(inner, CachedLoss) else labels
@@ -158,7 +158,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return self._value(table, batch)
 
     def _start(self, runs: Runs) -> Tensor | None:
-        """Embeddings of the runs' texts before training, where they are to be held."""
+        """Embeddings of the runs' texts by the frozen encoder of `keep`; None without `keep`, or in evaluation."""
         if self.keep is None or not (self.model.training and torch.is_grad_enabled()):
             return None
         with torch.no_grad():
@@ -181,7 +181,7 @@ class ByLength(CachedLossMixin, nn.Module):
         copy_random_state: bool,
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
-        """CachedLossMixin's: (embeddings of a run, the random state before)."""
+        """Hook of CachedLossMixin: (embeddings of a run, the random state before)."""
         run = sentence_feature["runs"][begin]
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             before = RandContext(*run.values()) if copy_random_state else None
@@ -193,10 +193,10 @@ class ByLength(CachedLossMixin, nn.Module):
             from raoe_train.encoders.packed import pack
 
             run = pack(_layers(model)[-1], run)
-        return model(dict(run))["sentence_embedding"]  # modules write into it
+        return model(dict(run))["sentence_embedding"]  # a copy, because modules write into it
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """CachedLossMixin's: the loss of the embeddings of all runs; `labels` is the _Batch."""
+        """Hook of CachedLossMixin: the loss of the embeddings of all runs; `labels` is the _Batch."""
         (runs,) = reps
         table = torch.cat(runs).detach().requires_grad_(with_backward)
         loss = self._value(table, labels)
@@ -220,13 +220,13 @@ class ByLength(CachedLossMixin, nn.Module):
         aligned = ALIGNED if _is(wrappers, "OptimizedModule") else 1
         runs = by_length(features, **room, multiple=aligned, keep_leading=counts_leading_padding(inner))
         if runs is not None:
-            # nobody looks up what is beyond a process's own
+            # the embeddings of these copies are not used
             missing = _of_all(len(runs.features), [*wrappers, inner]) - len(runs.features)
             runs.features.extend([runs.features[0]] * missing)
         return runs
 
     def _words(self, runs: Runs) -> AbstractContextManager[None]:
-        """Not where weights are sharded, or a graph has been compiled."""
+        """words_looked_up_once, unless weights are sharded or the model is compiled."""
         layers = _layers(self.model)
         other = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
         return nullcontext() if other else words_looked_up_once(layers[-1], runs)
@@ -238,32 +238,32 @@ class ByLength(CachedLossMixin, nn.Module):
 
 
 class _Batch(NamedTuple):
-    """What a batch's loss is made of, beside the embeddings of its texts."""
+    """The inputs of a batch's loss, except the embeddings of its texts."""
 
-    rows: list[Tensor]  # of each column, the texts' places among those that are encoded
+    rows: list[Tensor]  # for each column, the places of its texts among the encoded texts
     labels: Any
-    before: Tensor | None  # embeddings before training, where they are to be held
+    before: Tensor | None  # embeddings before training, for `keep`
 
 
 def _layers(model: Any) -> list[Any]:
-    """A model inside its wrappers (DDP, FSDP 1, torch.compile), from outside to inside."""
-    found = [model]
+    """A model and its wrappers (DDP, FSDP 1, torch.compile), the outermost first and the model last."""
+    layers = [model]
     while True:
-        inner = getattr(found[-1], "_orig_mod", None)
-        if inner is None and type(found[-1]).__name__ in WRAPPERS:
-            inner = found[-1].module
+        inner = getattr(layers[-1], "_orig_mod", None)
+        if inner is None and type(layers[-1]).__name__ in WRAPPERS:
+            inner = layers[-1].module
         if inner is None:
-            return found
-        found.append(inner)
+            return layers
+        layers.append(inner)
 
 
 def _is(layers: list[Any], *names: str) -> bool:
-    """Whether one of a model's wrappers is of a class of torch's: by name, so that nothing need be imported for it."""
+    """Whether one of a model's wrappers has a class with one of these names; by name, to avoid imports."""
     return bool({base.__name__ for each in layers for base in type(each).__mro__} & set(names))
 
 
 def _of_all(forwards: int, layers: list[Any]) -> int:
-    """As many forwards as the process with the most makes, where they are made together."""
+    """The largest number of forwards in any process if processes share them, else this process's number."""
     if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
     most = torch.tensor(forwards, device=next(layers[-1].parameters()).device)

@@ -1,4 +1,4 @@
-"""Batches: sentence pairs with a score and an NLI label each, pairs with their texts, and lists of sentences."""
+"""Collators: for pairs with a score and an NLI label, for pairs with their texts, and for lists of sentences."""
 
 from typing import Any
 
@@ -9,14 +9,13 @@ from raoe_train.data.columns import NLI_LABELS
 
 
 class ScoreLabelCollator(SentenceTransformerDataCollator):
-    """sentence-transformers' collator for datasets with columns ``score`` and ``label``, which its own cannot take
-    together: the batch's labels are ``{"score": float64 (B,), "label": int64 (B,)}``, with those of the two that are
-    there.
+    """Collator for datasets with a column ``score`` and optionally ``label``; sentence-transformers' own cannot have
+    both. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``, for the columns in the dataset.
 
-    Labels are whole numbers or the NLI words (larger = less related); any others, and a score that is no number, are
-    a ValueError. A dataset with neither or other label columns is collated as sentence-transformers does it.
+    Labels must be whole numbers or NLI words (larger = less related) and scores numbers; otherwise ValueError. Other
+    datasets are collated as in sentence-transformers.
 
-    raoe_train.Trainer makes it. For another trainer pass it prompts as its own collator gets them::
+    raoe_train.Trainer uses it by default. For another trainer, pass the prompts that its own collator gets::
 
         ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping)
     """
@@ -25,7 +24,7 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
         columns = features[0] if features else {}
         if "score" not in columns or isinstance(columns.get("label"), (list, torch.Tensor)):
             return super().__call__(features)
-        # as the file has them: float32 makes two of some scores one. Apple's GPUs have nothing better.
+        # float64, because distinct scores can be equal in float32; Apple's GPUs have no float64
         kind = torch.float32 if torch.backends.mps.is_available() else torch.float64
         labels = {"score": torch.tensor([_score(row["score"]) for row in features], dtype=kind)}
         if "label" in columns:
@@ -35,10 +34,10 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
 
 
 class TextCollator(SentenceTransformerDataCollator):
-    """sentence-transformers' collator with the columns' texts beside the tokens, for losses whose teacher reads them:
-    the batch's labels are {"texts": [B texts of the first column, …]}, without prompts.
+    """Collator that adds the columns' texts, for losses whose teacher reads them: the labels of a batch are {"texts":
+    [B texts of the first column, …]}, without prompts.
 
-    Made as ScoreLabelCollator.
+    Created like ScoreLabelCollator.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -50,13 +49,14 @@ class TextCollator(SentenceTransformerDataCollator):
 
 
 class ListCollator(SentenceTransformerDataCollator):
-    """A collator for lists of sentences, what ListMLELoss takes.
+    """Collator for lists of sentences, for ListMLELoss.
 
-    Rows have a column `sentences`, a list of texts of any length, and perhaps `label`, the list's n x n teacher row by
-    row, n * n numbers. The batch is one tokenised column, all sentences in order, with labels {"lengths": int64 (B,),
-    "teacher": float32 (B, n, n), n the longest list's, 0 beyond a list's own}; no "teacher" where there is no `label`.
+    Rows have a column `sentences`, a list of texts, and optionally `label`, the teacher's n x n values row by row. A
+    batch is one tokenised column with all sentences in order, and labels {"lengths": int64 (B,), "teacher": float32 (B,
+    n, n), where n is the longest list, padded by 0}; without `label` there is no "teacher".
 
-    Made as ScoreLabelCollator. ValueError for no column `sentences`, an empty list, or a teacher of another size.
+    Created like ScoreLabelCollator. ValueError for a missing column `sentences`, an empty list, or a wrong number of
+    teacher values.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class ListCollator(SentenceTransformerDataCollator):
             if not isinstance(row.get("sentences"), (list, tuple)) or not row["sentences"]:
                 raise ValueError(f"a row must have a column 'sentences', a list of texts; got {row.get('sentences')!r}")
         lengths = [len(row["sentences"]) for row in features]
-        # The other columns that are not the list's own: the name of its dataset, where there are several.
+        # other columns, such as the dataset's name if there are several
         beside = {key: value for key, value in features[0].items() if key not in ("sentences", "label")}
         batch = super().__call__([{**beside, "sentences": text} for row in features for text in row["sentences"]])
         batch["label"] = {"lengths": torch.tensor(lengths)}

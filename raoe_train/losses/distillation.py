@@ -1,4 +1,4 @@
-"""Distillation from a teacher: its similarities, or how it ranks the texts of a batch or of given lists."""
+"""Distillation from a teacher: from its similarities, or from its ranking of the texts in a batch or in a list."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,24 +20,24 @@ Ties = Literal["ordinal", "random"]
 
 
 def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list[Tensor]:
-    """A teacher's embeddings of the columns' texts, (B, D') each; ValueError for labels without texts."""
+    """Compute a teacher's embeddings of the columns' texts, (B, D') each; ValueError for labels without texts."""
     texts = labels.get("texts") if isinstance(labels, Mapping) else None
     if texts is None:
         raise ValueError("a teacher needs the batch's texts: use raoe_train.TextCollator")
-    # One call: the teacher encodes each distinct sentence once, sorted by length.
-    made = torch.from_numpy(embed([text for column in texts for text in column]))
-    return [*made.to(columns[0].device).split([len(column) for column in columns])]
+    # in one call, so that the teacher encodes each distinct sentence once, sorted by length
+    embeddings = torch.from_numpy(embed([text for column in texts for text in column]))
+    return [*embeddings.to(columns[0].device).split([len(column) for column in columns])]
 
 
 class DistillationLoss(CachedLoss):
-    """A loss whose frozen teacher reads each batch's texts, with a tokenizer and a prompt of its own: labels are
-    {"texts": the texts of two columns, B strings each} from raoe_train.TextCollator.
+    """A loss whose frozen teacher reads the texts of each batch, with its own tokenizer and prompt. The labels, from
+    raoe_train.TextCollator, are {"texts": the texts of two columns, B strings each}.
 
     Args:
-        model, scale, cached: see CachedLoss; gather_across_devices is a ValueError.
-        embed: n sentences -> the teacher's embeddings, [n, D'] float32, of any dimension D'. It is no part of this
-            module, so nothing trains, moves or saves it. raoe_train.encoders.embed.embedder makes one, recipes by
-            their section `teacher`.
+        model, scale, cached: see CachedLoss; gather_across_devices raises ValueError.
+        embed: n sentences -> the teacher's embeddings, [n, D'] float32, of any dimension D'. It is not part of this
+            module, so it is not trained, moved or saved. Create one with raoe_train.encoders.embed.embedder; in
+            recipes the section `teacher` does.
     """
 
     reads = PAIRS_WITH_TEXTS
@@ -48,7 +48,7 @@ class DistillationLoss(CachedLoss):
         super().__init__(model, scale, **cached)
         if self.gather_across_devices:
             raise ValueError(
-                f"{type(self).__name__} compares within the batch of each process: leave gather_across_devices false"
+                f"{type(self).__name__} does not support gather_across_devices: leave it false"
             )
         self._embed = embed
 
@@ -57,21 +57,21 @@ class DistillationLoss(CachedLoss):
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         teacher = teacher_embeddings(self._embed, labels, embeddings)
-        # bfloat16's three digits are no order, and a coarse target.
+        # bfloat16's three digits are too coarse for rankings and targets
         with torch.autocast(embeddings[0].device.type, enabled=False):
             a, b = (column if column.dtype == torch.float64 else column.float() for column in embeddings)
             return self.of_pairs(a, b, *(column.to(a.dtype) for column in teacher))
 
     @abstractmethod
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
-        """The loss, (), of (B, D) embeddings and the teacher's, (B, D')."""
+        """The loss, (), of (B, D) embeddings and the teacher's (B, D') embeddings."""
 
 
 class SimilarityDistillationLoss(DistillationLoss):
     """Mean over the pairs of (cos(a_i, b_i) - the teacher's cos(a_i, b_i))².
 
-    MSE of the RAOE paper's Table 4; with the teacher's cosines as static scores it is loss mse, the table's MSE2.
-    `scale` has no part in it.
+    It is MSE in Table 4 of the RAOE paper. MSE2 there uses the teacher's cosines as fixed scores, which is
+    CosineSimilarityLoss. `scale` has no effect.
     """
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
@@ -79,11 +79,11 @@ class SimilarityDistillationLoss(DistillationLoss):
 
 
 class RankDistillationLoss(DistillationLoss):
-    """Each first sentence ranks all second sentences of the batch, and is to rank them as the teacher does: ListMLE.
+    """Each first sentence must rank all second sentences of the batch in the teacher's order (ListMLE).
 
-    The student's B x B cosines times `scale` against the order of the teacher's, over ``list_mle_loss``: the rank
-    distillation of RankCSE (Liu et al. 2023, section 3.3) alone, of two columns in place of its two dropout views.
-    RankCSE leaves out the diagonal, a sentence with itself; here it is a pair like the others.
+    Applies ``list_mle_loss`` to the student's B x B cosines times `scale`, with the order of the teacher's cosines.
+    This is the rank distillation of RankCSE (Liu et al. 2023, section 3.3), for two columns instead of two dropout
+    views. RankCSE excludes the diagonal, a sentence with itself; here it is a pair like the others.
     """
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
@@ -92,25 +92,25 @@ class RankDistillationLoss(DistillationLoss):
 
 
 class ListMLELoss(CachedLoss):
-    """Each sentence of a list ranks the whole list, and is to rank it as the teacher does, over ``list_mle_loss``.
+    """Each sentence of a list must rank the whole list in the teacher's order, by ``list_mle_loss``.
 
-    Sentence j's row is the cosines of x_j with *every* sentence of its list, x_j itself included (Eq. 8 and 9 of the
-    ranking-sentences paper: s_j = [s_j,1 … s_j,n]; its code does the same). The teacher's row j has the same places: of
-    refine_similarity(phi, omega) both triangles are read, which mirror each other. Without a teacher the order of the
-    list is one, "ranking only": -|k - j|, nearer places before farther ones (Eq. 5).
+    Row j has the cosines of x_j with *every* sentence of its list, including x_j (Eq. 8 and 9 of the ranking-sentences
+    paper: s_j = [s_j,1 … s_j,n]; its code does the same). The teacher's row j has the same places, from the symmetric
+    matrix refine_similarity(phi, omega). Without a teacher ("ranking only") the order of the list is the target: -|k -
+    j|, nearer places before farther ones (Eq. 5).
 
-    The value is the mean over all rows of the batch, so lists count by their sentences, as the paper's sum over a
-    list's rows has it; for lists of one length it is the mean of the lists. No list is compared with another.
+    The loss is the mean over all rows of the batch, so each list counts by its number of sentences, like the paper's
+    sum over the rows of a list. Lists are not compared with each other.
 
-    A batch is one column, all sentences of all lists one after another, with labels {"lengths": (B,) sentences of each
-    list, "teacher": (B, n, n) with n the longest list, what is beyond a list's own corner unread}, of ListCollator.
+    A batch is one column with the sentences of all lists in order, and labels from ListCollator: {"lengths": (B,)
+    number of sentences in each list, "teacher": (B, n, n), where n is the longest list and padding is ignored}.
 
     Args:
         model, scale, cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
-            gather_across_devices processes weigh by their sentences, so that the mean over processes, of the loss and,
-            in DistributedDataParallel, of the gradient, is the whole batch's. Nothing else is gathered.
-        ties: what the teacher's equals do, "ordinal" or "random". "ordinal" keeps the order of the list, "random"
-            shuffles them anew at every call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equals.
+            gather_across_devices, processes are weighted by their sentences, so that the mean loss over processes, and
+            DistributedDataParallel's gradient, are those of the whole batch. Nothing else is gathered.
+        ties: how to order sentences that are equal for the teacher; ordinal keeps the order of the list, random
+            shuffles them at every call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equal
     """
 
     reads = LISTS
@@ -126,8 +126,8 @@ class ListMLELoss(CachedLoss):
         """The loss, (), of one column of (N, D) embeddings; ValueError for labels that are missing."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             raise ValueError(
-                "ListMLELoss takes one column, the sentences of all lists, and labels with their 'lengths', got "
-                f"{len(embeddings)} and {type(labels).__name__}: use raoe_train.ListCollator"
+                "ListMLELoss needs one column with the sentences of all lists, and labels with 'lengths'; got "
+                f"{len(embeddings)} columns and {type(labels).__name__}: use raoe_train.ListCollator"
             )
         (own,) = embeddings
         lengths = labels["lengths"].to(own.device)
@@ -140,14 +140,14 @@ class ListMLELoss(CachedLoss):
         place = torch.arange(longest, device=own.device)
         real = place < lengths[:, None]
         starts = (lengths.cumsum(0) - lengths)[:, None]
-        # Unit rows, in float32 at least. Beyond a list stands another one's sentence, which the mask hides.
+        # Unit rows, in float32 at least. The padding of a list has sentences of the next list, which the mask hides.
         wide = own if own.dtype == torch.float64 else own.float()
         lists = nn.functional.normalize(wide, dim=1)[(starts + place).clamp(max=len(own) - 1)]
-        with torch.autocast(own.device.type, enabled=False):  # bfloat16's three digits are no order
+        with torch.autocast(own.device.type, enabled=False):  # bfloat16's three digits are too coarse for a ranking
             student = lists @ lists.transpose(1, 2)
         mask = real[:, :, None] & real[:, None, :]
         rows = len(mask) * longest
-        # A row without a sentence costs nothing but counts in the mean, which is to be over the N that have one.
+        # Rows of padding have loss 0 but count in the mean, so it is rescaled to the N real rows below.
         student, teacher, mask = (each.reshape(rows, longest) for each in (student, teacher, mask))
         loss = list_mle_loss(student, teacher, scale=self.scale, mask=mask, ties=self.ties)
         size = torch.tensor([len(own)], device=own.device)

@@ -1,4 +1,4 @@
-"""Batches of all processes, which have as many rows each: three numbers a pair, or whole columns of embeddings."""
+"""Gather batches of equal size from all processes: three numbers for each pair, or whole columns of embeddings."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ def world_size() -> int:
 
 
 def own_rows(own: Tensor) -> Tensor:
-    """(B,) int64: where this process's rows are among those of all, in the order of ranks."""
+    """(B,) int64: places of this process's rows among those of all processes, in the order of ranks."""
     start = dist.get_rank() * len(own) if world_size() > 1 else 0
     return torch.arange(start, start + len(own), device=own.device)
 
 
 def gather_pairs(similarity: Tensor, score: Tensor, label: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(B,) tensors of every process in the order of ranks; the inputs themselves in a single process.
+    """Concatenate the (B,) tensors of all processes in the order of ranks; one process gets its inputs back.
 
-    Only `similarity` carries a gradient. Every process computes the same loss of what this returns, and takes the
-    gradient of its own similarities times the number of processes: DistributedDataParallel, which averages, then
-    arrives at exactly the gradient of one process with the whole batch.
+    Only `similarity` has a gradient. Every process computes the same loss from the result. The gradient of a process's
+    own similarities is multiplied by the number of processes; after the average of DistributedDataParallel it is
+    exactly the gradient of one process with the whole batch.
     """
     if world_size() == 1:
         return similarity, score, label
@@ -37,8 +37,8 @@ def gather_pairs(similarity: Tensor, score: Tensor, label: Tensor | None) -> tup
 def gather_rows(own: Tensor) -> Tensor:
     """(B, ...) -> (processes * B, ...): the rows of every process in the order of ranks.
 
-    The gradient that all processes have for a row goes to the one that it came from. Where each computes the mean loss
-    of its own rows, DistributedDataParallel's average is exactly the gradient of one process with the whole batch.
+    The gradients of all processes for a row are summed in the process that the row came from. If each process computes
+    the mean loss of its own rows, DistributedDataParallel's average is exactly the gradient of the whole batch.
     """
     return own if world_size() == 1 else _GatherEveryGradient.apply(own)
 
@@ -57,8 +57,8 @@ class _GatherEveryGradient(torch.autograd.Function):
 
 
 def averaged(parameter: Tensor) -> Tensor:
-    """A parameter of a loss's own, whose gradient becomes the mean over processes, since DistributedDataParallel is
-    around the encoder alone. To be called once a forward, in every process."""
+    """Average the gradient of a loss's own parameter over processes, because DistributedDataParallel wraps only the
+    encoder. Call it once in a forward, in every process."""
     own = parameter.view_as(parameter)
     if world_size() > 1 and own.requires_grad:
         own.register_hook(_mean)

@@ -1,4 +1,4 @@
-"""InfoNCE in all forms that sentence-transformers has, and AnglE's addition to it."""
+"""InfoNCE with all options of sentence-transformers, and AnglE's extension of it."""
 
 from typing import Any, ClassVar, Literal, get_args
 
@@ -18,28 +18,27 @@ Partition = Literal["joint", "per_direction"]
 Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 ONE_WAY: list[Direction] = ["query_to_doc"]
 BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
-CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (contradiction), neutral
+CLASSES = (2, 0, 1)  # rank of each column's similarity to the anchor: positive, negative (contradiction), neutral
 
 
 class InfoNCELoss(OneSweep, InBatchLoss):
-    """Each anchor's positive against the positives and negatives of the whole batch, over ``info_nce_loss``.
+    """Each anchor must find its positive among the positives and negatives of the whole batch, by ``info_nce_loss``.
 
-    One hard negative is BeLLM's Eq. 6; the value is that of sentence-transformers' MultipleNegativesRankingLoss with
-    cos_sim, for all of its options, where no text occurs twice.
+    With one hard negative it is BeLLM's Eq. 6. The value is that of sentence-transformers' MultipleNegativesRankingLoss
+    with cos_sim, for all of its options, if no text occurs twice.
 
     Args:
-        model, scale, learn_scale, cached: see InBatchLoss and OneSweep; matryoshka_dims are one sweep where
-            symmetric and mask_duplicates are all that is asked for, and otherwise one a width.
-        symmetric: positives are to find their anchors, too. The loss is the mean of both directions: short for
-            directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction".
-        directions: whose similarities the softmax is over, query_to_doc and perhaps others; see ``info_nce_loss``.
-            GTE's loss (Li et al. 2023) has sentence-transformers' four: query_to_doc, query_to_query, doc_to_query,
-            doc_to_doc.
-        partition_mode: one softmax over all directions (joint), or the mean of one for each (per_direction, for
-            query_to_doc and doc_to_query).
-        hardness_mode: which logits get hardness_strength x their cosine, as a constant, on top; in_batch_negatives
-            (Lan et al. 2025), hard_negatives (a row's own; EmbeddingGemma) or all_negatives.
-        hardness_strength: factor of these cosines, from 0; 9 and 5 in these papers.
+        model, scale, learn_scale, cached: see InBatchLoss and OneSweep. matryoshka_dims take one sweep with the options
+            symmetric and mask_duplicates, and one sweep for each width with others.
+        symmetric: positives must find their anchors, too; the loss is the mean of both directions. Short for
+            directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+        directions: similarities in the softmax, query_to_doc and optionally others; see ``info_nce_loss``. GTE's loss
+            (Li et al. 2023) has four: query_to_doc, query_to_query, doc_to_query, doc_to_doc
+        partition_mode: one softmax over all directions (joint), or the mean of one softmax for each (per_direction, for
+            query_to_doc and doc_to_query)
+        hardness_mode: negatives whose logits are raised by hardness_strength x their cosine, without gradient;
+            in_batch_negatives (Lan et al. 2025), hard_negatives (of the row; EmbeddingGemma) or all_negatives
+        hardness_strength: factor of these cosines; 9 and 5 in these papers
     """
 
     cites: ClassVar[tuple[str, ...]] = ("oord2018representation", "li2024bellm")
@@ -57,20 +56,20 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)
-        found = tuple(dict.fromkeys(directions))
+        distinct = tuple(dict.fromkeys(directions))
         if partition_mode not in get_args(Partition):
             raise ValueError(f"partition_mode must be one of {', '.join(get_args(Partition))}, got {partition_mode!r}")
-        if partition_mode == "per_direction" and not set(found) <= set(BOTH_WAYS):
+        if partition_mode == "per_direction" and not set(distinct) <= set(BOTH_WAYS):
             raise ValueError(
-                "partition_mode per_direction takes directions whose softmax has the own pair, query_to_doc and "
-                f"doc_to_query; got {', '.join(found)}"
+                "partition_mode per_direction needs directions query_to_doc and doc_to_query only, got "
+                f"{', '.join(distinct)}"
             )
-        if symmetric and (found != ("query_to_doc",) or partition_mode != "joint"):
-            raise ValueError("symmetric is short for directions and a partition_mode: leave these out")
+        if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):
+            raise ValueError("symmetric sets directions and partition_mode: leave these out")
         from_zero(hardness_strength=hardness_strength)
         self.symmetric = symmetric
-        self.both_ways = symmetric or (partition_mode == "per_direction" and len(found) == 2)
-        self.directions = found
+        self.both_ways = symmetric or (partition_mode == "per_direction" and len(distinct) == 2)
+        self.directions = distinct
         self.partition_mode = partition_mode
         self.hardness_mode = hardness_mode
         self.hardness_strength = hardness_strength
@@ -83,31 +82,31 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         return torch.stack([self._of_widths(columns, ids, None) for columns in cut]).sum()
 
     def _of_widths(self, embeddings: list[Tensor], ids: Ids, dims: tuple[int, ...] | None) -> Tensor:
-        """of_columns, the sum over `dims` where there are some."""
+        """The loss of the columns, summed over `dims` if there are any."""
         form: dict[str, Any] = {"scale": self.differentiable_scale(), "dims": dims}
         hardness: dict[str, Any] = {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
         if not self.both_ways:
             return self.contrast(embeddings, ids, directions=self.directions, **form, **hardness).sum()
-        # Not the op's `symmetric`: its rows are the columns of all processes, which each would compute.
-        back = None if ids is None else (ids[1][: len(ids[0])], ids[0])
-        there = self.contrast(embeddings, ids, **form, **hardness)
-        return ((there + self.contrast(embeddings[1::-1], back, **form)) / 2).sum()
+        # Not the op's `symmetric`, for which every process would compute the rows of all processes.
+        swapped_ids = None if ids is None else (ids[1][: len(ids[0])], ids[0])
+        forward = self.contrast(embeddings, ids, **form, **hardness)
+        return ((forward + self.contrast(embeddings[1::-1], swapped_ids, **form)) / 2).sum()
 
 
 class AnglEContrastiveLoss(InfoNCELoss):
-    """InfoNCE plus ``angle_weight`` x AnglE's order of angles: the RAOE paper's adaptation of AnglE (its appendix,
-    "Baseline Implementation for Ablations").
+    """InfoNCE plus ``angle_weight`` x AnglE's angular loss, as adapted in the RAOE paper (appendix "Baseline
+    Implementation for Ablations").
 
-    Columns are anchor, positive, negative and, perhaps, neutral; to InfoNCE neutrals are hard negatives, too. The
-    angular part is CoSENT over ``pairwise_angle_sim`` of the batch's pairs (anchor, other column), Angle(positive) <
-    Angle(neutral) < Angle(negative) of whichever anchors. The appendix speaks of these two parts. AnglE itself has a
-    third, CoSENT over cosines of the same pairs, and a scale of 1 for angles (recipe angle).
+    The columns are anchor, positive, negative and optionally neutral; InfoNCE uses neutrals as hard negatives, too. The
+    angular part is CoSENT over ``pairwise_angle_sim`` of all pairs (anchor, other column) in the batch: Angle(positive)
+    < Angle(neutral) < Angle(negative), also for different anchors. The appendix has these two parts. AnglE itself has a
+    third part, CoSENT over the cosines of the same pairs, and a scale of 1 for angles (recipe angle).
 
     Args:
-        model, scale, contrastive: see InfoNCELoss; scale is that of all parts, and learned by the contrastive one.
-        angle_weight: weight of the angular part, from 0.
-        angle_scale: the angular part's scale, above 0, where it differs.
-        cosine_weight: weight of CoSENT over cosines, from 0.
+        model, scale, contrastive: see InfoNCELoss; scale is for all parts, and only InfoNCE can learn it.
+        angle_weight: weight of the angular part
+        angle_scale: scale of the angular part; by default scale
+        cosine_weight: weight of CoSENT over cosines
     """
 
     cites = AnglELoss.cites + InfoNCELoss.cites
@@ -135,7 +134,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         """The loss, (), of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
         if len(embeddings) not in (3, 4):
             raise ValueError(
-                f"AnglEContrastiveLoss takes anchor, positive, negative, perhaps neutral; got {len(embeddings)} columns"
+                f"AnglEContrastiveLoss needs 3 or 4 columns, anchor, positive, negative, neutral; got {len(embeddings)}"
             )
         loss = super().compute_loss_from_embeddings(embeddings, labels, texts=texts)
         loss = loss + self.angle_weight * self._order(util.pairwise_angle_sim, embeddings, self.angle_scale)
@@ -144,7 +143,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
-        """CoSENT of the classes over a similarity of two (n, D), summed over widths."""
+        """CoSENT of CLASSES over a similarity function of two (n, D) tensors, summed over widths."""
         anchor, *others = embeddings
         first, second = anchor.repeat(len(others), 1), torch.cat(others)
         widths = self.dims or (anchor.shape[1],)

@@ -1,4 +1,4 @@
-"""sentence-transformers' own losses as recipes name them: the same classes, with what they read."""
+"""Losses of sentence-transformers that recipes can name: the same classes, with the training data that they need."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -28,8 +28,8 @@ class TripletLoss(Loss, losses.TripletLoss):
     """Mean of max(0, distance to the positive - distance to the negative + margin).
 
     Args:
-        margin: least difference of the two distances
-        distance: distance of two embeddings
+        margin: minimum difference between the two distances
+        distance: distance function of two embeddings
     """
 
     reads = ONE_NEGATIVE
@@ -40,11 +40,11 @@ class TripletLoss(Loss, losses.TripletLoss):
 
 
 class _Siamese(Loss):
-    """What both losses of labelled pairs are told.
+    """Base class of the two losses of labelled pairs.
 
     Args:
-        margin: distance from which dissimilar pairs cost nothing
-        distance: distance of two embeddings
+        margin: distance beyond which dissimilar pairs have no loss
+        distance: distance function of two embeddings
     """
 
     reads = LABELLED_PAIRS
@@ -56,17 +56,16 @@ class _Siamese(Loss):
 
 
 class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
-    """Half of the mean of distance² of similar pairs and max(0, margin - distance)² of others."""
+    """Half of the mean of distance² for similar pairs and max(0, margin - distance)² for other pairs."""
 
 
 class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
-    """ContrastiveLoss of the hard pairs of a batch alone, summed."""
-
+    """ContrastiveLoss summed over the hard pairs of a batch only."""
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):
-    """Cross entropy of the three NLI classes, by a linear classifier of (u, v, |u - v|) that is trained beside the
-    encoder and is not saved with it: SBERT (Reimers and Gurevych 2019, section 3)."""
+    """Cross entropy of the three NLI classes under a linear classifier of (u, v, |u - v|), as in SBERT (Reimers and
+    Gurevych 2019, section 3). The classifier is trained with the encoder, but not saved with it."""
 
     reads = CLASSES
 
@@ -84,7 +83,7 @@ class SoftmaxLoss(Loss, losses.SoftmaxLoss):
 
 
 class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
-    """Each first sentence is to find its partner among the second sentences of the batch.
+    """Each first sentence must find its partner among the second sentences of the batch.
 
     Args:
         scale: inverse temperature

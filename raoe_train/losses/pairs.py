@@ -1,4 +1,4 @@
-"""Losses of scored pairs: what they share, CoSENT, AnglE and Pearson's correlation, and the scale that fits one."""
+"""Losses of scored pairs: their base class, CoSENT, AnglE and Pearson's correlation, and calibration of the scale."""
 
 import copy
 import warnings
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class LossParts(dict):
     """Named parts of one loss, each a differentiable scalar; the loss is their sum.
 
-    The trainer adds them up and logs each one. Wrappers such as MatryoshkaLoss and AdaptiveLayerLoss scale and add
-    losses, so parts can be scaled and added, name by name; a tensor that is added is the part "others".
+    The trainer adds them and logs each one. Parts can be scaled and added name by name, because wrappers such as
+    MatryoshkaLoss and AdaptiveLayerLoss scale and add losses; a tensor that is added becomes the part "others".
     """
 
     def __rmul__(self, weight: float) -> "LossParts":
@@ -39,21 +39,21 @@ class LossParts(dict):
         return self * (1 / number)
 
     def __radd__(self, zero: float) -> "LossParts":
-        return self  # of sum()
+        return self  # sum() starts with 0
 
     def __add__(self, other: Mapping[str, Tensor] | Tensor) -> "LossParts":
-        more = other if isinstance(other, Mapping) else {"others": other}  # what a wrapper adds of its own
+        more = other if isinstance(other, Mapping) else {"others": other}  # such as a term of a wrapper
         return LossParts({name: self.get(name, 0) + more.get(name, 0) for name in {**self, **more}})
 
 
 class PairLoss(CachedLoss):
-    """A loss of scored pairs: a subclass implements ``of_pairs(similarity, score, label)``, all (B,), label None unless
-    `needs_label`; it is the loss, (), or LossParts. Labels see raoe_train.losses. Of one that is a OneSweep, too,
-    similarity may be (K, B), and the losses (K,).
+    """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns the loss, (),
+    or LossParts, from (B,) tensors; label is None unless `needs_label`. For labels see raoe_train.losses. If it is also
+    a OneSweep, similarity may be (K, B) and the losses (K,).
     """
 
     reads = SCORED_PAIRS
-    by_order = False  # whether scores count by their order alone; others get them in similarity's dtype
+    by_order = False  # whether only the order of scores counts; if not, scores get the dtype of similarity
     dims: tuple[int, ...] | None = None  # see OneSweep
 
     def __init__(self, model: Any, scale: PositiveFloat = 20.0, **cached: Any) -> None:
@@ -80,7 +80,7 @@ class PairLoss(CachedLoss):
         return torch.stack(list(loss.values())).sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """The loss of two columns of (B, D) embeddings. ValueError for labels that are missing, too many or NaN."""
+        """The loss of two columns of (B, D) embeddings. ValueError for missing, NaN or the wrong number of labels."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         if isinstance(labels, (list, np.ndarray)):
@@ -96,7 +96,7 @@ class PairLoss(CachedLoss):
         return LossParts({name: part.sum() for name, part in loss.items()}) if isinstance(loss, dict) else loss.sum()
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        """(B, D), (B, D) -> (B,), of which the loss is one; of several widths (K, B)."""
+        """The similarity that the loss compares: (B, D), (B, D) -> (B,), or (K, B) for several widths."""
         return pairwise_cosine(a, b, dims=self.dims)
 
     @abstractmethod
@@ -104,7 +104,7 @@ class PairLoss(CachedLoss):
         """The loss, (), or LossParts of (B,) columns; label is None unless needs_label."""
 
     def targets(self, labels: Any, rows: int) -> tuple[Tensor, Tensor | None]:
-        """(score, label) of a batch in any of its forms, label None where no loss looks at it."""
+        """(score, label) of a batch from any form of labels; label is None unless needs_label."""
         label: Tensor | None = None
         if isinstance(labels, Mapping):
             score, label = labels.get("score"), labels.get("label")
@@ -115,47 +115,47 @@ class PairLoss(CachedLoss):
         if score is None or (self.needs_label and label is None):
             wanted = "a score and an NLI label" if self.needs_label else "a score"
             raise ValueError(
-                f"{type(self).__name__} needs {wanted} for each pair, in columns 'score' and 'label' (which "
-                "raoe_train.Trainer collates, and raoe_train.ScoreLabelCollator for other trainers) or [label, score]"
+                f"{type(self).__name__} needs {wanted} for each pair, in columns 'score' and 'label' (collated by "
+                "raoe_train.Trainer or, for other trainers, raoe_train.ScoreLabelCollator) or as [label, score]"
             )
         for name, column in (("score", score), ("label", label)):
             if column is not None and column.numel() != rows:
                 raise ValueError(
-                    f"{type(self).__name__} expects {rows} values of {name} (one per pair), "
+                    f"{type(self).__name__} needs {rows} values of {name} (one per pair), "
                     f"got {column.numel()} with shape {tuple(column.shape)}"
                 )
         score = score.reshape(-1).detach()
         score = score.int() if score.dtype == torch.bool else score
         label = label.reshape(-1).detach() if self.needs_label and label is not None else None
-        # A look at the values makes a GPU wait, so there only the first batch is looked at.
+        # On a GPU only the first batch is checked, because reading values synchronizes the GPU.
         if score.device.type != "cpu" and self._checked_labels:
             return score, None if label is None else label.long()
         self._checked_labels = True
         if score.is_floating_point() and bool(score.isnan().any()):
-            raise ValueError(f"{type(self).__name__} got a score that is NaN: remove or complete such pairs")
+            raise ValueError(f"{type(self).__name__} got a NaN score: remove or complete such pairs")
         if label is not None and bool(((label < 0) | (label != label.floor())).any() | label.isnan().any()):
             raise ValueError(
-                f"{type(self).__name__} takes labels that are whole numbers from 0, larger = less related "
-                f"(-1 marks a pair without one: remove it), got {label.unique().tolist()[:8]}"
+                f"{type(self).__name__} needs labels that are whole numbers from 0, larger = less related "
+                f"(-1 means no label: remove such pairs), got {label.unique().tolist()[:8]}"
             )
         return score, None if label is None else label.long()
 
     def warn_small_batch(self, rows: int, margin: float) -> None:
-        """Once, where no two ranks of a batch can be further apart than the margin."""
+        """Warn once if no two ranks of a batch can differ by more than the margin."""
         if rows <= margin + 1 and not self._warned:
             self._warned = True
             warnings.warn(
-                f"a batch of {rows} pairs has no two ranks further apart than margin={margin}: the rank part is 0",
+                f"in a batch of {rows} pairs no two ranks differ by more than margin={margin}: the rank part is 0",
                 stacklevel=4,
             )
 
 
 class CoSENTLoss(OneSweep, PairLoss):
-    """sentence-transformers' CoSENTLoss, same arguments and values, with gradient caching and gathering.
+    """sentence-transformers' CoSENTLoss with the same arguments and values, and with gradient caching and gathering.
 
     Args:
         model, scale, cached: see OneSweep.
-        similarity_fct: (B, D), (B, D) -> (B,). Another than the cosine has no matryoshka_dims: put it into a
+        similarity_fct: (B, D), (B, D) -> (B,). matryoshka_dims work only with the cosine; for others use a
             MatryoshkaLoss.
     """
 
@@ -172,7 +172,7 @@ class CoSENTLoss(OneSweep, PairLoss):
         super().__init__(model, scale, **cached)
         self.similarity_fct = similarity_fct
         if self.dims and similarity_fct is not util.pairwise_cos_sim:
-            raise ValueError("matryoshka_dims are of cosines: another similarity_fct needs a MatryoshkaLoss")
+            raise ValueError("matryoshka_dims work only with cosines: for another similarity_fct use MatryoshkaLoss")
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         return super().similarity(a, b) if self.similarity_fct is util.pairwise_cos_sim else self.similarity_fct(a, b)
@@ -182,10 +182,10 @@ class CoSENTLoss(OneSweep, PairLoss):
 
 
 class AnglELoss(PairLoss):
-    """sentence-transformers' AnglELoss: CoSENT over ``pairwise_angle_sim``, same arguments and values; see CachedLoss.
+    """sentence-transformers' AnglELoss, CoSENT over ``pairwise_angle_sim``, with the same arguments and values.
 
-    More than two columns are an anchor, its positive and negatives: the positive's score is the label (1 without one),
-    each negative's is 1 minus that.
+    With more than two columns, they are an anchor, its positive and negatives: the positive's score is the label (by
+    default 1), each negative's 1 minus that. For the arguments see CachedLoss.
     """
 
     by_order = True
@@ -209,41 +209,41 @@ class AnglELoss(PairLoss):
 class PearsonLoss(OneSweep, PairLoss):
     """1 - Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
 
-    It is the same for scores times any positive number and plus any other, so that it needs neither their scale nor a
-    temperature, and `scale` has no part in it. A batch whose scores are all equal teaches nothing.
+    It does not change if scores are multiplied by a positive number or shifted, so it needs neither their range nor a
+    temperature, and `scale` has no effect. A batch with equal scores has no gradient.
     """
 
     cites = ("zhang2024pcctuning",)
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
         wide = torch.promote_types(similarity.dtype, torch.float32)
-        ours, theirs = (each.to(wide) - each.to(wide).mean(-1, keepdim=True) for each in (similarity, score))
-        # eps: where all cosines are nearly equal, their differences are rounding, and no direction to go into
-        return 1 - functional.cosine_similarity(ours, theirs, dim=-1, eps=1e-4)
+        cosines, scores = (each.to(wide) - each.to(wide).mean(-1, keepdim=True) for each in (similarity, score))
+        # eps: if all cosines are nearly equal, their differences are rounding errors without a useful gradient
+        return 1 - functional.cosine_similarity(cosines, scores, dim=-1, eps=1e-4)
 
 
 SCALES = tuple(round(2 ** (k / 4), 2) for k in range(0, 25))  # 1, 1.19, … 64
-PAIRS = 1024  # read at most
+PAIRS = 1024  # maximum number of pairs that calibrate reads
 
 
 def calibrate(
     model: SentenceTransformer, loss: PairLoss, pairs: "Dataset", *, batch_size: int = 64, seed: int = 42, **encode: Any
 ) -> float:
-    """The scale, of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
+    """Find the scale, of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
 
-    Above that scale the cheapest way down for the gradient is to bring all cosines together (docs/study.md). The
-    paper's 20 fits scores that another encoder gave; scores that people gave are noisier and want a smaller scale.
+    Above this scale, training can lower the loss by making all cosines alike (docs/study.md). The paper's 20 fits the
+    scores of another encoder; human scores are noisier and need a smaller scale.
 
     Args:
-        model: a SentenceTransformer, which reads up to 1,024 pairs (or one batch, if that is larger).
-        loss: a loss of scored pairs, of any scale: ``rt.losses.RAOELoss(model)``.
-        pairs: a datasets.Dataset of two columns of texts, `score` and, where the loss needs it, `label`.
-        batch_size: pairs of a batch, as in training.
-        seed: of the pairs that are drawn.
-        encode: keywords of the model's `encode`, such as the prompt that training uses, or {column: keyword}.
+        model: a SentenceTransformer, which encodes up to 1,024 pairs (or one batch, if that is larger).
+        loss: a loss of scored pairs with any scale, such as ``rt.losses.RAOELoss(model)``.
+        pairs: a datasets.Dataset with two columns of texts, `score` and, if the loss needs it, `label`.
+        batch_size: pairs in a batch, as in training.
+        seed: seed for drawing pairs.
+        encode: keywords of the model's `encode`, such as the prompt that training uses, or {column: value} for each.
 
     Raises:
-        ValueError: another loss, or other columns.
+        ValueError: `loss` is not a loss of scored pairs, or `pairs` lacks a column.
     """
     from datasets import Dataset
 
@@ -252,32 +252,32 @@ def calibrate(
     texts = [name for name in pairs.column_names if name not in ("score", "label")]
     if not isinstance(loss, PairLoss) or len(texts) != 2 or "score" not in pairs.column_names:
         raise ValueError(
-            f"calibrate takes a loss of scored pairs and two columns of texts with a score, got {type(loss).__name__} "
-            f"and columns {', '.join(pairs.column_names)}"
+            f"calibrate needs a loss of scored pairs, and pairs with two columns of texts and a score; got "
+            f"{type(loss).__name__} and columns {', '.join(pairs.column_names)}"
         )
     rows = min(len(pairs), max(PAIRS, batch_size))
     drawn = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
 
     def embedded(name: str) -> Tensor:
-        its = {key: value.get(name) if isinstance(value, dict) else value for key, value in encode.items()}
-        return torch.as_tensor(encode_sentences(model, drawn[name][:], 64, **its))
+        own = {key: value.get(name) if isinstance(value, dict) else value for key, value in encode.items()}
+        return torch.as_tensor(encode_sentences(model, drawn[name][:], 64, **own))
 
     columns = [*map(embedded, texts)]
     targets = {name: torch.tensor(drawn[name][:]) for name in ("score", "label") if name in drawn.column_names}
     size = min(batch_size, rows)
-    # whole batches only: a short one has another, easier problem
+    # whole batches only, because the loss of a smaller batch is not comparable
     batches = [slice(first, first + size) for first in range(0, rows - size + 1, size)]
     trial = copy.copy(loss)
     trial.dims, trial.gather_across_devices = None, False
 
     def total(scale: float) -> float:
-        trial.scale, found = scale, 0.0
+        trial.scale, summed = scale, 0.0
         for batch in batches:
             with torch.no_grad():
                 value = trial.compute_loss_from_embeddings(
                     [column[batch] for column in columns], {name: column[batch] for name, column in targets.items()}
                 )
-            found += float(sum(value.values()) if isinstance(value, dict) else value)
-        return found
+            summed += float(sum(value.values()) if isinstance(value, dict) else value)
+        return summed
 
     return min(SCALES, key=total)

@@ -20,8 +20,8 @@ class RankMarginLoss(OneSweep, PairLoss):
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
-        margin: least distance of ranks, not itself included. It is counted within the (global) batch.
-        ties: how equal scores rank, in the words of scipy's rankdata; they are never compared but under "ordinal".
+        margin: pairs count if their ranks in the (global) batch differ by more than this
+        ties: how to rank equal scores, as `method` of scipy's rankdata; only "ordinal" compares them
     """
 
     by_order = True
@@ -50,8 +50,8 @@ class GatedAngularLoss(OneSweep, PairLoss):
     larger angle.
 
     Args:
-        model, scale, cached: see OneSweep and PairLoss; angles, in radians, are multiplied by scale.
-        gate: "label+score" as in the paper, "score" or "label" (its Table 8).
+        model, scale, cached: see OneSweep and PairLoss; scale multiplies angles in radians.
+        gate: which of label and score must differ; label+score (the paper's), score or label (its Table 8)
 
     Labels are whole numbers, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
@@ -73,16 +73,16 @@ class GatedAngularLoss(OneSweep, PairLoss):
 class RAOELoss(RankMarginLoss):
     """RAOE (Eq. 1): ``rank_weight`` x rank margin + ``angle_weight`` x gated angular.
 
-    ``forward`` returns both parts, weighted, as ``{"rank", "angle"}``: the trainer adds them and logs each. In your own
-    loop: ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size`` the gradient of both runs
-    through ``rank``, and inside a MatryoshkaLoss such a loss returns the sum alone.
+    ``forward`` returns both weighted parts as ``{"rank", "angle"}``: the trainer adds them and logs each. In your own
+    loop write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size`` the gradient of both parts
+    runs through ``rank``; inside a MatryoshkaLoss only the sum is returned.
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
-        margin: least distance of ranks in the rank part, not itself included
+        margin: pairs count in the rank part if their ranks differ by more than this
         rank_weight: weight of the rank part
         angle_weight: weight of the angular part
-        ties: how equal scores rank, in the words of scipy's rankdata
+        ties: how to rank equal scores, as `method` of scipy's rankdata
         gate: which of label and score must differ in the angular part
     """
 

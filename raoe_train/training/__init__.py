@@ -1,4 +1,4 @@
-"""Training: the trainer, what it reads, and what it measures."""
+"""Training: the trainer, its data, its callbacks and its measures."""
 
 from raoe_train.training.callbacks import LogFile, LogLines
 from raoe_train.training.trainer import Trainer

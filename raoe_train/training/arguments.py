@@ -12,45 +12,45 @@ from raoe_train.encoders.preflight import check_device
 from raoe_train.training.run_directory import CHECKPOINTS
 
 OWN = ("patience", "min_steps", "by_length", "keep")
-NOT_TAKEN = ("output_dir", "local_rank")  # the first is OUTPUT/checkpoints, the second torchrun's to say
-BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
+NOT_TAKEN = ("output_dir", "local_rank")  # the first is OUTPUT/checkpoints, the second is set by torchrun
+BY_PREMISE = "by_premise"  # name of PremiseBatchSampler as a batch_sampler
 DEV_METRIC = "eval_dev_spearman_cosine"
 When = Literal["no", "steps", "epoch"]
 
 
 @dataclass
 class Training:
-    """How to train; any other field of SentenceTransformerTrainingArguments is a key here, too.
+    """How to train; every other field of SentenceTransformerTrainingArguments is also a key here.
 
     Args:
         num_train_epochs: passes over the data
-        per_device_train_batch_size: rows of a batch
+        per_device_train_batch_size: rows in a batch, on each device
         learning_rate: peak learning rate
         warmup_ratio: share of steps used for warm-up
-        seed: seed of everything that is drawn
-        bf16: bfloat16; auto uses it where the device computes in it
-        by_length: encode batches in runs of similar length; packed leaves out all padding on a GPU
-        keep: weight of the regularizer that holds embeddings where they were; auto chooses by the scores
-        patience: evaluations without improvement before training stops
-        min_steps: raise the number of epochs until there are so many steps
+        seed: seed for shuffling, sampling and new weights
+        bf16: train in bfloat16; auto does so if the device has bfloat16 units
+        by_length: encode batches in runs of similar length; packed also removes all padding on a GPU
+        keep: weight of the regularizer that keeps embeddings near their start; auto chooses it from the scores
+        patience: evaluations without improvement after which training stops
+        min_steps: minimum number of steps; epochs are added to reach it
         max_steps: number of steps, in place of epochs
-        per_device_eval_batch_size: rows of a batch in evaluation
-        gradient_accumulation_steps: batches of a step; for a larger batch to rank pairs in, see loss.mini_batch_size
-        warmup_steps: steps used for warm-up or, below 1, their share
+        per_device_eval_batch_size: rows in an evaluation batch, on each device
+        gradient_accumulation_steps: batches in each step; to rank pairs in a larger batch use loss.mini_batch_size
+        warmup_steps: number of warm-up steps or, if below 1, share of steps used for warm-up
         weight_decay: weight decay of AdamW
-        max_grad_norm: norm to clip gradients to; 0 for no clipping
-        fp16: float16 with loss scaling
-        eval_strategy: when to evaluate; epoch where there is a dev set
-        eval_steps: steps between evaluations, or their share of all
+        max_grad_norm: maximum gradient norm, for clipping; 0 for no clipping
+        fp16: train in float16 with loss scaling
+        eval_strategy: when to evaluate; by default each epoch if there is a dev set
+        eval_steps: steps between evaluations or, if below 1, their share of all steps
         save_strategy: when to write checkpoints; by default as eval_strategy
         save_steps: steps between checkpoints; by default eval_steps
-        save_total_limit: checkpoints to keep
+        save_total_limit: maximum number of checkpoints to keep
         logging_steps: steps between log entries
-        report_to: trackers to report to, such as tensorboard or wandb
+        report_to: experiment trackers, such as tensorboard or wandb
         dataloader_num_workers: processes that prepare batches
-        batch_sampler: how batches are drawn; by_premise keeps the pairs of a premise together
-        gradient_checkpointing: recompute activations in the backward pass
-        learning_rate_mapping: learning rates of parameters by regular expression
+        batch_sampler: how batches are drawn; by_premise puts the pairs of a premise into the same batch
+        gradient_checkpointing: save memory by recomputing activations in the backward pass
+        learning_rate_mapping: learning rates for some parameters, by regular expression of their names
     """
 
     num_train_epochs: PositiveFloat = 3
@@ -85,8 +85,8 @@ class Training:
 
 
 def declare_training(parser: Any, key: str = "training") -> None:
-    """Add the fields of Training to a parser, and all others of SentenceTransformerTrainingArguments, which help leaves
-    out: there are more than a hundred."""
+    """Add the fields of Training to a parser, and those of SentenceTransformerTrainingArguments, of which the help
+    omits the more than a hundred that Training does not have."""
     from sentence_transformers import SentenceTransformerTrainingArguments
 
     parser.add_class_arguments(Training, key, skip={"others"})
@@ -97,72 +97,72 @@ def declare_training(parser: Any, key: str = "training") -> None:
 
 
 def check_training(training: Training, has_dev: bool) -> None:
-    """ValueError for settings of evaluation that would have no effect."""
+    """Raise ValueError for evaluation settings that would have no effect."""
     if training.patience is not None and not has_dev:
-        raise ValueError("training.patience needs data.dev to see whether the model still improves")
+        raise ValueError("training.patience needs a dev set, data.dev or data.dev_share, to measure improvement")
     if training.eval_strategy not in (None, "no") and not has_dev:
         raise ValueError(
-            f"training.eval_strategy {training.eval_strategy} needs data.dev to evaluate on; "
-            "without it the last model is kept: --training.eval_strategy no"
+            f"training.eval_strategy {training.eval_strategy} needs a dev set, data.dev or data.dev_share; "
+            "to train without one and keep the last model, use --training.eval_strategy no"
         )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
-        raise ValueError("training.eval_steps has no effect with eval_strategy epoch: leave one of them out")
+        raise ValueError("training.eval_steps has no effect with eval_strategy epoch: remove one of them")
 
 
 def trainer_settings(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
-    """Keywords of SentenceTransformerTrainingArguments: the recipe's, and ours where it leaves them open; ValueError
-    for what they refuse."""
+    """Keywords for SentenceTransformerTrainingArguments: the recipe's settings, and defaults for the others. ValueError
+    for settings that the class refuses."""
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
 
     from raoe_train.training.training_data import PremiseBatchSampler
 
-    given = {name: value for name, value in to_dict(training).items() if name not in OWN and value is not None}
-    if (ratio := given.pop("warmup_ratio", None)) is not None:
-        given["warmup_steps"] = ratio  # below 1 a share, in transformers 5
-    del given["gradient_checkpointing"]  # the job does it: see raoe_train.jobs.train
-    if given.get("batch_sampler") == BY_PREMISE:
-        given["batch_sampler"] = PremiseBatchSampler
+    recipe = {name: value for name, value in to_dict(training).items() if name not in OWN and value is not None}
+    if (ratio := recipe.pop("warmup_ratio", None)) is not None:
+        recipe["warmup_steps"] = ratio  # transformers 5 reads numbers below 1 as a share
+    del recipe["gradient_checkpointing"]  # raoe_train.jobs.train enables it
+    if recipe.get("batch_sampler") == BY_PREMISE:
+        recipe["batch_sampler"] = PremiseBatchSampler
     check_device(device)
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
-    if given["bf16"] == "auto":
-        given["bf16"] = multiplies_bfloat16(use_cpu)
-    # a number of steps says when
-    when = given.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in given else "epoch")
-    each_evaluation = "epoch" if when == "no" else when  # so that the best model is one that was kept
-    made = {
+    if recipe["bf16"] == "auto":
+        recipe["bf16"] = multiplies_bfloat16(use_cpu)
+    # eval_steps without a strategy means steps
+    when = recipe.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in recipe else "epoch")
+    each_evaluation = "epoch" if when == "no" else when  # a checkpoint at each one, so that the best can be loaded
+    settings = {
         "output_dir": str(output / CHECKPOINTS),
-        "logging_nan_inf_filter": False,  # training stops there; see raoe_train.training.callbacks
-        "run_name": output.name or None,  # what trackers call it
+        "logging_nan_inf_filter": False,  # training stops at a NaN loss; see raoe_train.training.callbacks
+        "run_name": output.name or None,  # shown by trackers
         "disable_tqdm": not sys.stderr.isatty(),
         "eval_strategy": when,
-        "save_strategy": "steps" if "save_steps" in given else each_evaluation,
-        "save_steps": given.get("eval_steps", 500),
+        "save_strategy": "steps" if "save_steps" in recipe else each_evaluation,
+        "save_steps": recipe.get("eval_steps", 500),
         "load_best_model_at_end": has_dev and when != "no",
         "metric_for_best_model": DEV_METRIC if has_dev else None,
         "greater_is_better": True if has_dev else None,
-        "dataloader_drop_last": rank_and_world()[1] > 1,  # the trainer would; unequal batches hang
+        "dataloader_drop_last": rank_and_world()[1] > 1,  # processes with batches of unequal size would hang
         "dataloader_pin_memory": torch.cuda.is_available(),
-        # transformers takes bf16 on a CPU only where it is told that the CPU is meant.
+        # on a CPU, transformers accepts bf16 only with use_cpu
         "use_cpu": use_cpu,
         "restore_callback_states_from_checkpoint": training.patience is not None,
-        **given,
+        **recipe,
     }
     try:
-        # starts the group of torchrun's processes, too: they agree on things before there is a trainer
-        arguments = SentenceTransformerTrainingArguments(**made)
+        # also starts torchrun's process group, which is needed before there is a trainer
+        arguments = SentenceTransformerTrainingArguments(**settings)
         _ = arguments.device
         for tracker in get_reporting_integration_callbacks(arguments.report_to):
-            tracker()  # which says what is not installed
+            tracker()  # raises an error if its package is not installed
     except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         raise ValueError(f"training: {error}") from None
-    return made
+    return settings
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:
-    """Whether the device has units for products of bfloat16: a GPU's tensor cores, a CPU's AVX512-BF16 or AMX. On
-    others they are made of float32's, and slower. Not where torch is too old to say."""
+    """Whether the device has units for bfloat16 products: a GPU's tensor cores, a CPU's AVX512-BF16 or AMX. Other
+    devices emulate bfloat16 by float32, which is slower. False if torch is too old to tell."""
     import torch
 
     if not use_cpu:
@@ -172,8 +172,8 @@ def multiplies_bfloat16(use_cpu: bool) -> bool:
 
 
 def for_all_processes(settings: dict[str, Any]) -> dict[str, Any]:
-    """Training arguments whose batches are drawn for all processes together and then cut. Drawn for each, those of one
-    step would be of different sources, whose scores cannot be compared, and would depend on the number of processes."""
+    """Make each batch for all processes together and split it. If each process drew its own, the batches of one step
+    could come from different sources, whose scores are not comparable, and would depend on the number of processes."""
     world = rank_and_world()[1]
     if world == 1:
         return settings

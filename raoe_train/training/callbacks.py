@@ -1,4 +1,4 @@
-"""What is watched while a model trains: cost, log, loss and weights that are not finite."""
+"""Callbacks of the trainer: cost, log lines, log file, and the check for weights that are not finite."""
 
 import json
 import re
@@ -16,17 +16,17 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ProgressCallback
 
 SPEARMAN = "_spearman_cosine"
-SHOWN = 16  # rows of a batch
+SHOWN = 16  # rows of a batch that an error shows
 STATUS = Path("/proc/self/status")
 LEFT = "its gradient left weights that are not finite"
 
 
 class Meter(TrainerCallback):
-    """Measures a trainer's loop: its seconds, without evaluation and without writing checkpoints, and its peak memory.
+    """Measures the seconds of the training loop, without evaluation and checkpoints, and its peak memory.
 
-    At a logging step it adds to what the callbacks behind it get: "pairs_per_second" of all processes since the last
-    one ("rows_per_second" of batches that are not pairs), and "scale" of the loss ("scale_NAME" by dataset). The
-    trainer's own history stays as it is.
+    For the callbacks after it, each log entry also has "pairs_per_second" of all processes since the last entry
+    ("rows_per_second" for batches that are not pairs) and the loss's "scale" ("scale_NAME" with several datasets). The
+    trainer's own log history is not changed.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -49,7 +49,7 @@ class Meter(TrainerCallback):
         self._since = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Evaluating and saving come right after a step's or an epoch's end, and move the mark when they are done.
+        # Evaluation and saving come right after the end of a step or epoch and reset this clock when they finish.
         now = time.perf_counter()
         self.seconds += now - self._since
         self._since = now
@@ -77,7 +77,7 @@ class Meter(TrainerCallback):
         logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
 
     def costs(self) -> dict[str, Any]:
-        """{"train_seconds", "train_steps": the steps that they were for, "peak_memory_mb"}."""
+        """{"train_seconds", "train_steps": the steps in this time, "peak_memory_mb"}."""
         return {
             "train_seconds": round(self.seconds, 3),
             "train_steps": self.last_step - self.first_step,
@@ -101,9 +101,9 @@ class LogLines(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if "loss" in logs:
-            entry = state.log_history[-1]  # without what other callbacks have added for trackers
-            apart = ("epoch", "step", "grad_norm", "learning_rate")
-            cells = [f"{name} {value:.4g}" for name, value in entry.items() if name not in apart]
+            entry = state.log_history[-1]  # unlike `logs`, without what other callbacks add for trackers
+            hidden = ("epoch", "step", "grad_norm", "learning_rate")
+            cells = [f"{name} {value:.4g}" for name, value in entry.items() if name not in hidden]
             cells += [f"{value:.4g} {name.removesuffix('_per_second')}/s" for name, value in logs.items()
                       if name.endswith("_per_second")]  # fmt: skip
             steps = state.global_step - self.first
@@ -115,12 +115,12 @@ class LogLines(TrainerCallback):
                      for name, value in logs.items() if name.endswith(SPEARMAN)]  # fmt: skip
             cells += [f"loss {logs['eval_loss']:.4g}"] if "eval_loss" in logs else []
         if cells:
-            with tqdm.external_write_mode():  # the bar steps aside
+            with tqdm.external_write_mode():  # so that the line does not mix with the progress bar
                 print(f"step {state.global_step}/{state.max_steps}  {'  '.join(cells)}", flush=True)
 
 
 class LogFile(TrainerCallback):
-    """Writes the trainer's log as JSON lines; on resuming, without what came after the checkpoint."""
+    """Writes the trainer's log as JSON lines; when a run resumes, the lines after its checkpoint are removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -141,16 +141,16 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def keep_events(trainer: Any, folder: Path) -> None:
-    """Let TensorBoard's files be in `folder`, unless its variable names another; checkpoints take theirs along."""
+    """Have TensorBoard write into `folder`, unless its environment variable names another folder."""
     for each in trainer.callback_handler.callbacks:
         if isinstance(each, TensorBoardCallback) and each.logging_dir is None:
             each.logging_dir = str(folder)
 
 
 class FiniteWeights(TrainerCallback):
-    """Stops before a checkpoint is written, or the encoder evaluated, whose weights are not finite: a loss can be
-    finite while its gradient is not, and then the next step would be blamed. Also clears the gradients of the loss's
-    own parameters, which sentence-transformers does only from 6.2."""
+    """Stops before weights that are not finite are saved or evaluated. A loss can be finite while its gradient is not;
+    without this check the error would name the next step. Also clears the gradients of the loss's own parameters, which
+    sentence-transformers does only from 6.2 on."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -170,12 +170,12 @@ class FiniteWeights(TrainerCallback):
 
 
 def finite_weights(model: Any) -> bool:
-    """Whether all numbers of all parameters that are trained are finite."""
+    """Whether all trained parameters are finite."""
     return all(bool(torch.isfinite(weight).all()) for weight in model.parameters() if weight.requires_grad)
 
 
-def not_finite(trainer: Any, step: int, found: str, batch: Mapping[str, Any]) -> FloatingPointError:
-    """The error of a step: what its batch begins with, and what to try."""
+def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
+    """The error for a step with a loss or weights that are not finite: the first rows of its batch, and advice."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
     columns = []
     for key, ids in batch.items():
@@ -186,17 +186,17 @@ def not_finite(trainer: Any, step: int, found: str, batch: Mapping[str, Any]) ->
     shown = ["  " + " | ".join(texts) for texts in zip(*columns, strict=True)]
     scales = "".join(f", loss.scale (now {scale:g})" for scale in dict.fromkeys(trainer.scales.values()))
     return FloatingPointError(
-        "\n".join([f"step {step}: {found}; the first rows of its batch, as the encoder reads them:", *shown])
+        "\n".join([f"step {step}: {problem}; the first rows of its batch, as the encoder reads them:", *shown])
         + f"\ntry a smaller training.learning_rate (now {trainer.args.learning_rate:g}){scales}, more warm-up, or "
-        "training.bf16 in place of fp16, and look at these rows: scores that are no numbers, sentences without text"
+        "training.bf16 in place of fp16, and check these rows for invalid scores and empty sentences"
     )
 
 
 def peak_mb(cuda: bool) -> float:
-    """Peak memory in MB of 10^6 bytes: of tensors on the CUDA device, or resident memory of this process."""
+    """Peak memory in MB (10^6 bytes) of the tensors on the CUDA device or, without CUDA, of this process."""
     if cuda:
         return torch.cuda.max_memory_allocated() / 1e6
-    if STATUS.exists():  # ru_maxrss would be at least that of the process that started this one
+    if STATUS.exists():  # ru_maxrss would include the peak of the process that started this one
         return int(re.findall(r"VmHWM:\s+(\d+)", STATUS.read_text())[0]) * 1024 / 1e6
     kilo = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilo / 1e6

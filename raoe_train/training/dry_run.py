@@ -1,4 +1,4 @@
-"""What a run would take, by arithmetic: the data is read, and the encoder made on the meta device, without weights."""
+"""Estimate the steps, tokens and memory of a run: reads the data, and builds the encoder without weights."""
 
 import math
 from dataclasses import replace
@@ -9,30 +9,29 @@ from raoe_train.encoders.preflight import GB, HALF, from_hub, held, kept, loadin
 from raoe_train.encoders.settings import SCRATCH
 from raoe_train.training.training_data import Teacher, enough_steps, read_training_data, with_dev
 
-SAMPLE = 500  # rows of each source that are counted in tokens, or up to twice as many
+SAMPLE = 500  # rows of each source, or up to twice as many, whose tokens are counted
 
 
 def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """{"rows": {source: rows}, "steps", "tokens": real ones in all epochs, "parameters", "trained", "memory_gb":
-    {"weights", "gradients and optimizer", "activations", "sum"}} of one process: what a TrainConfig would take, with
-    the trainer's settings.
+    """Estimate what a TrainConfig would take in one process, with the trainer's settings.
 
-    Memory is 4 bytes a weight (2 in 16 bits, 1/2 in 4 bits), 12 a trained one (its gradient and Adam's two), and what
-    autograd keeps of a forward of the batch's texts at their mean length. Padding, a backward's own buffers, teachers,
-    evaluation and the process itself are not in it.
+    Returns {"rows": {source: rows}, "steps", "tokens": tokens in all epochs without padding, "parameters", "trained",
+    "memory_gb": {"weights", "gradients and optimizer", "activations", "sum"}}. The memory is 4 bytes for each weight (2
+    in 16 bits, 1/2 in 4 bits), 12 more for each trained one (gradient, Adam's two moments), and what autograd keeps of
+    a forward of a batch at mean length. It leaves out padding, buffers of the backward, teachers and evaluation.
 
-    ValueError for a model that is to be made from scratch; OSError where rows, a config or the tokenizer are not there.
+    ValueError for a model to make from scratch; OSError if the data, the model's config or its tokenizer is missing.
     """
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers import AutoTokenizer
 
-    # as many rows are drawn in each epoch, and what a teacher says has no part in it
+    # neither redrawing nor the teacher changes the number of rows
     config = replace(config, data=replace(config.data, redraw=False), teacher=Teacher(information="ranking"))
     model, loss = config.model, config.loss.init_args
     datasets, _ = read_training_data(config, Path())
     datasets, _ = with_dev(datasets, config.data, model.prompt, config.training.seed)
     if model.name == SCRATCH:
-        raise ValueError("dry_run is for a model with a config; model.name scratch makes one of the training sentences")
+        raise ValueError("dry_run cannot estimate model.name scratch: its tokenizer is not trained yet")
     encoder = without_weights(model)
     (parameters, trained), shape = sizes(encoder), encoder.config
     with loading(model.name):
@@ -40,7 +39,7 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     longest = min(model.max_seq_length or 1 << 30, shape.max_position_embeddings, tokenizer.model_max_length)
 
     def counted(dataset: Any) -> tuple[float, float]:
-        """(tokens, texts) of a row, on average."""
+        """Mean (tokens, texts) in a row."""
         rows = dataset[:: max(1, len(dataset) // SAMPLE)]
         cells = [cell for name, values in rows.items() if name not in ("score", "label") for cell in values]
         texts = [text for cell in cells for text in ([cell] if isinstance(cell, str) else cell)]
@@ -60,8 +59,8 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     text = a_row / texts
     mini = loss.get("mini_batch_num_tokens") or (loss.get("mini_batch_size") or 0) * a_row
     half = arguments.bf16 or arguments.fp16 or model.dtype in HALF
-    each = kept(encoder, 8, math.ceil(text)) / 8 / (2 if half else 1)  # bytes of a text
-    if config.training.gradient_checkpointing:  # what goes into each layer, and one layer's own
+    each = kept(encoder, 8, math.ceil(text)) / 8 / (2 if half else 1)  # bytes for one text
+    if config.training.gradient_checkpointing:  # the inputs of all layers, and the activations of one layer
         layers = shape.num_hidden_layers
         each = each / layers + layers * shape.hidden_size * math.ceil(text) * (2 if half else 4)
     memory = held(model, encoder) | {"activations": (mini or batch * a_row) / text * each / GB}

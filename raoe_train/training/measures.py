@@ -1,4 +1,4 @@
-"""What a training run is measured by before and after, development pairs and tasks, as a table and a picture."""
+"""Evaluation before and after training, on the dev set and on tasks, as a table and a plot."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.tasks import Polarity, Task, main_score, read_tasks
 
 SPEARMAN = "_spearman_cosine"
-# keys of a log entry that are not parts of the loss
+# keys in a log entry that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
 
@@ -26,10 +26,10 @@ class Evaluation:
     """What to evaluate before and after training.
 
     Args:
-        tasks: tasks of any kind, as of the job evaluate, looked up in data.dir
-        before: evaluate them before training, too
-        batch_size: sentences at a time
-        classifier: classifier of transfer tasks
+        tasks: tasks as in the job evaluate, looked up in data.dir
+        before: evaluate also before training
+        batch_size: sentences in a batch
+        classifier: classifier for transfer tasks
     """
 
     tasks: list[str] = field(default_factory=list)
@@ -39,8 +39,8 @@ class Evaluation:
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
-    """The recipe's tasks, read; {} where it names none. Polarity's reference is the encoder that training starts from
-    where the recipe names none."""
+    """Read the recipe's tasks; {} if it names none. The reference of polarity tasks is by default the encoder that
+    training starts from."""
     if not evaluation.tasks:
         return {}
     if polarity.reference is None and not model.random_weights and model.name != SCRATCH:
@@ -55,7 +55,7 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
 
 
 def dev_evaluator(pairs: Mapping[str, Any], batch_size: int) -> Any:
-    """The evaluator on development pairs; None where there are none."""
+    """Create the evaluator on the dev set; None if there is no dev set."""
     if not pairs:
         return None
     from raoe_train.evaluation.sts import StsEvaluator
@@ -64,26 +64,26 @@ def dev_evaluator(pairs: Mapping[str, Any], batch_size: int) -> Any:
 
 
 def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
-    """Correlations x 100, as of a task, the mean of several sets; None where they are undefined."""
-    found = evaluator(model) if evaluator is not None else {}
-    values = {name: 100 * found[f"dev_{name}_cosine"] for name in ("spearman", "pearson") if found}
+    """Correlations x 100 on the dev set, the mean if there are several; None for an undefined correlation."""
+    results = evaluator(model) if evaluator is not None else {}
+    values = {name: 100 * results[f"dev_{name}_cosine"] for name in ("spearman", "pearson") if results}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
-    """{name: (before, after)} training, x 100: of dev and each task's main metric, and of S of a polarity task."""
+    """{name: (score before training, after)}, x 100: dev, each task's main metric, and S of a polarity task."""
     before, after = metrics["before"], metrics["after"]
-    found = {"dev": (before.get("spearman"), after.get("spearman"))} if "spearman" in after else {}
-    for task, its in after.get("tasks", {}).items():
+    both = {"dev": (before.get("spearman"), after.get("spearman"))} if "spearman" in after else {}
+    for task, later in after.get("tasks", {}).items():
         earlier = before.get("tasks", {}).get(task, {})
-        found[task] = (main_score(earlier), main_score(its))
-        if "similarity" in its:
-            found[f"{task} (S)"] = (earlier.get("similarity"), its.get("similarity"))
-    return found
+        both[task] = (main_score(earlier), main_score(later))
+        if "similarity" in later:
+            both[f"{task} (S)"] = (earlier.get("similarity"), later.get("similarity"))
+    return both
 
 
 def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """(name, before, after, change) of `scores`, as they are shown."""
+    """Format `scores` as rows of text (name, before, after, change)."""
     rows = []
     for name, (before, after) in scores(metrics).items():
         change = "-" if before is None or after is None else f"{after - before:+.2f}"
@@ -92,7 +92,7 @@ def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def summary(metrics: dict[str, Any]) -> str:
-    """The scores before and after, a line each."""
+    """Format the scores before and after training as a table, one line for each score."""
     rows = score_rows(metrics)
     width = max([24, *(len(name) for name, *_ in rows)])
     head = [("main metric x 100", "before", "after", "change")] if rows else []
@@ -100,8 +100,8 @@ def summary(metrics: dict[str, Any]) -> str:
 
 
 def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
-    """Losses over steps and, on a second axis, the Spearman correlations of evaluations, x100, of the trainer's log
-    entries: [path], or nothing where no loss was logged. The suffix of `path` names the format."""
+    """Plot the losses in the trainer's log over the steps and, on a second axis, the Spearman correlations x 100.
+    Returns [path], or [] if no loss was logged. The suffix of `path` sets the format."""
     if not any("loss" in entry for entry in log_history):
         return []
     plot, left = report.figure()
@@ -124,6 +124,6 @@ def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]
 
 
 def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """The steps that have a key, and its values there, [2, n]."""
+    """The steps whose log entry has a key, and the key's values, [2, n]."""
     points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry]
     return np.array(points, dtype=float).reshape(-1, 2).T

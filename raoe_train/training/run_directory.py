@@ -1,4 +1,4 @@
-"""The directory of a training run: what it was made from, its checkpoints, the model in it and its card."""
+"""The directory of a training run: its settings, checkpoints, final model and model card."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,31 +20,31 @@ from raoe_train.evaluation.tasks import Task
 from raoe_train.training.measures import score_rows
 
 RECIPE, METRICS, LOG = "recipe.yaml", "metrics.json", "log.jsonl"
-CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
+CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders that an unfinished run has
 EVENTS = "tensorboard"
 FILES = (RECIPE, METRICS, LOG, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
 STATE = "trainer_state.json"  # of a checkpoint
-BEFORE = "\n## Training Details\n"  # of sentence-transformers' card; where it has none our section comes last
-# Settings that have no part in a result, by their whole path: keys of mappings (data.labels) may have any name.
+BEFORE = "\n## Training Details\n"  # heading in sentence-transformers' card before which our section goes
+# Settings that do not affect results, by full path, because keys of mappings (data.labels) may have any name.
 WHERE_IT_RUNS = {"output", "overwrite", "dry_run", "model.device", "model.device_map", "teacher.device",
                  "teacher.cache", "teacher.second.device", "teacher.second.cache", "polarity.reference.device",
                  "polarity.reference.cache", "training.report_to", "training.dataloader_num_workers"}  # fmt: skip
 
 
 def settings_of(config: Any, tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """All that a run's result depends on: its recipe, and what the data, encoders and tasks in it hold; None of what is
-    on a hub, or is built in."""
+    """Everything that a run's result depends on: its recipe, and the contents of its local data, encoders and tasks
+    (None for those on a hub, and for built-in data)."""
     data, second = config.data, config.teacher.second
     encoders = {"model.name": config.model.name, "teacher.name": config.teacher.name}
     if second is not None:
         encoders["teacher.second.name"] = second.name
-    held = {
+    fingerprints = {
         "data.train": [[contents(part) for part in pool(source)] for source in data.train],
         "data.dev": [[contents(part) for part in pool(source)] for source in data.dev or []],
         **{key: fingerprint(name) if name not in (None, SCRATCH) else None for key, name in encoders.items()},
         "evaluation.tasks": {word: digest(task.content) for word, task in tasks.items()},
     }
-    return {"recipe": _without_places(to_dict(config)), "contents": held}
+    return {"recipe": _without_places(to_dict(config)), "contents": fingerprints}
 
 
 def _without_places(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -56,54 +56,54 @@ def _without_places(values: Mapping[str, Any], where: str = "") -> dict[str, Any
 
 
 def clear_unfinished(output: Path) -> None:
-    """Remove what only a run that is not finished needs."""
+    """Remove the folders that only an unfinished run needs."""
     for name in (CHECKPOINTS, INITIAL, TEACHER):
         remove(output / name)
 
 
 def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
-    """The encoder before training; one made from scratch is kept in `initial`, for a run that resumes."""
+    """Load the encoder to train. One made from scratch is kept in the folder `initial` for a run that resumes."""
     from raoe_train.encoders.load import load_encoder
 
     if model.name != SCRATCH:
         return load_encoder(model, sentences=texts, seed=seed, train=True)
-    made: list[Any] = []
+    new: list[Any] = []
 
     def make() -> None:
         if initial.is_dir():
             return
-        made.append(load_encoder(model, sentences=texts, seed=seed, train=True))
-        remove(whole := partial(initial))  # a killed process's
-        made[0].save_pretrained(str(whole), create_model_card=False)
-        whole.replace(initial)  # in one step: half of a tokenizer would be another one
+        new.append(load_encoder(model, sentences=texts, seed=seed, train=True))
+        remove(whole := partial(initial))  # left by a killed process
+        new[0].save_pretrained(str(whole), create_model_card=False)
+        whole.replace(initial)  # in one step, because half of a tokenizer would load as another tokenizer
 
-    # the other processes cannot make it: in a process group, transformers saves nothing for them, where making it does
+    # only rank 0 can make it: making it saves files, and in a process group transformers saves on rank 0 only
     on_rank_zero(make)
-    return made[0] if made else load_encoder(replace(model, name=str(initial)), sentences=texts, seed=seed, train=True)
+    return new[0] if new else load_encoder(replace(model, name=str(initial)), sentences=texts, seed=seed, train=True)
 
 
 def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
-    """The newest checkpoint that is whole. One that was not written to its end has no trainer_state.json, which comes
-    last; one with a damaged one, or without an optimizer though not `only_model` was saved, is left out with a line."""
-    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # of a copy it is no number
+    """The newest complete checkpoint, or None. trainer_state.json is written last, so a checkpoint without it is
+    incomplete. If it is damaged, or the optimizer's state is missing (unless `only_model`), a warning is printed."""
+    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # not a number in a copy
     ended = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
     for path in sorted(ended, key=lambda path: int(steps[path]), reverse=True):
         if not read_json(path / STATE):
-            print(f"{path} is left out: {STATE} is damaged", flush=True)
+            print(f"skipping checkpoint {path}: its {STATE} is damaged", flush=True)
         elif not only_model and not any(path.rglob("*optim*")):
-            print(f"{path} is left out: it has no optimizer's state", flush=True)
+            print(f"skipping checkpoint {path}: it has no optimizer state", flush=True)
         else:
             return path
     return None
 
 
 def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> None:
-    """Save an encoder into its run's folder; its card has the recipe, the scores in `metrics` (metrics.json's) and
-    `plots`, lines of Markdown."""
+    """Save an encoder into its run's folder, with a model card that shows the recipe, the scores in `metrics` (the
+    content of metrics.json) and `plots`, lines of Markdown."""
     drop_head(encoder)
     card = encoder.model_card_data
-    card.tags = [tag for tag in card.tags if tag != "loss:ByLength"]  # how batches are read; the loss has its own
-    for dataset in (*card.train_datasets, *card.eval_datasets):  # which show a file's texts as they are
+    card.tags = [tag for tag in card.tags if tag != "loss:ByLength"]  # only a wrapper; the loss has its own tag
+    for dataset in (*card.train_datasets, *card.eval_datasets):  # the card does not escape texts from files
         if dataset.get("name"):
             dataset["name"] = cell(dataset["name"])
         shown = dataset.get("examples") or {}
@@ -111,13 +111,13 @@ def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[s
     with replacing_model(output) as folder:
         encoder.save_pretrained(str(folder))
         path = folder / "README.md"
-        theirs = path.read_text(encoding="utf-8") if path.is_file() else ""
-        first, heading, rest = theirs.partition(BEFORE)
+        page = path.read_text(encoding="utf-8") if path.is_file() else ""
+        first, heading, rest = page.partition(BEFORE)
         path.write_text("\n".join([first, *_section(config, metrics, plots), ""]) + heading + rest, encoding="utf-8")
 
 
 def _text(value: Any) -> Any:
-    """What a table of theirs shows of a row as text: it writes <code> around it, and a backslash before each pipe."""
+    """Escape a value for a table in sentence-transformers' card, which adds <code> around it and \\ before pipes."""
     if isinstance(value, list):
         return [_text(each) for each in value]
     return cell(value).replace("\\|", "&#124;") if isinstance(value, str) else value
@@ -128,9 +128,9 @@ def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> l
     recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     scores = [[cell(name), *values] for name, *values in score_rows(metrics)]
     return [
-        "## What it was trained on, and what came of it",
+        "## Recipe and scores",
         "",
-        f"`raoe-train train {RECIPE} --output DIR` trains it again; {RECIPE} is beside this page. What it sets:",
+        f"`raoe-train train {RECIPE} --output DIR` repeats this training; {RECIPE} is beside this page. Its settings:",
         "",
         *(f"    {line}" for line in recipe.splitlines()),
         "",
@@ -143,12 +143,12 @@ def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> l
 
 
 def _set(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe sets: the settings that are not the defaults, and classes."""
-    found = {}
+    """The settings that differ from the defaults, and all classes."""
+    changed = {}
     for key, value in settings.items():
         default = defaults.get(key)
         if isinstance(value, Mapping) and isinstance(default, Mapping):
             value = _set(value, default)
         if value not in (default, {}) or key == "class_path":
-            found[key] = value
-    return found
+            changed[key] = value
+    return changed

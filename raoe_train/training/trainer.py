@@ -1,4 +1,4 @@
-"""The trainer of encoders: sentence-transformers', which knows what our losses read and stops where one is NaN."""
+"""The trainer: sentence-transformers', with the collators of our losses, batches by length and a stop at a NaN loss."""
 
 import copy
 import logging
@@ -22,33 +22,33 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer(SentenceTransformerTrainer):
-    """SentenceTransformerTrainer for any loss, ours and sentence-transformers' own, alone or by dataset.
+    """SentenceTransformerTrainer for raoe_train's and sentence-transformers' losses, one loss or one for each dataset.
 
-    Batches are made by the collator that the loss `reads`; texts get the encoder's own prompt, where `args` names none;
-    batches are encoded by length (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training and
-    shows the rows; what a loss has of its own (a learned scale, a classifier) is in the checkpoints, and is not decayed
-    where it is one number; the log is printed as lines, and trackers get more (raoe_train.training.callbacks).
+    It differs from its base class in this: The loss chooses the collator. Texts get the encoder's own prompt if `args`
+    has none. Batches are encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an
+    error that shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), and weight
+    decay skips those that are one number. The log is printed as lines, with more values for trackers.
 
     Args:
         model: the encoder.
-        args: SentenceTransformerTrainingArguments; they stay as they are.
+        args: SentenceTransformerTrainingArguments, which are copied and not changed.
         train_dataset: a datasets.Dataset with the columns that the loss reads, or several by name: no batch mixes them.
         eval_dataset: as train_dataset.
-        loss: a loss, a function of the model that gives one, or either by dataset.
-        evaluator, data_collator, others: as SentenceTransformerTrainer's. A data_collator of your own takes the
-            place of the loss's, and adds prompts as it does.
-        by_length: False pads every batch to its longest text, as sentence-transformers does; "packed" see ByLength.
-        keep: weight of the regularizer that holds embeddings where they were before training (`losses.by_length.Keep`);
-            "auto" chooses it by the scores.
+        loss: a loss, a function from the model to a loss, or a dict of either by dataset name.
+        evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's,
+            and must add prompts itself.
+        by_length: False pads every batch to its longest text, as sentence-transformers does; for "packed" see ByLength.
+        keep: weight of the regularizer that keeps embeddings near their start (`losses.by_length.Keep`); "auto"
+            chooses it from the scores.
 
     Attributes:
-        scales: {name of a dataset, "train" of one without: the scale of its loss now}.
-        keep: the weight, a number.
-        meter: what the loop costs.
+        scales: {dataset name, or "train" for a single dataset: current scale of its loss}.
+        keep: the weight as a number.
+        meter: the Meter, which has the costs of the training loop.
 
     Raises:
-        ValueError: losses whose batches are made differently, or a keep below 0, or where it cannot be.
-        FloatingPointError (of `train`): a loss that is not finite, or weights that a step left so.
+        ValueError: losses that need different collators, a keep below 0, or keep with a loss that cannot have it.
+        FloatingPointError (of `train`): the loss, or the weights after a step, are not finite.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class Trainer(SentenceTransformerTrainer):
         self.by_length = by_length
         self.keep = weight_for(train_dataset, keep)
         if self.keep and not by_length:
-            raise ValueError("keep is for batches read by length: leave by_length as it is")
-        self.batch: Any = None  # of the step that is under way, or was last
+            raise ValueError("keep needs batches by length: remove by_length=False")
+        self.batch: Any = None  # of the current or last step
         train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
         if args.prompts is None and self.model.default_prompt_name:
-            # the collator does not look there
+            # the collator reads prompts from args only
             args.prompts = self.model.prompts.get(self.model.default_prompt_name)
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
         self.meter = Meter(self)
-        self.callback_handler.callbacks.insert(0, self.meter)  # trackers are to see what it adds
+        self.callback_handler.callbacks.insert(0, self.meter)  # first, so that trackers get the values that it adds
         self.add_callback(FiniteWeights(self))
-        # the trainer's own comes last; one that was given stays, and so does a notebook's
+        # replace the trainer's default, which comes last; callbacks of the user and of notebooks stay
         own = [each for each in self.callback_handler.callbacks if type(each) in (PrinterCallback, ProgressCallback)]
         if own:
             self.remove_callback(own[-1])
@@ -91,35 +91,35 @@ class Trainer(SentenceTransformerTrainer):
                 self.add_callback(Bar())
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
-        """A loss, or what a function makes of the model, by length."""
+        """Create the loss if it is a function of the model, and wrap it in ByLength if it fits."""
         loss = super().prepare_loss(loss, model)
         inner = loss.loss if isinstance(loss, ByLength) else loss
         if self.by_length and fits(inner):
             kept = Keep(model, self.keep) if self.keep else None
             return ByLength(inner, packed=self.by_length == "packed", keep=kept)
         if self.keep:
-            raise ValueError(f"keep is for losses of embeddings, and {type(inner).__name__} reads more of its model")
+            raise ValueError(f"keep needs a loss that reads embeddings only, which {type(inner).__name__} does not")
         if self.by_length:
-            logger.warning("%s reads more of its model than embeddings: its batches stay padded", type(inner).__name__)
+            logger.warning("%s reads more than embeddings from its model: batches stay padded", type(inner).__name__)
         return loss
 
-    def train(self, *given: Any, **settings: Any) -> Any:
-        result = super().train(*given, **settings)
+    def train(self, *arguments: Any, **settings: Any) -> Any:
+        result = super().train(*arguments, **settings)
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
-            logger.warning("nothing was trained: the checkpoint is of step %d, and this run ends at step %d", step, end)
+            logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
         shard: Any = getattr(loader, "batch_sampler", None)
-        # of several processes: accelerate's, which passes no epoch on to the sampler in it, so that where a run resumes
-        # within an epoch the rest of it would be drawn in epoch 0's order
+        # with several processes, accelerate's wrapper does not pass the epoch to its inner sampler; a run that resumes
+        # within an epoch would then draw the rest of it in the order of epoch 0
         if not hasattr(shard, "set_epoch") and hasattr(getattr(shard, "batch_sampler", None), "set_epoch"):
             shard.set_epoch = shard.batch_sampler.set_epoch
         return loader
 
     def _inner(self) -> Iterator[tuple[str, Any]]:
-        """(name of a dataset, its loss inside of all others)."""
+        """Yield (dataset name, innermost loss)."""
         names = self.train_dataset if isinstance(self.train_dataset, Mapping) else ("train",)
         by_name = self.loss if isinstance(self.loss, Mapping) else dict.fromkeys(names, self.loss)
         yield from ((name, innermost(loss)) for name, loss in by_name.items())
@@ -132,24 +132,24 @@ class Trainer(SentenceTransformerTrainer):
         self.meter.count(inputs)
         before, self.batch = self.batch, dict(inputs)
         loss = super().training_step(model, inputs, *arguments, **settings)
-        # with logging_nan_inf_filter transformers would log the average of the losses before instead, and go on
+        # transformers would continue, and with logging_nan_inf_filter hide the NaN in the log
         if not math.isfinite(loss):
-            step, found = self.state.global_step + 1, f"the loss is {float(loss)}"
+            step, problem = self.state.global_step + 1, f"the loss is {float(loss)}"
             if before is not None and not finite_weights(self.model):
-                raise not_finite(self, step - 1, f"{LEFT} ({found} after it)", before)
-            raise not_finite(self, step, found, self.batch)
+                raise not_finite(self, step - 1, f"{LEFT} ({problem} after it)", before)
+            raise not_finite(self, step, problem, self.batch)
         return loss
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         numbers = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
         return [name for name in super().get_decay_parameter_names(model) if name not in numbers]
 
-    # transformers writes the model alone. A loss's own parameters go with the optimizer's state, which has their
-    # moments, and before trainer_state.json, without which a checkpoint counts for nothing.
+    # transformers saves only the model. A loss's own parameters are saved with the optimizer's state, which has their
+    # moments, and before trainer_state.json, which marks a checkpoint as complete.
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if state := self._loss_state():
             folder = Path(output_dir)
-            folder.mkdir(parents=True, exist_ok=True)  # the first process, which makes it, may be later
+            folder.mkdir(parents=True, exist_ok=True)  # rank 0, which creates it, may be later than this process
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
 
@@ -160,16 +160,16 @@ class Trainer(SentenceTransformerTrainer):
             state = {} if file is None else torch.load(file, map_location="cpu", weights_only=True)
             if {name: value.shape for name, value in state.items()} != {n: value.shape for n, value in needed.items()}:
                 raise ValueError(
-                    f"{checkpoint} has another loss's state: this one has {', '.join(sorted(needed))}, "
-                    f"the checkpoint {', '.join(sorted(state)) or 'nothing'}; start over, or resume with that loss"
+                    f"{checkpoint} belongs to another loss: this loss has {', '.join(sorted(needed))}, the checkpoint "
+                    f"{', '.join(sorted(state)) or 'nothing'}; resume with the checkpoint's loss, or start over"
                 )
             for name, value in needed.items():
                 value.copy_(state[name])
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _loss_state(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of the losses that are not their encoders'. Not state_dict, which would ask those,
-        too: where they are sharded, for all of their weights."""
+        """Parameters and buffers of the losses, without their encoders'. state_dict() would include the encoders and,
+        if they are sharded, gather all of their weights."""
         losses = self.loss if isinstance(self.loss, Mapping) else {"": self.loss}
         return {
             f"{name}.{where}{key}": value.detach()
@@ -181,10 +181,10 @@ class Trainer(SentenceTransformerTrainer):
 
 
 def _in_our_order(data: Any) -> Any:
-    """A dataset, or several by name, whose NLI labels are ours: a ClassLabel column may number the words otherwise."""
+    """Renumber the NLI labels of a dataset, or of several by name: a ClassLabel column may number them otherwise."""
     if isinstance(data, Mapping):
-        made: Any = type(data)  # a dict or a DatasetDict
-        return made({name: _in_our_order(each) for name, each in data.items()})
+        kind: Any = type(data)  # a dict or a DatasetDict
+        return kind({name: _in_our_order(each) for name, each in data.items()})
     names = getattr((getattr(data, "features", None) or {}).get("label"), "names", [])
     numbers = [NLI_LABELS.get(name.lower(), -1) for name in names]
     if sorted(numbers) == numbers or min(numbers) < 0 or not hasattr(data, "__len__"):
@@ -194,9 +194,9 @@ def _in_our_order(data: Any) -> Any:
 
 
 def _collator(losses: list[Any]) -> Any:
-    """The class of collators for all of these losses."""
+    """The collator class that all of these losses need; ValueError if they need different ones."""
     classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {SentenceTransformerDataCollator}
     if len(classes) > 1:
         names = " and ".join(sorted(each.__name__ for each in classes))
-        raise ValueError(f"the losses' batches are made differently, by {names}: give a data_collator of your own")
+        raise ValueError(f"the losses need different collators, {names}: pass your own data_collator")
     return next(iter(classes), SentenceTransformerDataCollator)

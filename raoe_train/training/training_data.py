@@ -1,4 +1,4 @@
-"""What a recipe trains on: its sources as datasets with the columns that its loss reads."""
+"""The training data of a recipe: its sources as datasets with the columns that its loss reads."""
 
 import math
 import random
@@ -27,18 +27,19 @@ from raoe_train.encoders.embed import embedder, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.losses.reads import LISTS
 
-FEWEST = 16  # pairs; of fewer none are held out
+FEWEST = 16  # minimum number of pairs to hold some out for a dev set
 
 
 @dataclass
 class Teacher(FrozenEncoder):
-    """The frozen encoder whose similarities order the sentences of a list, or are learned as they are.
+    """The frozen encoder that a loss learns from.
 
     Args:
-        cache: directory that keeps its embeddings for other runs; of lists by default OUTPUT/teacher, until the end
-        information: what a list teaches; both, its order alone (ranking) or similarities alone (semantic)
+        cache: directory that keeps the teacher's embeddings for later runs; for lists by default OUTPUT/teacher, which
+            is removed when the run finishes
+        information: what to learn from a list; its order (ranking), the teacher's similarities (semantic) or both
         omega: how far similarities are moved towards the order of the list (information both)
-        second: another encoder, whose cosines are averaged with the first one's
+        second: second teacher, whose cosines are averaged with those of the first
     """
 
     information: Literal["both", "ranking", "semantic"] = "both"
@@ -47,23 +48,23 @@ class Teacher(FrozenEncoder):
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
-    """(DatasetDict of one dataset a source, all their sentences), with a line printed for each source.
+    """Read the sources of a TrainConfig, and print a line for each.
 
-    The columns are those that the loss of a TrainConfig reads, as Arrow tables in memory. What a teacher says of lists
-    is kept in the folder `cache`, see with_targets.
+    Returns a DatasetDict with one dataset for each source, and all of their sentences. The datasets are Arrow tables in
+    memory, with the columns that the loss reads. A teacher's cosines within lists are kept in the folder `cache`.
     """
     data, seed, reads = config.data, config.training.seed, config.loss.chosen.reads
     scale = data.score_scale
     datasets: dict[str, Any] = {}
     for number, source in enumerate(data.train):
-        its = replace(
+        source_data = replace(
             data,
             labels=data.labels_of(source),
             score_scale=(scale[2 * number : 2 * number + 2] or scale[:2]) if scale else [],
         )
-        dataset, counts = reads.read(source, its, config.model.prompt, config.loss.init_args)
+        dataset, counts = reads.read(source, source_data, config.model.prompt, config.loss.init_args)
         if data.max_rows is not None and len(dataset) > data.max_rows and not data.redraw:
-            # in memory: a table that is memory-mapped would get files of indices beside it
+            # in memory, because datasets would write an index file beside a memory-mapped table
             drawn = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(data.max_rows), keep_in_memory=True)
             dataset = drawn.flatten_indices(keep_in_memory=True)
         if reads is LISTS:
@@ -80,12 +81,12 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
 
 
 def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:
-    """A dataset of lists, column `sentences`, with what each is to be ranked by: `label`, its n x n values, row by row.
+    """Add the targets to a dataset of lists: column `label`, the n x n values of each list, row by row.
 
-    By `teacher.information`: "both", the teacher's cosines refined by `teacher.omega`; "semantic", as they are;
-    "ranking", no column and no teacher, so that the lists' own order is all there is. Where `shuffled` is a seed each
-    list is shuffled first, its source too. `cache` is a folder of what was made before. (Table 3 of the
-    ranking-sentences paper: (d) is "ranking", (e) "semantic", (c) shuffled.)
+    `teacher.information` says what they are: "both", the teacher's cosines, refined by `teacher.omega`; "semantic", the
+    plain cosines; "ranking", no column and no teacher, so that the loss uses the order of each list. If `shuffled` is a
+    seed, each list is shuffled first, its source included. The folder `cache` keeps the cosines. (In Table 3 of the
+    ranking-sentences paper (d) is "ranking", (e) "semantic" and (c) shuffled.)
     """
     lists = [list(sentences) for sentences in dataset["sentences"]]
     orders = [list(range(len(sentences))) for sentences in lists]
@@ -98,7 +99,7 @@ def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int |
     }
     if teacher.information != "ranking":
         omega = teacher.omega if teacher.information == "both" else 0.0
-        # of the lists as they were: the cosines of a shuffled list are the same, elsewhere
+        # the cosines of the original lists, permuted: a shuffled list then shares their cache
         columns["label"] = [
             refine_similarity(torch.from_numpy(phi[np.ix_(order, order)]), omega).numpy().ravel()
             for phi, order in zip(similarities(lists, teacher, cache), orders, strict=True)
@@ -107,35 +108,35 @@ def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int |
 
 
 def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
-    """The teacher's raw cosines within each list, [n, n] float32 each; 0 where an embedding is zero.
+    """The teacher's raw cosines within each list, [n, n] float32 each; 0 for a zero embedding.
 
-    They are kept, not the embeddings: 4 n^2 bytes a list (4 kB for 33 sentences), and omega, the ablations and seeds
-    share them.
+    The cache keeps these cosines and not embeddings: they take 4 n^2 bytes for each list (4 kB for 33 sentences), and
+    runs with another omega, ablation or seed can share them.
     """
-    size = max(1, resume.SHARD // 16)  # lists, of some 16 sentences each
-    made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
+    size = max(1, resume.SHARD // 16)  # lists in a shard, for lists of about 16 sentences
+    key = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
     embed = embedder(teacher, "teacher")
 
-    def cosines(some: Sequence[Sequence[str]]) -> np.ndarray:
-        unit = unit_rows(embed([text for texts in some for text in texts]).astype(np.float64))
-        ends = np.cumsum([len(texts) for texts in some])[:-1]
+    def cosines(shard: Sequence[Sequence[str]]) -> np.ndarray:
+        unit = unit_rows(embed([text for texts in shard for text in texts]).astype(np.float64))
+        ends = np.cumsum([len(texts) for texts in shard])[:-1]
         squares = [np.clip(part @ part.T, -1, 1).ravel() for part in np.split(unit, ends)]
         return np.concatenate(squares).astype(np.float32)
 
-    folder = cache / digest(made_from)[:16]
+    folder = cache / digest(key)[:16]
     flat = resume.gathered(resume.share(folder, lists, size, cosines, f"teacher {teacher.name}"))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 
 
 def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[Any, Any]:
-    """(datasets, {name: pairs} of data.dev, or data.dev_share of the first dataset's, which it is without then). A line
-    is printed where pairs for development are trained on, too."""
+    """Read the dev sets, or hold data.dev_share of the first dataset out. Returns (training datasets, {name: dev
+    pairs}), and prints a warning if dev pairs also occur in the training data."""
     dev: dict[str, Any] = {}
     for source in data.dev or []:
-        asked: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
+        options: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
         name = Path(source).name
-        dev[source if name in dev else name] = read_scored(source, prompt, **asked)
+        dev[source if name in dev else name] = read_scored(source, prompt, **options)
     if data.dev_share and not dev:
         datasets, pairs = held_out(datasets, data.dev_share, seed)
         dev = {"held out": pairs}
@@ -145,30 +146,30 @@ def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[
 
 
 def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
-    """(datasets, without them; pairs held out of the first for development): all of so many first sentences, drawn,
-    that they are a `share` of its pairs, and differ in score. ValueError where there are fewer than FEWEST, no scores,
-    or too few different ones for both parts."""
+    """Hold a `share` of the first dataset's pairs out as a dev set; returns (the other pairs, the dev set). All pairs
+    of a first sentence stay together, and both parts have at least two distinct scores. ValueError for a dataset
+    without scores, with fewer than FEWEST pairs, or with too few distinct scores."""
     name, whole = next(iter(datasets.items()))
     if "score" not in whole.column_names:
-        raise ValueError("data.dev_share is for scored pairs: name development pairs, --data.dev, or leave it out")
+        raise ValueError("data.dev_share needs scored pairs: name a dev set with --data.dev, or remove it")
     if len(whole) < FEWEST:
         raise ValueError(
-            f"{name} has {len(whole)} pairs: {FEWEST} at least, of which some are held out (data.dev_share)"
+            f"{name} has only {len(whole)} pairs: data.dev_share needs at least {FEWEST}; name a dev set, --data.dev"
         )
     places: dict[str, list[int]] = {}
     for place, text in enumerate(whole["sentence1"][:]):
         places.setdefault(text, []).append(place)
-    drawn, different, by_first, scores = set[int](), set[float](), [*places.values()], whole["score"][:]
+    drawn, distinct, by_first, scores = set[int](), set[float](), [*places.values()], whole["score"][:]
     for number in np.random.default_rng(seed).permutation(len(by_first))[1:]:  # one is left to train on
-        if len(drawn) >= max(2, share * len(whole)) and len(different) > 1:
+        if len(drawn) >= max(2, share * len(whole)) and len(distinct) > 1:
             break
         drawn.update(by_first[number])
-        different.update(scores[place] for place in by_first[number])
+        distinct.update(scores[place] for place in by_first[number])
     rest = [place for place in range(len(whole)) if place not in drawn]
-    if min(len(different), len({scores[place] for place in rest})) < 2:
+    if min(len(distinct), len({scores[place] for place in rest})) < 2:
         raise ValueError(
-            f"{name} has too few first sentences, held out whole, or different scores to hold some out "
-            "(data.dev_share): name development pairs"
+            f"{name} has too few distinct first sentences or scores for data.dev_share: name a dev set with "
+            "--data.dev"
         )
     print(f"{name}: {len(drawn)} of {len(whole)} pairs are held out for development")
     kept = whole.select(rest).flatten_indices(keep_in_memory=True)
@@ -176,12 +177,12 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
 
 
 def enough_steps(settings: dict[str, Any], datasets: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """The trainer's settings with as many epochs as make at least training.min_steps steps, and batches that are drawn
-    again in each epoch, where data.redraw says so."""
+    """Add epochs to the trainer's settings until there are training.min_steps steps and, with data.redraw, a sampler
+    that draws new rows in each epoch."""
     data, drawn = config.data, None
     if data.redraw:
         if "batch_sampler" in settings:
-            raise ValueError("data.redraw draws batches by itself: leave training.batch_sampler out")
+            raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
         drawn = data.max_rows
         settings = {**settings, "batch_sampler": partial(redrawn, rows=drawn)}
     together = settings["per_device_train_batch_size"] * rank_and_world()[1]
@@ -191,49 +192,49 @@ def enough_steps(settings: dict[str, Any], datasets: Mapping[str, Any], config: 
 
 
 def redrawn(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
-    """Batches of so many rows, other ones each epoch: a permutation of all is cut off, which the trainer's generator
-    draws by seed and epoch, so that a run that goes on draws the same."""
+    """A batch sampler over `rows` random rows, redrawn in each epoch: the start of a permutation that the trainer's
+    generator draws by seed and epoch, so that a resumed run draws the same rows."""
     drawn = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])
     return DefaultBatchSampler(drawn, **settings)  # type: ignore[arg-type]
 
 
 def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
-    """A line printed where development pairs are trained on, too, their sentences in this order or the other."""
+    """Print a warning if dev pairs also occur in the training data, with their sentences in either order."""
 
     def unordered(rows: Mapping[str, Any]) -> list[frozenset[str]]:
         return [frozenset(pair) for pair in zip(*(rows[name] for name in TEXTS), strict=True)]
 
     pairs, seen = unordered(dev[:]), set[frozenset[str]]()
-    wanted = {*pairs}
+    dev_pairs = {*pairs}
     for dataset in datasets.values():
         if {*TEXTS} <= {*dataset.column_names}:
             for rows in dataset.select_columns([*TEXTS]).iter(BATCH):
-                seen |= wanted.intersection(unordered(rows))
+                seen |= dev_pairs.intersection(unordered(rows))
     if shared := sum(pair in seen for pair in pairs):
-        print(f"{name}: {shared} of {len(pairs)} pairs are trained on, too: of these it tells what was learnt by heart")
+        print(f"warning: {shared} of the {len(pairs)} dev pairs of {name} are also training pairs: scores are too high")
 
 
 def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:
-    """ValueError for a source without one whole batch, of which nothing would be trained on."""
+    """Raise ValueError for a source with fewer rows than a batch, which would not be trained on at all."""
     for name, dataset in datasets.items():
         if len(dataset) < batch_size:
             raise ValueError(
-                f"{name} has {len(dataset)} rows, less than a batch of {batch_size} ({world} processes), and "
-                "incomplete batches are dropped: make training.per_device_train_batch_size smaller"
+                f"{name} has {len(dataset)} rows, fewer than a batch of {batch_size} (for {world} processes), and "
+                "incomplete batches are dropped: lower training.per_device_train_batch_size"
             )
 
 
 def _name_of(source: str) -> str:
-    """sick#train for …/sick.tsv.gz#train: torch allows no dot in the name of one of several losses."""
+    """A source's name without folder and suffix, such as sick#train: torch allows no dot in the name of a loss."""
     parts = (Path(part).name.partition("#") for part in pool(source))
     return "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
 
 
 class PremiseBatchSampler(DefaultBatchSampler):
-    """Batches of rows in an order that is random but for rows with the same first text, which follow each other.
+    """A batch sampler in random order that keeps rows with the same first text together.
 
-    An NLI premise stands with three hypotheses; in one batch raoe_train.losses.ByLength encodes it once. What a batch
-    compares is then more alike, see docs/by-length.md. It is for batch_sampler of the training arguments.
+    An NLI premise has three hypotheses. If they share a batch, raoe_train.losses.ByLength encodes the premise once, but
+    the texts in a batch are also more alike, see docs/by-length.md. Pass it as batch_sampler to the training arguments.
     """
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool, **others: Any) -> None:
@@ -243,7 +244,7 @@ class PremiseBatchSampler(DefaultBatchSampler):
 
 
 class _Grouped(torch.utils.data.Sampler[int]):
-    """Row numbers, those of a group after each other, groups in random order."""
+    """Row numbers in random order of their groups; the rows of a group follow each other."""
 
     def __init__(self, group: torch.Tensor, generator: Any) -> None:
         self.group, self.generator = group.long(), generator

@@ -47,7 +47,7 @@ def test_a_disk_that_fills_up_at_a_checkpoint(tmp_path, file):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "makedirs", makedirs)
-        with pytest.raises(OSError, match=r"the disk is full, writing .*make room and run the same command again"):
+        with pytest.raises(OSError, match=r"the disk is full: .*free some space and run the same command again"):
             run("train", "raoe-s1", **made)
     checkpoints = tmp_path / "out" / "checkpoints"
     last = checkpoints / "checkpoint-4"
@@ -133,7 +133,7 @@ for name, job in make_jobs(Path(sys.argv[1])).items():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "said"), [("ro", "Read-only file"), ("size=8k", "the disk is full, writing")])
+@pytest.mark.parametrize(("options", "said"), [("ro", "Read-only file"), ("size=8k", "the disk is full: cannot write")])
 def test_every_job_on_a_real_file_system(tmp_path, options, said):
     mounted = tmp_path / "mounted"
     done = on_a_mount(mounted, options, EVERY_JOB, tmp_path / "inputs", mounted)

@@ -37,7 +37,7 @@ def test_a_finished_output_is_known_by_its_settings(tmp_path, folder):
     again = Output(tmp_path / "out", SETTINGS, folder=folder).finished()
     assert (again["rows"], again["settings"], again["output"]) == (3, SETTINGS, str(tmp_path / "out"))
     assert "torch" in again["versions"] and not output.all_parts.exists()
-    with pytest.raises(ValueError, match=r"of other settings or inputs \(different: model\.name\): choose another"):
+    with pytest.raises(ValueError, match=r"with other settings or inputs \(different: model\.name\): choose another"):
         Output(tmp_path / "out", OTHER, folder=folder).finished()
     assert Output(tmp_path / "out", OTHER, overwrite=True, folder=folder).finished() is None
     if not folder:
@@ -132,7 +132,7 @@ def test_shards_are_made_once_and_made_again_where_they_are_damaged(tmp_path, ca
     (tmp_path / "000003.npy").unlink()
     assert squares(tmp_path, made=made) == [n * n for n in range(10)]
     assert made[4:] == [[3, 4, 5], [9]]
-    assert [record.getMessage() for record in caplog.records] == [f"{tmp_path}/000001.npy is damaged and is made again"]
+    assert [each.getMessage() for each in caplog.records] == [f"{tmp_path}/000001.npy is damaged: computing it again"]
 
 
 def test_ranks_share_shards(tmp_path, monkeypatch):
@@ -198,14 +198,14 @@ def test_a_line_that_is_none_of_ours(ranks, line):
     lines, _ = ranks
     lines.folder.mkdir(parents=True)
     lines.own.write_text(line + "\n" + '{"id": 1}\n')
-    with pytest.raises(ValueError, match=r"rank-00000\.jsonl, line 1: not a line that we wrote"):
+    with pytest.raises(ValueError, match=r"rank-00000\.jsonl, line 1: not written by raoe-train"):
         lines.done()
 
 
 def test_one_writer_of_a_process_lines(ranks):
     lines, other = ranks
     with lines.writing():
-        with pytest.raises(ValueError, match="another process is writing to it"), lines.writing():
+        with pytest.raises(ValueError, match="another process is writing to"), lines.writing():
             raise AssertionError
         with other.writing():
             pass
@@ -224,7 +224,7 @@ def test_one_owner_whatever_the_name_and_a_killed_one_owns_nothing(tmp_path, cap
     for name in (output, tmp_path / "link" / "out.json", tmp_path / "other.json"):
         for job in ("score", "mine", "encode"):  # before they look at anything else
             assert main([job, "--output", str(name)]) == 2
-            assert f"{output}: another process is writing to it" in capsys.readouterr().err
+            assert f"another process is writing to {output}: wait" in capsys.readouterr().err
     held.kill()
     held.wait()
     with owned(output):

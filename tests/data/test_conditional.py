@@ -46,7 +46,7 @@ def test_hidden_labels(tmp_path):
     for hidden in ("-1", "-1.0"):
         path = write(tmp_path / "test.csv", HEADER + f"a,b,c,{hidden}\nd,e,f,{hidden}\n")
         assert read_conditional(path, scored=False).column_names == ["sentence1", "sentence2"]
-        with pytest.raises(ValueError, match=r"test\.csv, line 2: label -1 is a hidden label: nothing to train on"):
+        with pytest.raises(ValueError, match=r"test\.csv, line 2: label -1 is a hidden label: such rows cannot"):
             read_conditional(path)
 
 
@@ -61,18 +61,18 @@ def test_mapped_columns_and_splits(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sentence1,sentence2,label\na,b,1\n", "a.csv, line 2: no column for condition .*; there are: 'sent"),
+        ("sentence1,sentence2,label\na,b,1\n", "a.csv, line 2: no column for condition .*; columns: 'sent"),
         ("sentence1,sentence2,condition\na,b,c\n", "a.csv, line 2: no column for label"),
         ("sentence1,condition,label\na,c,1\n", "a.csv, line 2: no column for sentence2"),
-        (HEADER + "a,b,c,1\na,b,c,0\n", r"a.csv, line 3: label 0 is not from 1 to 5"),
-        (HEADER + "a,b,c,5.5\n", "line 2: label 5.5 is not from"),
+        (HEADER + "a,b,c,1\na,b,c,0\n", r"a.csv, line 3: label must be from 1 to 5, got 0"),
+        (HEADER + "a,b,c,5.5\n", "line 2: label must be from 1 to 5, got 5.5"),
         (HEADER + "a,b,c,high\n", "line 2: label is 'high', not a number"),
         (HEADER + "a,b,c,\n", "line 2: label is '', not a number"),
         (HEADER + "a,b,c,nan\n", "line 2: label is 'nan', not a finite number"),
         (HEADER + '"over\ntwo",b, ,1\n', "line 2: condition is empty"),
         (HEADER + '"over\ntwo",b,c,1\n,b,c,1\n', "line 4: sentence1 is empty"),
-        (HEADER + "a,b,c\n", "line 2: 3 fields where the header names 4"),
-        (HEADER, "no pair left of 0 rows: there are no rows"),
+        (HEADER + "a,b,c\n", "line 2: 3 fields, but the header has 4"),
+        (HEADER, "no usable pair in 0 rows: there are no rows"),
     ],
 )
 def test_errors_name_the_line(tmp_path, text, message):
@@ -83,7 +83,7 @@ def test_errors_name_the_line(tmp_path, text, message):
 def test_malformed_rows_are_skipped_and_counted(tmp_path, caplog):
     text = HEADER + "a,b,c,1\n\na,b,c,6\na,b, ,2\na,b\nd,e,f,5\n"
     path = write(tmp_path / "a.csv", text)
-    with pytest.raises(ValueError, match=r"^\S*a\.csv, line 4: label 6 is not from"):  # and not for the blank line 3
+    with pytest.raises(ValueError, match=r"^\S*a\.csv, line 4: label must be from 1 to 5, got 6"):
         read_conditional(path)
     with caplog.at_level(logging.WARNING):
         data, counts = conditional_table(path, "{condition}|{text}", on_error="skip")
@@ -91,7 +91,7 @@ def test_malformed_rows_are_skipped_and_counted(tmp_path, caplog):
     dropped = {"blank line": 1, "bad label": 1, "empty sentence": 1, "malformed row": 1}
     assert counts == {"read": 6, "kept": 2, "dropped": dropped}
     assert "4 of 6 rows left out" in caplog.text
-    with pytest.raises(ValueError, match=r"no pair left of 1 rows: 1 x bad label\n  .*line 2: label 9"):
+    with pytest.raises(ValueError, match=r"no usable pair in 1 rows: 1 x bad label\n  .*line 2: label must .* got 9"):
         read_conditional(write(tmp_path / "b.csv", HEADER + "a,b,c,9\n"), on_error="skip")
     with pytest.raises(ValueError, match="on_error must be"):
         read_conditional(tmp_path / "a.csv", on_error="ignore")

@@ -129,7 +129,7 @@ def test_splits_share_no_premise_and_no_pair(splits):
 
 def test_the_whole_corpus_by_name(splits):
     assert len(read_pairs("builtin")) == 8000
-    with pytest.raises(ValueError, match=r"no split 'valid'; there are: train \(6000\), dev \(1000\), test \(1000\)"):
+    with pytest.raises(ValueError, match=r"no split 'valid'; splits: train \(6000\), dev \(1000\), test \(1000\)"):
         read_pairs("builtin#valid")
 
 

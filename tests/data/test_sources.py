@@ -18,9 +18,9 @@ def test_what_is_a_file(tmp_path, monkeypatch):
     assert all(is_file(name) for name in ("a.tsv", "a.jsonl.gz", "a#train", "org/name", "./snli", Path("snli")))
     assert not any(is_file(name) for name in ("snli", "hub:org/name", "hub:org/name#train", "builtin#dev", "builtin"))
     for name in ("nope.tsv", "org/name", "snli#train"):
-        with pytest.raises(FileNotFoundError, match=r"no such file: .*hub:OWNER/NAME#split"):
+        with pytest.raises(FileNotFoundError, match=r"no such file: .*hub:OWNER/NAME#SPLIT"):
             read_pairs(name)
-    with pytest.raises(ValueError, match="the suffix names no format"):
+    with pytest.raises(ValueError, match="unknown format"):
         read_pairs(write(tmp_path / "a.xml", "x"))
     with pytest.raises(ValueError, match="is a folder"):
         read_pairs(tmp_path)
@@ -49,7 +49,7 @@ def test_hub_dataset(monkeypatch):
     assert asked == [("org/nli", "v2")]
     assert data["label"] == [2, 0]
     assert counts["dropped"] == {"no gold label": 1}
-    with pytest.raises(ValueError, match=r"say which split.*train, test"):
+    with pytest.raises(ValueError, match=r"name a split.*train, test"):
         read_pairs("nli")
 
 
@@ -81,7 +81,7 @@ def test_what_is_wrong_in_a_pool_is_named(two_files, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such file: .*none\.tsv"):
         read_pairs(f"{first}+{tmp_path}/none.tsv")
     other = write(tmp_path / "c.tsv", "sentence1\tsentence2\tscore\na\tb\t1\n")
-    with pytest.raises(ValueError, match=r"c\.tsv, line 2: it has .* where earlier rows have"):
+    with pytest.raises(ValueError, match=r"c\.tsv, line 2: the row has .* but earlier rows have"):
         read_pairs(f"{first}+{other}")
 
 
@@ -120,5 +120,5 @@ def test_a_pool_to_train_on(two_files):
     datasets, _ = training_data(TrainConfig(data=data, loss=loss))
     assert list(datasets) == ["a+b", "a#dev"] and datasets["a+b"]["label"][:] == [1, 1, 0]
     different = Data(train=[f"{first}+{second}"], labels={"a": {"neutral": 2}})
-    with pytest.raises(ValueError, match=r"is one pool, and data\.labels says different things of its files"):
+    with pytest.raises(ValueError, match=r"data\.labels must be the same for all files of the pool"):
         training_data(TrainConfig(data=different, loss=loss))

@@ -155,7 +155,7 @@ def test_files_of_triplets_with_more_columns(tmp_path):
 def test_pairs_mapped_and_with_other_labels(tmp_path):
     path = write(tmp_path / "a.tsv", "q\tanswer\tkind\np\te\tyes\np\tc\tno\np\tn\tmaybe\n")
     columns = {"sentence1": "q", "sentence2": "answer", "label": "kind"}
-    with pytest.raises(ValueError, match=r"line 2: kind is 'yes'; known are entailment"):
+    with pytest.raises(ValueError, match=r"line 2: kind is 'yes', which is not a known label .entailment"):
         read_triplets(path, columns=columns)
     data = read_triplets(path, columns=columns, labels={"yes": 0, "maybe": 1, "no": 2}, neutral=True)
     assert rows_of(data) == [("p", "e", "c", "n")]
@@ -166,18 +166,18 @@ def test_pairs_mapped_and_with_other_labels(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEADER + "p\te\tentailment\np\tn\tneutral\n", "2 rows: .*\n.*No row is labelled contradiction: .*labels"),
-        (HEADER + "p\tn\tneutral\n", "No row is labelled entailment or contradiction"),
-        (HEADER + "p\te\tentailment\nq\tc\tcontradiction\n", "each on a row with its exact text. Without hard neg"),
-        (HEADER + "p\te\t-\n", "no triplet left of 1 rows: 1 x no gold label\n  .*line 2: label is '-'"),
-        (HEADER, "no triplet left of 0 rows: there are no rows"),
+        (HEADER + "p\te\tentailment\np\tn\tneutral\n", "2 rows: .*\n.*No row has the label contradiction: .*labels"),
+        (HEADER + "p\tn\tneutral\n", "No row has the label entailment or contradiction"),
+        (HEADER + "p\te\tentailment\nq\tc\tcontradiction\n", "with exactly the same premise. Without hard neg"),
+        (HEADER + "p\te\t-\n", "no usable triplet in 1 rows: 1 x no gold label\n  .*line 2: label is '-'"),
+        (HEADER, "no usable triplet in 0 rows: there are no rows"),
         ("premise\thypothesis\np\te\n", "line 2: no column for label"),
         ("hypothesis\tlabel\ne\tentailment\n", "line 2: no column for sentence1"),
-        (HEADER + "p\te\tentailment\np\tc\n", "a.tsv, line 3: 2 fields where the header names 3"),
+        (HEADER + "p\te\tentailment\np\tc\n", "a.tsv, line 3: 2 fields, but the header has 3"),
         (HEADER + "p\t \tentailment\n", "a.tsv, line 2: hypothesis is empty"),
         ("anchor\tother\tlabel\na\tb\t1\n", "line 2: no column for positive .*'anchor', 'other', 'label'"),
         ("anchor\tpositive\tnegative\na\tb\t\n", "line 2: negative is empty"),
-        ("anchor\tsent0\tpositive\tnegative\na\tb\tc\td\n", "columns anchor and sent0 could both be anchor; say which"),
+        ("anchor\tsent0\tpositive\tnegative\na\tb\tc\td\n", "columns anchor and sent0 could both be anchor: choose"),
     ],
 )
 def test_errors(tmp_path, text, message):
@@ -188,7 +188,7 @@ def test_errors(tmp_path, text, message):
 def test_malformed_rows_are_skipped_and_counted(tmp_path):
     text = HEADER + "p\te\tentailment\np\tc\n\t\tneutral\np\tx\tperhaps\np\tc\tcontradiction\n"
     path = write(tmp_path / "a.tsv", text)
-    with pytest.raises(ValueError, match=r"^\S*a\.tsv, line 3: 2 fields where the header names 3$"):
+    with pytest.raises(ValueError, match=r"^\S*a\.tsv, line 3: 2 fields, but the header has 3$"):
         read_triplets(path)
     data, counts = triplet_table(path, on_error="skip")
     assert rows_of(data) == [("p", "e", "c")]

@@ -177,8 +177,8 @@ def test_what_a_call_refuses():
 @pytest.mark.parametrize(
     ("decoder", "layers", "message"),
     [
-        (BertConfig(), 1, "'bert'.*may be an encoder"),
-        (GPT2Config(), 1, "decoders of type gemma, .* this model is a 'gpt2'"),
+        (BertConfig(), 1, "'bert'. Encoders are already bidirectional"),
+        (GPT2Config(), 1, "decoder of type gemma, .* this model is a 'gpt2'"),
         ("llama", 4, "from 0 to 3, got 4"),
         ("llama", -1, "from 0 to 3, got -1"),
     ],
@@ -190,5 +190,5 @@ def test_what_cannot_be_made_bidirectional(decoder, layers, message):
 
 
 def test_a_decoder_that_looks_both_ways_already_is_refused():
-    with pytest.raises(ValueError, match="looks both ways in all layers already"):
+    with pytest.raises(ValueError, match="is already bidirectional in all layers"):
         BidirectionalConfig(tiny_decoder("llama", is_causal=False).config)

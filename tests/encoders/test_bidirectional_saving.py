@@ -169,13 +169,13 @@ def test_merging_into_full_weights_what_was_trained_over_4_bits(saved, tmp_path)
 
 def test_what_export_refuses(saved, tmp_path):
     folder, _ = saved
-    with pytest.raises(ValueError, match="is an adapter: --merge"):
+    with pytest.raises(ValueError, match="is an adapter: add --merge"):
         run("export", **{"model.name": str(folder / "lora"), "output": str(tmp_path / "out")})
     with pytest.raises(ValueError, match="--output is missing"):
         run("export", **{"model.name": str(folder / "lora")})
     with pytest.raises(ValueError, match="was not written by raoe-train"):
         run("export", **{"model.name": str(folder / "full"), "output": str(folder / "lora")})
-    with pytest.raises(FileNotFoundError, match="no model of sentence-transformers"):
+    with pytest.raises(FileNotFoundError, match="no sentence-transformers model"):
         run("export", **{"model.name": str(tmp_path), "output": str(tmp_path / "out")})
 
 
@@ -196,8 +196,8 @@ def test_export_removes_nothing_but_the_model_that_it_replaces(saved, tmp_path, 
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
     refused(thesis, "was not written by raoe-train")
-    refused(source.parent, "holds model.name")
-    refused(source / "1_Pooling" / "x", "lies in model.name")
+    refused(source.parent, "contains the input model.name")
+    refused(source / "1_Pooling" / "x", "lies inside the model model.name")
     with monkeypatch.context() as broken:
         broken.setattr(SentenceTransformer, "save_pretrained", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         refused(old, "disk full", OSError)
@@ -342,11 +342,11 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"load_in_4bit": True}, "4-bit weights are not trained: give model.lora"),
+        ({"load_in_4bit": True}, "4-bit weights cannot be trained: set model.lora"),
         ({"bidirectional_layers": 9}, "from 0 to 2, got 9"),
-        ({"prompt": "no place for it"}, "must have {text} once"),
+        ({"prompt": "no place for it"}, "must have {text}, for the sentence, exactly once"),
         ({"lora": {"rank": 4}}, "unknown key model.lora.rank"),
-        ({"name": "scratch", "lora": LORA}, "for a model that is there, not for scratch"),
+        ({"name": "scratch", "lora": LORA}, "need a pretrained model and cannot be used with model.name scratch"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path, changes, message):
@@ -361,9 +361,9 @@ def test_encoders(tmp_path):
 
     encoder = tiny_encoder(double=False)
     encoder.save_pretrained(str(tmp_path / "bert"), create_model_card=False)
-    with pytest.raises(ValueError, match="may be an encoder: those look both ways anyway"):
+    with pytest.raises(ValueError, match="Encoders are already bidirectional"):
         load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", bidirectional_layers=1))
-    with pytest.raises(ValueError, match="load_in_4bit is for decoders"):
+    with pytest.raises(ValueError, match="load_in_4bit needs a decoder"):
         load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", load_in_4bit=True))
     changes = {"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA, "loss": "InfoNCELoss"}
     run("train", None, **recipe_settings(tmp_path, str(tmp_path / "bert"), **changes))

@@ -95,7 +95,7 @@ def test_an_encoder_with_code_of_its_own_is_as_its_authors_made_it(tmp_path):
     model = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
     np.testing.assert_array_equal(found, model.encode(SENTENCES, task="text-matching", prompt="abc "))
     assert np.abs(found - model.encode(SENTENCES)).max() > 0
-    with pytest.raises(ValueError, match="brings its own Letters, which is loaded as it is"):
+    with pytest.raises(ValueError, match="has a custom Letters: LoRA, 4 bits"):
         load_encoder(str(tmp_path), trust_remote_code=True, device="cpu", lora={"r": 2})
 
 
@@ -127,5 +127,5 @@ def test_damaged_embeddings_are_made_anew(encoder, tmp_path, monkeypatch, caplog
     monkeypatch.setattr(frozen, "encode_sentences", lambda *given, ask=frozen.encode_sentences, **how: (
         asked.append(given[1]), ask(*given, **how))[1])  # fmt: skip
     np.testing.assert_array_equal(frozen.embeddings(teacher, SENTENCES, "reference"), made)
-    assert asked == [SENTENCES[:4]] and f"{first} is damaged and is made again" in caplog.text
+    assert asked == [SENTENCES[:4]] and f"{first} is damaged: computing it again" in caplog.text
     assert first.read_bytes() == content

@@ -154,13 +154,13 @@ def test_a_text_is_the_same_whatever_stands_beside_it():
 
 REFUSED = {
     "relative positions": (lambda: encoder("mpnet", attention="eager"), "MPNetModel"),
-    "attention dropout": (lambda: encoder("bert", attention_probs_dropout_prob=0.1), "drops attention weights"),
+    "attention dropout": (lambda: encoder("bert", attention_probs_dropout_prob=0.1), "the model has attention dropout"),
     "an encoder's window": (lambda: encoder("modernbert", local_attention=20), "sliding window of 10 tokens"),
     "a decoder's window": (lambda: decoder("qwen2-window", 1), "sliding window of 3 tokens"),
     "eager": (lambda: encoder("bert", attention="eager"), "eager"),
     "a soft cap": (lambda: sentence_transformer(BidirectionalModel.around(tiny_decoder("gemma2"), 1)), "eager"),
     "a decoder that looks back": (lambda: encoder("bert", is_decoder=True), "BertModel"),
-    "no Pooling": (lambda: SentenceTransformer(modules=[encoder("bert")[0]]), "no Transformer with Pooling"),
+    "no Pooling": (lambda: SentenceTransformer(modules=[encoder("bert")[0]]), "is not a Transformer with Pooling"),
 }
 
 

@@ -43,7 +43,7 @@ def test_the_first_token_of_simcse_and_its_relatives(bare, caplog, name):
 def test_a_guess_is_said(bare, caplog):
     folder = bare("somebodys-encoder")
     assert pooling(load_encoder(folder)) == "mean"
-    assert f"{folder} does not say how it pools its tokens: the mean is a guess" in caplog.text
+    assert f"{folder} does not say how to pool its tokens, so mean is used" in caplog.text
     caplog.clear()
     load_encoder(folder, pooling="cls")
     assert pooling(load_encoder(bare("bert-base-uncased"))) == "mean" and not caplog.text  # a language model
@@ -58,14 +58,14 @@ def test_weights_that_are_not_there_are_an_error(bare):
     assert pooler and load_encoder(folder) is not None
     cut = [key for key in weights if "output.dense" in key]
     save_file({key: weights[key] for key in weights if key not in cut}, f"{folder}/model.safetensors", META)
-    with pytest.raises(ValueError, match=rf"not a whole encoder; of {len(cut)} weights .*output\.dense"):
+    with pytest.raises(ValueError, match=rf"is incomplete: {len(cut)} weights .*output\.dense"):
         load_encoder(FrozenEncoder(folder))
     assert load_encoder(folder, random_weights=True) is not None
 
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_length_leaves_room_for_a_text(bare, length):
-    with pytest.raises(ValueError, match=r"leaves no room for a text, to each of which .* adds 2 tokens"):
+    with pytest.raises(ValueError, match=r"leaves no room for text: .* adds 2 special tokens"):
         load_encoder(bare("bert-base-uncased"), max_seq_length=length)
     assert load_encoder(bare("bert-base-uncased"), max_seq_length=3).max_seq_length == 3
 

@@ -191,15 +191,15 @@ def test_a_template_is_what_goes_before_and_after_the_text(template, expected):
 @pytest.mark.parametrize(
     ("template", "problem"),
     [
-        ("query: ", r"must have \{text\} once.*has 0"),
-        ("", r"has 0"),
-        ("{text} and {text}", r"has 2"),
-        ("{{text}}", r"has 0"),
-        ("Given {condition}, {text} in {}", r"\{condition\} must be filled in"),
-        ("{text!r}", r"\{text\} must"),
-        ("{text:>9}", r"\{text\} must"),
-        ("a } {text}", r"brace of the text is doubled"),
-        ("{text", r"brace of the text is doubled"),
+        ("query: ", r"must have \{text\}.*exactly once; it has it 0 times"),
+        ("", r"it 0 times"),
+        ("{text} and {text}", r"it 2 times"),
+        ("{{text}}", r"it 0 times"),
+        ("Given {condition}, {text} in {}", r"\{condition\} is not allowed: the only field is a plain \{text\}"),
+        ("{text!r}", r"\{text\} is not allowed"),
+        ("{text:>9}", r"\{text\} is not allowed"),
+        ("a } {text}", r"double a literal brace: \{\{ or \}\}"),
+        ("{text", r"double a literal brace: \{\{ or \}\}"),
     ],
 )
 def test_a_bad_template_is_named(template, problem):
@@ -414,8 +414,8 @@ def refused(model, template, problem):
 
 def test_a_suffix_whose_tokens_depend_on_the_text_is_refused(tmp_path):
     model = encoder(gpt2(), tmp_path)
-    refused(model, "{text}ing", "same ones after any word")
-    refused(tiny_encoder(), "{text} ", "tokens of its own")
+    refused(model, "{text}ing", "same tokens after every word")
+    refused(tiny_encoder(), "{text} ", "same tokens after every word")
 
 
 def test_a_suffix_with_other_tokens_after_a_number_is_refused():
@@ -423,7 +423,7 @@ def test_a_suffix_with_other_tokens_after_a_number_is_refused():
     tokenizer = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
     assert tokenizer.encode("cats 7s").ids == [5, 8, 2, 7]
-    with pytest.raises(ValueError, match="same ones after any word"):
+    with pytest.raises(ValueError, match="same tokens after every word"):
         suffix_ids(tokenizer, "s")
 
 
@@ -432,7 +432,7 @@ def test_no_room_for_text_is_refused(hand):
     model.max_seq_length = 5
     assert ids(model, "dog runs now now", prompt="") == [[0, 5, 7, 8, 2]]
     refused(model, "say say say {text}", "takes 5 tokens")
-    refused(model, 'say {text} is:"', r"takes 5 tokens .* max_seq_length is 5")
+    refused(model, 'say {text} is:"', r"takes 5 tokens.* max_seq_length is 5")
     model.max_seq_length = 6
     apply_template(model, 'say {text} is:"')
     assert ids(model, "dog runs now") == [[0, 4, 5, 10, 9, 2]]
@@ -456,7 +456,7 @@ def test_truncation_from_the_left_is_refused(hand):
 def test_a_model_without_a_tokenizer_of_text_is_refused(hand):
     model = hand()
     model[0].processor = object()
-    refused(model, "say {text}", "needs a model that starts with a fast tokenizer.*object")
+    refused(model, "say {text}", "needs a text model with a fast tokenizer.*object")
 
 
 def test_a_tokenizer_that_loses_the_suffix_on_loading_is_refused(hand, monkeypatch):
@@ -470,7 +470,7 @@ def test_a_tokenizer_that_loses_the_suffix_on_loading_is_refused(hand, monkeypat
         return tokenizer
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", rebuilt)
-    refused(model, "{text} is", "saved and loaded, it makes other tokens")
+    refused(model, "{text} is", "after saving and loading, it tokenizes .* differently")
 
 
 def test_a_tokenizer_that_works_on_the_text_in_python_is_refused(hand):
@@ -480,4 +480,4 @@ def test_a_tokenizer_that_works_on_the_text_in_python_is_refused(hand):
 
     model = hand()
     model[0].processor = Calm(tokenizer_object=model.tokenizer.backend_tokenizer)
-    refused(model, "{text} is", "Calm cannot take a suffix")
+    refused(model, "{text} is", "Calm cannot have a prompt with a suffix")

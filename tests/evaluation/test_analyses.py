@@ -300,15 +300,15 @@ def test_words_of_a_saved_head(checkpoint, settings):
 
 def test_no_head(checkpoint):
     model = load_encoder(Model(name=str(checkpoint / "headless"), device="cpu"))
-    with pytest.raises(ValueError, match="not a whole language model; it has no lm_head"):
+    with pytest.raises(ValueError, match="is an incomplete language model: it has no lm_head"):
         language_head(model)
     model[0].model.config._name_or_path = str(checkpoint / "none")
     with pytest.raises(OSError, match="none"):
         language_head(model)
     model[0].model.config._name_or_path = ""
-    with pytest.raises(ValueError, match="not known where the head"):
+    with pytest.raises(ValueError, match="head cannot be found"):
         language_head(model)
-    with pytest.raises(ValueError, match="'bert' is no decoder"):
+    with pytest.raises(ValueError, match="'bert' is not a decoder"):
         representative_words(encoder("bert"), SENTENCES)
 
 

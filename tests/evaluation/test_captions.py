@@ -78,17 +78,17 @@ def test_more_than_five_captions_are_left_out(tmp_path):
 
 def test_what_cannot_be(tmp_path):
     images = {**IMAGES, "short": [0, 1, 2, 3]}
-    with pytest.raises(ValueError, match=r"image 'short' has 4 captions; the protocol needs 5 of each image"):
+    with pytest.raises(ValueError, match=r"image 'short' has 4 captions, but each image needs 5"):
         read_tasks([write(tmp_path, images)])
-    with pytest.raises(ValueError, match="one image"):
+    with pytest.raises(ValueError, match="need at least 2 images, got 1"):
         read_tasks([write(tmp_path, {"one": IMAGES["one"]})])
     path = tmp_path / "bad.tsv"
     path.write_text("image\tcaption\na\tx\na\n")
-    with pytest.raises(ValueError, match=r"bad\.tsv, line 3: 1 fields where the header names 2"):
+    with pytest.raises(ValueError, match=r"bad\.tsv, line 3: 1 fields, but the header has 2"):
         read_tasks([f"captions:{path}"])
     path.write_text("image\tcaption\n\tx\n")
-    with pytest.raises(ValueError, match="line 2: image is '', which names nothing"):
+    with pytest.raises(ValueError, match="line 2: image is '', not a name"):
         read_tasks([f"captions:{path}"])
     path.write_text("picture\tcaption\na\tx\n")
-    with pytest.raises(ValueError, match=r"line 2: no column for image .*say which: columns image="):
+    with pytest.raises(ValueError, match=r"line 2: no column for image .*choose one with columns image="):
         read_tasks([f"captions:{path}"])

@@ -71,9 +71,9 @@ def test_splits_and_names(tmp_path):
     [
         ({"query": "q", "positive": [], "negative": ["a"]}, "line 2: positive is empty: there is nothing to rank"),
         ({"query": "q", "positive": ["a"], "negative": []}, "line 2: negative is empty: there is nothing to rank"),
-        ({"query": "q", "positive": ["a"]}, "line 2: no column for negative .*there are: 'query', 'positive'"),
+        ({"query": "q", "positive": ["a"]}, "line 2: no column for negative .*columns: 'query', 'positive'"),
         ({"query": "q", "positive": ["a", None], "negative": ["b"]}, "line 2: positive 1 is None, not a text"),
-        ({"query": "q", "positive": 3, "negative": ["b"]}, "line 2: positive is 3, neither a text nor a list"),
+        ({"query": "q", "positive": 3, "negative": ["b"]}, "line 2: positive must be a text or a list of texts, got 3"),
         ({"query": "", "positive": ["a"], "negative": ["b"]}, "line 2: query is empty"),
         ("{\n", r"set\.jsonl, line 2: not JSON"),
     ],

@@ -65,7 +65,7 @@ def test_words():
     for source in ("a/b.tsv#test", "builtin#test", "hub:mteb/sts12#test", "hub:x"):
         assert split_word(source) == ("sts", source)
     assert split_word("rerank:a/b.jsonl") == ("rerank", "a/b.jsonl")
-    with pytest.raises(ValueError, match=r"no kind 'transfr' \(did you mean 'transfer'\?\); there are: sts, transfer"):
+    with pytest.raises(ValueError, match=r"unknown kind 'transfr' \(did you mean 'transfer'\?\); kinds: sts, transfer"):
         split_word("transfr:mr")
 
 
@@ -73,7 +73,7 @@ def test_suites():
     assert suite_tasks(["transfer"]) == ["mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc"]
     assert suite_tasks(["sts", "all"]) == [task for names in SUITES.values() for task in names]
     assert suite_tasks([]) == []
-    with pytest.raises(ValueError, match="sts, transfer, rerank or all, got 'mteb'"):
+    with pytest.raises(ValueError, match="sts, transfer, rerank, all; got 'mteb'"):
         suite_tasks(["mteb"])
 
 
@@ -142,7 +142,7 @@ def test_everything_is_read_before_anything_is_encoded(folder, monkeypatch):
 
 
 def test_a_condition_is_for_sts_only(folder):
-    with pytest.raises(ValueError, match=r"task 'cr': the prompt has a \{condition\}, and tasks of kind transfer have"):
+    with pytest.raises(ValueError, match=r"task 'cr': the prompt has a \{condition\}, which tasks of kind transfer do"):
         read_tasks(["cr"], folder, prompt="About {condition}: {text}")
 
 

@@ -220,12 +220,12 @@ def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, mon
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"text": "a", "label": "1"}] * 20, r"all examples to train on are of class '1'"),
-        (single(11)[0], r"class '0' has 11 examples to train on, which is too few for 10 folds"),
-        ([row for row in split_rows() if row["text"] != "t03"], r"class '0' has 9 examples .* too few for 10 folds"),
-        ([*split_rows(), {"split": "test", "text": "new", "label": "2"}], r"class '2' has no example to train on"),
-        ([{**row, "split": "a" if row["split"] == "test" else "b"} for row in split_rows()], "has splits a, b; known"),
-        ([*single()[0], {"text": "a", "label": ""}], r"jsonl, line 41: label is '', which names nothing"),
+        ([{"text": "a", "label": "1"}] * 20, r"all training examples are of class '1'"),
+        (single(11)[0], r"class '0' has 11 training examples, too few for 10 folds"),
+        ([row for row in split_rows() if row["text"] != "t03"], r"'0' has 9 training examples"),
+        ([*split_rows(), {"split": "test", "text": "new", "label": "2"}], r"class '2' has no training example"),
+        ([{**row, "split": "a" if row["split"] == "test" else "b"} for row in split_rows()], "splits a, b; they"),
+        ([*single()[0], {"text": "a", "label": ""}], r"jsonl, line 41: label is '', not a name"),
         ([*single()[0], {"text": " ", "label": "1"}], r"jsonl, line 41: text is empty"),
         ([{"words": "a", "label": "1"}], r"line 1: no column for sentence \(looked for sentence, text\)"),
         ([{"text": "a"}], r"line 1: no column for label"),

@@ -255,7 +255,7 @@ def test_processors_are_transformers(options):
 def test_fields_of_a_generation_config():
     with pytest.raises(ValueError, match=r"generation\.top_p has no effect on greedy decoding"):
         Sampling(top_p=0.5)
-    with pytest.raises(ValueError, match="texts that are not empty"):
+    with pytest.raises(ValueError, match="a list of non-empty texts"):
         Sampling(stop_strings=[""])
 
 
@@ -296,12 +296,12 @@ def test_stop_strings(with_tokenizer):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request([]), "a context is empty"),
-        (Request([3], [], 1.5), "a context is empty"),
+        (Request([]), "at least one token"),
+        (Request([3], [], 1.5), "at least one token"),
         (Request([3], [4], float("nan"), 5), "guidance must be .*got nan"),
         (Request([3], [4], -1, 5), "guidance must be .*got -1"),
-        (Request([3] * 60, max_new_tokens=5), "65 together, the model has 64 positions"),
-        (Request([3], [3] * 60, 1.5, max_new_tokens=5), "65 together"),
+        (Request([3] * 60, max_new_tokens=5), "need 65 positions, but the model has 64"),
+        (Request([3], [3] * 60, 1.5, max_new_tokens=5), "need 65 positions"),
     ],
 )
 def test_requests_that_cannot_be(llama, request_, message):
@@ -318,5 +318,5 @@ def test_nan_is_an_error_and_not_a_text(sampling):
     with torch.no_grad():
         model.model.embed_tokens.weight[40] = torch.nan
     for request in (Request([3, 40], None, 1, 5), Request([3, 40], [3], 1.5, 5), Request([3], [3, 40], 1.5, 5)):
-        with pytest.raises(ValueError, match="scores of a next token are NaN"):
+        with pytest.raises(ValueError, match="scores for the next token are NaN"):
             decoder.answers([request])

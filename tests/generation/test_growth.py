@@ -132,7 +132,7 @@ def test_a_chain_ends_where_it_breaks_a_rule():
         1: (3, None),
         2: (2, "not complete: cut off at max_new_tokens"),
         3: (1, "empty"),
-        4: (3, "repeated: sentence 3 is there for the 3rd time"),
+        4: (3, "repeated: sentence 3 occurs for the 3rd time"),
         5: (1, "more than one line"),
         6: (3, "boilerplate: 'I cannot help'"),
     }
@@ -164,11 +164,11 @@ def test_a_list_at_once():
     found = chains_of(write, ["source"] * 6, method="single-step", max_new_tokens=7)
     assert {key: chain.reason for key, chain in found.items()} == {
         1: None,
-        2: "the list has another length: 2 sentences instead of 3",
+        2: "wrong list length: 2 sentences instead of 3",
         3: "not complete: cut off at max_new_tokens",
         4: "empty",
-        5: "a line of the list is no item: \"I'm sorry, but I can't help.\"",
-        6: "repeated: sentence 3 is there for the 3rd time",
+        5: "not a numbered list item: \"I'm sorry, but I can't help.\"",
+        6: "repeated: sentence 3 occurs for the 3rd time",
     }
     assert found[1].sentences == ["source", "one", "two", "three"]
     assert found[4].sentences == ["source", "one", ""]  # it ends where it breaks a rule
@@ -181,6 +181,6 @@ def test_a_list_at_once():
 def test_a_prompt_without_room_fails_its_chain_alone():
     long = "y" * 30
     found = chains_of(lambda key, _: "fine" * key, [long, "b", long, "c"], limit=36, max_new_tokens=20)
-    assert found[1].reason == "no room: a prompt of 31 and 20 new tokens, the model has 36 positions"
+    assert found[1].reason == "no room: 31 prompt tokens and 20 new ones, but the model has 36 positions"
     assert found[2].reason is None or found[2].reason.startswith("repeated")
     assert found[3].reason.startswith("no room") and found[4].reason.startswith(("no room", "repeated"))

@@ -89,14 +89,14 @@ def test_a_chat_template_is_used_where_there_is_one():
     [
         ("1. a\n2. b\n3. c", ["a", "b", "c"]),
         ("Here are three sentences:\n\n1) a\n\n2) b \n 3: c\n", ["a", "b", "c"]),
-        ("1. a\n2. b", "the list has another length: 2 sentences instead of 3"),
-        ("1. a\n2. b\n3. c\n4. d", "the list has another length: 4 sentences instead of 3"),
-        ("1. a\n3. c", "the list is out of order: item 3 after 1"),
-        ("1. a\n1. b", "the list is out of order: item 1 after 1"),
-        ("1. a\nI hope this helps!", "a line of the list is no item: 'I hope this helps!'"),
-        ("a\nb\nc", "a line of the list is no item: 'a'"),
-        ("1. a\nand so on:\n2. b", "a line of the list is no item: 'and so on:'"),
-        ("", "the list has another length: 0 sentences instead of 3"),
+        ("1. a\n2. b", "wrong list length: 2 sentences instead of 3"),
+        ("1. a\n2. b\n3. c\n4. d", "wrong list length: 4 sentences instead of 3"),
+        ("1. a\n3. c", "list out of order: item 3 after 1"),
+        ("1. a\n1. b", "list out of order: item 1 after 1"),
+        ("1. a\nI hope this helps!", "not a numbered list item: 'I hope this helps!'"),
+        ("a\nb\nc", "not a numbered list item: 'a'"),
+        ("1. a\nand so on:\n2. b", "not a numbered list item: 'and so on:'"),
+        ("", "wrong list length: 0 sentences instead of 3"),
         ("1. 2 dogs\n2. 3. c\n3. d", ["2 dogs", "3. c", "d"]),
     ],
 )
@@ -160,8 +160,8 @@ def test_rules_that_look_at_more_than_the_sentence():
     assert verify_chain(chain, 3) is None
     assert verify_chain(chain, 4) == "not complete: 3 of 4 sentences"
     assert verify_chain(chain) is None
-    assert verify_chain([*chain, ' "a"  '], 4) == "repeated: sentence 4 is there for the 3rd time"
-    assert verify_chain(["a b", "a  b", "c", "ab", "A B!"]) == "repeated: sentence 4 is there for the 3rd time"
+    assert verify_chain([*chain, ' "a"  '], 4) == "repeated: sentence 4 occurs for the 3rd time"
+    assert verify_chain(["a b", "a  b", "c", "ab", "A B!"]) == "repeated: sentence 4 occurs for the 3rd time"
 
 
 # Starts
@@ -175,7 +175,7 @@ def test_inputs_that_cannot_be_used_are_counted(tmp_path):
     assert kept == [(1, "a man"), (3, "two dogs"), (8, "more")]
     assert skipped == {"empty": 2, "duplicate": 1, "no letters": 1, "too long": 1}
     assert read_starts(Sentences(input=str(path), max_rows=2), lambda _: None)[0] == kept[:2]
-    with pytest.raises(ValueError, match=r"no sentences to begin with \(5 bad, 3 empty"):
+    with pytest.raises(ValueError, match=r"no usable sentences to start chains from \(5 bad, 3 empty"):
         path.write_text("a\nb\n\n\n\nc\nd\ne\n")
         read_starts(data, lambda _: "bad")
     with pytest.raises(ValueError, match=r"data\.input is missing"):
@@ -185,7 +185,7 @@ def test_inputs_that_cannot_be_used_are_counted(tmp_path):
 def test_bytes_and_rows_that_are_no_text(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"a man\n\xff\xfe\ntwo dogs\n")
-    with pytest.raises(ValueError, match=r"line 2: not UTF-8; data\.on_error skip leaves such rows out"):
+    with pytest.raises(ValueError, match=r"line 2: not UTF-8; to skip and count such rows, use data\.on_error skip"):
         read_starts(Sentences(input=str(path)), lambda _: None)
     kept, skipped = read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
     assert (kept, skipped) == ([(1, "a man"), (3, "two dogs")], {"not a text": 1})
@@ -234,7 +234,7 @@ def test_seeds_of_sentences(tmp_path, monkeypatch):
     plain, prompted = (Seeds(FrozenEncoder(seeds.encoder.name, prompt=prompt)).effective() for prompt in (None, "q: "))
     assert plain["encoder"] == {"name": seeds.encoder.name}
     assert prompted["encoder"] == {"name": seeds.encoder.name, "prompt": "q: "}
-    with pytest.raises(ValueError, match=r"11 sentences cannot be in 1000 clusters"):
+    with pytest.raises(ValueError, match=r"seeds.clusters is 1000, but there are only 11 sentences"):
         select_seeds(SENTENCES, Seeds(FrozenEncoder("no/such")))
 
 

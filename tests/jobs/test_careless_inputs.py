@@ -176,7 +176,7 @@ def test_an_input_is_no_output(key, tmp_path):
     rows, model = Path(write_pairs(tmp_path / "rows.tsv")), saved_encoder(tmp_path / "enc")
     before = rows.read_bytes()
     settings = {"data": {"input": str(rows)}, "model": {"name": model}, "overwrite": True}
-    with pytest.raises(ValueError, match="an input"):
+    with pytest.raises(ValueError, match=r"would overwrite the input|contains the input"):
         if key == "submission":
             rt.evaluate(**settings | {"overwrite": False}, submission=str(rows))
         else:
@@ -194,10 +194,10 @@ def test_what_is_not_ours_stays(tmp_path):
     run = tmp_path / "run"
     pairs = write_pairs(tmp_path / "pairs.tsv")
     wrong = {"model": {"name": model}, "loss": "CoSENTLoss", "training": {"max_steps": 1}, "output": str(run)}
-    with pytest.raises(ValueError, match="known are x"):
+    with pytest.raises(ValueError, match=r"is not a known label .x"):
         rt.train(**wrong | {"loss": "RAOELoss"}, data={"train": [pairs], "labels": {"x": 0}})
     rt.train(**wrong, data={"train": [pairs]})  # nothing of the failed one is in the way
-    with pytest.raises(ValueError, match="a run of `train`"):
+    with pytest.raises(ValueError, match="holds a run of `train`"):
         rt.export(model={"name": model}, output=str(run), overwrite=True)
     assert (run / "metrics.json").exists()
 
@@ -216,7 +216,7 @@ def test_a_file_of_an_unknown_kind_is_not_looked_for_on_a_hub(name, tmp_path, mo
     shutil.copy(write_pairs(tmp_path / "x.tsv"), tmp_path / "pairs")
     for each in ("pairs.json", "pairs.xlsx"):
         (tmp_path / each).write_text("[]")
-    with pytest.raises(ValueError, match=r"names no format|is a folder"):
+    with pytest.raises(ValueError, match=r"unknown format|is a folder"):
         rt.read_pairs(name)
 
 

@@ -54,7 +54,7 @@ def test_a_job_that_failed_in_part_fails(does):
 def test_jobs_for_one_process_say_so(job, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main([job]) == 2
-    assert f"{job} is for one process: start it without torchrun" in capsys.readouterr().err
+    assert f"{job} runs in one process: start it without torchrun" in capsys.readouterr().err
 
 
 def test_our_own_bugs_are_one_sentence_and_a_trace(monkeypatch, tmp_path, capsys, does):

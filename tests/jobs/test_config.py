@@ -100,13 +100,13 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--model.dtype float8", "float32, bfloat16, float16 or null, got 'float8'"),
         ("--model x", "model is a section: set --model.KEY VALUE"),
         ("--polarity.reference x", "polarity.reference is a section: set --polarity.reference.KEY VALUE"),
-        ("--model.name a b", "model.name takes one value, got 2"),
-        ("--output", "output takes one value, got 0"),
+        ("--model.name a b", "model.name must have one value, got 2"),
+        ("--output", "output must have one value, got 0"),
         ("--data.columns premise", "data.columns must be a mapping, NAME=VALUE ..., got 'premise'"),
         ("--data.score_scale 1 x", "data.score_scale must be a list, each a number, got [1.0, 'x']"),
         ("--data.train a --data.train b", "--data.train is given twice; list several values after one"),
         ("oops", "expected --section.key, got 'oops'"),
-        ("--config raoe-s11", "no recipe is called 'raoe-s11' (did you mean raoe-s1?)"),
+        ("--config raoe-s11", "unknown recipe 'raoe-s11' (did you mean raoe-s1?)"),
     ],
 )
 def test_errors_name_the_key(words, message):

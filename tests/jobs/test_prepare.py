@@ -81,7 +81,7 @@ def test_lists_that_are_text(tmp_path):
     with open(tmp_path / "rankingsentences_n:32.csv", "w", newline="") as file:
         csv.writer(file).writerows([["list_sent"], [str(["a", 'b "c"', "d's"])], ["['e', 'f', 'g']"]])
     asked = {"copies": str(tmp_path), "output": str(tmp_path / "data")}
-    with pytest.raises(ValueError, match=r"ranking-sentences has 2 rows in .*, and 16063 were published"):
+    with pytest.raises(ValueError, match=r"ranking-sentences has 2 rows in .*, but 16063 were published"):
         rt.prepare(names=["ranking-sentences"], **asked)
     made = rt.prepare(names=["ranking-sentences"], **asked, counts=False)
     path = made["sets"]["ranking-sentences"]["output"]
@@ -90,7 +90,7 @@ def test_lists_that_are_text(tmp_path):
     for source in (path, tmp_path / "rankingsentences_n:32.csv"):
         assert list_table(source)[0]["sentences"][:] == expected
     (tmp_path / "rankingsentences_n:32.csv").write_text("list_sent\n\"[oops, 'b', 'c']\"\n")
-    with pytest.raises(ValueError, match=r"csv, line 2: \"\[oops, 'b', 'c'\]\"… is no list of texts"):
+    with pytest.raises(ValueError, match=r"csv, line 2: \"\[oops, 'b', 'c'\]\"… is not a list of texts"):
         list_table(tmp_path / "rankingsentences_n:32.csv")
 
 
@@ -105,7 +105,7 @@ def test_a_file_of_objects(tmp_path):
 
 def test_wrong_numbers_leave_nothing(copies, tmp_path, monkeypatch):
     asked = {"copies": str(copies), "output": str(tmp_path / "data")}
-    with pytest.raises(ValueError, match=r"snli has 3 rows of train in .*copies, and 549367 were published \(https"):
+    with pytest.raises(ValueError, match=r"snli has 3 rows of train in .*copies, but 549367 were published \(https"):
         rt.prepare(names=["snli"], **asked)
     assert not list((tmp_path / "data" / "nli").glob("*.gz"))
     entry = {**public_sets(["snli"])["snli"], "counts": {"train": 3, "dev": 3, "test": 3}}
@@ -122,18 +122,18 @@ def test_what_is_there_is_not_made_again(copies, tmp_path, monkeypatch):
     )
     again = rt.prepare(names=["cr", "sts13"], **asked)
     assert opened == ["sts13"] and again["sets"]["cr"] == first["sets"]["cr"]
-    with pytest.raises(ValueError, match=r"of other settings or inputs \(different: counts\)"):
+    with pytest.raises(ValueError, match=r"with other settings or inputs \(different: counts\)"):
         rt.prepare(names=["cr"], **{**asked, "counts": True})
 
 
 def test_what_cannot_be_had(copies, tmp_path, monkeypatch):
     out = str(tmp_path / "data")
     for names, more, message in [
-        ([], {"output": out}, "names is empty"),
+        ([], {"output": out}, "--names is missing"),
         (["snli"], {}, "--output is missing"),
-        (["snly"], {"output": out}, r"no public set is called 'snly' \(did you mean snli\?\); there are: raoe, bellm"),
-        (["mr"], {"output": out, "copies": str(copies)}, "mr is on no hub that is known: get a folder of SentEval"),
-        (["headlines"], {"output": out}, "get Sarcasm_Headlines_Dataset_v2.json from https.* and say --copies DIR"),
+        (["snly"], {"output": out}, r"unknown public set 'snly' \(did you mean snli\?\); known sets: raoe, bellm"),
+        (["mr"], {"output": out, "copies": str(copies)}, "mr is not on a hub: download SentEval's folder"),
+        (["headlines"], {"output": out}, "download Sarcasm_Headlines_Dataset_v2.json from https.* use --copies DIR"),
     ]:
         with pytest.raises(ValueError, match=message):
             rt.prepare(names=names, **more)

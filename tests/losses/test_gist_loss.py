@@ -182,7 +182,7 @@ def test_card_and_bad_input():
     }  # fmt: skip
     assert "solatorio2024" in loss.citation
     for settings, message in (
-        ({"margin": float("nan")}, "margin must be a number, got nan"),
+        ({"margin": float("nan")}, "margin must be a finite number, got nan"),
         ({"scale": 0}, "scale must be a number above 0"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -250,5 +250,5 @@ def test_recipe_keys(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             load("train", None, said)
-    with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that GISTLoss learns from"):
+    with pytest.raises(ValueError, match=r"--teacher\.name is missing: set it to the encoder that GISTLoss learns"):
         run("train", None, **{"loss": "GISTLoss", "data.train": ["builtin-nli#train"]}, output=str(tmp_path / "out"))

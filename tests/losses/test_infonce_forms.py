@@ -222,10 +222,10 @@ def test_a_learned_scale_stays_within_clips_bounds():
         ({"directions": ["query_to_query"]}, "directions must be query_to_doc and others"),
         ({"directions": []}, "directions must be query_to_doc and others"),
         ({"partition_mode": "each"}, "partition_mode must be one of joint, per_direction, got 'each'"),
-        ({"partition_mode": "per_direction", "directions": GTE}, "partition_mode per_direction takes directions"),
-        ({"symmetric": True, "directions": GTE}, "symmetric is short for directions and a partition_mode"),
-        ({"hardness_strength": -1.0}, "hardness_strength must be a number from 0, got -1"),
-        ({"learn_scale": True, "scale": 200.0}, "learn_scale begins at a scale from 1 to 100, got scale 200"),
+        ({"partition_mode": "per_direction", "directions": GTE}, "partition_mode per_direction needs directions"),
+        ({"symmetric": True, "directions": GTE}, "symmetric sets directions and partition_mode"),
+        ({"hardness_strength": -1.0}, "hardness_strength must be a number of at least 0, got -1"),
+        ({"learn_scale": True, "scale": 200.0}, "with learn_scale the scale must be from 1 to 100, got 200"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):

@@ -140,11 +140,11 @@ def test_a_weight_by_the_scores(tmp_path, capsys):
 
 def test_where_it_cannot_be(tmp_path):
     model = tiny_encoder()
-    with pytest.raises(ValueError, match="keep must be a number from 0, got -1"):
+    with pytest.raises(ValueError, match="keep must be a number of at least 0, got -1"):
         Keep(model, -1)
-    with pytest.raises(ValueError, match="keep must be a number from 0, got 'maybe'"):  # a word other than auto
+    with pytest.raises(ValueError, match="keep must be a number of at least 0, got 'maybe'"):  # a word other than auto
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=theirs.CoSENTLoss(model), keep="maybe")
-    with pytest.raises(ValueError, match="keep is for batches read by length"):
+    with pytest.raises(ValueError, match="keep needs batches by length"):
         Trainer(
             model,
             SentenceTransformerTrainingArguments(str(tmp_path)),
@@ -152,6 +152,6 @@ def test_where_it_cannot_be(tmp_path):
             keep=1,
             by_length=False,
         )
-    with pytest.raises(ValueError, match="keep is for losses of embeddings, and AdaptiveLayerLoss reads more"):
+    with pytest.raises(ValueError, match="keep needs a loss that reads embeddings only, which AdaptiveLayerLoss"):
         layers = theirs.AdaptiveLayerLoss(model, theirs.CoSENTLoss(model))
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=layers, keep=1)

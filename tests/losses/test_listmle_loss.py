@@ -212,8 +212,8 @@ def test_cached_is_uncached(mini_batch_size):
 
 def test_bad_input():
     loss, column = ListMLELoss(None), embeddings()
-    with pytest.raises(ValueError, match=r"takes one column, .* got 2 and dict: use raoe_train.ListCollator"):
+    with pytest.raises(ValueError, match=r"needs one column .* got 2 columns and dict: use raoe_train.ListCollator"):
         loss.compute_loss_from_embeddings([column, column], labels())
     for given in (None, torch.ones(4), {"score": torch.ones(4)}):
-        with pytest.raises(ValueError, match=r"and labels with their 'lengths', got 1 and .*: use raoe_train"):
+        with pytest.raises(ValueError, match=r"and labels with 'lengths'; got 1 columns and .*: use raoe_train"):
             loss.compute_loss_from_embeddings([column], given)

@@ -173,11 +173,11 @@ def test_every_form_of_labels(loss):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"score": torch.full((11,), float("nan"))}, "score that is NaN"),
-        ({"label": torch.full((11,), -1)}, "-1 marks a pair without one"),
+        ({"score": torch.full((11,), float("nan"))}, "got a NaN score"),
+        ({"label": torch.full((11,), -1)}, "-1 means no label"),
         ({"label": torch.full((11,), 0.5)}, "whole numbers from 0"),
-        ({"score": torch.zeros(10)}, "expects 11 values of score .* got 10"),
-        ({"label": torch.zeros(12, dtype=torch.long)}, "expects 11 values of label .* got 12"),
+        ({"score": torch.zeros(10)}, "needs 11 values of score .* got 10"),
+        ({"label": torch.zeros(12, dtype=torch.long)}, "needs 11 values of label .* got 12"),
     ],
 )
 def test_wrong_labels_are_errors(change, message):
@@ -195,7 +195,7 @@ def test_wrong_labels_are_errors(change, message):
 def test_a_batch_too_small_for_the_margin_warns_once():
     _, labels = batch(tiny_encoder(), 4)
     loss = RankMarginLoss(None, margin=3)
-    with pytest.warns(UserWarning, match="batch of 4 pairs has no two ranks further apart than margin=3"):
+    with pytest.warns(UserWarning, match="batch of 4 pairs no two ranks differ by more than margin=3"):
         assert loss.compute_loss_from_embeddings(embeddings(4), labels) == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -89,9 +89,9 @@ def test_cached_is_uncached(mini_batch_size):
 
 def test_bad_input():
     for bias in (math.nan, math.inf):
-        with pytest.raises(ValueError, match="bias must be a number, got"):
+        with pytest.raises(ValueError, match="bias must be a finite number, got"):
             SigmoidLoss(None, bias=bias)
-    with pytest.raises(ValueError, match="learn_scale begins at a scale from 1 to 100"):
+    with pytest.raises(ValueError, match="with learn_scale the scale must be from 1 to 100"):
         SigmoidLoss(None, 0.5)
     with pytest.raises(ValueError, match=r"SigmoidLoss needs columns anchor, positive .* got columns of \d+ rows"):
         SigmoidLoss(None).compute_loss_from_embeddings(embeddings(1))

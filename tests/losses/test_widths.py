@@ -68,7 +68,7 @@ def test_its_parts_are_sums_of_the_widths_parts(mini_batch_size):
 def test_one_width_less_than_all():
     model = tiny_encoder()
     features, labels = batch(model)
-    with pytest.warns(UserWarning, match=r"matryoshka_dims \[5\] leave out all 16"):
+    with pytest.warns(UserWarning, match=r"matryoshka_dims \[5\] lacks 16"):
         value, _ = step(losses.CoSENTLoss(model, matryoshka_dims=[5]), model, features, labels)
     cut = [model(dict(column))["sentence_embedding"][:, :5] for column in features]
     torch.testing.assert_close(value, losses.CoSENTLoss(model).compute_loss_from_embeddings(cut, labels).detach())
@@ -98,10 +98,10 @@ def test_with_a_loop_of_no_gradient():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"matryoshka_dims": [4, 4]}, r"matryoshka_dims must be different numbers from 1.*16, got \[4, 4\]"),
-        ({"matryoshka_dims": [0, 16]}, r"matryoshka_dims must be different numbers.*got \[0, 16\]"),
+        ({"matryoshka_dims": [4, 4]}, r"matryoshka_dims must be distinct numbers from 1.*16, got \[4, 4\]"),
+        ({"matryoshka_dims": [0, 16]}, r"matryoshka_dims must be distinct numbers.*got \[0, 16\]"),
         ({"matryoshka_dims": [16, 17]}, r"up to the model's 16, got \[16, 17\]"),
-        ({"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims are of cosines"),
+        ({"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims work only with cosines"),
     ],
 )
 def test_what_it_cannot_have(settings, message):

@@ -104,10 +104,10 @@ def test_scores_are_shown_with_their_change():
 @pytest.mark.parametrize(
     ("rows", "column", "message"),
     [
-        (60, {"score": lambda row: 3}, "all 60 scores are 3, so that no pair ranks above another"),
-        (60, {"label": lambda row: "neutral"}, "all 60 scores are 0.5, so that no pair ranks above another"),
-        (15, {"score": lambda row: row}, "mine has 15 pairs: 16 at least"),
-        (60, {"label": lambda row: row % 2}, "label is 0, and there is no score: say what labels mean"),
+        (60, {"score": lambda row: 3}, "all 60 scores are 3, so no pair ranks above another"),
+        (60, {"label": lambda row: "neutral"}, "all 60 scores are 0.5, so no pair ranks above another"),
+        (15, {"score": lambda row: row}, "mine has only 15 pairs: data.dev_share needs at least 16"),
+        (60, {"label": lambda row: row % 2}, "label is 0, and there is no score: map labels to classes"),
         (60, {"other": lambda row: row}, "no column for score"),
     ],
 )
@@ -131,7 +131,7 @@ def test_both_parts_differ_in_score_where_some_are_held_out():
         rest, dev = held_out({"train": Dataset.from_dict(columns)}, 0.1, seed)
         assert {*dev["score"]} == {*rest["train"]["score"]} == {0, 1} and len(dev) + len(rest["train"]) == 100
     columns["score"] = [float(row == 0) for row in rows]
-    with pytest.raises(ValueError, match="or different scores to hold some out"):
+    with pytest.raises(ValueError, match=r"or scores for data.dev_share"):
         held_out({"train": Dataset.from_dict(columns)}, 0.1, 0)
 
 
@@ -142,11 +142,11 @@ def test_swapped_pairs_are_said(tmp_path, encoder, capsys):
     (tmp_path / "dev.tsv").write_text("\n".join([header, *swapped[:6], "new\ttexts\t3"]) + "\n")
     adapt(tmp_path, encoder, source, **{"data.dev": [str(tmp_path / "dev.tsv")]})
     said = capsys.readouterr().out
-    assert "dev.tsv: 6 of 7 pairs are trained on, too" in said
+    assert "warning: 6 of the 7 dev pairs of dev.tsv are also training pairs" in said
 
 
 def test_a_premise_is_held_out_whole(tmp_path, encoder):
-    with pytest.raises(ValueError, match="too few first sentences, held out whole"):
+    with pytest.raises(ValueError, match="too few distinct first sentences"):
         lines = [f"the same\t{SENTENCES[row % 11]}\t{row}" for row in range(20)]
         (tmp_path / "one.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]) + "\n")
         adapt(tmp_path, encoder, str(tmp_path / "one.tsv"))

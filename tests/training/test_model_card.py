@@ -27,7 +27,7 @@ def trained(tmp_path_factory):
 def test_the_card_says_what_the_run_was(trained):
     folder, _, metrics = trained
     card = (folder / "out" / "README.md").read_text()
-    ours = card.partition("## What it was trained on")[2].partition("## Training Details")[0]
+    ours = card.partition("## Recipe and scores")[2].partition("## Training Details")[0]
     assert ours and "## Usage" in card and "### Training Logs" in card  # theirs is around it
     assert "      logging_steps: 2.0\n" in ours and "teacher:" not in ours
     assert "class_path: raoe_train.losses.RAOELoss\n" in ours
@@ -45,7 +45,7 @@ def test_what_comes_from_files_is_text(trained):
     card = (folder / "out" / "README.md").read_text()
     details = card.partition("## Training Details")[2]
     assert "alert(1)" in details and "\\*\\*bold\\*\\*" in details
-    for page in (details, card.partition("## What it was trained on")[2]):
+    for page in (details, card.partition("## Recipe and scores")[2]):
         text = "\n".join(line for line in page.splitlines() if not line.startswith("    "))  # the recipe is code
         assert not [mark for mark in ("<script", "**bold**", "](http://y.z", "tr*ain", " <b>") if mark in text]
     rows = [line for line in details.splitlines() if "alert(1)" in line]
@@ -57,5 +57,5 @@ def test_the_card_stays_with_the_model(trained, tmp_path):
     card = (folder / "out" / "README.md").read_text()
     model = SentenceTransformer(str(folder / "out"), device="cpu")
     model.save_pretrained(str(tmp_path / "again"))
-    assert "## What it was trained on" in (tmp_path / "again" / "README.md").read_text()
-    assert card.count("## What it was trained on") == 1
+    assert "## Recipe and scores" in (tmp_path / "again" / "README.md").read_text()
+    assert card.count("## Recipe and scores") == 1

@@ -164,7 +164,7 @@ def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):
     broken = str(tmp_path / "broken")
     model.save_pretrained(broken)
     made = settings(tmp_path, (encoders[0], broken))
-    with pytest.raises(ValueError, match=r"teacher .*broken: .* NaN or infinity for 1 sentences, the first 'a woman"):
+    with pytest.raises(ValueError, match=r"teacher .*broken: .* NaN or infinity for 1 sentences, first for 'a woman"):
         run("train", "ranking-post", **made)
     # What was found before stays, and nothing of the broken shard.
     assert not list((tmp_path / "out" / "teacher").glob("*/*.npy"))
@@ -272,7 +272,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
         ({"teacher.name": "./nowhere"}, "no such model directory"),
         ({"loss.scale": "auto"}, "loss.scale: Not of type PositiveFiniteFloat"),
         ({"loss.ties": "average"}, "loss.ties: Expected a typing.Literal\\['ordinal', 'random'\\]. Got value: average"),
-        ({"data.dev": None}, "training.eval_strategy steps needs data.dev"),
+        ({"data.dev": None}, "training.eval_strategy steps needs a dev set"),
         ({"data.train": "nowhere.jsonl"}, "no such file"),
     ],
 )
@@ -296,8 +296,8 @@ def test_the_weak_encoder(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "CoSENTLoss asks no teacher: leave --teacher.name out"),
-        ({"teacher.name": None, "data.shuffle_lists": True}, "CoSENTLoss reads no lists: leave"),
+        ({}, "CoSENTLoss does not use a teacher: remove --teacher.name"),
+        ({"teacher.name": None, "data.shuffle_lists": True}, "CoSENTLoss does not train on lists: remove"),
     ],
 )
 def test_what_a_loss_does_not_ask_is_an_error(tmp_path, encoders, changes, message):
@@ -324,7 +324,7 @@ def test_a_head_is_there_in_training_alone(tmp_path, encoders):
     expected = torch.tanh(below @ linear.weight.T + linear.bias)
     torch.testing.assert_close(headed.train()(dict(features))["sentence_embedding"], expected)
     assert torch.equal(load_encoder(encoders[0], training_head=True, train=True)[-1].linear.weight, linear.weight)
-    with pytest.raises(ValueError, match="training_head are for a model that is there"):
+    with pytest.raises(ValueError, match="lora, load_in_4bit and training_head need a pretrained model"):
         load_encoder("scratch", sentences=SENTENCES, training_head=True)
 
     made = settings(tmp_path, encoders, **{"model.training_head": True})

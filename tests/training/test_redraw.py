@@ -84,8 +84,8 @@ def test_at_least_so_many_steps_are_of_what_is_drawn():
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"data.max_rows": None}, r"so many rows again in each epoch: --data\.max_rows"),
-        ({"training.batch_sampler": "no_duplicates"}, r"leave training\.batch_sampler out"),
+        ({"data.max_rows": None}, r"data\.redraw needs --data\.max_rows, the number of rows"),
+        ({"training.batch_sampler": "no_duplicates"}, r"remove training\.batch_sampler"),
     ],
     ids=str,
 )

@@ -31,7 +31,7 @@ def test_a_finished_run_is_returned_and_another_refused(finished):
     keys = r"recipe\.loss\.init_args\.margin, recipe\.training\.seed"
     with pytest.raises(ValueError, match=rf"other settings or inputs \(different: {keys}\)"):
         run("train", "raoe-s1", **{**made, "loss.margin": 3, "training": {**made["training"], "seed": 1}})
-    with pytest.raises(ValueError, match=r"holds data\.train"):
+    with pytest.raises(ValueError, match=r"contains the input data\.train"):
         run("train", "raoe-s1", **{**made, "output": str(folder), "overwrite": True})
     assert weights.stat().st_mtime_ns == before
 
@@ -106,7 +106,7 @@ def test_a_run_never_goes_over_what_it_reads(finished, key):
     folder, made, _ = finished
     inside = folder / "out" / "checkpoints" / "checkpoint-5"
     inside.mkdir(parents=True, exist_ok=True)
-    with pytest.raises(ValueError, match=f"holds {re.escape(key)}"):
+    with pytest.raises(ValueError, match=f"contains the input {re.escape(key)}"):
         run("train", "raoe-s1", **{**made, key: str(inside), "overwrite": True})
     shutil.rmtree(folder / "out" / "checkpoints")
 

@@ -94,7 +94,7 @@ def test_a_loss_for_each_dataset(tmp_path, encoder):
     assert isinstance(trainer.data_collator, ScoreLabelCollator)
     assert trainer.scales == {"alone": 30.0, "scored": 20.0}
     trainer.train()
-    with pytest.raises(ValueError, match="made differently, by ListCollator and ScoreLabelCollator"):
+    with pytest.raises(ValueError, match="need different collators, ListCollator and ScoreLabelCollator"):
         Trainer(model, arguments(tmp_path), datasets, loss={**losses, "alone": ListMLELoss(model)})
 
 
@@ -175,7 +175,7 @@ def test_losses_that_read_layers_stay_padded(tmp_path, encoder, caplog):
     layers = stock.AdaptiveLayerLoss(model, stock.CoSENTLoss(model))
     with caplog.at_level("WARNING"):
         trainer = Trainer(model, arguments(tmp_path), data, loss=layers)
-    assert trainer.loss is layers and "AdaptiveLayerLoss reads more of its model than embeddings" in caplog.text
+    assert trainer.loss is layers and "AdaptiveLayerLoss reads more than embeddings from its model" in caplog.text
 
 
 def test_a_premises_pairs_stand_in_one_batch(tmp_path):

@@ -74,15 +74,15 @@ def test_scores_that_are_all_equal_rank_nothing(tmp_path, caplog, loss, error):
     data.write_text(re.sub(r"\t[\d.]+\t", "\t1.0\t", Path(write_pairs(data)).read_text()))
     arguments = load("train", None, {"loss": loss, "data.train": [str(data)]})
     if error:
-        with pytest.raises(ValueError, match="all 40 scores are 1, so that no pair ranks above another: the loss"):
+        with pytest.raises(ValueError, match="all 40 scores are 1, so no pair ranks above another: the loss"):
             training_data(arguments)
     else:
         training_data(arguments)
-        assert ("only its labels are learned from" in caplog.text) == (loss == "RAOELoss")
+        assert ("only the labels have an effect" in caplog.text) == (loss == "RAOELoss")
 
 
 def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
-    with pytest.raises(ValueError, match=r"run from 0\.455 to 5\.0; declare data\.score_scale"):
+    with pytest.raises(ValueError, match=r"got 0\.455 to 5\.0: declare their range with data\.score_scale"):
         run("train", "raoe-s1", **settings(tmp_path, **{"loss": "CosineSimilarityLoss"}))
 
 
@@ -166,7 +166,7 @@ def test_pairs_held_out_are_what_the_best_is_chosen_by(tmp_path, capsys):
 def test_where_nothing_can_be_held_out(tmp_path):
     made = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
     few = {"data.train": write_pairs(tmp_path / "few.tsv", rows=15)}
-    with pytest.raises(ValueError, match=r"few has 15 pairs: 16 at least"):
+    with pytest.raises(ValueError, match=r"few has only 15 pairs: data.dev_share needs at least 16"):
         run("train", "raoe-s1", **{**made, **few})
     with pytest.raises(ValueError, match=r"data\.dev_share must be .*below 1"):
         run("train", "raoe-s1", **{**made, "data.dev_share": 1})
@@ -174,7 +174,7 @@ def test_where_nothing_can_be_held_out(tmp_path):
 
 def test_development_pairs_that_are_trained_on_are_said(tmp_path, capsys):
     run("train", "raoe-s1", **settings(tmp_path))
-    assert re.search(r"dev\.tsv: 24 of 24 pairs are trained on, too", capsys.readouterr().out)
+    assert re.search(r"24 of the 24 dev pairs of dev\.tsv are also training pairs", capsys.readouterr().out)
 
 
 def test_patience_stops_a_run_that_gets_no_better(tmp_path):
@@ -187,15 +187,15 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data.dev": None, "training.patience": 2}, "training.patience needs data.dev"),
-        ({"data.score_scale": [1, 2, 3]}, "data.score_scale takes 2 numbers"),
+        ({"data.dev": None, "training.patience": 2}, "training.patience needs a dev set"),
+        ({"data.score_scale": [1, 2, 3]}, "data.score_scale must have 2 numbers"),
         ({"training.output_dir": "x"}, r"unknown key training\.output_dir"),
         ({"model.pooling": "median"}, r"model.pooling must be one of mean, .*, last or null, got 'median'"),
         ({"model.name": "./nowhere"}, "no such model directory"),
         ({"data.train": "nowhere.tsv"}, "no such file"),
         (
             {"training.dataloader_drop_last": True, "training.per_device_train_batch_size": 50},
-            "train has 40 rows, less than a batch of 50",
+            "train has 40 rows, fewer than a batch of 50",
         ),
     ],
 )

@@ -1,8 +1,8 @@
-"""Decoders whose last layers look both ways: their configuration and model class for transformers."""
+"""Decoders whose last layers are bidirectional: their configuration and model class for transformers."""
 
 
 def register() -> None:
-    """Make `AutoModel`, and with it `SentenceTransformer`, load saved models of this kind."""
+    """Register BidirectionalModel with transformers, so that AutoModel and SentenceTransformer load saved models."""
     from transformers import AutoConfig, AutoModel
 
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig

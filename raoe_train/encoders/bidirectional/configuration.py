@@ -1,14 +1,14 @@
-"""What a decoder with bidirectional layers is: the decoder's own configuration and which layers, how.
+"""Configuration of a decoder with bidirectional layers: the decoder's own, and which layers are bidirectional.
 
-This file and modeling.py are copied beside the weights and import nothing of ours, so that a saved model loads with
-trust_remote_code where raoe is not installed.
+This file and modeling.py are copied beside the weights and must not import other modules of raoe_train: a saved model
+then loads with trust_remote_code where raoe is not installed.
 """
 
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-# model_type of the decoders that this was tested with
+# model_type of the decoders that were tested
 ARCHITECTURES = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi", "phi3", "qwen2", "qwen3")
 
 
@@ -18,9 +18,9 @@ class BidirectionalConfig(PreTrainedConfig):
     Args:
         text_config: the decoder's configuration.
         bidirectional_layers: number of last layers without a causal mask (BeLLM's Section 3.2, Eq. 4), 0 for none.
-        base_model: name of the decoder that an adapter belongs to; None where the weights are all here.
-        base_revision: its revision on the hub.
-        base_quantization: how it was quantised, as keys of transformers.BitsAndBytesConfig.
+        base_model: name of the decoder that an adapter belongs to; None for a model with all of its weights.
+        base_revision: revision of base_model on the hub.
+        base_quantization: quantization of base_model, as keys of transformers.BitsAndBytesConfig.
     """
 
     model_type = "raoe_bidirectional"
@@ -38,49 +38,49 @@ class BidirectionalConfig(PreTrainedConfig):
     ) -> None:
         if isinstance(text_config, dict):
             text_config = CONFIG_MAPPING[text_config.get("model_type", "llama")](**text_config)
-        # transformers makes one without arguments to see what the defaults are
+        # transformers calls this without arguments to read the defaults
         self.text_config = CONFIG_MAPPING["llama"]() if text_config is None else text_config
         check(self.text_config, bidirectional_layers)
         self.bidirectional_layers = bidirectional_layers
         self.base_model = base_model
         self.base_revision = base_revision
         self.base_quantization = base_quantization
-        # setting its own, transformers sets the decoder's, too
+        # transformers also sets the decoder's implementation when it sets this one
         kwargs.setdefault("attn_implementation", self.text_config._attn_implementation)
         super().__init__(**kwargs)
 
     def forget_base(self) -> None:
-        """From now on the weights are all here."""
+        """Remove the reference to a base model, for a model that has all of its weights."""
         self.base_model = self.base_revision = self.base_quantization = None
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()
-        # With it transformers would take the base's weights for quantised ones; base_quantization says it instead.
+        # With these keys transformers would expect quantised weights; base_quantization replaces them.
         for key in ("quantization_config", "_pre_quantization_dtype"):
             values["text_config"].pop(key, None)
         return values
 
 
 def check(decoder: PreTrainedConfig, layers: int) -> None:
-    """ValueError where the last `layers` layers of such a decoder cannot be made bidirectional."""
+    """Raise ValueError if the last `layers` layers of a decoder cannot be made bidirectional."""
     if decoder.model_type not in ARCHITECTURES:
-        encoder = "" if getattr(decoder, "is_decoder", False) else " It may be an encoder: those look both ways anyway."
+        encoder = "" if getattr(decoder, "is_decoder", False) else ". Encoders are already bidirectional"
         raise ValueError(
-            f"bidirectional layers are for decoders of type {', '.join(ARCHITECTURES)}; this model is a "
-            f"{decoder.model_type!r}.{encoder}"
+            f"bidirectional layers need a decoder of type {', '.join(ARCHITECTURES)}, but this model is a "
+            f"{decoder.model_type!r}{encoder}"
         )
     depth = decoder.num_hidden_layers
     if not 0 <= layers <= depth:
         raise ValueError(f"bidirectional_layers must be a whole number from 0 to {depth}, got {layers!r}")
     if getattr(decoder, "use_bidirectional_attention", None) or not getattr(decoder, "is_causal", True):
-        raise ValueError(f"this {decoder.model_type!r} looks both ways in all layers already")
+        raise ValueError(f"this {decoder.model_type!r} is already bidirectional in all layers")
     unknown = set(getattr(decoder, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if unknown:
         raise ValueError(f"layers of type {', '.join(sorted(unknown))} cannot be made bidirectional")
 
 
 def windows(decoder: PreTrainedConfig) -> list[int | None]:
-    """The sliding window of each layer, None where it sees everything."""
+    """The size of each layer's sliding window; None for a layer with full attention."""
     window, depth = getattr(decoder, "sliding_window", None), decoder.num_hidden_layers
     kinds = getattr(decoder, "layer_types", None)
     if kinds is None:

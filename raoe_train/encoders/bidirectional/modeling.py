@@ -1,7 +1,7 @@
-"""A decoder whose last layers look both ways, over any of transformers' own decoder classes.
+"""A decoder whose last layers are bidirectional, around any of transformers' own decoder classes.
 
-Hooks on the last layers give them another mask, which this model's forward makes and passes down as an argument.
-Nothing is stored between calls, so several forwards before a backward, and checkpointing, see what belongs to them.
+Hooks on the last layers replace their mask by one that this model's forward makes and passes down as an argument.
+No state is kept between calls, so several forwards before a backward, and gradient checkpointing, use the right masks.
 """
 
 import os
@@ -19,14 +19,14 @@ from transformers.modeling_outputs import BaseModelOutput
 from .configuration import BidirectionalConfig, windows
 
 ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the configuration
-PACKED = "raoe_packed"  # SDPA, but texts side by side in one row keep apart: raoe_train/encoders/packed.py
+PACKED = "raoe_packed"  # SDPA, or attention within each of the texts in one row: raoe_train/encoders/packed.py
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
 
 
 class BidirectionalModel(PreTrainedModel):
-    """A decoder with bidirectional layers, as `AutoModel` and `SentenceTransformer` load it; padding may be on either
-    side. Its weights are new where no `decoder` is given."""
+    """A decoder with bidirectional layers, which `AutoModel` and `SentenceTransformer` can load. Padding may be on
+    either side. Without a `decoder`, its weights are random."""
 
     config: BidirectionalConfig
     config_class = BidirectionalConfig
@@ -43,7 +43,7 @@ class BidirectionalModel(PreTrainedModel):
         self._no_split_modules = self.decoder._no_split_modules
         used = self.decoder.config
         if getattr(used, "attn_logit_softcapping", None) is not None and used._attn_implementation == "sdpa":
-            used._attn_implementation = "eager"  # SDPA knows no soft cap
+            used._attn_implementation = "eager"  # SDPA does not support a soft cap
         count = config.bidirectional_layers
         changed = list(zip(self.decoder.layers, windows(used), strict=True))[-count:] if count else []
         for layer, window in changed:
@@ -56,7 +56,7 @@ class BidirectionalModel(PreTrainedModel):
 
     @classmethod
     def around(cls, decoder: PreTrainedModel, layers: int, **base: Any) -> "BidirectionalModel":
-        """The model of a decoder; `base` as in BidirectionalConfig."""
+        """Wrap a decoder; for `base` see BidirectionalConfig."""
         return cls(BidirectionalConfig(decoder.config, layers, **base), decoder)
 
     def forward(
@@ -73,8 +73,8 @@ class BidirectionalModel(PreTrainedModel):
 
         Args:
             input_ids: [batch, length] int64, or inputs_embeds [batch, length, hidden_size].
-            attention_mask: [batch, length], 1 or True where a token is real; all are, by default.
-            position_ids: [batch or 1, length], the decoder's by default.
+            attention_mask: [batch, length], 1 or True for a token, 0 for padding; by default no padding.
+            position_ids: [batch or 1, length]; by default the decoder's.
         """
         if past_key_values is not None or use_cache:
             raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
@@ -85,7 +85,7 @@ class BidirectionalModel(PreTrainedModel):
         packed = used == PACKED and "cu_seq_lens_q" in kwargs
         shaped = attention_mask is None or attention_mask.shape == given.shape[:2]
         if not packed and (not shaped or "cu_seq_lens_q" in kwargs):
-            raise ValueError("attention_mask must be [batch, length]: a padded batch, not sequences side by side")
+            raise ValueError("attention_mask must be [batch, length], for a padded batch, not for packed texts")
         if self.config.bidirectional_layers:
             kwargs["lifted"] = self._masks(given, attention_mask)
         return self.decoder(
@@ -109,8 +109,8 @@ class BidirectionalModel(PreTrainedModel):
         return super().train(mode)
 
     def _unpack(self) -> None:
-        # On a CPU with AVX512-BF16, bitsandbytes 0.50 packs 4-bit weights anew in a forward in evaluation, and its
-        # product with such weights has no gradient: training after an evaluation would go on with wrong ones.
+        # On a CPU with AVX512-BF16, bitsandbytes 0.50 repacks 4-bit weights during evaluation, and products with
+        # repacked weights have no gradient: training after an evaluation would use wrong gradients.
         if self.is_quantised and self.decoder.device.type == "cpu":
             self.decoder.state_dict()  # unpacks them
 
@@ -126,9 +126,8 @@ class BidirectionalModel(PreTrainedModel):
     def from_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
     ) -> "BidirectionalModel":
-        """transformers' from_pretrained. Where an adapter was saved, its base model is loaded by name, quantised as
-        it was in training unless quantization_config is False or another; merge_adapter=True makes one model of both.
-        """
+        """Load a saved model as transformers does. For an adapter, also load its base model by name, quantised as in
+        training unless quantization_config is False or another; merge_adapter=True merges the adapter into it."""
         merge = kwargs.pop("merge_adapter", False)
         hub: dict[str, Any] = {key: kwargs.pop(key) for key in HUB if key in kwargs}
         where: dict[str, Any] = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
@@ -143,7 +142,7 @@ class BidirectionalModel(PreTrainedModel):
             whole: Any = super().from_pretrained(
                 pretrained_model_name_or_path, *args, config=config, **hub, **where, **kwargs
             )
-            for key in ("hf_quantizer", "is_loaded_in_4bit", "quantization_method"):  # of the decoder, in truth
+            for key in ("hf_quantizer", "is_loaded_in_4bit", "quantization_method"):  # these describe the decoder
                 if hasattr(whole, key):
                     setattr(whole.decoder, key, getattr(whole, key))
             return whole
@@ -162,7 +161,7 @@ class BidirectionalModel(PreTrainedModel):
 
     @classmethod
     def _on_base(cls, config: BidirectionalConfig, options: dict[str, Any]) -> "BidirectionalModel":
-        """The model of `config` without its adapter: its base, or around it where that is a plain decoder."""
+        """Load the base model of `config`, without the adapter, and wrap it if it is a plain decoder."""
         name, where = str(config.base_model), {"revision": config.base_revision}
         hub = {key: options[key] for key in HUB if key in options}
         base = AutoConfig.from_pretrained(name, **where, **hub)
@@ -176,10 +175,10 @@ class BidirectionalModel(PreTrainedModel):
     def save_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         self, save_directory: str | os.PathLike[str], **kwargs: Any
     ) -> None:
-        """transformers' save_pretrained; with an adapter, only that and the configuration."""
+        """Save the model as transformers does; with an adapter, save only that and the configuration."""
         if not self.has_adapter:
             if self.is_quantised:
-                raise ValueError("a quantised decoder without an adapter has nothing of its own to save")
+                raise ValueError("a quantised decoder without an adapter cannot be saved: it has no trained weights")
             self.config.forget_base()
             super().save_pretrained(save_directory, **kwargs)
             return
@@ -193,12 +192,12 @@ class BidirectionalModel(PreTrainedModel):
         self.decoder.save_pretrained(folder / ADAPTER)
 
     def _masks(self, given: Tensor, padding: Tensor | None) -> dict[Any, Any]:
-        """By window, the mask of the layers with it."""
+        """{sliding window: mask of the layers with this window}."""
         decoder = self.decoder.config
         wanted = set(windows(decoder)[-self.config.bidirectional_layers :])
         if padding is not None and padding.ndim == 4:  # packed
             return dict.fromkeys(wanted, padding)
-        # transformers asks an embedding of it only for batch, length, dtype and device
+        # transformers reads only the batch size, length, dtype and device of these embeddings
         dtype: Any = self.get_input_embeddings().weight.dtype
         like = torch.empty(*given.shape[:2], 0, dtype=dtype, device=given.device)
         mask = partial(create_bidirectional_mask, decoder, like, padding)
@@ -206,23 +205,23 @@ class BidirectionalModel(PreTrainedModel):
 
 
 def _within(window: int | None) -> Any:
-    """transformers' mask function of a window that reaches as far ahead as the causal layer's reaches back."""
+    """Mask function for a window that reaches as far ahead as the causal layer's window reaches back."""
     if window is None:
         return None
     return lambda b, h, q, k: (q - k < window) & (k - q < window)
 
 
 def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
-    """Hook of a layer that looks both ways: another mask in place of the decoder's."""
+    """Hook of a bidirectional layer: replace the decoder's mask."""
     if "lifted" not in kwargs:
-        raise RuntimeError("call the BidirectionalModel, not its decoder: it makes the masks of these layers")
+        raise RuntimeError("call the BidirectionalModel, not its decoder: only the former makes the layers' masks")
     others = {key: value for key, value in kwargs.items() if key != "lifted"}
-    # SDPA takes a missing mask for the causal one unless it is told
+    # without is_causal=False, SDPA reads a missing mask as the causal one
     return args, {**others, "attention_mask": kwargs["lifted"][window], "is_causal": False}
 
 
-# A trainer loads checkpoints by load_state_dict, which fails with quantised weights. Under an adapter these never
-# change: they are no part of the state.
+# A trainer loads checkpoints by load_state_dict, which fails for quantised weights. With an adapter these weights never
+# change, so the state leaves them out.
 def _leave_out_quantised(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     if model.is_quantised and model.has_adapter:
         for key in [key for key in state if key.startswith(prefix) and "lora_" not in key]:
@@ -235,7 +234,7 @@ def _do_not_miss_quantised(model: BidirectionalModel, keys: Any) -> None:
 
 
 def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
-    """A saved adapter, in float32 as it was trained: transformers' load_adapter rounds it to the base's dtype."""
+    """Load a saved adapter in float32, as it was trained: transformers' load_adapter rounds it to the base's dtype."""
     from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
 
     decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
