@@ -34,8 +34,7 @@ def eager(op: Op, backend: str, *tensors: Tensor | None) -> ModuleType | None:
         return None
     device = tensors[0].device  # type: ignore[union-attr]
     module, forward_mode = op.select(device, backend), forward_ad._current_level >= 0
-    in_torch = module.__name__.endswith((".scan", ".reference"))
-    if in_torch or (not forward_mode and _plain(tensors)):
+    if (not forward_mode and _plain(tensors)) or module.__name__.endswith((".scan", ".reference")):  # in plain torch
         return module
     if forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
         if op.wish(backend) == "auto":
