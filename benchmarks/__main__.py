@@ -101,8 +101,7 @@ def measure(case: Case, device: str) -> list[dict[str, Any]]:
 
 def begun(case: Case, device: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run each contender's first call, which compiles. Return (its time and memory, rows of contenders without one). A
-    peer that lacks a package or runs out of memory is missing, any other error is a failure. An error of ours raises.
-    """
+    peer without a package or enough memory is missing, any other error is a failure. An error of ours raises."""
     took: dict[str, Any] = {}
     missing: list[dict[str, Any]] = []
     for name, call in case.contenders.items():

@@ -115,9 +115,8 @@ def sass(binary: Path, *options: str) -> dict[str, list[Instruction]]:
 
 
 def functions(text: str) -> dict[str, list[Instruction]]:
-    """Parse the output of `cuobjdump -sass`. Returns each function's instructions that a warp can reach without
-    divergence, without called functions, which run rarely: __noinline__ code, and special cases of roots and quotients.
-    """
+    """Parse the output of `cuobjdump -sass`. Returns each function's instructions that a warp reaches if it does not
+    diverge, without called functions, which run rarely: __noinline__ code, and special cases of roots and quotients."""
     found = {}
     for part in re.split(r"\bFunction : ", text)[1:]:
         name, _, body = part.partition("\n")

@@ -47,8 +47,7 @@ def case(rows: int, device: str) -> Case:
 
 def same_tokens(name: str, tokens: list[list[int]], wanted: list[list[int]]) -> None:
     """Raise AssertionError if more than an eighth of the rows differ from transformers'. In float32, rounding can
-    decide between two close tokens, and the rest of the row then differs. A wrong decoder differs in almost every row.
-    """
+    decide between two close tokens, and the rest of the row then differs. A wrong decoder differs in most rows."""
     apart = sum(ours != theirs for ours, theirs in zip(tokens, wanted, strict=True))
     if apart > len(wanted) / 8:
         raise AssertionError(f"{name}: {apart} of {len(wanted)} rows differ from transformers' tokens")

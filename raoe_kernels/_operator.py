@@ -1,7 +1,5 @@
-"""Ops as torch.library operators, whose insides torch.compile and tracers do not see: they record a single call, and
-the backend is selected when that call runs. Eager calls bypass the operators, because their dispatch costs more than a
-kernel.
-"""
+"""Ops as torch.library operators: torch.compile and tracers record them as a single call, and the backend is selected
+when that call runs. Eager calls bypass the operators, because their dispatch costs more than a kernel."""
 
 from __future__ import annotations
 
@@ -63,8 +61,7 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _threads(modes: bool) -> tuple[int, int]:
-    """Dispatcher keys, as bits, that are active in an ordinary thread and in inference_mode, with nothing else on, or
-    with `modes` of torch_dispatch."""
+    """Dispatcher keys, as bits, of an ordinary thread and of inference_mode, if at most `modes` are on besides."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]

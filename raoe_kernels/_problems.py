@@ -1,5 +1,4 @@
-"""Differentiable losses of a "problem", eager and under torch.compile. A problem is a NamedTuple that holds all
-arguments of one call.
+"""Differentiable losses of a problem (a NamedTuple of a call's arguments), eager and under torch.compile.
 
 A backend has two functions. `forward(problem, needs)` returns (loss, saved): needs says which of the problem's first
 fields require a gradient, saved is a tuple of tensors or None. `backward(problem, saved, upstream, needs, dtype)`

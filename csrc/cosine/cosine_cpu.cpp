@@ -198,7 +198,7 @@ void backward(const CosineGradArgs& args, const Dims& dims, int threads) {
     Factors factors(dims.size());
     for (std::int64_t r = first; r < end; r += rows_at_once) {
       const std::int64_t few = std::min(rows_at_once, end - r);
-      // A column belongs to every width beyond it, so factors are summed from the widest width on.
+      // A column is part of every width that includes it, so factors are summed from the widest width on.
       for (std::size_t k = dims.size(); k-- > 0;) {
         const std::int64_t at = static_cast<std::int64_t>(k) * args.rows + r;
         const std::size_t to = k * rows_at_once, wider = k + 1 < dims.size() ? to + rows_at_once : to;

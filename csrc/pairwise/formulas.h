@@ -26,8 +26,8 @@ RAOE_HD bool is_nan(float x) { return x != x; }
 RAOE_HD bool is_nan(double x) { return x != x; }
 RAOE_HD bool is_nan(std::int64_t) { return false; }
 
-// Flips all bits but the sign of negative numbers, then the sign. Adding 0 turns -0.0 into 0.0. NaN may get any
-// key, because callers test for it.
+// Flip all bits of a negative number, and only the sign bit of others. Adding 0 turns -0.0 into 0.0. NaN may get
+// any key, because callers test for it.
 RAOE_HD std::uint32_t orderable(float score) {
   const std::int32_t bits = bits_of<std::int32_t>(score + 0.0f);
   return static_cast<std::uint32_t>(bits ^ ((bits >> 31) | INT32_MIN));

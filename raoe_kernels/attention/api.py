@@ -27,9 +27,8 @@ def bidirectional_attention(
     """Bidirectional attention over padded or packed sentences: softmax(scale q k^T) v (BeLLM, Eq. 3 and 4).
 
     Every real token attends to all real tokens of its sentence. Padding has no influence: NaN or inf in padding does
-    not spread, forward or backward. Padding rows are 0 in the result and in the gradients, whatever their incoming
-    gradient. A sentence's result does not depend on the rest of the batch, up to rounding (the backends' README says
-    when it is identical to the bit).
+    not spread, and padding rows are 0 in the result and in the gradients, whatever their incoming gradient. A
+    sentence's result does not depend on the rest of the batch, up to rounding (see the README for exact equality).
 
     Args:
         q: (b, h, L, d), or packed (tokens, h, d): float16, bfloat16, float32 or float64.
@@ -72,8 +71,7 @@ def dual_attention(
 ) -> tuple[Tensor, Tensor]:
     """Causal and bidirectional attention of the same queries, keys and values: the two terms of BeLLM's Eq. 5.
 
-    Args, Raises: as for bidirectional_attention. "triton" computes both results in one pass over the keys, "scan" in
-    two calls of torch's attention.
+    Args, Raises: as for bidirectional_attention. Backend "triton" computes both results in one pass over the keys.
 
     Returns: (causal, bidirectional). In the causal result a token attends to the real tokens up to its own position.
     """

@@ -10,8 +10,7 @@ from .padding import Padding, pad, unpad
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Tensor, ...]:
-    """Return (bidirectional,) or (causal, bidirectional): softmax(scale q k^T) v over all real keys, or over the real
-    keys up to the query."""
+    """Return (bidirectional,) or (causal, bidirectional): softmax(scale q k^T) v over all or earlier real keys."""
     tokens, dtype = q.shape[0], q.dtype
     with torch.autocast(q.device.type, enabled=False):
         exact = wide(dtype)

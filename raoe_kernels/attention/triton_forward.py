@@ -63,8 +63,7 @@ def places(start, first, length, valid, holes, whole, BLOCK: tl.constexpr, WHICH
     """Return a tile's offsets in the sequence, its positions in the tensor, and a mask of the real tokens.
 
     In a padded batch with rows of `whole` tokens, the tiles after the last real token cover the row's padding: first
-    the padding behind it, then the padding before `first`, so that every token has a tile. Packed batches have whole =
-    0.
+    the padding behind it, then that before `first`, so that every token has a tile. Packed batches have whole = 0.
     """
     offset = start + tl.arange(0, BLOCK)
     position = first + offset

@@ -176,7 +176,7 @@ def backward(
     return dq, dk, dv
 
 
-# Head dimensions to compile ahead of time: every row of TILES, float16 once, one smaller and one not a power of two.
+# Head dimensions to compile ahead of time: those of TILES, a smaller one (32) and one that is no power of two (80).
 _WIDTHS = ("bf16", "fp32", "fp64")
 _HEAD_DIMS = {64: ("fp16", *_WIDTHS), 128: _WIDTHS, 256: _WIDTHS, 32: ("bf16", "fp32"), 80: ("bf16",)}
 

@@ -17,8 +17,7 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
 
     A token with current = -inf (forbidden) gets -inf, whatever previous is. If only previous is -inf, the result is
     +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies (transformers gives NaN). A NaN or +inf logit
-    makes the rest of its row NaN. guidance = 1 ignores previous, including NaN. If current equals previous, the result
-    is exactly log_softmax(current).
+    makes the rest of its row NaN. guidance = 1 ignores previous. The result for equal logits is their log_softmax.
 
     Args:
         current: (..., V) logits given the nearer context, float16, bfloat16, float32 or float64.

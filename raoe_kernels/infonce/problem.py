@@ -150,15 +150,13 @@ def losses(others: Tensor, of_own: Tensor, shift: Tensor, at_own: Tensor) -> Ten
 
 
 def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tensor:
-    """Backpropagate through u = x / |x| in place: each row g of `grads` becomes (g - <g, u> u) / |x|, or 0 for rows
-    that count as zero."""
+    """Backpropagate through u = x / |x| in place: g of `grads` becomes (g - <g, u> u) / |x|, or 0 for a zero row."""
     along = torch.linalg.vecdot(grads, units)
     return grads.addcmul_(units, along[:, None], value=-1).mul_(inverse[:, None])
 
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Add rows[i] to sums[places[i]], always in the same order: on a GPU index_put sorts its indices, while index_add
-    adds in random order."""
+    """Add rows[i] to sums[places[i]] in a fixed order: on a GPU index_put sorts its indices, but index_add does not."""
     if sums.is_cuda:
         sums.index_put_((places,), rows, accumulate=True)
     else:

@@ -6,8 +6,7 @@ writes e = exp(logit), and the sum s divides the other factor of the products th
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
-No maximum is subtracted: up to UNSHIFTED_SCALE, exp(logit) and sums of it are far inside the range of float32, which is
-also the range of bfloat16.
+No maximum is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are far inside float32's and bfloat16's range.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Triton kernels of info_nce_loss around its matrix products, one program per row. Every sum has a fixed order.
 
 The products use rows scaled by powers of two, which is exact: `info_nce_rows` scales each row to a norm of 1/2 to 1
-(times `stretch`) and keeps 1 / norm of the scaled row, 1 to 2. So no dtype overflows, and the norms divide logits and
-weights in float32.
+(times `stretch`) and keeps 1 / norm of the scaled row, 1 to 2. So no dtype overflows, and logits and weights are
+divided by the norms in float32.
 """
 
 from __future__ import annotations

@@ -77,10 +77,8 @@ def through_norms(
     dtype: torch.dtype,
     factor: float,
 ) -> Gradients:
-    """Return the gradients of anchors, positives and negatives in `dtype`, times `factor` and `upstream`.
-
-    saved: products with the weights by rows and by columns, the weight of each anchor's own positive, and the loss
-    """
+    """Return the gradients of anchors, positives and negatives in `dtype`, times `factor` and `upstream`. saved:
+    products with the weights by rows and by columns, the weight of each anchor's own positive, and the loss."""
     by_rows, by_columns, own_weights, loss = saved
     first, second, third = (
         x.new_empty(x.shape, dtype=dtype) if need and x is not None else None

@@ -30,8 +30,7 @@ def rank_margin_loss(
 
     Args:
         similarity: (B,) float16, bfloat16, float32 or float64: c, usually the cosine of each sentence pair, which
-            `pairwise_cosine` computes from (B, D) embeddings. Any finite values are allowed. Or (K, B) for K losses
-            with the same scores.
+            `pairwise_cosine` computes from (B, D) embeddings; any finite values. Or (K, B) for K losses at once.
         scores: (B,) real numbers, any float or integer dtype (not uint64), compared exactly in that dtype; +-inf are
             allowed. They are targets and must not require grad.
         margin: rank distance I >= 0 that two pairs must exceed to be compared. Ranks are within the batch.
@@ -74,7 +73,7 @@ def gated_angular_loss(
     gate: str = "label+score",
     backend: str = "auto",
 ) -> Tensor:
-    """RAOE's gated angular objective (Eq. 3): log(1 + sum over the gate of exp(scale (theta_j - theta_i))).
+    """RAOE's gated angular objective (Eq. 3): log(1 + sum over gated pairs of exp(scale (theta_j - theta_i))).
 
     theta = arccos(clip(c, -1 + 1e-6, 1 - 1e-6)), with gradient 0 where the clip is active.
 

@@ -30,7 +30,7 @@ def _forward(
     rank, angle, scale, threshold, ties, rank_weight, angle_weight, parts = params
     device, dtype = similarity.device, similarity.dtype
     kind = device.type
-    if dtype not in _WIDE and kind == "cpu":  # CUDA reads half precision itself
+    if dtype not in _WIDE and kind == "cpu":  # the CUDA kernels read half precision
         similarity, dtype = similarity.float(), torch.float32
     *rows, size = similarity.shape
     shape = (2, *rows) if parts else rows

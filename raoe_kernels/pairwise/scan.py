@@ -160,8 +160,7 @@ def _gated(
 
 
 def _dense_ids(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Number the distinct labels 0, 1, … in ascending order. Return each pair's number, and their count on the device.
-    """
+    """Number the distinct labels 0, 1, … in ascending order. Return each pair's number, and the count as a tensor."""
     values, order = labels.sort()
     ids = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
     return torch.empty_like(ids).scatter_(0, order, ids), ids[-1] + 1

@@ -164,7 +164,7 @@ def by_labels(label, first, inside, up, linear, BLOCK: tl.constexpr):
         while ((left >> bit) & 1) == 0:
             bit -= 1
         left = left ^ (one_bit << bit)
-        # Mark where groups and runs begin, for the forward and the backward scan. Both begin at the outer ends.
+        # Mark where groups and runs begin, for the forward and the backward scan; both also begin at the array's ends.
         differ = label ^ tl.gather(label, tl.maximum(q - 1, 0), 0)
         group = (q == 0) | ((differ & -(one_bit << bit << 1)) != 0)
         run = (q == 0) | ((place >> 16) != (tl.gather(place, tl.maximum(q - 1, 0), 0) >> 16))

@@ -57,7 +57,7 @@ def none(dtype: tl.constexpr, linear):
 
 @triton.jit
 def terms(x, mask, linear):
-    """Sums of one term exp(x); empty sums where masked out."""
+    """exp(x), or its logarithm if not linear; the empty sum where masked out."""
     up = x
     if linear:
         up = tl.exp(x)
@@ -66,7 +66,7 @@ def terms(x, mask, linear):
 
 @triton.jit
 def inverses(up, mask, linear):
-    """Sums of one term exp(-x), from `terms`."""
+    """exp(-x) from exp(x) = `up`, or the logarithms of both if not linear."""
     down = -up
     if linear:
         down = 1.0 / up

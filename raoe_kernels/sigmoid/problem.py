@@ -1,5 +1,4 @@
-"""Input of every backend of sigmoid_loss, and the functions on columns that all backends share. _problems.py describes
-a backend."""
+"""Input of every backend of sigmoid_loss (see _problems.py), and the functions on columns that all backends share."""
 
 from __future__ import annotations
 

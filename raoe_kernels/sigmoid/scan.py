@@ -69,8 +69,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def _turn(x: Tensor, column: Tensor, at_own: Tensor, has: Tensor | None, grouped: Tensor | None) -> None:
-    """Flip the sign of positives in place: those of the row's group, and the one at `column` with value `at_own`, if
-    the row `has` one."""
+    """Flip the sign of positives in place: those of the row's group, and the one at `column` if the row `has` one."""
     if grouped is not None:
         torch.where(grouped, -x, x, out=x)
     x.scatter_(1, column, -at_own if has is None else torch.where(has, -at_own, x.gather(1, column)))

@@ -32,8 +32,7 @@ def sigmoid_weights(
     """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT also write the derivatives of scale and
     bias to `stats` (row_count and 2 row_count further), and the derivatives by the products of scaled rows, times
     `stretch` and without the factor `scale`, to `weights`; the one at the row's own column, if it has one, goes to
-    `own_weights` instead, so that it is not rounded. A product times `shrink` and both rows' `inverse` is the cosine.
-    """
+    `own_weights` instead, so that it is not rounded. A product times `shrink` and both `inverse` is the cosine."""
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
     i = first + line

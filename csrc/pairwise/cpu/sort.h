@@ -139,8 +139,8 @@ Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, i
   return const_cast<Item<K>*>(source);
 }
 
-// Finish a sort by the high bits only. Returns false if it would take too long; the items are then in an
-// unspecified order.
+// Finish the sort of items that are sorted by their high bits only. Returns false if it would take too long; the
+// items are then in an unspecified order.
 template <class K>
 bool insertion_sort(Item<K>* items, std::int64_t n) {
   std::int64_t budget = n;

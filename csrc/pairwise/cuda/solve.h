@@ -134,7 +134,7 @@ struct Solver {
       if (angled<D>()) D::angle_terms(my.c[k], tau, middle_angle, my.term[k], my.slope[k]);
       my.c[k] = D::exponent(tau, my.c[k], middle);
     }
-    if (my.valid < Items) {  // after the last pair: its inverse terms, summed backwards, must be 0
+    if (my.valid < Items) {  // positions after the last pair must add nothing to the backward sums
 #pragma unroll
       for (int k = 0; k < Items; ++k) Bit{~my.inside_bits, 1u << k}.move(my.c[k], T(INFINITY));
     }

@@ -74,7 +74,7 @@ struct Linear {
   };
   // Kept values are scaled by SMALL and shares by 1 / SMALL, because shares may be below the normal numbers.
   static constexpr T SMALL = 0x1p-24f;
-  static __device__ T scaled(double tau) { return static_cast<T>(tau * 1.4426950408889634); }  // exponents of 2
+  static __device__ T scaled(double tau) { return static_cast<T>(tau * 1.4426950408889634); }  // base-2 exponents
   // One instruction. The rounding of tau x middle is the same in all terms and cancels in their products.
   static __device__ T exponent(T tau, T c, T middle) { return fmaf(tau, c, -(tau * middle)); }
   static __device__ T term(T exponent) { return power_of_two(exponent); }

@@ -3,8 +3,7 @@
 Products over the columns between two widths (a segment) add up to the logits of all widths: x_k = scale (dot_1 + … +
 dot_k) / (|a| |b|), with the norms of the prefix. Segment s belongs to the widths k >= s. With g_k the gradient of L_k
 by dot_k, the segment's gradient is one product, (g_s + … + g_K) b, and its transpose for the other side. The gradient
-through the norms needs <dL_k/dx_k, x_k> of each row and column. So any number of widths costs three products over all
-columns, as many as one width.
+through the norms needs <dL_k/dx_k, x_k> of each row and column. Several widths cost three products, as one width does.
 """
 
 from __future__ import annotations
@@ -126,8 +125,7 @@ def weigh_in_torch(
     along_columns: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the rows' losses from the segments' products (K, n, C). If weights are given, replace the products by
-    their gradients, summed over the widths; return the rows' sums of <dL/dx, x>, and add the columns' to along_columns.
-    """
+    their gradients, summed over the widths; also return the rows' sums of <dL/dx, x>, and add the columns' sums."""
     own, found, along_rows = own[:, None], [], []
     for before, after in pairwise(products):
         after += before
