@@ -68,7 +68,7 @@ def _threads(modes: bool) -> tuple[int, int]:
 
 
 def _traced() -> bool:
-    """Whether an active mode traces or makes its own kind of tensors; other modes only watch."""
+    """Whether an active mode traces or makes its own kind of tensors; other modes only observe."""
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) for kind in (kinds.PROXY, kinds.FAKE, kinds.FUNCTIONAL))
 

@@ -40,7 +40,7 @@ UNSHIFTED_SCALE = 40.0
 class _Side(NamedTuple):
     """Anchors or documents: unit rows and the sums of their gradients, in the role of rows and in that of columns.
 
-    places    indices of the N rows in `rows`; own: their indices in `columns`, `guide` and `ids`; None: index i for row i
+    places    indices of the N rows in `rows`; own: indices in `columns`, `guide` and `ids`; None: index i for row i
     factor    the columns in the form in which weights are multiplied by them
     wanted    slice of the columns whose gradient is needed
     """

@@ -112,7 +112,7 @@ def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:
     """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or 0 where clipped; (1 - c)(1 + c) keeps its digits near +-1."""
     inside = (c > -1 + CLIP) & (c < 1 - CLIP)
     slope = ((1 - c) * (1 + c)).rsqrt()
-    return torch.where(inside, by_minus_theta * slope, by_minus_theta * 0)  # x 0 keeps NaN, which any NaN in c causes
+    return torch.where(inside, by_minus_theta * slope, by_minus_theta * 0)  # 0 x NaN is NaN; one NaN in c makes all NaN
 
 
 def _assemble(
