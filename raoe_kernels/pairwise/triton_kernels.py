@@ -142,8 +142,8 @@ def forward(
     narrow = similarity.dtype != torch.float64
     dtype = torch.float32 if narrow else torch.float64
     if n > (limit := most(similarity, scores)):
-        wanted = f"a pairwise loss of {n:,} pairs, {limit:,} at most"
-        raise RuntimeError(f"backend 'triton' cannot run {wanted}; use backend='scan'")
+        call = f"a pairwise loss of {n:,} pairs, {limit:,} at most"
+        raise RuntimeError(f"backend 'triton' cannot run {call}; use backend='scan'")
     if similarity.dtype != dtype and scores.dtype != torch.float32:
         similarity = similarity.to(dtype)  # this combination is rare, and not worth its own compilation
     losses = torch.empty(params.leading, dtype=dtype, device=similarity.device)
