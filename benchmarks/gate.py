@@ -1,4 +1,4 @@
-"""No speed of what is not correct: an op's own tests run before its ratios are shown."""
+"""Run an op's tests before its benchmark, because the speed of incorrect code means nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from benchmarks.provenance import ROOT
 
-# What a test's outcome depends on. A pass is remembered until one of these changes.
+# Folders on which the outcome of a test depends. A pass is remembered until one of these changes.
 SOURCES = ("raoe_kernels", "tests/kernels", "csrc", "raoe_train/generation", "raoe_train/losses", "tests/generation",
            "tests/losses")  # fmt: skip
 
 
 def passes(op: str, tests: list[str], device: str) -> bool:
-    """Whether the op's fast tests pass on these sources; the tests' own output is shown only if they fail."""
+    """Whether the op's fast tests pass on these sources. Prints the tests' output only if they fail."""
     if _key(op, device) in _remembered():
         return True
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
@@ -32,7 +32,7 @@ def passes(op: str, tests: list[str], device: str) -> bool:
 
 
 def remember(op: str, device: str) -> None:
-    """The op's tests have passed on these sources."""
+    """Record that the op's tests have passed on these sources."""
     known = [*_remembered(), _key(op, device)]
     _memory().parent.mkdir(parents=True, exist_ok=True)
     _memory().write_text(json.dumps(known[-32:]))
@@ -54,7 +54,7 @@ def _key(op: str, device: str) -> str:
 
 
 def state(compiled: bool = True) -> str:
-    """Of SOURCES, with or without the compiled modules among them."""
+    """Digest of SOURCES, with or without the compiled modules."""
     digest = hashlib.sha256(sys.version.encode())
     for path in _files():
         if not compiled and path.name.startswith(("_native_", "_build_info")):

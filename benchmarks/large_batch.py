@@ -1,10 +1,10 @@
-"""One RAOELoss step by length, from 64 to 65,536 pairs: time, and memory that stays flat where runs are encoded one by
-one.
+"""One RAOELoss step by length, from 64 to 65,536 pairs: time, and memory, which stays flat with mini-batches.
 
-Lengths are SNLI's, as in benchmarks/train_step.py; "small" is two layers of width 128 with random weights. Without
-mini-batches every text's activations are there at once; with them (gradient caching, sentence-transformers'
-CachedLossMixin) those of one run, besides embeddings and their gradient. The loss sees whole batches either way.
-Batches of more than 512 pairs are measured once. MiniLM's largest takes a quarter of an hour on 2 cores.
+Lengths are those of SNLI, as in benchmarks/train_step.py; "small" has two layers of width 128 and random weights.
+Without mini-batches, the activations of all texts are in memory at once. With mini-batches (gradient caching by
+sentence-transformers' CachedLossMixin) only those of one mini-batch are, besides the embeddings and their gradient. The
+loss sees whole batches in both cases. Batches of more than 512 pairs are measured once. MiniLM's largest batch takes a
+quarter of an hour on 2 cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.equal_lengths import encoder, minilm, step
 from benchmarks.train_step import TOKENS, drawn, rows_of
 
 SIZES = {"cpu": [64, 512, 4096, 65536], "cuda": [64, 512, 4096, 65536]}
-PLAIN_UP_TO = {"small": 4096, "MiniLM": 512}  # pairs whose activations fit into 24 GiB with room to spare
+PLAIN_UP_TO = {"small": 4096, "MiniLM": 512}  # most pairs whose activations comfortably fit into 24 GiB
 TESTS = ["tests/losses/test_losses.py"]
 
 
@@ -37,7 +37,7 @@ def case(pairs: int, device: str) -> Case:
         contenders[f"{kind}, {TOKENS:,} tokens at a time"] = step(model, cached, features, labels)
         plain = f"{kind}, all at once"
         if pairs > PLAIN_UP_TO[kind]:
-            missing[plain] = "the activations of so many texts at once"
+            missing[plain] = "the activations of all texts do not fit into memory"
         else:
             contenders[plain] = step(model, ByLength(RAOELoss(model)), features, labels)
     weights = sum(weight.numel() for weight in models["small"].parameters())

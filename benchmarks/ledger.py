@@ -1,4 +1,4 @@
-"""What has run on a GPU and what never has: the part of results/README.md that its result files decide."""
+"""The ledger in results/README.md: which tests and benchmarks have run on a GPU, according to the result files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ START, END = "<!-- ledger: made by `make gpu` from the files beside this page --
 
 
 def table(ops: Iterable[str], rows: list[Row]) -> str:
-    """For each op the last GPU run of its tests and of its benchmark: GPU, date and commit, or "never"."""
+    """Table with each op's last GPU run of tests and of benchmarks: GPU, date and commit, or "never"."""
     lines = ["| op | tests on a GPU | benchmark on a GPU |", "|---|---|---|"]
     for op in ops:
         ran = [row for row in rows if row["op"] == op and row.get("gpu")]
@@ -28,7 +28,7 @@ def _last(rows: list[Row]) -> str:
 
 
 def page(ops: Iterable[str], folder: Path = RESULTS) -> str:
-    """README.md of a folder of results with its ledger made anew."""
+    """Return README.md of a results folder with an updated ledger."""
     before, _, rest = (folder / "README.md").read_text().partition(START)
     _, found, after = rest.partition(END)
     if not found:

@@ -1,4 +1,4 @@
-"""What a number was measured on: machine, versions, commit. Every JSON line carries it."""
+"""The origin of a measurement: machine, versions and commit. Every JSON line contains it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _version(package: str) -> str | None:
 
 
 def processor() -> str:
-    """The CPU's own name for itself."""
+    """The CPU's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -33,7 +33,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Short commit of the checkout, with `+` if tracked files differ from it; "unknown" outside git."""
+    """Short commit of the checkout, with "+" if tracked files differ from it; "unknown" outside git."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -46,7 +46,7 @@ def commit() -> str:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """One flat record, the same for every row of a run."""
+    """Return one flat record, which is the same for every row of a run."""
     record: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "commit": os.environ.get("RAOE_COMMIT") or commit(),

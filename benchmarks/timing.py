@@ -1,4 +1,4 @@
-"""Timing contenders in turn, A B C A B C …, so that a machine whose speed drifts drifts for all of them."""
+"""Time contenders in turn, A B C A B C …, so that a drift in the machine's speed affects all of them equally."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.case import COPIES, Call
 
-LONG = 2.0  # seconds, from which a call's first is not followed by two more before the rounds
-FEWEST = 3  # rounds
+LONG = 2.0  # seconds; if a contender's first call takes less, two more calls follow before the rounds
+FEWEST = 3  # minimum number of rounds
 
 
 def wait(device: str) -> None:
@@ -20,8 +20,8 @@ def wait(device: str) -> None:
 
 
 def _block(call: Call, repeats: int, device: str, before: Call | None = None) -> tuple[float, float]:
-    """Seconds of one call by the wall clock and by the device's own events, averaged over a run of calls that ends with
-    the device idle. Without a device the two are the same; so they are where something comes `before` each call."""
+    """Seconds per call by the wall clock and by the device's events, averaged over a series of calls that ends when the
+    device is idle. The two are the same without a GPU, and if `before` is given."""
     if before:
         wall = sum(_after(before, call, i, device) for i in range(repeats)) / repeats
         return wall, wall
@@ -52,15 +52,15 @@ def measure(
     contenders: Mapping[str, Call], device: str, *, before: Call | None = None, rounds: int = 15, block: float = 0.02,
     budget: float = 60.0,
 ) -> dict[str, list[tuple[float, float]]]:  # fmt: skip
-    """(wall, device) seconds a call for each contender, one pair a round.
+    """Return (wall, device) seconds per call for each contender, one pair per round.
 
-    A round gives each contender about `block` seconds of calls. What takes longer than `budget` for all rounds
-    gets fewer of them, at least FEWEST.
+    In a round, each contender gets about `block` seconds of calls. If all rounds would take longer than `budget`
+    seconds, there are fewer of them, but at least FEWEST.
     """
     repeats, once = {}, 0.0
     ahead = _block(before, 1, device)[0] if before else 0.0
     for name, call in contenders.items():
-        seconds = _block(call, 1, device)[0]  # compilation, allocation
+        seconds = _block(call, 1, device)[0]  # includes compilation and allocation
         if seconds < LONG:
             seconds = ahead + min(_block(call, 1, device)[0] for _ in range(2))
         repeats[name] = max(1, round(block / max(seconds, 1e-9)))
@@ -74,7 +74,7 @@ def measure(
 
 
 def ratio(slow: list[float], fast: list[float]) -> float:
-    """Median over the rounds of slow / fast, pair by pair."""
+    """Median over the rounds of slow / fast."""
     return statistics.median(s / f for s, f in zip(slow, fast, strict=True))
 
 
@@ -87,11 +87,11 @@ def quantiles(seconds: list[float]) -> tuple[float, float, float]:
 
 
 def rates(device: str) -> dict[str, float]:
-    """What this machine reaches: bytes/s of a copy (read + written), and FLOP/s of a square matrix product."""
+    """Rates of this machine: bytes/s of a copy (read + written), and FLOP/s of a square matrix product."""
     cells, side = (1 << 28, 8192) if device == "cuda" else (1 << 25, 2048)
     found = {"copy_bytes_s": 8 * cells / _copy(cells, device)}
     for dtype in (torch.float32, torch.bfloat16):
-        a = torch.randn(side, side, dtype=dtype, device=device)  # products of ones run faster
+        a = torch.randn(side, side, dtype=dtype, device=device)  # random, because products of ones run faster
         name = str(dtype).removeprefix("torch.")
         found[f"matmul_{name}_flop_s"] = 2 * side**3 / _best(lambda i, a=a: a @ a, device)
     return found
@@ -109,10 +109,10 @@ def _best(call: Call, device: str) -> float:
 
 
 def single(call: Call, device: str) -> tuple[tuple[float, float], int | None]:
-    """((wall, device) seconds, extra memory at the peak) of one call: the allocator's memory on a GPU, resident memory
-    on a CPU (None where unknown).
+    """Return ((wall, device) seconds, extra peak memory) of one call: the allocator's memory on a GPU, resident memory
+    on a CPU, None if unknown.
 
-    Gradients that an earlier call left and this one replaces are there before: they are not counted.
+    Gradients of an earlier call that this call replaces are allocated before it, so they do not count as extra.
     """
     if device == "cuda":
         wait(device)
@@ -126,7 +126,7 @@ def single(call: Call, device: str) -> tuple[tuple[float, float], int | None]:
 
 
 def _reset_resident() -> int | None:
-    """Resident memory, from which its high-water mark now begins anew. Linux; None elsewhere."""
+    """Reset the high-water mark of resident memory and return the memory in use. Linux only; None elsewhere."""
     import ctypes
     import gc
 

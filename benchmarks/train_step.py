@@ -1,12 +1,12 @@
-"""One training step on texts of real lengths: CoSENT, forward, backward and AdamW, float32; dropout as saved on a CPU,
-none on a GPU.
+"""One training step on texts of real lengths: CoSENT with forward, backward and AdamW in float32. Dropout is the saved
+model's on a CPU, and off on a GPU.
 
 Lengths are drawn from benchmarks/token_lengths.json, histograms of MiniLM's tokens over the train rows of real data
-(python -m benchmarks.train_step DATA writes them anew); the tokens themselves are random, so no text is there twice.
-Contenders: a batch by length (raoe_train.losses.ByLength), sentence-transformers' step as it is, its caching with a
-budget of tokens (of MultipleNegativesRankingLoss, the only loss of these that it can cache), and the ideal: as many
-tokens in texts of one length. "tokens" are those that the encoder computes, padding included, for one that is real.
-MiniLM as in benchmarks/equal_lengths.py; "BERT-base" has its shape and random weights.
+(regenerate them with python -m benchmarks.train_step DATA); token ids are random, so no text occurs twice. Contenders:
+a batch by length (raoe_train.losses.ByLength), sentence-transformers' plain step, its caching with a token budget (for
+MultipleNegativesRankingLoss, the only one of these losses that it can cache), and the ideal: equally many tokens in
+texts of equal length. "tokens" is the number of computed tokens, including padding, per real token. MiniLM is the model
+of benchmarks/equal_lengths.py; "BERT-base" has the shape of BERT-base and random weights.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SOURCES = {
 }
 SIZES = {"cpu": [64, 256, 512, 4096], "cuda": [64, 512, 4096]}
 BASE = {**MINILM, "hidden_size": 768, "layers": 12, "intermediate_size": 3072}
-TOKENS = 4096  # a mini-batch's
-AT_ONCE = {"MiniLM": 60_000, "BERT-base": 15_000}  # tokens whose activations fit into 24 GiB with room to spare
+TOKENS = 4096  # tokens of a mini-batch
+AT_ONCE = {"MiniLM": 60_000, "BERT-base": 15_000}  # most tokens whose activations comfortably fit into 24 GiB
 TESTS = ["tests/losses/test_by_length.py"]
 
 
 def cases(pairs: int, device: str) -> Iterator[Case]:
-    # packed texts have no dropout of attention weights
+    # no dropout on a GPU, because attention over packed texts has none
     models = {"MiniLM": encoder(device, {**MINILM, "dropout": 0.0}) if device == "cuda" else minilm(device)[0]}
     if pairs == 64 or device == "cuda":
         models["BERT-base"] = encoder(device, {**BASE, "dropout": 0.0} if device == "cuda" else BASE)
@@ -83,7 +83,7 @@ def case(source: str, name: str, model: Any, pairs: int, device: str) -> Case:
     for title in list(losses):
         at_once = 0 if "at a time" in title else padded if title == st else real
         if device == "cpu" and at_once > AT_ONCE[name]:
-            missing[title] = "the activations of so many texts at once"
+            missing[title] = "the activations of all texts do not fit into memory"
             del losses[title]
     contenders: dict[str, Call] = {}
     computed = Computed(model)
@@ -101,7 +101,7 @@ def case(source: str, name: str, model: Any, pairs: int, device: str) -> Case:
 
 
 class Computed:
-    """Counts the tokens that an encoder's forwards compute."""
+    """Counter of the tokens that an encoder computes in forward."""
 
     def __init__(self, model: Any) -> None:
         self.tokens = 0
@@ -126,7 +126,7 @@ def autocast(call: Call, device: str | None) -> Call:
 
 
 def drawn(source: str, pairs: int) -> list[np.ndarray]:
-    """Lengths of the texts of two columns."""
+    """Draw the lengths of the texts of two columns."""
     generator = np.random.default_rng(pairs)
     found = []
     for counts in json.loads(LENGTHS.read_text())[source].values():
@@ -136,7 +136,7 @@ def drawn(source: str, pairs: int) -> list[np.ndarray]:
 
 
 def rows_of(lengths: np.ndarray, device: str) -> dict[str, Any]:
-    """Tokenised texts of these lengths, padded to the longest: ids are random."""
+    """Return tokenised texts with random ids and these lengths, padded to the longest."""
     generator = torch.Generator().manual_seed(int(lengths.sum()))
     mask = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
     ids = torch.randint(1000, 30000, mask.shape, generator=generator) * mask
@@ -145,7 +145,7 @@ def rows_of(lengths: np.ndarray, device: str) -> dict[str, Any]:
 
 
 def write_lengths(data: Path) -> None:
-    """token_lengths.json from the files of SOURCES: of each column how many texts have 0, 1, 2 … tokens."""
+    """Write token_lengths.json from the files of SOURCES: per column, the number of texts with 0, 1, 2 … tokens."""
     tokenizer = minilm("cpu")[0].tokenizer
     found: dict[str, dict[str, list[int]]] = {}
     for source, (file, split, columns) in SOURCES.items():

@@ -1,5 +1,5 @@
-// C++ functions of numbers, addresses and plain structures of them as functions of a Python module, by the limited API
-// alone: one binary serves CPython 3.10 and every later one.
+// Expose C++ functions as functions of a Python module. Parameters are numbers, addresses and structures of these. Only
+// Python's limited API is used, so one binary serves CPython 3.10 and all later versions.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -18,7 +18,7 @@
 
 namespace raoe::python {
 
-// A Python error is set, by Python itself.
+// Thrown if Python has already set an error.
 struct Raised {};
 
 struct WithoutGil {
@@ -53,7 +53,7 @@ inline std::vector<std::int64_t> read(PyObject* value, Of<std::vector<std::int64
   return all;
 }
 
-// The values of a call, from the left.
+// Iterator over the arguments of a call, from left to right.
 struct Values {
   PyObject* const* next;
   template <class T>
@@ -67,7 +67,7 @@ struct Anything {
   operator T() const;
 };
 
-// How many values a parameter takes: one, a structure as many as its braces do.
+// Number of Python arguments of a parameter: one, or for a structure the number of its fields.
 template <class T, class Void, class... Taken>
 inline constexpr std::size_t fields = sizeof...(Taken) - 1;
 template <class T, class... Taken>
@@ -85,7 +85,7 @@ constexpr std::size_t width() {
 template <class T, std::size_t... I>
 T take(Values& values, std::index_sequence<I...>) {
   if constexpr (std::is_aggregate_v<T>) {
-    return T{(static_cast<void>(I), values)...};  // braces: from the left
+    return T{(static_cast<void>(I), values)...};  // braces guarantee evaluation from left to right
   } else {
     return read(*values.next++, Of<T>());
   }
@@ -98,7 +98,7 @@ template <auto function, class Result, class... Taken>
 PyObject* call(PyObject* const* given, Py_ssize_t count, Result (*)(Taken...)) {
   constexpr std::size_t wanted = (0 + ... + width<std::decay_t<Taken>>());
   if (static_cast<std::size_t>(count) != wanted) {
-    const std::string text = "takes " + std::to_string(wanted) + " arguments, got " + std::to_string(count);
+    const std::string text = "expected " + std::to_string(wanted) + " arguments, got " + std::to_string(count);
     PyErr_SetString(PyExc_TypeError, text.c_str());
     return nullptr;
   }
@@ -135,7 +135,7 @@ PyMethodDef method(const char* name) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(called)), METH_FASTCALL, nullptr};
 }
 
-// The module of a binary, which has one.
+// Create the only module of a binary.
 template <class... Method>
 PyObject* module(const char* name, Method... each) {
   static PyMethodDef methods[] = {each..., {}};

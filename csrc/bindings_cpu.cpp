@@ -1,10 +1,10 @@
-// Python sees addresses and sizes; it has checked shapes, dtypes and devices, and it owns all memory.
+// Python passes addresses and sizes. It has checked shapes, dtypes and devices, and it owns all memory.
 #include "cosine/cosine.h"
 #include "infonce/widths.h"
 #include "pairwise/pairwise.h"
 #include "bindings.h"
 
-// Arguments as in the functions' headers, structures by their fields, addresses as integers (0: none).
+// Arguments are those of the C++ functions: structures field by field, addresses as integers (0 for none).
 PyMODINIT_FUNC PyInit__native_cpu() {
   using raoe::python::method;
   return raoe::python::module(

@@ -1,10 +1,10 @@
-// Python sees addresses and sizes; it has checked shapes, dtypes and devices, it owns all memory, and it has made the
-// tensors' device the current one. Every call only queues work on its last argument, a stream.
+// Python passes addresses and sizes. It has checked shapes, dtypes and devices, it owns all memory, and it has made the
+// tensors' device current. Every call only queues work on the stream that is its last argument.
 #include "cosine/cosine.h"
 #include "pairwise/pairwise.h"
 #include "bindings.h"
 
-// Arguments as in the functions' headers, structures by their fields, addresses as integers (0: none).
+// Arguments are those of the C++ functions: structures field by field, addresses as integers (0 for none).
 PyMODINIT_FUNC PyInit__native_cuda() {
   using raoe::python::method;
   return raoe::python::module(

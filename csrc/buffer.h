@@ -11,7 +11,7 @@
 
 namespace raoe {
 
-// Freed at the end of its scope.
+// Memory that is freed at the end of its scope.
 class Buffer {
  public:
   Buffer() = default;
@@ -22,7 +22,7 @@ class Buffer {
       if (data_ == nullptr) throw std::bad_alloc();
       return;
     }
-    // In huge pages where the system has them: touching fresh 4 KiB pages would cost more than the scans.
+    // Use huge pages if the system has them: touching fresh 4 KiB pages would cost more than the scans.
     if (posix_memalign(&data_, std::size_t{2} << 20, bytes) != 0) throw std::bad_alloc();
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     madvise(data_, bytes, MADV_HUGEPAGE);
@@ -32,9 +32,9 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   Buffer(Buffer&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
   Buffer& operator=(Buffer&& other) noexcept {
-    void* const mine = data_;
+    void* const previous = data_;
     data_ = other.data_;
-    other.data_ = mine;
+    other.data_ = previous;
     return *this;
   }
   ~Buffer() { std::free(data_); }
@@ -49,8 +49,8 @@ class Buffer {
   void* data_ = nullptr;
 };
 
-// Memory for one call. A block of up to 4 MiB stays with its thread for the next call: freed, it would often go
-// back to the system, and faulting it in again costs as much as sorting in it. Larger ones are owned by `own`.
+// Memory for one call. A thread keeps a block of up to 4 MiB for its next call: a freed block would often return to the
+// system, and faulting it in again costs as much as sorting in it. `own` owns larger blocks.
 inline char* working_memory(std::size_t bytes, Buffer& own) {
   thread_local Buffer kept;
   thread_local std::size_t room = 0;
@@ -65,7 +65,7 @@ inline char* working_memory(std::size_t bytes, Buffer& own) {
   return kept.as<char>();
 }
 
-// Cuts one allocation into arrays: ask for all of them first; what comes back is each one's offset in bytes.
+// Plans one allocation for several arrays: add all arrays first; add() returns an array's offset in bytes.
 class Layout {
  public:
   template <class T>

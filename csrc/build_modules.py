@@ -1,18 +1,18 @@
-"""Compiles csrc into raoe_kernels._native_cpu and raoe_kernels._native_cuda.
+"""Compile csrc into raoe_kernels._native_cpu and raoe_kernels._native_cuda.
 
-Needs a C++ compiler, Python's headers, and for the CUDA module nvcc: no torch, no GPU. They are made with Python's
-limited API, so each serves CPython 3.10 and every later one. setup.py calls it; `python csrc/build_modules.py` does the
-same in place where there is no setuptools. A module is its ops' <op>/cpu/*.cpp and <op>/*_cpu.cpp, or <op>/cuda/*.cu
-and <op>/*_cuda.cu, plus its bindings_cpu.cpp or bindings_cuda.cpp: adding an op is adding files.
+Requires a C++ compiler, Python's headers, and for the CUDA module nvcc, but neither torch nor a GPU. The modules use
+Python's limited API, so one binary serves CPython 3.10 and all later versions. setup.py calls this script; without
+setuptools, `python csrc/build_modules.py` builds in place. A module consists of <op>/cpu/*.cpp and <op>/*_cpu.cpp (or
+<op>/cuda/*.cu and <op>/*_cuda.cu) plus bindings_cpu.cpp (bindings_cuda.cpp), so a new op only needs new files.
 
 Environment:
-    RAOE_KERNELS_BUILD        auto (the default): build what the tools found here can; none; cpu; cuda: both modules.
-                              cpu and cuda are explicit wishes: whatever hinders them is an error.
-    RAOE_KERNELS_CUDA_ARCHS   GPUs to compile for, such as "80,90"; the default is the GPUs of this machine, or "all",
-                              those of 75, 80, 90 and 100 that nvcc knows, where nvidia-smi shows none
-    RAOE_KERNELS_WERROR       1: a warning is an error
-    RAOE_KERNELS_CACHE        where compiled objects are kept, instead of ~/.cache/raoe_kernels
-    MAX_JOBS, CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as everywhere; without CUDA_HOME, nvcc on PATH or in /usr/local/cuda
+    RAOE_KERNELS_BUILD        auto (default): build what the installed tools allow; none; cpu; cuda: both modules.
+                              With cpu and cuda, a module that cannot be built is an error.
+    RAOE_KERNELS_CUDA_ARCHS   CUDA architectures, such as "80,90"; by default those of this machine's GPUs. "all", and the
+                              default without a GPU: those of 75, 80, 90 and 100 that nvcc supports
+    RAOE_KERNELS_WERROR       1: treat warnings as errors
+    RAOE_KERNELS_CACHE        folder of compiled objects, by default ~/.cache/raoe_kernels
+    MAX_JOBS, CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as usual; without CUDA_HOME, nvcc on PATH or in /usr/local/cuda
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("cpu", "cuda")
 MODES = ("auto", "none", *KINDS)
-# sm_80 code also runs on sm_86 and sm_89; newer GPUs than the last compile its PTX when they first load it.
+# sm_80 code also runs on sm_86 and sm_89. GPUs newer than the last one compile its PTX at the first load.
 CUDA_ARCHS = (75, 80, 90, 100)
-CUDA = Path("/usr/local/cuda")  # where NVIDIA's installer puts it, and not on PATH
-LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")  # what may stand before the compiler in CXX
-KEEP_OBJECTS = 30 * 24 * 3600.0  # seconds since their last use
-# Nobody reads errno or floating-point exceptions; nothing else of -ffast-math is ever assumed.
+CUDA = Path("/usr/local/cuda")  # NVIDIA's installer puts it here, without adding it to PATH
+LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")  # commands that may precede the compiler in CXX
+KEEP_OBJECTS = 30 * 24 * 3600.0  # seconds after their last use
+# The code reads neither errno nor floating-point exceptions. No other assumption of -ffast-math is made.
 FLOATING = ["-fno-math-errno", "-fno-trapping-math"]
 HOST_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", *FLOATING]
 WARNINGS = ["-Wall", "-Wextra"]
@@ -59,13 +59,13 @@ def mode(environ: Mapping[str, str]) -> str:
 
 
 def obstacles(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Per module, why it will not be built here, or None. Looks for tools, compiles nothing."""
+    """Return for each module the reason why it cannot be built here, or None. Looks for tools; compiles nothing."""
     wish = mode(environ)
     found: dict[str, str | None] = {}
     for kind in KINDS:
         found[kind] = None
         if wish == "none" or (wish == "cpu" and kind == "cuda"):
-            found[kind] = f"it was built with RAOE_KERNELS_BUILD={wish}"
+            found[kind] = f"the build used RAOE_KERNELS_BUILD={wish}"
             continue
         try:
             _binding_includes()
@@ -79,12 +79,12 @@ def obstacles(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 def host_compiler(environ: Mapping[str, str]) -> list[str]:
     if sys.platform not in ("linux", "darwin"):
-        raise BuildError(f"the compiled modules are built on Linux and macOS only, this is {sys.platform}")
+        raise BuildError(f"the compiled modules need Linux or macOS, and this is {sys.platform}")
     if environ.get("CXX"):
         command = _words("CXX", environ)
         launcher, compiler, _ = _parts(command)
         if not compiler:
-            raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} names none")
+            raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} does not name one")
         for word in (*launcher, compiler):
             if shutil.which(word, path=environ.get("PATH")) is None:
                 raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} was not found")
@@ -104,13 +104,13 @@ def _words(name: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _parts(command: list[str]) -> tuple[list[str], str, list[str]]:
-    """What launches the compiler, the compiler, its options."""
+    """Split a command into the compiler's launcher, the compiler and its options."""
     first = next((i for i, word in enumerate(command) if Path(word).name not in LAUNCHERS), len(command))
     return command[:first], "".join(command[first : first + 1]), command[first + 1 :]
 
 
 def _host_of_nvcc(command: list[str]) -> list[str]:
-    """nvcc's options for the host compiler, which it takes without a launcher."""
+    """nvcc's options for the host compiler. nvcc does not accept a launcher."""
     _, compiler, options = _parts(command)
     return ["-ccbin", compiler, *(f"-Xcompiler={option}" for option in options)]
 
@@ -120,7 +120,7 @@ def nvcc(environ: Mapping[str, str]) -> str:
     if home:
         path = shutil.which("nvcc", path=str(Path(home, "bin")))
         if path is None:
-            raise BuildError(f"there is no CUDA compiler: CUDA_HOME={home} holds no bin/nvcc")
+            raise BuildError(f"there is no CUDA compiler: CUDA_HOME={home} has no bin/nvcc")
         return path
     path = shutil.which("nvcc", path=environ.get("PATH")) or shutil.which("nvcc", path=str(CUDA / "bin"))
     if path is None:
@@ -133,12 +133,12 @@ def _binding_includes() -> list[str]:
     if not Path(include, "Python.h").exists():
         raise BuildError(f"Python's headers are not installed (no Python.h in {include})")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise BuildError("this Python has no GIL, and no limited API, which the compiled modules are made with")
+        raise BuildError("this Python has no GIL, so it lacks the limited API that the compiled modules need")
     return ["-isystem", include]
 
 
 def _sources(kind: str) -> tuple[Path, list[Path]]:
-    """The binding and the kernels, those that take long to compile (as the size of all they include tells) first."""
+    """Return the binding and the kernels. Sources with the most included text come first, as they compile longest."""
     folder, suffix = ROOT / "csrc", "cpp" if kind == "cpu" else "cu"
     sources = [*folder.glob(f"*/{kind}/*.{suffix}"), *folder.glob(f"*/*_{kind}.{suffix}")]
     size = {path: sum(each.stat().st_size for each in _with_includes(path, set())) for path in sources}
@@ -146,7 +146,7 @@ def _sources(kind: str) -> tuple[Path, list[Path]]:
 
 
 def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:
-    """Those architectures that this nvcc knows, and its flags; PTX of the newest serves GPUs that come later."""
+    """Return the architectures that this nvcc supports, and its flags. PTX of the newest one serves later GPUs."""
     known = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
     wish = environ.get("RAOE_KERNELS_CUDA_ARCHS", "").strip()
     here = [] if wish else _gpus()
@@ -157,7 +157,7 @@ def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], l
         raise BuildError(f'RAOE_KERNELS_CUDA_ARCHS must be numbers such as "80,90", got {wish!r}') from None
     unknown = [arch for arch in archs if arch not in known]
     if wish and unknown:
-        raise BuildError(f"{compiler} does not know RAOE_KERNELS_CUDA_ARCHS {unknown}, only {sorted(known)}")
+        raise BuildError(f"{compiler} does not support RAOE_KERNELS_CUDA_ARCHS {unknown}, only {sorted(known)}")
     archs = [arch for arch in archs if arch in known] or [max(known)]
     flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     return archs, [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
@@ -181,7 +181,7 @@ def _output(command: list[str]) -> str:
 
 def _run(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True)
-    # pip shows this only with -v; the reason that stays readable is the one in the build info.
+    # pip shows this output only with -v, so the build info also keeps the first error.
     print(shlex.join(command), result.stdout, result.stderr, sep="\n", end="", flush=True)
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "error" in line.lower()]
@@ -200,11 +200,11 @@ def _jobs(environ: Mapping[str, str]) -> int:
         pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return cores
-    return max(1, min(cores, pages >> 31))  # one compilation of CUB takes up to 2 GiB
+    return max(1, min(cores, pages >> 31))  # compiling CUB takes up to 2 GiB per process
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    """Where objects are kept between builds; pip's isolated environments and their folders come and go."""
+    """Folder that keeps objects between builds, outside pip's temporary build environments."""
     base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
     folder = Path(environ.get("RAOE_KERNELS_CACHE") or Path(base, "raoe_kernels"))
     try:
@@ -220,7 +220,7 @@ def _cache(environ: Mapping[str, str]) -> Path:
 
 
 def _with_includes(path: Path, seen: set[Path]) -> set[Path]:
-    """The file and all of csrc that it includes, directly or not."""
+    """Return the file and all files of csrc that it includes, directly or indirectly."""
     seen.add(path)
     for name in re.findall(r'^\s*#\s*include\s*"(.+?)"', path.read_text(encoding="utf-8"), re.MULTILINE):
         included = (path.parent / name).resolve()
@@ -230,9 +230,9 @@ def _with_includes(path: Path, seen: set[Path]) -> set[Path]:
 
 
 def _object(cache: Path, source: Path, command: list[str], identity: Iterable[str]) -> Path:
-    """The compiled source, from the cache when nothing that goes into it has changed.
+    """Compile a source, or take the object from the cache if none of its inputs has changed.
 
-    identity tells two compilations apart besides the files: flags and versions, not paths, which pip varies.
+    identity: inputs besides the files, namely flags and versions, but no paths, because pip's paths vary.
     """
     digest = hashlib.sha256("\0".join(identity).encode())
     for path in sorted(_with_includes(source, set())):
@@ -248,7 +248,7 @@ def _object(cache: Path, source: Path, command: list[str], identity: Iterable[st
 
 
 class _Module:
-    """One compiled module on its way: compilations that run, then a link."""
+    """A module in progress: running compilations, then a link."""
 
     def __init__(self, kind: str, environ: Mapping[str, str], cache: Path, pool: ThreadPoolExecutor) -> None:
         self.kind, self.environ = kind, environ
@@ -275,7 +275,7 @@ class _Module:
             kernel = [cuda, *cuda_flags, "-Xcompiler", ",".join(passed)]
             more = [environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
             kernel_identity = [*identity, release, *cuda_flags, *passed, *more]
-            # nvcc knows where its toolkit keeps the static runtime, which is why no CUDA is needed to import.
+            # Link with nvcc, which finds the static runtime; with it, importing the module needs no CUDA.
             self.linker = [cuda, "-cudart", "static", *host]
             names = ", ".join(f"sm_{arch}" for arch in archs)
             print(f"compiling {len(sources)} CUDA files for {names}: minutes, unless they are cached", flush=True)
@@ -294,7 +294,7 @@ class _Module:
 
 
 def sources() -> str:
-    """A digest of everything here that a module is made from."""
+    """Digest of all sources of the modules."""
     digest = hashlib.sha256()
     for path in sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".py")):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
@@ -302,7 +302,7 @@ def sources() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of this checkout, "-dirty" where csrc differs from it; None outside a checkout."""
+    """Commit of this checkout, with "-dirty" if csrc differs from it; None outside a checkout."""
     try:
         if Path(_output(["git", "-C", str(ROOT), "rev-parse", "--show-toplevel"])).resolve() != ROOT:
             return None
@@ -313,8 +313,8 @@ def _commit() -> str | None:
 
 
 def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
-    """Put the modules and _build_info.json into `package`, and take away what this build does not make. Until that is
-    decided, the modules of an earlier build stay as they are."""
+    """Write the modules and _build_info.json into `package`, and remove modules that this build does not produce.
+    Earlier modules stay in place until the build has finished."""
     wish, missing, jobs = mode(environ), obstacles(environ), _jobs(environ)
     modules: dict[str, dict[str, object]] = {}
     running: dict[str, _Module] = {}
@@ -322,7 +322,7 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
     package.mkdir(parents=True, exist_ok=True)
     targets = {kind: package / f"_native_{kind}.abi3.so" for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix=".build-", dir=package) as beside, ThreadPoolExecutor(jobs) as pool:
-        for kind in reversed(KINDS):  # nvcc takes longest and goes first
+        for kind in reversed(KINDS):  # start with nvcc, which takes longest
             try:
                 if missing[kind] is not None:
                     raise BuildError(missing[kind])
@@ -336,11 +336,11 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
                 modules[kind] = {"built": False, "reason": str(error)}
         for kind in KINDS if wish == "cuda" else KINDS[:1] if wish == "cpu" else ():
             if not modules[kind]["built"]:
-                raise BuildError(f"RAOE_KERNELS_BUILD={wish} cannot be met: {modules[kind]['reason']}")
+                raise BuildError(f"cannot build RAOE_KERNELS_BUILD={wish}: {modules[kind]['reason']}")
         for kind, target in targets.items():
             if modules[kind]["built"]:
-                Path(beside, target.name).replace(target)  # a running process may have the old one mapped
-            for other in package.glob(f"_native_{kind}.*"):  # Python would take one of its own version before ours
+                Path(beside, target.name).replace(target)  # not overwritten: a running process may have it mapped
+            for other in package.glob(f"_native_{kind}.*"):  # Python prefers a module for its own version over abi3
                 if other != target or not modules[kind]["built"]:
                     other.unlink()
     info = {

@@ -1,4 +1,4 @@
-// A CUDA call that failed becomes an exception that names what was being done.
+// Turn a failed CUDA call into an exception that names the failed step.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,12 +10,12 @@ namespace raoe {
 
 inline void check_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // keeps the first error until it is asked for: the next launch would be blamed for this one
+  cudaGetLastError();  // clear the error, or the next launch would report it again
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-// Why the current GPU or its driver does not take a kernel's code, "" if it does; asking loads the code. That is refused
-// while any thread captures a graph, unless this thread says that it may.
+// Why the current GPU or its driver cannot run a kernel, "" if it can. The query loads the kernel's code, which CUDA
+// refuses while any thread captures a graph, unless this thread's capture mode is relaxed.
 template <class Kernel>
 const char* unusable(Kernel* kernel) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;

@@ -1,13 +1,13 @@
-// Run-time choice of the instruction set: one body, compiled for each, picked once by what the CPU can do.
+// Run-time choice of the instruction set: a body is compiled for each set, and the CPU's features select one.
 //
 //     vectorised([&]() RAOE_INLINE_LAMBDA { loop(...); });
 //
-// Everything that the lambda calls in its loops must be RAOE_INLINE, so that it is compiled along with it.
-// Nothing here depends on ifunc or target_clones, so it also builds with clang, on musl and on other
+// Everything that the lambda calls in its loops must be RAOE_INLINE, so that it is compiled for the same set.
+// This file does not depend on ifunc or target_clones, so it also builds with clang, on musl and on other
 // architectures.
 #pragma once
 
-// RAOE_NOINLINE: a hot loop in a function of its own. Inlined among many variables it would run out of registers.
+// RAOE_NOINLINE: for hot loops that would run out of registers if they were inlined among many variables.
 #if defined(__GNUC__)
 #define RAOE_INLINE inline __attribute__((always_inline))
 #define RAOE_INLINE_LAMBDA __attribute__((always_inline))
@@ -24,7 +24,7 @@
 
 namespace raoe {
 
-// The compiler forgets what is in that memory: it then loads vectors, and does not put them together from scalars.
+// Make the compiler assume that the memory has changed, so that it loads vectors instead of joining known scalars.
 RAOE_INLINE void forget([[maybe_unused]] const void* memory) {
 #if defined(__GNUC__)
   __asm__ volatile("" : : "r"(memory) : "memory");

@@ -1,4 +1,4 @@
-// Threads for one call. They live as long as the Team, so nothing is left over for a fork to break.
+// Threads for one call. They end with the Team, so a later fork finds no threads to break.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace raoe {
 
 class Team {
  public:
-  // The caller is one of them. Where the system refuses a thread, the team is smaller.
+  // `threads` includes the caller. If the system refuses a thread, the team is smaller.
   explicit Team(int threads) {
     try {
       for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
@@ -30,8 +30,8 @@ class Team {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // task(0), ..., task(count - 1), each once and in any order; returns when all are done. `task` must not
-  // throw.
+  // Run task(0), ..., task(count - 1), each once and in any order, and return when all are done. `task` must
+  // not throw.
   template <class Task>
   void each(std::int64_t count, const Task& task) {
     if (workers_.empty() || count <= 1) {
@@ -81,7 +81,7 @@ class Team {
     }
   }
 
-  // Phases follow each other within microseconds: look for a while before going to sleep.
+  // Spin for a while before sleeping, because phases follow each other within microseconds.
   template <class Ready>
   void wait(const Ready& ready) {
     for (int i = 0; i < 4000; ++i) {

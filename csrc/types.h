@@ -1,4 +1,4 @@
-// What every op's header shares. No torch here: pointers, sizes, a stream handle.
+// Types shared by the headers of all ops. The C++ code does not use torch: it gets pointers, sizes and a stream handle.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,6 @@
 
 namespace raoe {
 
-enum class Float : int { f16 = 0, bf16 = 1, f32 = 2, f64 = 3 };  // dtype of what is differentiated
+enum class Float : int { f16 = 0, bf16 = 1, f32 = 2, f64 = 3 };  // dtype of the differentiable inputs
 
 }  // namespace raoe

@@ -42,9 +42,9 @@ __all__ = [
 
 
 def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, bool | str]]:
-    """Per public function and backend name: True if it can run on `device`, else the reason why not.
+    """Return {function: {backend: True, or the reason why that backend cannot run on `device`}}.
 
-    device defaults to "cuda" where torch sees one, and to "cpu" elsewhere.
+    `device` defaults to "cuda" if torch sees a GPU, else to "cpu".
     """
     if device is None:
         device = "cuda" if _torch.cuda.is_available() else "cpu"

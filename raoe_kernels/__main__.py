@@ -1,4 +1,4 @@
-"""`python -m raoe_kernels`: what is installed, how it was built, and which backend each op has here, or why not."""
+"""`python -m raoe_kernels`: print versions, build details and the backends that each op can use on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def versions() -> list[tuple[str, str]]:
 def build() -> list[tuple[str, str]]:
     built = info()
     if built is None:
-        return [("build", "none: a plain checkout, or an installation without build info")]
+        return [("build", "no build info: a plain checkout, or compiled modules were never built")]
     rows = [("build", f"RAOE_KERNELS_BUILD={built['requested']}, commit {built['commit'] or 'unknown'}, "
                       f"Python {built['python']}, {built['platform']}")]  # fmt: skip
     for kind, module in built["modules"].items():
@@ -58,7 +58,7 @@ def devices() -> list[tuple[str, str]]:
 
 
 def table(device: str) -> list[str]:
-    """Function x backend; a number stands for the reason below the table."""
+    """Table of functions x backends. "no (1)" refers to reason (1) below the table."""
     available = backends(device)
     reasons: list[str] = []
     width = max(map(len, available)) + 2
@@ -78,7 +78,7 @@ def table(device: str) -> list[str]:
 
 
 def tables() -> dict[str, list[str]]:
-    """A table for the CPU and one for all GPUs that are alike."""
+    """One table for the CPU, and one for each group of GPUs that support the same backends."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         alike.setdefault(tuple(table(f"cuda:{index}")), []).append(f"cuda:{index}")

@@ -1,4 +1,4 @@
-"""What the build wrote down about itself in _build_info.json, and what to tell where a compiled module is missing."""
+"""Read the build's record in _build_info.json, and explain why a compiled module is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REBUILD = "build it with `pip install -e .` (or `python setup.py build_ext --inp
 
 
 def info() -> dict[str, Any] | None:
-    """The build info, None where nothing was ever built: a checkout that is imported as it is."""
+    """Return the build info, or None if nothing was ever built, as in a plain checkout."""
     try:
         return json.loads(files(__package__).joinpath("_build_info.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -18,14 +18,14 @@ def info() -> dict[str, Any] | None:
 
 
 def why_missing(kind: str, error: ImportError) -> str:
-    """Why the compiled module for "cpu" or "cuda" could not be imported, and what to do about it."""
+    """Say why the compiled module for "cpu" or "cuda" could not be imported, and what to do about it."""
     name = f"{__package__}._native_{kind}"
     built = info()
     if built is None:
-        return f"{name} was never built, this seems to be a plain checkout: {REBUILD}"
+        return f"{name} was never built (plain checkout): {REBUILD}"
     module = built["modules"][kind]
     if not module["built"]:
         return f"{name} was not built: {module['reason']}"
     if isinstance(error, ModuleNotFoundError):
-        return f"{name} was built for Python {built['python']} and is not there for this one: {REBUILD}"
+        return f"{name} was built for Python {built['python']}, not for this Python: {REBUILD}"
     return f"{name} was built but cannot be loaded: {error}"

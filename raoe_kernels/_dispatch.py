@@ -1,8 +1,8 @@
-"""Which backend takes a call, and why another one does not.
+"""Select the backend of a call, and explain why a backend is unavailable.
 
 Order of precedence: the call's `backend=`, the innermost `use_backend` block, the environment variable
-RAOE_KERNELS_BACKEND (read here and nowhere else, once), then the first available of AUTO for the device. A backend that
-was asked for by name never falls back: it serves or it raises RuntimeError with the reason.
+RAOE_KERNELS_BACKEND (read once, only in this module), then the first available entry of AUTO for the device. A backend
+that is requested by name never falls back to another: if it cannot run, RuntimeError gives the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENVIRONMENT = "RAOE_KERNELS_BACKEND"
 
 @cache
 def _environment() -> str:
-    """The process's wish, read when first needed: reading it costs as much as choosing."""
+    """Backend requested by the environment. Cached, because reading the variable costs as much as the selection."""
     return _validate.one_of(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto", ("auto", *NAMES))
 
 
@@ -36,7 +36,7 @@ _block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None
 
 @dataclass(frozen=True)
 class Backend:
-    """One op's implementation: the module that holds its functions, and who says why it cannot serve a device."""
+    """One implementation of an op: its module, and a function that says why it cannot run on a device, or None."""
 
     module: str
     missing: Callable[[torch.device], str | None] = lambda device: None
@@ -44,9 +44,9 @@ class Backend:
 
 @dataclass
 class Op:
-    """An op's backends by name; `functions` are the public names that run on it.
+    """An op's backends by name. `functions` are the public functions that run on the op.
 
-    by_case: device type -> the module that auto runs there in place of Triton's, one that chooses call by call
+    by_case: device type -> module that "auto" uses there in place of Triton's; it chooses a backend for each call
     """
 
     key: str
@@ -56,11 +56,11 @@ class Op:
     _chosen: dict[tuple[str, torch.device], ModuleType] = field(default_factory=dict, repr=False)
 
     def available(self, device: torch.device) -> dict[str, bool | str]:
-        """Per backend name: True, or why it is not there for `device`."""
+        """Return {backend: True, or the reason why it cannot run on `device`}."""
         return {name: self._missing(name, device) or True for name in NAMES}
 
     def select(self, device: torch.device, backend: str = "auto") -> ModuleType:
-        """The module that serves a call on `device`."""
+        """Return the module that runs a call on `device`."""
         name = self.wish(backend)
         module = self._chosen.get((name, device))  # GPUs of one machine can differ
         if module is None:
@@ -72,11 +72,11 @@ class Op:
         return f"{self.key} has no {name} backend" if entry is None else entry.missing(device)
 
     def wish(self, backend: str) -> str:
-        """The name that was asked for, by the call, a block or the environment; "auto" for none."""
+        """Return the backend requested by the call, a use_backend block or the environment, else "auto"."""
         if backend != "auto":
             return _validate.one_of("backend", backend, ("auto", *NAMES))
         wish = _block.get() or _environment()
-        # A block is about everything inside it: an op that never had such a backend is exempt.
+        # A block covers every op inside it, so ops without a backend of that name ignore the block.
         return wish if wish in self.backends else "auto"
 
     def _resolve(self, name: str, device: torch.device) -> ModuleType:
@@ -95,8 +95,8 @@ class Op:
 def use_backend(backend: str) -> Iterator[None]:
     """Run every op inside the block on `backend` ("auto", "reference", "scan", "triton", "native").
 
-    Ops that have no backend of that name at all choose as if there were no block; an op that has it but cannot run it
-    here raises RuntimeError with the reason. An explicit `backend=` argument wins over the block.
+    Ops without a backend of that name ignore the block. An op that has the backend but cannot run it here raises
+    RuntimeError with the reason. An explicit `backend=` argument takes precedence over the block.
     """
     token = _block.set(_validate.one_of("backend", backend, ("auto", *NAMES)))
     try:
@@ -106,13 +106,13 @@ def use_backend(backend: str) -> Iterator[None]:
 
 
 def refuse_second_derivative(function: str) -> None:
-    """For the backward of a function whose gradient is not differentiable itself."""
+    """Raise in the backward of a function that has no second derivative if create_graph=True asks for one."""
     if torch.is_grad_enabled():
-        raise RuntimeError(f"{function} has no second derivative: it was differentiated with create_graph=True")
+        raise RuntimeError(f"{function} has no second derivative: differentiate it without create_graph=True")
 
 
 def triton_missing(device: torch.device) -> str | None:
-    """Why Triton kernels cannot run on `device`, None if they can (on a CPU: only in Triton's interpreter)."""
+    """Say why Triton kernels cannot run on `device`, or None if they can (on a CPU only in Triton's interpreter)."""
     from importlib.util import find_spec
 
     if find_spec("triton") is None:
@@ -120,7 +120,7 @@ def triton_missing(device: torch.device) -> str | None:
     if device.type == "cuda":
         version = import_module("triton").__version__
         if tuple(map(int, version.split(".")[:2])) < (3, 4):
-            return f"Triton {version} is older than 3.4, which the kernels need"
+            return f"the kernels need Triton 3.4 or newer, and Triton {version} is installed"
         if torch.cuda.is_available() and (found := torch.cuda.get_device_capability(device)) < (8, 0):
             return f"Triton kernels need compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
         return None

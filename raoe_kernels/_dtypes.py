@@ -1,4 +1,4 @@
-"""Which dtypes the ops compute in."""
+"""Dtypes in which the ops compute."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of arithmetic and of losses for inputs of `dtype`: float64 for float64, float32 for all others."""
+    """Dtype of the arithmetic and the losses for inputs of `dtype`: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def flags(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of 0-or-1 numbers that a Triton kernel with products of `dtype` reads: bytes, but not beside float64.
-    Triton 3.6 lays products out by the narrowest number that went into them, and doubles have no such layout."""
+    """Dtype of 0-or-1 flags in a Triton kernel that multiplies matrices of `dtype`: uint8, but int32 with float64.
+    Triton 3.6 chooses a product's layout by its narrowest input, and float64 has no layout for bytes."""
     return torch.int32 if dtype == torch.float64 else torch.uint8
 
 
 def as_products(*rows: Tensor | None) -> tuple[Any, ...]:
-    """Rows as torch's matrix products take them: float32 in autocast's dtype, where it is on."""
+    """Cast float32 rows to autocast's dtype if autocast is on, as torch's matrix products do."""
     device = next(x.device.type for x in rows if x is not None)
     if device == "meta" or not torch.is_autocast_enabled(device):
         return rows

@@ -1,4 +1,4 @@
-"""Finds the compiled modules on first use and keeps the reason where one cannot be had."""
+"""Load the compiled modules on first use, and remember the reason if one cannot be loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 
 
 @cache
 def _load(kind: str) -> ModuleType | str:
-    """The compiled module for "cpu" or "cuda", or why there is none."""
+    """Return the compiled module for "cpu" or "cuda", or the reason why there is none."""
     try:
         return import_module(f"._native_{kind}", __package__)
     except ImportError as error:
@@ -25,11 +25,11 @@ def _load(kind: str) -> ModuleType | str:
 
 
 def missing(device: torch.device) -> str | None:
-    """Why the compiled kernels cannot run on `device`, None if they can."""
+    """Say why the compiled kernels cannot run on `device`, or None if they can."""
     if device.type not in ("cpu", "cuda"):
         return f"no compiled kernels are written for {device.type} devices"
     if device.type == "cuda" and torch.version.hip:
-        return "the compiled kernels are CUDA, this torch is built for ROCm"
+        return "the compiled kernels need CUDA, and this torch is built for ROCm"
     loaded = _load(device.type)
     if isinstance(loaded, str):
         return loaded
@@ -42,7 +42,7 @@ def missing(device: torch.device) -> str | None:
 
 @cache
 def _unusable(index: int) -> str | None:
-    """Why that GPU or its driver does not take the CUDA module's code, None if it does."""
+    """Say why GPU `index` or its driver cannot run the CUDA module, or None if it can."""
     with torch.cuda.device(index):
         why = module("cuda").unusable()
     name = torch.cuda.get_device_name(index)
@@ -50,17 +50,17 @@ def _unusable(index: int) -> str | None:
 
 
 def address(x: Tensor | None) -> int:
-    """Where a kernel finds the tensor, 0 for None."""
+    """Return the address of the tensor's data, 0 for None."""
     if x is None:
         return 0
-    found = x.data_ptr()
-    if not found and x.numel():
-        raise RuntimeError(f"a tensor of shape {tuple(x.shape)} is without memory: its storage was freed")
-    return found
+    pointer = x.data_ptr()
+    if not pointer and x.numel():
+        raise RuntimeError(f"a tensor of shape {tuple(x.shape)} has no memory: its storage was freed")
+    return pointer
 
 
 def module(kind: str) -> ModuleType:
-    """The compiled module for a device type, which `missing` has passed."""
+    """Return the compiled module for a device type; call `missing` first."""
     loaded = _load(kind)
     if isinstance(loaded, str):
         raise RuntimeError(loaded)

@@ -1,7 +1,5 @@
-"""Ops as opaque operators of torch.library, for torch.compile and whatever else is no call on plain memory: what traces
-finds one call, and the backend is looked up when that runs. Eager calls go past them, because their dispatch costs more
-than a kernel.
-"""
+"""Ops as torch.library operators: torch.compile and tracers record them as a single call, and the backend is selected
+when that call runs. Eager calls bypass the operators, because their dispatch costs more than a kernel."""
 
 from __future__ import annotations
 
@@ -17,38 +15,38 @@ from torch.autograd import forward_ad
 
 from ._dispatch import Op
 
-# A copy of this package under another name can be in the same process: its operators have a namespace of their own.
+# A copy of this package under another name may be loaded in the same process, so its operators need another namespace.
 PACKAGE = str(__package__)
 NAMESPACE = PACKAGE if PACKAGE == "raoe_kernels" else "raoe_kernels_" + re.sub(r"\W", "_", PACKAGE)
 Results = Tensor | Iterable[Tensor | None]
 
 
 def eager(op: Op, backend: str, *tensors: Tensor | None) -> ModuleType | None:
-    """The module that takes an eager call of `tensors`, the first of which says where; None where the op's operator has
-    to: under torch.compile, and where kernels would be given what is no plain memory, or be missed by torch.jit.trace
-    and make_fx, which see torch's own steps alone.
+    """Return the module that runs a call directly, or None if the call has to go through the op's operator.
 
-    Kernels know nothing of forward-mode derivatives: tensors that have one are scan's.
+    The operator is needed under torch.compile, for tensors without plain memory, and for torch.jit.trace and make_fx,
+    which record torch's own operations only. The first of `tensors` gives the device. Kernels have no forward-mode
+    derivative, so tensors with a tangent go to "scan".
     """
     if torch.compiler.is_compiling():
         return None
     device = tensors[0].device  # type: ignore[union-attr]
     module, forward_mode = op.select(device, backend), forward_ad._current_level >= 0
-    if (not forward_mode and _plain(tensors)) or module.__name__.endswith((".scan", ".reference")):  # torch's own steps
+    if (not forward_mode and _plain(tensors)) or module.__name__.endswith((".scan", ".reference")):  # in plain torch
         return module
     if forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
         if op.wish(backend) == "auto":
             return op.select(device, "scan")
         raise RuntimeError(
-            f"backend {op.wish(backend)!r} has no forward-mode derivative of {op.key}; "
-            'backend="scan" has one, for tensors that do not require grad'
+            f"backend {op.wish(backend)!r} has no forward-mode derivative of {op.key}: "
+            'use backend="scan" with tensors that do not require grad'
         )
     return module if _plain(tensors) else None
 
 
 def _plain(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether nothing is between a kernel and the tensors' memory: no transform, trace or mode around the call, none of
-    the tensors that such make, and no zeros or signs that torch has yet to write."""
+    """Whether a kernel may read the tensors' memory directly: no transform, trace or mode is active, and no tensor is a
+    subclass or has zeros or signs that torch has not yet written to memory."""
     around = torch._C._dispatch_tls_local_include_set().raw_repr()
     if around not in _threads(False) and (around not in _threads(True) or _traced()):
         return False
@@ -63,15 +61,14 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _threads(modes: bool) -> tuple[int, int]:
-    """The dispatcher's keys, as bits, of a thread and of one in inference_mode, when nothing else or only modes of
-    torch_dispatch are on."""
+    """Dispatcher keys, as bits, of an ordinary thread and of inference_mode, if at most `modes` are on besides."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]
 
 
 def _traced() -> bool:
-    """Whether one of the modes traces, or makes tensors of its own; others watch what is done."""
+    """Whether an active mode traces or makes its own kind of tensors; other modes only observe."""
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) for kind in (kinds.PROXY, kinds.FAKE, kinds.FUNCTIONAL))
 
@@ -86,11 +83,11 @@ def operator(
     save: Callable[..., None] | None = None,
     differentiate: Callable[..., tuple] | None = None,
 ) -> Callable[..., Any]:
-    """Register an operator of `arguments`, a schema's, and a backend's name, and give it.
+    """Register and return an operator that takes `arguments` (in schema notation) and a backend's name.
 
-    run(*arguments, module)     the results, by the backend's module; None stands for an empty one
-    shapes(*arguments)          tensors of their shapes and dtypes, None where run gives None
-    save, differentiate         what torch.library.register_autograd takes, for an operator that has a gradient
+    run(*arguments, module)     returns the results, computed by the backend's module; None for an empty result
+    shapes(*arguments)          returns tensors of the results' shapes and dtypes, None where run returns None
+    save, differentiate         the functions for torch.library.register_autograd, if the operator has a gradient
     """
 
     def kernel(*inputs):
@@ -117,7 +114,7 @@ def _without_none(results: Iterable[Tensor | None], like: Tensor) -> list[Tensor
 
 
 def _apart(results: list[Tensor]) -> tuple[Tensor, ...]:
-    """An operator's results must not share memory; those of a backend may be parts of one buffer."""
+    """Give each result its own memory, as an operator must; a backend's results may be parts of one buffer."""
     seen: set[int] = set()
     for i, x in enumerate(results):
         x = x.contiguous()
@@ -130,9 +127,9 @@ def _apart(results: list[Tensor]) -> tuple[Tensor, ...]:
 def with_gradients(
     op: Op, name: str, arguments: str, gradients: int, run: Callable, shapes: Callable, multiply: Callable | None = None
 ) -> Callable[..., Any]:
-    """An operator that gives a loss and the gradients of its first arguments: backward only scales those.
+    """Register an operator that returns a loss and the gradients of its first arguments; backward only scales these.
 
-    multiply(gradient, upstream, dtype) is their product, unless it is something else.
+    multiply(gradient, upstream, dtype) replaces the plain product gradient x upstream if it is given.
     """
     multiply = multiply or (lambda gradient, upstream, dtype: (gradient * upstream).to(dtype))
 
@@ -162,10 +159,10 @@ def with_backward(
     upstream: int = 1,
     unsaved: int = 0,
 ) -> Callable[..., Any]:
-    """An operator, its tensors before its numbers, whose gradient is an operator as well, called NAME_backward.
+    """Register an operator whose gradient is an operator of its own, NAME_backward. Tensor arguments come first.
 
-    backward(*upstream, *arguments, *results, needs, module) -> gradients of the first `gradients` arguments, None where
-    not needed; upstream are those of the first `upstream` results, results come without the first `unsaved`.
+    backward(*upstream, *arguments, *results, needs, module) returns gradients of the first `gradients` arguments, None
+    if not needed. It gets the upstream gradients of the first `upstream` results, and all results but `unsaved` first.
     """
     tensors = sum(argument.startswith("Tensor") for argument in arguments.split(", "))
     takes = [f"Tensor upstream{i}" for i in range(upstream)]

@@ -1,9 +1,8 @@
-"""Losses of a problem, a NamedTuple of all that one call is given, as differentiable functions, eager and under
-torch.compile.
+"""Differentiable losses of a problem (a NamedTuple of a call's arguments), eager and under torch.compile.
 
-A backend is two functions: `forward(problem, needs) -> (loss, saved)`, needs saying which of the problem's first fields
-will be differentiated and saved being tensors or None; and `backward(problem, saved, upstream, needs, dtype) ->
-gradients` of them, None where not needed: of rows in `dtype`, of () tensors in the loss's.
+A backend has two functions. `forward(problem, needs)` returns (loss, saved): needs says which of the problem's first
+fields require a gradient, saved is a tuple of tensors or None. `backward(problem, saved, upstream, needs, dtype)`
+returns these gradients, None if not needed: those of rows in `dtype`, those of () tensors in the loss's dtype.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ Gradients = tuple[Tensor | None, ...]
 def differentiable(
     op: Op, make: Callable[..., Any], arguments: str, gradients: int, is_empty: Callable[[Any], bool]
 ) -> Callable[[Any, str], Tensor]:
-    """The loss of (problem, backend), which registers its operator under the op's key.
+    """Return the function loss(problem, backend), and register its operator under the op's key.
 
-    make            the NamedTuple, the first field of which says where and in which dtype
-    arguments       its fields in a schema's words, tensors first
-    gradients       how many fields, from the first on, are differentiated
-    is_empty        whether the loss of a problem is 0 and no backend is asked
+    make            the problem's NamedTuple; its first field determines device and dtype
+    arguments       its fields in schema notation, tensors first
+    gradients       number of leading fields that are differentiated
+    is_empty        whether a problem's loss is 0 without calling a backend
     """
     function = op.functions[0]
     count, tensors = arguments.count(",") + 1, arguments.count("Tensor")
@@ -76,14 +75,14 @@ def differentiable(
         @staticmethod
         def backward(ctx: Any, upstream: Tensor):
             refuse_second_derivative(function)
-            # asked for once: torch's checkpointing allows no more
+            # Read saved_tensors only once: torch's checkpointing does not allow a second read.
             given, saved = (kept := ctx.saved_tensors)[:tensors], kept[tensors:]
             problem, needs = make(*given, *ctx.options), ctx.needs_input_grad[1 : 1 + gradients]
             grads = backward(problem, saved, upstream, needs, given[0].dtype, ctx.module)
-            return None, *grads, *[None] * (count - len(grads))  # autograd brings those of () tensors to their dtypes
+            return None, *grads, *[None] * (count - len(grads))  # autograd casts gradients of () tensors
 
     def operator_forward(*inputs):
-        """The gradient is made in forward, whatever the backend."""
+        """Compute the gradient in forward, for every backend."""
         *fields, needs, module = inputs
         problem, needs = make(*fields), tuple(needs)
         found, saved = forward(problem, needs, module)
@@ -101,17 +100,17 @@ def differentiable(
 
 
 def _serving(module: Any, problem: Any) -> Any:
-    """The module itself, or the one that it chooses for such a call."""
+    """Return the module itself, or the one that it chooses for this call."""
     return module.serving(problem) if hasattr(module, "serving") else module
 
 
 def backward(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """A backend's, where forward has made the gradients."""
+    """Backward for backends that compute the gradients in forward."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 
 
 def _without_autocast(rows: Tensor) -> Any:
-    """Autocast would make matrix products of the float32 rows in half precision; "meta" has none."""
+    """Turn autocast off, which would multiply float32 rows in half precision. "meta" has no autocast."""
     return nullcontext() if rows.is_meta else torch.autocast(rows.device.type, enabled=False)
 
 

@@ -1,5 +1,5 @@
-"""torch.logcumsumexp with a forward-mode derivative that is right: torch's own takes exp of the numbers as they are and
-is 0 or NaN where they are further apart than the dtype's exponents reach (torch 2.13)."""
+"""torch.logcumsumexp with a correct forward-mode derivative. In torch 2.13, torch's own takes exp without subtracting
+a maximum, so it is 0 or NaN if the inputs differ by more than the dtype's exponent range."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class _LogCumSumExp(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """sum_{i <= k} exp(x_i - S_k) t_i, the tangents of either sign apart."""
+        """sum_{i <= k} exp(x_i - S_k) t_i, computed separately for positive and negative tangents."""
         x, sums = ctx.saved_tensors
-        sums = sums.masked_fill(sums == -torch.inf, 0)  # of nothing: the difference of two infinities is no number
+        sums = sums.masked_fill(sums == -torch.inf, 0)  # an empty sum: avoid inf - inf
         ahead, back = ((x + part.clamp(min=0).log()).logcumsumexp(-1) for part in (tangent, -tangent))
         return (ahead - sums).exp() - (back - sums).exp()
 
 
 def logcumsumexp(x: Tensor) -> Tensor:
-    """Along the last dimension."""
+    """Return logcumsumexp along the last dimension."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return x.logcumsumexp(-1)
     return _LogCumSumExp.apply(x)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Argument errors shared by the ops: each names the argument and shows what it got."""
+"""Argument checks shared by the ops. Every error names the argument and shows the value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNORDERED = (torch.uint64,)  # torch cannot sort it and it does not fit int64
 
 
 def describe(value: object) -> str:
-    """One value as an error message shows it: tensors by dtype, shape and device, the rest by repr."""
+    """Describe a value in an error message: tensors by dtype, shape and device, other values by repr."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return f"{dtype} tensor of shape {tuple(value.shape)} on {value.device}"
@@ -32,7 +32,7 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
 
 
 def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """A tensor that goes along with `to`, which messages call `of`: of that shape, on its device."""
+    """Check that a tensor has `shape` and is on the device of `to`, which messages call `of`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
     if value.shape != shape or value.device != to.device:
@@ -42,7 +42,7 @@ def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Ten
 
 
 def integers(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """A `companion` of numbers that count or name something."""
+    """Check a `companion` that must hold integers and not bools."""
     value = companion(name, value, shape, of, to)
     if value.dtype == torch.bool:
         raise TypeError(f"{name} must be integers (up to int64), got {describe(value)}")
@@ -51,7 +51,7 @@ def integers(name: str, value: object, shape: tuple[int, ...], of: str, to: Tens
 
 
 def target(name: str, value: Tensor) -> Tensor:
-    """A tensor that nothing is differentiated by."""
+    """Check that a tensor does not require grad."""
     if value.requires_grad:
         raise ValueError(f"{name} must not require grad (it is a target), got {describe(value)}; detach it")
     return value
@@ -78,7 +78,7 @@ def integer_tensor(name: str, value: Tensor) -> None:
 
 
 def number(name: str, value: object, *, low: float = -math.inf, strict: bool = False) -> float:
-    """A finite Python (or numpy) number, at least `low`, above it when strict."""
+    """Check a finite Python (or numpy) number >= low, or > low if strict, and return it as a float."""
     if isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Python number, got {describe(value)}; a tensor would cost a device sync")
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
@@ -93,8 +93,8 @@ def number(name: str, value: object, *, low: float = -math.inf, strict: bool = F
 def number_or_tensor(
     name: str, value: object, device: torch.device, *, low: float = -math.inf, strict: bool = False
 ) -> float | Tensor:
-    """`number`, or a () float tensor on `device`, which may be learnt. Its value is looked at on the CPU only:
-    elsewhere a look would wait for the device, and a compiled graph cannot branch on it."""
+    """Check a `number`, or a () float tensor on `device`, which may be learnable. A tensor's value is read on the CPU
+    only: reading would wait for a GPU, and a compiled graph cannot branch on it."""
     if not isinstance(value, Tensor):
         return number(name, value, low=low, strict=strict)
     if not value.is_floating_point() or value.ndim != 0 or value.device != device:
@@ -105,7 +105,7 @@ def number_or_tensor(
 
 
 def scale(value: object) -> float:
-    """What similarities are multiplied by, a number above 0. One below 1 warns, once per call site."""
+    """Check the factor for similarities, a number > 0. A value below 1 warns, once per call site."""
     result = number("scale", value, low=0, strict=True)
     if result < 1:
         warn_of_temperature(result)
@@ -113,21 +113,21 @@ def scale(value: object) -> float:
 
 
 def learnable_scale(value: object, device: torch.device) -> float | Tensor:
-    """`scale`, or a () float tensor on `device`, which does not warn: what is learnt goes where it goes."""
+    """Check a `scale`, or a () float tensor on `device`, which may be below 1 without a warning."""
     if isinstance(value, Tensor):
         return number_or_tensor("scale", value, device, low=0, strict=True)
     return scale(value)
 
 
 def warn_of_temperature(scale: float) -> None:
-    """Point at the line outside this package that passed a scale below 1."""
+    """Warn about a scale below 1, pointing at the caller's line outside this package."""
     if torch.compiler.is_compiling():
         return
     level, frame = 1, sys._getframe()
     while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(f"{__package__}."):
         level, frame = level + 1, frame.f_back
     warnings.warn(
-        f"scale={scale:g} looks like a temperature; scale multiplies similarities: pass 1/{scale:g} = {1 / scale:g}",
+        f"scale={scale:g} looks like a temperature, but it multiplies similarities: pass 1/{scale:g} = {1 / scale:g}",
         stacklevel=level,
     )
 
@@ -139,11 +139,11 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
 
 
 def widths(name: str, value: object, columns: int) -> tuple[int, ...]:
-    """Prefix widths: integers from 1 to `columns`, each larger than the one before it."""
+    """Check prefix widths: strictly increasing integers from 1 to `columns`."""
     given = tuple(value) if isinstance(value, (tuple, list)) else ()
     if not given or not all(isinstance(width, int) and not isinstance(width, bool) for width in given):
         kind = ValueError if isinstance(value, (tuple, list)) and not given else TypeError
         raise kind(f"{name} must be one or more integers in a tuple or list, got {describe(value)}")
     if not 0 < given[0] <= given[-1] <= columns or any(low >= high for low, high in pairwise(given)):
-        raise ValueError(f"{name} must increase, from 1 on and up to the {columns} columns, got {describe(value)}")
+        raise ValueError(f"{name} must increase strictly and lie within 1 to {columns}, got {describe(value)}")
     return given

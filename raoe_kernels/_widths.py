@@ -1,4 +1,4 @@
-"""What ops that take several prefix widths share: the columns between two widths, and who has no kernels for them."""
+"""Helpers for ops with several prefix widths: the columns between two widths, and the devices without kernels."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from . import _native
 
 
 def native_missing(device: torch.device) -> str | None:
-    """Why the compiled kernels of several widths cannot run on `device`, None if they can."""
-    return _native.missing(device) if device.type == "cpu" else "its kernels for a GPU take one width"
+    """Say why the compiled kernels for several widths cannot run on `device`, or None if they can."""
+    return _native.missing(device) if device.type == "cpu" else "the compiled GPU kernels support only one width"
 
 
 def segments(dims: tuple[int, ...]) -> list[slice]:
-    """The columns that each width adds to the one before it."""
+    """Slices of the columns that each width adds to the previous one."""
     return [slice(start, end) for start, end in pairwise((0, *dims))]
 
 
 def from_here_on(widths: Tensor) -> Tensor:
-    """(K, …): the sum over a width and the wider ones, which is what a segment's columns are in."""
+    """(K, …): sum over each width and all wider ones, because a segment's columns belong to all of these."""
     return widths.flip(0).cumsum(0).flip(0)

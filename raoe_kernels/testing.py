@@ -1,10 +1,10 @@
-"""The rule by which a kernel counts as correct, for this package's tests and for those of anyone's own kernels.
+"""Accuracy assertions for kernels: for this package's tests and for tests of your own kernels.
 
     err(kernel, truth) <= factor x err(plain, truth) + floor
 
-truth is a float64 reference, plain the same formula in plain PyTorch at the kernel's own dtype, err the largest
-absolute difference, and floor a few roundings. So the rule asks for what the dtype can give, and nobody chooses a
-looser number.
+truth is a float64 reference, plain is the same formula in plain PyTorch at the kernel's dtype, err is the largest
+absolute difference, and floor is a few rounding errors. The bound follows from the dtype's precision, so no test has
+to choose a tolerance.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ LOSS_FACTOR, GRADIENT_FACTOR, ULPS = 2.0, 3.0, 4.0
 
 
 def error(actual: Tensor, truth: Tensor) -> float:
-    """Largest absolute difference in float64; infinite where one of the two is not finite and they differ."""
+    """Largest absolute difference in float64; infinite if two elements differ and one of them is not finite."""
     if actual.shape != truth.shape:
-        raise AssertionError(f"shape {tuple(actual.shape)} is not the reference's {tuple(truth.shape)}")
+        raise AssertionError(f"shape {tuple(actual.shape)} differs from the reference's shape {tuple(truth.shape)}")
     if truth.numel() == 0:
         return 0.0
     a, t = actual.detach().double().cpu(), truth.detach().double().cpu()
@@ -29,12 +29,12 @@ def error(actual: Tensor, truth: Tensor) -> float:
 
 
 def _largest(truth: Tensor) -> float:
-    """By which roundings are measured: an infinity would allow any error."""
+    """Largest finite absolute value. The floor is relative to it, and an infinity would allow any error."""
     return max(truth[truth.isfinite()].abs().tolist(), default=0.0)
 
 
 def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, factor: float, floor: float) -> None:
-    """The rule. On failure the worst element is shown three ways."""
+    """Assert the rule above. A failure shows the worst element of kernel, plain and truth."""
     ours, theirs = error(actual, truth), error(plain, truth)
     allowed = factor * theirs + floor
     if ours <= allowed:
@@ -48,11 +48,11 @@ def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, 
 
 
 def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
-    """A loss: twice plain's error plus a few roundings of the result.
+    """Assert that a loss is within twice plain's error plus a few rounding errors of the result.
 
-    exponent_range is scale x (max - min) of what stands in the exponents of L = log(1 + sum of exp), 0 for other
-    losses: an exponent that is split into x_i + y_j is rounded at that size, and L moves by 1 - exp(-L) of what they
-    move.
+    exponent_range is scale x (max - min) of the values in the exponents of L = log(1 + sum of exp), 0 for other losses.
+    An exponent that is split into x_i + y_j is rounded at that size, and an error e in the exponents changes L by
+    (1 - exp(-L)) e.
     """
     largest = _largest(truth)
     floor = ULPS * torch.finfo(actual.dtype).eps * (largest + exponent_range * min(1.0, largest))
@@ -60,9 +60,9 @@ def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_
 
 
 def assert_gradient_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
-    """A gradient: three times plain's error plus a few roundings of the largest exponent it went through.
+    """Assert that a gradient is within three times plain's error plus a few rounding errors of its largest exponent.
 
-    exponent_range is scale x (max - min) of what stands in the exponents, 0 for ops without them.
+    exponent_range is scale x (max - min) of the values in the exponents, 0 for ops without exponents.
     """
     largest = _largest(truth)
     eps = max(torch.finfo(actual.dtype).eps if exponent_range == 0 else 0.0, torch.finfo(wide(actual.dtype)).eps)

@@ -1,7 +1,7 @@
-"""Compile every Triton kernel ahead of time, for a GPU that need not be there, and say what each costs.
+"""Compile every Triton kernel ahead of time, without a GPU, and report the resources that each one uses.
 
-`python -m raoe_kernels.triton_compile 80 90 100` prints a table. Nothing is launched. Triton must not be in
-its interpreter (TRITON_INTERPRET unset), which is decided when it is first imported.
+`python -m raoe_kernels.triton_compile 80 90 100` prints a table. No kernel is launched. Leave TRITON_INTERPRET unset:
+Triton reads it when it is first imported.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ OPS = ("pairwise", "cosine", "attention", "infonce", "sigmoid", "guided")  # tho
 
 
 class Variant(NamedTuple):
-    """One compilation: what Triton's launcher would ask for on the first call with such arguments.
+    """One compilation, as Triton's launcher requests it on the first call with such arguments.
 
-    name        of the variant, as reports show it
+    name        the variant's name in reports
     kernel      the jitted function
     signature   argument name: Triton type ("*fp32", "i64", "constexpr", …)
     constants   values of the constexpr arguments
-    warps       per program
+    warps       number of warps per program
     """
 
     name: str
@@ -36,8 +36,8 @@ class Variant(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """seconds it took (next to none where Triton's cache had it), registers a thread, bytes a thread that spilled into
-    local memory, bytes of shared memory, and the code: "ttgir" and "ptx" as text, "cubin" as bytes."""
+    """Compilation time in seconds (near 0 if cached), registers per thread, bytes per thread spilled to local memory,
+    bytes of shared memory per block, and the code: "ttgir" and "ptx" as text, "cubin" as bytes."""
 
     name: str
     arch: int
@@ -48,27 +48,26 @@ class Compiled(NamedTuple):
     code: dict[str, Any]
 
 
-# Shared memory that one block may use, bytes: CUDA C++ Programming Guide, table of compute capabilities.
+# Bytes of shared memory that one block may use: CUDA C++ Programming Guide, table of compute capabilities.
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 
 
 def signature_of(kernel: Any, **pointers: str) -> dict[str, str]:
-    """A kernel's signature: types of its pointers, its own annotations, constexprs, and 32-bit integers for
-    the rest."""
+    """A kernel's signature: the given pointer types, its own annotations and constexprs, else 32-bit integers."""
     if not hasattr(kernel, "params"):
-        raise RuntimeError("Triton was imported with TRITON_INTERPRET set: there is nothing to compile")
+        raise RuntimeError("Triton was imported with TRITON_INTERPRET set, so it cannot compile: unset the variable")
     annotated = {p.name: "constexpr" if p.is_constexpr else p.annotation_type for p in kernel.params}
     return {name: pointers.get(name) or kind or "i32" for name, kind in annotated.items()}
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls of this package can cause."""
+    """Every compilation that calls to this package can cause."""
     for op in OPS:
         yield from import_module(f".{op}.triton_kernels", __package__).variants()
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:
-    """Compile for compute capability `arch` (80, 90, 100), or find it in Triton's cache."""
+    """Compile a variant for compute capability `arch` (80, 90, 100), or load it from Triton's cache."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -86,16 +85,16 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
 
 
 def resources(cuobjdump: str, binary: str) -> dict[str, tuple[int, int]]:
-    """Registers a thread and bytes of its local memory, of every kernel in a file, as NVIDIA's tool says."""
-    said = subprocess.run([cuobjdump, "-res-usage", binary], check=True, capture_output=True, text=True).stdout
-    found = re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
-    if not found:
-        raise RuntimeError(f"no kernel's resources in what cuobjdump says of {binary}: {said!r}")
-    return {name: (int(registers), int(stack) + int(local)) for name, registers, stack, local in found}
+    """Registers and bytes of local memory per thread, for every kernel in a binary, as cuobjdump reports them."""
+    output = subprocess.run([cuobjdump, "-res-usage", binary], check=True, capture_output=True, text=True).stdout
+    usage = re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", output)
+    if not usage:
+        raise RuntimeError(f"cuobjdump reports no kernel in {binary}: {output!r}")
+    return {name: (int(registers), int(stack) + int(local)) for name, registers, stack, local in usage}
 
 
 def report(arches: Iterable[int], chosen: str = "") -> Iterator[Compiled]:
-    """Compile every variant whose name contains `chosen`, for every architecture."""
+    """Compile every variant whose name contains `chosen`, for each architecture."""
     for variant in variants():
         if chosen in variant.name:
             for arch in arches:

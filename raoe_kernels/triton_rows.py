@@ -1,4 +1,4 @@
-"""What all Triton kernels share: how they are compiled, and rows of which a thread loads 16 bytes at once."""
+"""Helpers shared by all Triton kernels: compilation without specialisation, and row loads of 16 bytes per thread."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """A kernel that is compiled once for all sizes, alignments and switches."""
+    """Decorate a kernel so that one compilation serves all sizes, alignments and switches."""
     names = [p.name for p in signature(function).parameters.values() if p.annotation != "tl.constexpr"]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
 
 
 @triton.jit
 def root(x):
-    """The square root, rounded as torch rounds it."""
+    """Square root with the same rounding as torch."""
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
 def unit_of(*matrices: Tensor) -> int:
-    """16 where every row is in one piece from a multiple of 16 bytes and elements on, else 1: a kernel's UNIT. Kernels
-    get the distance between rows and the number of columns in units of UNIT elements."""
+    """A kernel's UNIT: 16 if rows are contiguous, 16-byte aligned, and sizes and strides multiples of 16, else 1.
+    Kernels receive row strides and the number of columns in units of UNIT elements."""
     in_one_piece = all(x.stride(1) == 1 and x.data_ptr() % 16 == 0 for x in matrices)
     return 16 if in_one_piece and all(x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in matrices) else 1
 
 
 @triton.jit
 def at(row, start, UNIT: tl.constexpr):
-    """Element `start` of a row. With UNIT 16 it is at a multiple of 16 bytes, and loads from there can be wide."""
+    """Pointer to element `start` of a row. With UNIT 16 it is 16-byte aligned, which allows wide loads."""
     return tl.multiple_of(row + start, 16) if UNIT == 16 else row + start
 
 
 @triton.jit
 def tile(matrix, first, row, start, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
-    """ROWS x COLUMNS elements from row `first` and element `start` on; `column` counts where UNIT is 1."""
+    """Pointers to ROWS x COLUMNS elements from row `first`, column `start`; stride `column` applies if UNIT is 1."""
     rows, lane = tl.arange(0, ROWS)[:, None] * (row * UNIT), tl.arange(0, COLUMNS)[None, :]
     if UNIT == 16:
         return at(matrix + first * row * UNIT, start, UNIT) + rows + lane

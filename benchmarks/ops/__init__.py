@@ -1,1 +1,1 @@
-"""One file an op: its inputs, its contenders, the least work that it could do."""
+"""One file per op: its inputs, its contenders and its minimum work."""

@@ -1,8 +1,8 @@
-"""bidirectional_attention and dual_attention, right-padded and packed, forward + backward, against torch's own.
+"""bidirectional_attention and dual_attention, right-padded and packed, forward + backward, against torch's attention.
 
-Lengths are uniform between a twelfth of the longest and the longest (5 to 60 at 64, as NLI sentences are). "SDPA twice"
-is what dual_attention replaces: one causal and one full call. "As if full" attends to padding, too: what cuDNN
-takes when it is given no mask.
+Lengths are uniform between a twelfth of the longest and the longest (5 to 60 at 64, like NLI sentences). "SDPA twice"
+is what dual_attention replaces: one causal and one full call. "as if full" also attends to padding, which gives cuDNN's
+time without a mask.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TESTS = ["tests/kernels/test_attention.py", "tests/kernels/test_attention_calls.
 
 
 def drawn(length: int, device: str) -> torch.Tensor:
-    """The lengths of a batch."""
+    """Draw the lengths of a batch."""
     batch = max(1, SHAPE[device][0] // length)
     return torch.randint(max(1, length // 12), length + 1, (batch,), generator=torch.Generator().manual_seed(length))
 
 
 def least(length: int, device: str) -> tuple[int, int]:
-    """Bytes and FLOPs: q, k, v, two results and their gradients in, three gradients out; two products forward, five
-    backward, of each real query with each real key."""
+    """Return bytes and FLOPs: q, k, v, two results and their gradients are read, three gradients written; two products
+    forward and five backward, of each real query with each real key."""
     lengths, (_, heads, width) = drawn(length, device), SHAPE[device]
     cells = int((lengths**2).sum()) * heads
     return 10 * len(lengths) * length * heads * width * DTYPES[device].itemsize, 14 * cells * width
@@ -93,7 +93,7 @@ def case(length: int, device: str) -> Case:
             missing["varlen_attn, packed"] = f"torch {torch.__version__} does not have it"
     else:
         missing["flex_attention, compiled"] = "has no backward on a CPU"
-        missing |= dict.fromkeys(("cuDNN, as if full", "varlen_attn, packed"), "is for CUDA")
+        missing |= dict.fromkeys(("cuDNN, as if full", "varlen_attn, packed"), "needs CUDA")
     return Case(
         f"{batch} x {heads} heads, lengths to {length}, width {width}",
         result,

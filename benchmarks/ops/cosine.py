@@ -16,13 +16,13 @@ TESTS = ["tests/kernels/test_cosine.py"]
 
 
 def least(pairs: int, device: str) -> tuple[int, int]:
-    """Bytes and FLOPs: both matrices read twice, as the gradient needs the cosine first, and two gradients written."""
+    """Return bytes and FLOPs: both matrices are read twice (the gradient needs the cosine), two gradients written."""
     return 6 * 4 * pairs * COLUMNS, 12 * pairs * COLUMNS
 
 
 def case(pairs: int, device: str) -> Case:
     seeded = torch.Generator().manual_seed(pairs)
-    copies = COPIES if pairs < 1 << 18 else 1  # a gigabyte a matrix does not stay in a cache anyway
+    copies = COPIES if pairs < 1 << 18 else 1  # matrices of a gigabyte do not stay in a cache anyway
     rows = [
         [torch.randn(pairs, COLUMNS, generator=seeded).to(device).requires_grad_() for _ in range(2)]
         for _ in range(copies)

@@ -1,9 +1,9 @@
-"""guided_log_probs on next-token logits of a 128k vocabulary, forward, against the arithmetic of transformers' own.
+"""guided_log_probs on next-token logits of a 128k vocabulary, forward, against the computation of transformers.
 
 Logits are bfloat16 on a GPU and float32 on a CPU; the result is float32. The compiled contender is the formula on whole
-rows, which the compiler fuses as it likes; `scan` is the same cut into chunks, a loop that it would only unroll.
-transformers' processor gets what `generate` hands it, float32 scores and the logits of a model, here one that has them
-ready; its conversion of the scores is counted, as ours is.
+rows, which the compiler can fuse freely; `scan` is the same formula in chunks, a loop that it would only unroll.
+transformers' processor gets the same input as from `generate`, float32 scores and a model that returns logits, here
+precomputed ones. Times include its conversion of the scores, and ours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def eager(current: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
 
 
 def least(rows: int, device: str) -> tuple[int, int]:
-    """Bytes: both contexts are read once and a float32 result is written."""
+    """Return bytes: both contexts are read once, and a float32 result is written."""
     return rows * VOCABULARY * (2 * DTYPES[device].itemsize + 4), 0
 
 
@@ -40,7 +40,7 @@ def case(rows: int, device: str) -> Case:
     dtype = DTYPES[device]
     copies = [
         [(4 * torch.randn(rows, VOCABULARY, generator=seeded)).to(device, dtype) for _ in range(2)]
-        for _ in range(COPIES if rows <= 64 else 1)  # two contexts of 64 MiB do not stay in a cache
+        for _ in range(COPIES if rows <= 64 else 1)  # larger inputs do not stay in a cache anyway
     ]
 
     def step(mix: Mix) -> Call:
@@ -74,7 +74,7 @@ def _transformers(rows: int, device: str) -> Mix:
     ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
 
     def mix(current: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        # A processor anew each time: one that is kept grows its attention mask by a token a call.
+        # Create a processor for each call, because its attention mask grows by a token per call.
         processor = Processor(GUIDANCE, lambda *_, **__: Output(previous[:, None]))
         return processor(ids, current.float())
 

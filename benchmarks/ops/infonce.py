@@ -1,12 +1,12 @@
-"""info_nce_loss with one hard negative an anchor, gradients of all three matrices, against the whole matrix of logits.
+"""info_nce_loss with one hard negative per anchor and gradients of all three matrices, against the whole logit matrix.
 
-"eager" is cross entropy of normalised rows, what everybody writes who has no kernel; sentence-transformers' own classes
-are handed ready embeddings, and the cached one takes as many rows at a time as our scan. "compiled scan" is
-torch.compile of our chunked form. On unit rows InfoNCE is a language model's cross entropy with scale times the columns
-for its head, so fused linear cross entropies are contenders: they get rows normalised and rounded by torch.
+"eager" is cross entropy of normalised rows, the usual code without a kernel. sentence-transformers' classes get
+precomputed embeddings, and the cached one processes as many rows at a time as our scan. "compiled scan" is
+torch.compile of our chunked form. On unit rows, InfoNCE equals a language model's cross entropy with scale times the
+columns as its head, so fused linear cross entropies are also contenders; torch normalises and rounds their rows.
 
-Beside that case, FORMS against sentence-transformers' classes: all four directions in one softmax, which is three times
-the logits, and hardness.
+FORMS are further cases, against sentence-transformers' classes: all four directions in one softmax, which has three
+times the logits, and hardness.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ COLUMNS = {"cpu": 384, "cuda": 768}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 TESTS = [f"tests/kernels/test_{name}.py" for name in ("infonce", "contrast", "infonce_forms", "infonce_options")]
 SCALE = 20.0
-LOGITS_UP_TO = 16384  # eager holds three matrices of them, 6.4 GB in float32
-ALL_UP_TO = {"cpu": 8192, "cuda": 65536}  # beyond, a call takes most of a minute on two cores: ours and eager only
-CHUNK = 512  # rows of logits that the cached peer holds
-ONCE_FROM = 16384  # from here on a form is called once on a CPU
+LOGITS_UP_TO = 16384  # most anchors for eager, which stores three matrices of logits: 6.4 GB in float32
+ALL_UP_TO = {"cpu": 8192, "cuda": 65536}  # most anchors for all contenders; beyond, a call takes most of a minute
+CHUNK = 512  # rows of logits that the cached peer stores
+ONCE_FROM = 16384  # anchors from which a form is called only once on a CPU
 FORMS: dict[str, dict[str, Any]] = {
     "four directions": {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")},
     "hardness": {"hardness_mode": "all_negatives", "hardness_strength": 5.0},
@@ -46,13 +46,13 @@ def eager(anchors: torch.Tensor, positives: torch.Tensor, negatives: torch.Tenso
 
 
 def least(rows: int, device: str) -> tuple[int, int]:
-    """Bytes and FLOPs: each matrix read, each gradient written; three products with the logits' cells."""
+    """Return bytes and FLOPs: each matrix is read, each gradient written; three products of the logits' size."""
     columns = COLUMNS[device]
     return 2 * 3 * rows * columns * DTYPES[device].itemsize, 3 * 2 * rows * 2 * rows * columns
 
 
 def steps(rows: int, device: str) -> Callable[[Loss], Call]:
-    """Of a loss, a call with its gradients."""
+    """Return a function that makes a call with gradients from a loss."""
     seeded = torch.Generator().manual_seed(rows)
     columns, dtype = COLUMNS[device], DTYPES[device]
     base = torch.randn(rows, columns, generator=seeded)
@@ -85,7 +85,7 @@ def form(name: str, rows: int, device: str) -> Case:
     peers = {"MultipleNegativesRankingLoss": _stock, "CachedMultipleNegativesRankingLoss": _cached}
     for peer, make in peers.items():
         if make is _stock and logits > LOGITS_UP_TO**2:
-            missing[peer] = "holds every logit, and some of them more than once"
+            missing[peer] = "stores all logits, some of them more than once"
             continue
         try:
             result[peer] = step(make(**given))
@@ -157,7 +157,7 @@ def _stock(**given: Any) -> Loss:
 
 
 def _cached(**given: Any) -> Loss:
-    """Its loss alone, which remembers the rows of every chunk it has done; not the encoding that it is for."""
+    """The cached class without encoding: only its loss, which keeps the rows of every finished chunk."""
     from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
     model = torch.nn.Sequential(torch.nn.Identity())
@@ -180,7 +180,7 @@ def _cached(**given: Any) -> Loss:
 
 
 def _flash() -> Loss:
-    """PyPI's inf-cl, fused over one matrix of keys; it takes columns by the 256 and multiplies in float32."""
+    """inf-cl from PyPI, fused over one matrix of keys; columns must be a multiple of 256, and products are float32."""
     from inf_cl import cal_flash_loss
 
     def flash(a: torch.Tensor, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -191,7 +191,7 @@ def _flash() -> Loss:
 
 
 def _linear(cross_entropy: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Loss:
-    """InfoNCE by a cross entropy of (rows, weight of the head, targets)."""
+    """InfoNCE by a cross entropy that takes (rows, weight of the head, targets)."""
 
     def loss(a: torch.Tensor, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         head = SCALE * F.normalize(torch.cat((p, n)), dim=1)
@@ -208,14 +208,14 @@ def _liger() -> Loss:
 
 
 def _quack() -> Loss:
-    """PyPI's quack-kernels, by chunks of 4,096 rows."""
+    """quack-kernels from PyPI, in chunks of 4,096 rows."""
     from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
     return _linear(chunked_linear_cross_entropy)
 
 
 def _cut() -> Loss:
-    """PyPI's cut-cross-entropy as it is exact: its default drops small weights."""
+    """cut-cross-entropy from PyPI with exact settings, because its default drops small weights."""
     from cut_cross_entropy import linear_cross_entropy
 
     return _linear(lambda rows, head, targets: linear_cross_entropy(rows, head, targets, filter_eps=None))

@@ -1,7 +1,7 @@
 """list_mle_loss on lists of 33 sentences (one chain each), forward + backward, against eager autograd and the compiler.
 
-"eager" sorts, gathers and takes one logcumsumexp, and autograd does the rest. "compiled scan" returns loss and
-gradient, without autograd around it. refine_similarity makes the teachers beforehand and is not timed.
+"eager" sorts, gathers and takes one logcumsumexp, and autograd computes the gradient. "compiled scan" returns loss and
+gradient without autograd. The teachers are computed beforehand by refine_similarity, which is not timed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def eager(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 
 
 def least(lists: int, device: str) -> tuple[int, int]:
-    """Bytes: student and teacher in, a gradient out."""
+    """Return bytes: student and teacher are read, and a gradient is written."""
     return 3 * 4 * lists * ITEMS, 0
 
 

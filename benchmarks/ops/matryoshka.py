@@ -1,8 +1,8 @@
-"""All prefix widths from one sweep, with gradients: raoe_loss over cosines, and info_nce_loss, against the widest alone
-and against a loss for each width.
+"""All prefix widths in a single pass, with gradients: raoe_loss over cosines, and info_nce_loss, against the widest
+width alone and against a separate loss for each width.
 
-"a loss a width" is what sentence-transformers' MatryoshkaLoss does around a loss: width by width, the rows of the wider
-one are cut, normalised anew, and compared. "columns cut" leaves the normalisation to the loss, which is always ours.
+"a loss a width" is the method of sentence-transformers' MatryoshkaLoss: for each width, cut the rows, normalise them
+again, and compute the loss. "columns cut" leaves the normalisation to the loss. The loss is always ours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Loss = Callable[..., torch.Tensor]
 
 
 def cases(size: int, device: str) -> list[Case]:
-    """Pairs, and anchors with as many positives and hard negatives."""
+    """Return the cases of `size` pairs, and of `size` anchors with equally many positives and hard negatives."""
     made = []
     for dims in WIDTHS:
         if size in PAIRS or size not in ANCHORS:
@@ -47,7 +47,7 @@ def _pairs(count: int, dims: Sequence[int], device: str) -> Case:
         return raoe_loss(pairwise_cosine(a, b, dims=widths), scores, labels)
 
     title = f"raoe_loss of {count:,} pairs, {len(dims)} widths up to {dims[-1]}, forward + backward"
-    # read for the cosines and for their gradient, which is written
+    # rows are read for the cosines and for the gradient, and the gradient is written
     return Case(title, _contenders(loss, matrices, dims), 6 * 4 * count * dims[-1], 12 * count * dims[-1])
 
 

@@ -1,8 +1,8 @@
 """raoe_loss, both objectives with their gradient, against sentence-transformers' CoSENTLoss (one objective) and others.
 
 All contenders get the same similarities and scores and run forward + backward. "floor" is an autograd.Function that
-computes nothing; "sort" is torch.sort of the scores alone, without any loss. On a CPU some sizes come once more "in a
-step": each call after matrix products, which fill the caches with other things and leave torch's threads spinning.
+computes nothing; "sort" is only torch.sort of the scores. On a CPU some sizes are also timed "in a step": each call
+follows matrix products, which fill the caches with other data and leave torch's threads spinning.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from raoe_kernels.pairwise import params, scan
 SIZES = {"cpu": [512, 8192, 131072, 1 << 20], "cuda": [64, 512, 4096, 8192, 131072, 1 << 20]}
 HUGE = 1 << 24
 IN_STEP_UP_TO = 8192
-REFERENCE_UP_TO = 8192  # B x B float32 matrices beyond it do not fit
+REFERENCE_UP_TO = 8192  # most pairs whose B x B float32 matrices fit into memory
 TESTS = ["tests/kernels/test_pairwise_by_hand.py", "tests/kernels/test_pairwise_conformance.py"]
 
 
 class _Floor(torch.autograd.Function):
-    """What autograd and Python cost around a loss that is free."""
+    """A loss without computation: the cost of autograd and Python alone."""
 
     @staticmethod
     def forward(ctx, similarity):
@@ -37,7 +37,7 @@ class _Floor(torch.autograd.Function):
 
 
 def inputs(pairs: int, device: str, copy: int = 0) -> tuple[torch.Tensor, ...]:
-    """Similarities and scores that agree about as well as in training, three labels that follow the scores loosely."""
+    """Return similarities and scores that agree about as well as in training, and three labels that roughly follow."""
     seeded = torch.Generator().manual_seed(pairs + copy)
     scores = torch.rand(pairs, generator=seeded)
     similarity = (scores + 0.3 * torch.randn(pairs, generator=seeded)).clamp(-1, 1)
@@ -46,7 +46,7 @@ def inputs(pairs: int, device: str, copy: int = 0) -> tuple[torch.Tensor, ...]:
 
 
 def least(pairs: int, device: str) -> tuple[int, int]:
-    """Bytes: similarity, score and label in, gradient out, scaled by another pass."""
+    """Return bytes: similarity, score and label are read, the gradient is written and scaled by another pass."""
     return pairs * (4 + 4 + 8 + 4 + 8), 0
 
 
@@ -77,7 +77,7 @@ def case(pairs: int, device: str) -> Case:
 
 
 def cases(pairs: int, device: str) -> list[Case]:
-    """A loop of nothing else, and the situation of a training step."""
+    """Return the case in a tight loop, and on a CPU also the case in a training step."""
     alone = case(pairs, device)
     if device != "cpu" or pairs > IN_STEP_UP_TO:
         return [alone]
@@ -93,7 +93,7 @@ def cases(pairs: int, device: str) -> list[Case]:
 
 
 def _compiled_scan() -> Callable[..., torch.Tensor]:
-    """torch.compile of our scan, told the number of labels so that it need not assume any."""
+    """torch.compile of our scan, with the number of labels, so that it need not assume the worst case."""
     constants = params.make(True, True, 20.0, margin=2)
 
     @torch.compile(fullgraph=True, dynamic=False)
@@ -115,7 +115,7 @@ def _compiled_scan() -> Callable[..., torch.Tensor]:
 
 
 def _cosent(pairs: int) -> Callable[..., torch.Tensor]:
-    """sentence-transformers' own class, handed ready similarities."""
+    """sentence-transformers' own class with precomputed similarities."""
     import sentence_transformers
     from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 

@@ -1,7 +1,7 @@
-"""sigmoid_loss of pairs, gradients of both matrices, of scale and of the bias, against the whole matrix of logits.
+"""sigmoid_loss of pairs with gradients of both matrices, of scale and of bias, against the whole matrix of logits.
 
-"eager" is what everybody writes who has no kernel (open_clip's SigLipLoss is): normalised rows, their product, the log
-sigmoid of it times a matrix of signs, and autograd.
+"eager" is the usual code without a kernel, as in open_clip's SigLipLoss: normalised rows, their product, the log
+sigmoid of the product times a matrix of signs, and autograd.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from raoe_kernels import sigmoid_loss
 SIZES = {"cpu": [512, 4096], "cuda": [512, 4096, 16384, 65536]}
 COLUMNS = {"cpu": 384, "cuda": 768}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
-TESTS = ["tests/kernels/test_sigmoid.py"]  # test_contrast.py is in InfoNCE's
+TESTS = ["tests/kernels/test_sigmoid.py"]  # test_contrast.py runs with InfoNCE
 SCALE, BIAS = 10.0, -10.0
-LOGITS_UP_TO = 16384  # eager holds several matrices of them, 1 GB each in float32
+LOGITS_UP_TO = 16384  # most anchors for eager, which stores several matrices of logits, 1 GB each in float32
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -31,7 +31,7 @@ def eager(anchors: torch.Tensor, positives: torch.Tensor, scale: torch.Tensor, b
 
 
 def least(rows: int, device: str) -> tuple[int, int]:
-    """Bytes and FLOPs: each matrix read, each gradient written; three products with the logits' cells."""
+    """Return bytes and FLOPs: each matrix is read, each gradient written; three products of the logits' size."""
     columns = COLUMNS[device]
     return 2 * 2 * rows * columns * DTYPES[device].itemsize, 3 * 2 * rows * rows * columns
 

@@ -1,5 +1,5 @@
-// Pairwise cosine on the CPU: each row is read once in forward, for all widths; in backward it is read and written
-// once, by the segments of columns between two widths.
+// Pairwise cosine on the CPU. Forward reads each row once for all widths. Backward reads and writes each row once, in
+// segments of the columns between two widths.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
@@ -13,11 +13,11 @@ namespace raoe {
 namespace {
 
 constexpr std::int64_t elements_a_task = 1 << 15;
-constexpr std::int64_t elements_a_thread = 1 << 17;  // fewer do not pay for starting one
+constexpr std::int64_t elements_a_thread = 1 << 17;  // with fewer, starting a thread costs more than it saves
 
 using Dims = std::vector<std::int64_t>;
 
-// Sums of a row's a b, a a and b b, side by side in W: an error grows with columns / lanes.
+// Sums of a row's a b, a a and b b in W, in parallel lanes: the rounding error grows with columns / lanes.
 template <class W>
 struct Products {
   static constexpr int lanes = 32;
@@ -30,7 +30,7 @@ struct Products {
       for (int k = 0; k < lanes; ++k) one(a[d + k], b[d + k], k);
     }
     const int rest = static_cast<int>(columns - d);
-    if (rest) {  // masked: narrow widths have nothing else
+    if (rest) {  // masked, not a scalar loop: a narrow width consists of the rest only
       for (int k = 0; k < lanes; ++k) one(k < rest ? a[d + k] : T(0), k < rest ? b[d + k] : T(0), k);
     }
   }
@@ -45,8 +45,8 @@ struct Products {
 
 constexpr std::int64_t rows_at_once = 16;
 
-// The sums of a few rows up to each width, (widths, 3, rows_at_once). Their last lanes are joined all at once: a row's
-// would be scalar additions.
+// The sums of a few rows up to each width, (widths, 3, rows_at_once). The lanes of all rows are joined together, in
+// vector additions; joining those of a single row would take scalar additions.
 template <class T>
 class Few {
  public:
@@ -80,10 +80,10 @@ class Few {
   std::vector<T> parts_, halves_;
 };
 
-// Squares of very small or large floats leave the range of float.
+// Whether both sums are safely inside float's range: squares of very small or large floats are not.
 RAOE_INLINE bool in_range(double aa, double bb) { return aa > 1e-28 && bb > 1e-28 && aa + bb < 1e38; }
 
-// A row's sums in double.
+// Compute a row's sums in double.
 template <class T>
 RAOE_NOINLINE void exactly(const T* a, const T* b, std::int64_t columns, double& ab, double& aa, double& bb) {
   Products<double> products;
@@ -96,14 +96,14 @@ RAOE_NOINLINE void exactly(const T* a, const T* b, std::int64_t columns, double&
   }
 }
 
-// d cosine / d row x the upstream gradient = other across - row own.
+// Gradient of a row: upstream gradient x d cosine / d row = other across - row own.
 template <class T>
 RAOE_INLINE void gradient(const T* __restrict row, const T* __restrict other, T* __restrict out, std::int64_t columns,
                           T across, T own) {
   for (std::int64_t d = 0; d < columns; ++d) out[d] = other[d] * across - row[d] * own;
 }
 
-// From a few rows' sums; 0 where a norm counts as zero.
+// Cosines and inverse norms from the sums of a few rows; 0 where a norm counts as zero.
 template <class T>
 RAOE_INLINE void cosines(const double* __restrict ab, const double* __restrict aa, const double* __restrict bb,
                          std::int64_t rows, double eps, T* __restrict c, T* __restrict inverse_a,
@@ -118,7 +118,7 @@ RAOE_INLINE void cosines(const double* __restrict ab, const double* __restrict a
   }
 }
 
-// dc/da = b / (|a| |b|) - c a / |a|^2: a few rows' factors of b and of a, with those of wider widths.
+// dc/da = b / (|a| |b|) - c a / |a|^2: the factors of b and of a for a few rows, added to those of wider widths.
 template <class T>
 RAOE_INLINE void add_factors(const T* __restrict grad, const T* __restrict c, const T* __restrict inverse_a,
                              const T* __restrict inverse_b, std::int64_t rows, bool more, const double* wider_across,
@@ -180,8 +180,8 @@ void forward(const CosineArgs& args, const Dims& dims, int threads) {
   });
 }
 
-// What each width of a few rows needs, side by side: (K, rows_at_once). A width's results lie `rows` from those of the
-// next, which is often a power of two: written row by row they would fall into one set of the cache.
+// Factors of a few rows, (K, rows_at_once). They are stored together because the inputs of two widths lie `rows` apart,
+// often a power of two: read row by row, they would all fall into one set of the cache.
 struct Factors {
   explicit Factors(std::size_t widths) : first(widths * rows_at_once), second(first), third(first) {}
   std::vector<double> first, second, third;
@@ -198,7 +198,7 @@ void backward(const CosineGradArgs& args, const Dims& dims, int threads) {
     Factors factors(dims.size());
     for (std::int64_t r = first; r < end; r += rows_at_once) {
       const std::int64_t few = std::min(rows_at_once, end - r);
-      // A column is in every width that reaches beyond it: factors are summed from the widest on.
+      // A column is part of every width that includes it, so factors are summed from the widest width on.
       for (std::size_t k = dims.size(); k-- > 0;) {
         const std::int64_t at = static_cast<std::int64_t>(k) * args.rows + r;
         const std::size_t to = k * rows_at_once, wider = k + 1 < dims.size() ? to + rows_at_once : to;

@@ -1,4 +1,5 @@
-// Pairwise cosine on the GPU: a warp a row, or a block where rows are few; each row read once in either direction.
+// Pairwise cosine on the GPU: one warp per row, or one block per row if there are few rows. Forward and backward each
+// read every row once.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -9,7 +10,7 @@ namespace raoe {
 namespace {
 
 constexpr int BLOCK = 128;
-// Up to here a block a row. An H200 holds 8,448 warps: one a row would leave most of it idle.
+// Up to this many rows, use one block per row: an H200 holds 8,448 warps, and a warp per row would leave most idle.
 constexpr std::int64_t FEW_ROWS = 2048;
 
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
@@ -22,7 +23,7 @@ __device__ __forceinline__ void narrow(float x, __nv_bfloat16& y) { y = __float2
 __device__ __forceinline__ void narrow(float x, float& y) { y = x; }
 __device__ __forceinline__ void narrow(double x, double& y) { y = x; }
 
-// What a thread loads or stores at once.
+// The elements that a thread loads or stores at once.
 template <class T, int WIDTH>
 struct alignas(WIDTH * sizeof(T)) Pack {
   T at[WIDTH];
@@ -38,7 +39,7 @@ __device__ __forceinline__ void write(T* row, std::int64_t k, const Pack<T, WIDT
   *reinterpret_cast<Pack<T, WIDTH>*>(row + k) = values;
 }
 
-// Three sums over the LANES threads of a row, which are a warp or the block; every one of them gets them.
+// Sum three values over the LANES threads of a row (a warp or the block). Every thread gets the sums.
 template <int LANES, class W>
 __device__ __forceinline__ void sum_over_row(W (&sums)[3]) {
   for (W& sum : sums) {
@@ -62,7 +63,7 @@ __device__ __forceinline__ std::int64_t row_of_this_thread() {
   return (static_cast<std::int64_t>(blockIdx.x) * BLOCK + threadIdx.x) / LANES;
 }
 
-// T: the rows' type. W: float, or double for double rows. A block's rows all exist where LANES is BLOCK.
+// T: the rows' type. W: float, or double for double rows. If LANES is BLOCK, every block has a row.
 template <class T, class W, int WIDTH, int LANES>
 __global__ void __launch_bounds__(BLOCK) forward(const CosineArgs args) {
   const std::int64_t row = row_of_this_thread<LANES>();
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(BLOCK) forward(const CosineArgs args) {
   if (lane) return;
   const W norm_a = sqrt(sums[1]), norm_b = sqrt(sums[2]);
   const W eps = static_cast<W>(args.eps);
-  const bool dead = norm_a <= eps || norm_b <= eps;  // false for NaN, which goes on into the result
+  const bool dead = norm_a <= eps || norm_b <= eps;  // false for NaN, so that NaN reaches the result
   const W inverse_a = dead ? W(0) : W(1) / norm_a, inverse_b = dead ? W(0) : W(1) / norm_b;
   static_cast<W*>(args.c)[row] = dead ? W(0) : sums[0] * inverse_a * inverse_b;
   static_cast<W*>(args.inverse_a)[row] = inverse_a;
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(BLOCK) backward(const CosineGradArgs args) {
   const W grad = static_cast<const W*>(args.grad)[row], along = grad * static_cast<const W*>(args.c)[row];
   const W across = grad * inverse_a * inverse_b;
   const W own_a = along * inverse_a * inverse_a, own_b = along * inverse_b * inverse_b;
-  const bool dead = inverse_a == W(0) && inverse_b == W(0);  // then 0 even where a row holds what 0 cannot multiply
+  const bool dead = inverse_a == W(0) && inverse_b == W(0);  // then write 0: factors of 0 would turn inf into NaN
   for (std::int64_t k = lane * WIDTH; k < args.columns; k += LANES * WIDTH) {
     const auto of_a = read<T, WIDTH>(a, k), of_b = read<T, WIDTH>(b, k);
     Pack<T, WIDTH> by_a, by_b;

@@ -1,8 +1,8 @@
-// A row of all widths at a time: its logits and their exponentials stay in the innermost caches between the passes.
+// Processes one row for all widths at a time, so that its logits and exponentials stay in the innermost caches.
 //
-//   logits   running sums of the products, x, the largest x
-//   sums     exp(x - largest) over all columns but the own one
-//   weights  dL/dx times what x is a product's multiple of, summed from the widest on
+//   logits   running sums of the products, the logits x, and the largest x
+//   sums     exp(x - largest) over all columns except the own one
+//   weights  the products' gradients, summed from the widest width on
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,13 +16,13 @@
 namespace raoe {
 namespace {
 
-constexpr std::int64_t cells_a_part = 1 << 15;    // fewer do not pay for starting a thread
-constexpr std::int64_t rows_a_part = 32;          // fewer do not pay for sums of their own along the columns
+constexpr std::int64_t cells_a_part = 1 << 15;    // with fewer, starting a thread costs more than it saves
+constexpr std::int64_t rows_a_part = 32;          // with fewer, separate column sums cost more than they save
 constexpr std::int64_t most_parts = 64;
-constexpr std::int64_t block = 1024;              // columns that are summed in T before they are joined in double
+constexpr std::int64_t block = 1024;              // columns that are summed in T before the sums are added in double
 constexpr int lanes = 32;
 
-// exp(x), exactly 0 from about exp's end on. x <= 0. Floats are good to an ulp, by sixteen at a time.
+// exp(x) for x <= 0, exactly 0 near the end of exp's range. For float: accurate to an ulp, and vectorises by sixteen.
 RAOE_INLINE double exp_below_0(double x) { return x < -700.0 ? 0.0 : fast_exp<double>(x < -700.0 ? -700.0 : x); }
 RAOE_INLINE float exp_below_0(float x) {
   constexpr float log2_e = 0x1.715476p0f, shifter = 0x1.8p23f;
@@ -37,7 +37,7 @@ RAOE_INLINE float exp_below_0(float x) {
   return x < -87.0f ? 0.0f : result;
 }
 
-// Running sums to `dots`, x to `logits`; returns the largest.
+// Write the running sums to `dots` and the logits x to `logits`. Returns the largest x.
 template <bool first, bool masked, class T>
 RAOE_INLINE T make_logits(const T* __restrict before, T* __restrict dots, const T* __restrict of_columns, T of_row,
                           const std::uint8_t* __restrict ignored, std::int64_t own, std::int64_t columns,
@@ -64,10 +64,10 @@ RAOE_INLINE T make_logits(const T* __restrict before, T* __restrict dots, const 
 }
 
 struct RowSums {
-  double others = 0, along = 0;  // of exp(y), and of exp(y) y, y being x - largest
+  double others = 0, along = 0;  // sums of exp(y) and of exp(y) y, with y = x - largest
 };
 
-// x becomes exp(x - largest), and 0 at `own`.
+// Replace x by exp(x - largest), and by 0 at `own`.
 template <class T>
 RAOE_INLINE RowSums exponentials(T* __restrict x, std::int64_t columns, std::int64_t own, T largest) {
   constexpr T least = sizeof(T) == 4 ? T(-87) : T(-700);
@@ -95,7 +95,7 @@ RAOE_INLINE RowSums exponentials(T* __restrict x, std::int64_t columns, std::int
   return sums;
 }
 
-// dots become their gradient: e x weight x of_columns, and what wider widths have there.
+// Replace the dots by their gradient: e x weight x of_columns, plus the gradient from wider widths.
 template <bool last, class T>
 RAOE_INLINE void make_weights(const T* __restrict e, const T* __restrict of_columns, T weight,
                               const T* __restrict wider, T* __restrict dots, T* __restrict along, std::int64_t columns) {
@@ -129,7 +129,7 @@ struct Rows {
                     : make_logits<false, false>(before, dots, of_columns, of_row, ignored, own, columns, x);
       const double at_own = static_cast<double>(x[own]) - static_cast<double>(largest);
       const RowSums sums = exponentials(x, columns, own, largest);
-      // The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
+      // Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
       const double of_own = std::exp(at_own), ratio = sums.others / of_own, whole = sums.others + of_own;
       static_cast<T*>(args.losses)[at] =
           static_cast<T>(ratio < 1e30 ? std::log1p(ratio) : std::log(sums.others) - at_own);
@@ -162,7 +162,7 @@ struct Rows {
 template <class T>
 void each_row(const WidthsArgs& args, int threads) {
   const std::int64_t cells = args.widths * args.rows * args.columns;
-  // Sums along the columns are a part's, and parts are the data's, so that results are the same by any number of threads.
+  // Every part has its own column sums, and parts depend on the data only: results are the same for any thread count.
   const std::int64_t useful = std::min(most_parts, std::min(args.rows / rows_a_part, cells / cells_a_part));
   const std::int64_t parts = std::max<std::int64_t>(useful, 1);
   Team team(static_cast<int>(std::min<std::int64_t>(threads, parts)));

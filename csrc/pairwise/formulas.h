@@ -1,7 +1,7 @@
-// The formulas of the pairwise losses, for host and device alike.
+// Formulas of the pairwise losses, for host and device.
 //
-// Positions are those of the pairs sorted by score. A run is a maximal range of equal scores: `first` and
-// `last` are the positions of its ends and `index` counts the runs before it.
+// Positions refer to the pairs sorted by score. A run is a maximal range of equal scores: `first` and `last` are
+// its first and last position, and `index` is the number of earlier runs.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace raoe {
 
-// ---- Scores as unsigned integers in the same order; -0.0 and 0.0 are one key. ----
+// ---- Scores as unsigned integers in the same order; -0.0 and 0.0 have the same key. ----
 
 template <class To, class From>
 RAOE_HD To bits_of(From value) {
@@ -26,8 +26,8 @@ RAOE_HD bool is_nan(float x) { return x != x; }
 RAOE_HD bool is_nan(double x) { return x != x; }
 RAOE_HD bool is_nan(std::int64_t) { return false; }
 
-// The sign decides the direction. Adding 0 turns -0.0 into 0.0; where a NaN goes does not matter, callers
-// look for it.
+// Flip all bits of a negative number, and only the sign bit of others. Adding 0 turns -0.0 into 0.0. NaN may get
+// any key, because callers test for it.
 RAOE_HD std::uint32_t orderable(float score) {
   const std::int32_t bits = bits_of<std::int32_t>(score + 0.0f);
   return static_cast<std::uint32_t>(bits ^ ((bits >> 31) | INT32_MIN));
@@ -38,25 +38,25 @@ RAOE_HD std::uint64_t orderable(double score) {
 }
 RAOE_HD std::uint64_t orderable(std::int64_t score) { return static_cast<std::uint64_t>(score ^ INT64_MIN); }
 
-// ---- Ranks. Twice a rank is an integer under every rule, counted from 0; it never decreases along the order.
-// Int: 64 bits, or 32 where 2 n fits them.
+// ---- Ranks, counted from 0. Twice a rank is an integer under every tie rule and never decreases with the position.
+// Int: 64 bits, or 32 bits if 2 n fits.
 
 template <class Int>
 RAOE_HD Int doubled_rank(Ties ties, Int position, Int first, Int last, Int index) {
   if (ties == Ties::dense) return 2 * index;
   if (ties == Ties::ordinal) return 2 * position;
-  return (ties == Ties::max ? last : first) + (ties == Ties::min ? first : last);  // average: of both
+  return (ties == Ties::max ? last : first) + (ties == Ties::min ? first : last);  // average: first + last
 }
 
 // ---- The angle. ----
 
 template <class T>
 RAOE_HD T clip_bound() {
-  // In T's own arithmetic, so that every backend clips the same values.
+  // Computed in T, so that every backend clips the same values.
   return T(1) - T(1e-6);
 }
 
-// Neither clipped nor NaN.
+// Whether c is neither clipped nor NaN.
 template <class T>
 RAOE_HD bool inside_clip(T c) {
   return c > -clip_bound<T>() && c < clip_bound<T>();
@@ -65,7 +65,7 @@ RAOE_HD bool inside_clip(T c) {
 template <class T>
 RAOE_HD T clip(T c) {
   const T bound = clip_bound<T>();
-  return c < -bound ? -bound : (c > bound ? bound : c);  // NaN passes
+  return c < -bound ? -bound : (c > bound ? bound : c);  // NaN stays NaN
 }
 
 template <class T>
@@ -78,14 +78,14 @@ RAOE_HD double inverse_root(double x) { return 1 / std::sqrt(x); }
 RAOE_HD float inverse_root(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // good to 2 ulp
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // accurate to 2 ulp
   return y;
 #else
   return 1 / std::sqrt(x);
 #endif
 }
 
-// d(-theta)/dc = 1 / sqrt(1 - c^2), 0 where the clip is active. (1 - c)(1 + c) keeps its digits near +-1.
+// d(-theta)/dc = 1 / sqrt(1 - c^2), or 0 where clipped. (1 - c)(1 + c) keeps its digits near +-1.
 template <class T>
 RAOE_HD T angle_slope(T c) {
   return inside_clip(c) ? inverse_root((T(1) - c) * (T(1) + c)) : T(0);
@@ -93,8 +93,8 @@ RAOE_HD T angle_slope(T c) {
 
 // ---- The sums. ----
 
-// Sums of exponentials are plain where tau x range(c) (tau x range(theta)) is less than this: the largest of them, n
-// terms of exp(range), is then within float's range; within double's the largest Z, too. `single`: terms are floats.
+// Sums of exponentials are plain numbers if tau x range(c) and tau x range(theta) are below this bound: then the sum of
+// n terms exp(range) fits float (`single`), or with double terms even the largest Z fits double.
 inline double linear_room(bool single, std::int64_t n) {
   const double count = std::log(static_cast<double>(n));
   return single ? 85 - count : 680 - 2 * count;

@@ -1,4 +1,4 @@
-"""The public attentions: what a call means, and its argument errors."""
+"""Public attention functions: documentation and argument checks."""
 
 from __future__ import annotations
 
@@ -24,36 +24,35 @@ def bidirectional_attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Every real token of a sentence attends to all real tokens of it (BeLLM, Eq. 3 and 4): softmax(scale q k^T) v.
+    """Bidirectional attention over padded or packed sentences: softmax(scale q k^T) v (BeLLM, Eq. 3 and 4).
 
-    Padding has no influence at all: NaN or inf there does not spread, neither forward nor backward. Rows of padding
-    are 0 in the result and in the gradients, whatever gradient comes in for them; so is a sentence without tokens.
-    A sentence's result does not depend on what else is in the batch, up to rounding (the backends' README says where
-    to the bit).
+    Every real token attends to all real tokens of its sentence. Padding has no influence: NaN or inf in padding does
+    not spread, and padding rows are 0 in the result and in the gradients, whatever their incoming gradient. A
+    sentence's result does not depend on the rest of the batch, up to rounding (see the README for exact equality).
 
     Args:
         q: (b, h, L, d), or packed (tokens, h, d): float16, bfloat16, float32 or float64.
         k, v: (b, hk, L, d), or packed (tokens, hk, d), with q's dtype and device; h is a multiple of hk, and query head
             i uses key head i // (h / hk). d is 1 to 256.
-        lengths: (b,) integers, the number of real tokens of each row, which come first (right padding); 0 <= lengths
-            <= L, seen to on the CPU only (elsewhere it would cost a wait for the device).
-        padding_mask: (b, L) bool or integers, True or not 0 where a token is real (Hugging Face's attention_mask):
-            left or right padding or any other pattern. At most one of lengths and padding_mask.
-        cu_seqlens: (b + 1,) int32, for packed input and there only: sequence i is tokens cu_seqlens[i] up to
-            cu_seqlens[i + 1]. It does not decrease; tokens outside of all sequences are padding.
-        max_seqlen: the longest sequence's number of tokens, or more; given with cu_seqlens. Seen to on the CPU only:
-            elsewhere nothing is said of the results of a sequence that is longer.
-        scale: finite, default 1 / sqrt(d).
+        lengths: (b,) integers from 0 to L: the number of real tokens in each row, for right padding. The range is
+            checked on the CPU only, since a check on a GPU would have to wait for the device.
+        padding_mask: (b, L) bool or integers, True or nonzero where a token is real (Hugging Face's attention_mask).
+            Any pattern is allowed. Give at most one of lengths and padding_mask.
+        cu_seqlens: (b + 1,) non-decreasing int32, required for packed input: sequence i holds tokens cu_seqlens[i] up
+            to cu_seqlens[i + 1], the end excluded. Tokens outside every sequence are padding.
+        max_seqlen: upper bound on the tokens in a sequence, required with cu_seqlens. It is checked on the CPU only;
+            elsewhere the result of a longer sequence is undefined.
+        scale: factor for the scores, a finite number. Default 1 / sqrt(d).
         backend: "auto", "reference", "scan" (torch's own attention) or "triton".
 
     Returns:
-        q's shape and dtype; arithmetic is in float32 at least. Under torch.autocast, inputs other than float64 are
-        first cast to autocast's dtype, as torch's scaled_dot_product_attention does.
+        Tensor of q's shape and dtype, computed in float32 or float64. Under torch.autocast, inputs other than float64
+        are first cast to autocast's dtype, as torch's scaled_dot_product_attention does.
 
     Raises:
-        TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked of a backend
-            without one ("triton").
+        TypeError, ValueError: an argument is invalid; the message names it.
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested from a backend that
+            has none ("triton").
     """
     return _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, False, backend)[0]
 
@@ -70,11 +69,11 @@ def dual_attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """(causal, bidirectional) attention of the same queries, keys and values, the two terms of BeLLM's Eq. 5.
+    """Causal and bidirectional attention of the same queries, keys and values: the two terms of BeLLM's Eq. 5.
 
-    Arguments, errors and the second result are those of bidirectional_attention. In the first a real token attends to
-    the real tokens up to itself by position, also where padding stands before or between them. "triton" makes both in
-    one pass over the keys, "scan" in two calls of torch's attention.
+    Args, Raises: as for bidirectional_attention. Backend "triton" computes both results in one pass over the keys.
+
+    Returns: (causal, bidirectional). In the causal result a token attends to the real tokens up to its own position.
     """
     causal, full = _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, True, backend)
     return causal, full
@@ -86,12 +85,12 @@ def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, dual: b
     if sum(x is not None for x in (lengths, padding_mask, cu_seqlens)) > 1:
         got = {"lengths": lengths, "padding_mask": padding_mask, "cu_seqlens": cu_seqlens}
         shown = "; ".join(f"{name} {_validate.describe(x)}" for name, x in got.items() if x is not None)
-        raise ValueError(f"lengths, padding_mask and cu_seqlens exclude each other, got {shown}")
+        raise ValueError(f"lengths, padding_mask and cu_seqlens exclude each other: give one of them, got {shown}")
     if packed:
         padding = Padding(None, None, *_packed(q, cu_seqlens, max_seqlen))
     else:
         if max_seqlen is not None:
-            raise ValueError(f"max_seqlen goes with cu_seqlens and packed input, got {max_seqlen!r} without cu_seqlens")
+            raise ValueError(f"max_seqlen requires cu_seqlens and packed input, got {max_seqlen!r} without cu_seqlens")
         padding = Padding(_lengths(q, lengths), _mask(q, padding_mask), None, q.shape[2])
     scale = q.shape[-1] ** -0.5 if scale is None else _validate.number("scale", scale)
     if q.dtype != torch.float64 and torch.is_autocast_enabled(q.device.type):
@@ -101,10 +100,10 @@ def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, dual: b
 
 def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
     if isinstance(q, Tensor) and q.ndim == 3 and ndim == 4:
-        raise ValueError(f"q must have 4 dimensions, or 3 together with cu_seqlens, got {_validate.describe(q)}")
+        raise ValueError(f"q must have 4 dimensions, or 3 with cu_seqlens, got {_validate.describe(q)}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         _validate.float_tensor(name, x, ndim)
-    # Autocast brings them to one dtype: in a model, rotary embeddings leave q and k in float32 and v in half precision.
+    # Under autocast the dtypes may differ: rotary embeddings leave q and k in float32 while v is in half precision.
     alike = torch.is_autocast_enabled(q.device.type) and torch.float64 not in (q.dtype, k.dtype, v.dtype)
     if not (q.device == k.device == v.device and (alike or q.dtype == k.dtype == v.dtype)):
         got = ", ".join(_validate.describe(x) for x in (q, k, v))
@@ -113,15 +112,15 @@ def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
     rest = [(x.shape[0], *x.shape[2:]) if ndim == 4 else (x.shape[0], x.shape[2]) for x in (q, k)]
     if k.shape != v.shape or rest[0] != rest[1]:
         got = ", ".join(_validate.describe(x) for x in (q, k, v))
-        raise ValueError(f"k and v must have the same shape, and q's but for the number of heads, got {got}")
+        raise ValueError(f"k and v must have the same shape, equal to q's except for the number of heads, got {got}")
     if key_heads == 0 or heads % key_heads:
-        raise ValueError(f"q's heads must be a multiple of k's, got {heads} and {key_heads}")
+        raise ValueError(f"q's number of heads must be a multiple of k's, got {heads} and {key_heads}")
     if not 1 <= q.shape[-1] <= MAX_HEAD_DIM:
-        raise ValueError(f"q's head dimension must be 1 to {MAX_HEAD_DIM}, got {_validate.describe(q)}")
+        raise ValueError(f"q's head dimension must be from 1 to {MAX_HEAD_DIM}, got {_validate.describe(q)}")
 
 
 def _readable(value: Tensor) -> bool:
-    """Whether looking at the values costs nothing: no wait for a device, no break in a graph."""
+    """Whether reading the values is free: it waits for no device and breaks no compiled graph."""
     return value.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -130,14 +129,14 @@ def _lengths(q: Tensor, lengths: Tensor | None) -> Tensor | None:
         return None
     _validate.integers("lengths", lengths, q.shape[:1], "q", q)
     if _readable(lengths) and ((lengths < 0) | (lengths > q.shape[2])).any():
-        raise ValueError(f"lengths must be 0 to {q.shape[2]}, got {lengths.tolist()}")
+        raise ValueError(f"lengths must be from 0 to {q.shape[2]}, got {lengths.tolist()}")
     return lengths
 
 
 def _mask(q: Tensor, mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
-    # Floats are refused: they might be an additive mask, where 0 is a real token.
+    # Reject floats: they could be an additive mask, in which 0 marks a real token.
     mask = _validate.companion("padding_mask", mask, (q.shape[0], q.shape[2]), "q", q)
     _validate.integer_tensor("padding_mask", mask)
     return mask if mask.dtype == torch.bool else mask != 0
@@ -157,7 +156,8 @@ def _packed(q: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> tuple[Tens
         raise ValueError(f"max_seqlen must be >= 0, got {max_seqlen}")
     if _readable(cu_seqlens):
         if cu_seqlens[0] < 0 or cu_seqlens[-1] > q.shape[0] or (cu_seqlens.diff() < 0).any():
-            raise ValueError(f"cu_seqlens must go up from 0 to at most {q.shape[0]} tokens, got {cu_seqlens.tolist()}")
+            got = cu_seqlens.tolist()
+            raise ValueError(f"cu_seqlens must not decrease and must stay within 0 to {q.shape[0]}, got {got}")
         if (cu_seqlens.diff() > max_seqlen).any():
             raise ValueError(f"max_seqlen must be at least the longest sequence's length, got {max_seqlen} for "
                              f"cu_seqlens {cu_seqlens.tolist()}")  # fmt: skip

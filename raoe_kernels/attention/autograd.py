@@ -1,11 +1,11 @@
 """Bidirectional and dual attention as differentiable functions, eager and under torch.compile.
 
-A backend in plain torch is one function, which autograd differentiates:
+A backend in plain torch has one function, which autograd differentiates:
     forward(q, k, v, padding, scale, dual) -> (bidirectional,) or (causal, bidirectional).
-A backend with a written gradient has three: `spans(q, padding)` gives the padding as it was prepared for both others,
-and `forward` gives the logsumexps that its `backward` needs as well:
+A backend with its own gradient has three. `spans(q, padding)` prepares the padding for the other two, and `forward`
+also returns the logsumexps that `backward` needs:
     forward(...) -> (causal, bidirectional, logsumexp causal, logsumexp bidirectional), the causal ones None if not dual
-    backward(grad causal, grad bidirectional, q, k, v, padding, scale, *what forward gave, needs) -> (dq, dk, dv)
+    backward(grad causal, grad bidirectional, q, k, v, padding, scale, *results of forward, needs) -> (dq, dk, dv)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OP = Op(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, backend: str
 ) -> tuple[Tensor, ...]:
-    """(bidirectional,) or (causal, bidirectional)."""
+    """Return (bidirectional,), or (causal, bidirectional) if dual."""
     module = eager(OP, backend, q, k, v, *padding[:3])
     if module is None:
         results = _operator(q, k, v, *padding[:4], scale, dual, backend)[:2]
@@ -56,7 +56,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, 
 
 
 def _serving(module: Any, q: Tensor, padding: Padding) -> Any:
-    """The module itself, or the one that it chooses for such a call."""
+    """Return the module itself, or the one that it chooses for this call."""
     return module.serving(q, padding) if hasattr(module, "serving") else module
 
 
@@ -77,7 +77,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         refuse_second_derivative("attention")
-        # asked for once: torch's checkpointing allows no more
+        # Read saved_tensors only once: torch's checkpointing does not allow a second read.
         q, k, v, lengths, mask, cu_seqlens, spans, *kept = ctx.saved_tensors
         causal, full = grads if len(grads) == 2 else (None, grads[0])
         found = ctx.module.backward(
@@ -113,7 +113,7 @@ def _operator_backward(
     if hasattr(module, "backward") and not _is_empty(q, padding):
         kept = causal, full, lse_causal, lse_full
         return module.backward(grad_causal, grad, q, k, v, padding, scale, *kept, tuple(needs))
-    # What autograd would have kept was lost with the operator's forward: it runs once more.
+    # The operator's forward keeps nothing for autograd, so run it again.
     with torch.enable_grad():
         q, k, v = inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         results = _attention(q, k, v, padding, scale, dual, module)

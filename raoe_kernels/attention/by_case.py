@@ -1,4 +1,4 @@
-"""What auto runs on CUDA: Triton's kernels, but torch's own attention where that should be no slower (README)."""
+"""Backend "auto" on CUDA: the Triton kernels, or torch's own attention if it should be at least as fast (README)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from . import scan, triton_kernels
 from .padding import Padding
 
-LONG = 512  # tokens up to which a sentence without padding is Triton's, too
-WIDE = 128  # columns from which ours do not keep their accumulators in registers
+LONG = 512  # most tokens of a batch without padding that still uses the Triton kernels
+WIDE = 128  # largest head dimension for which the Triton kernels keep their accumulators in registers
 
 
 def serving(q: Tensor, padding: Padding) -> ModuleType:
-    """The module that serves a call."""
+    """Return the module that runs the call."""
     if q.shape[-1] > WIDE:
         return scan
     unpadded = padding.cu_seqlens is None and padding.lengths is None and padding.mask is None

@@ -1,4 +1,4 @@
-"""Which tokens are real, in plain torch: padded and packed batches brought to one form, without a host sync."""
+"""Positions of the real tokens: convert padded and packed batches to one form in plain torch, without a host sync."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 class Padding(NamedTuple):
-    """Where the real tokens of a call are; at most one of the three tensors is given, without any all are real.
+    """Positions of the real tokens of a call. At most one of the three tensors is given; with none, all are real.
 
     lengths     [b]: the first lengths[i] tokens of row i are real
     mask        [b, L] bool: True where a token is real
     cu_seqlens  [b + 1] int32: tokens cu_seqlens[i] to cu_seqlens[i + 1] of a packed batch are sequence i
     longest     L of a padded batch, max_seqlen of a packed one
-    spans       what a backend made of the others for itself, once a call
+    spans       the same information in a backend's own form, prepared once per call
     """
 
     lengths: Tensor | None
@@ -26,9 +26,9 @@ class Padding(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """A batch in padded form, zeros where `real` [b, L] is False (None: all real).
+    """A batch in padded form, with zeros where `real` [b, L] is False (None: all tokens are real).
 
-    right: known to be right padding
+    right: True if the padding is known to be on the right
     """
 
     q: Tensor
@@ -39,14 +39,14 @@ class Padded(NamedTuple):
 
 
 def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
-    """[b, L] bool of a padded batch, None where nothing says that some are not."""
+    """Return [b, L] bool, True for the real tokens of a padded batch, or None if all are real."""
     if padding.lengths is None:
         return padding.mask
     return torch.arange(padding.longest, device=device) < padding.lengths[:, None]
 
 
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
-    """[b, heads, L, d] of each, padding zeroed: whatever stood there, NaN too, is gone, and gets gradient 0."""
+    """Convert q, k and v to [b, heads, L, d] with zeroed padding: NaN there disappears, and its gradient is 0."""
     if padding.cu_seqlens is not None:
         place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()
@@ -64,7 +64,7 @@ def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
 
 
 def unpad(out: Tensor, real: Tensor | None, padding: Padding, tokens: int) -> Tensor:
-    """The result [b, heads, L, d] in the form of the call, zeros where there was no real token."""
+    """Convert a result [b, heads, L, d] back to the form of the call, with zeros for padding."""
     if padding.cu_seqlens is None:
         return out if real is None else out.masked_fill(~real[:, None, :, None], 0)
     token = torch.arange(tokens, device=out.device)
@@ -76,7 +76,7 @@ def unpad(out: Tensor, real: Tensor | None, padding: Padding, tokens: int) -> Te
 
 
 def nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The result of a batch without sequences or with sequences without tokens: zeros, and zero gradients."""
+    """Return the result of a batch without sequences or without tokens: zeros, with zero gradients."""
     everywhere = torch.ones((), dtype=torch.bool, device=q.device)
     rest = k.masked_fill(everywhere, 0).sum() + v.masked_fill(everywhere, 0).sum()
     return q.masked_fill(everywhere, 0) + rest

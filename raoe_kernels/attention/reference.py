@@ -1,4 +1,4 @@
-"""The specification of bidirectional and dual attention. Any dtype, any device; autograd makes the gradient."""
+"""Reference implementation of bidirectional and dual attention for any dtype and device, differentiated by autograd."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from .padding import Padding, pad, unpad
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Tensor, ...]:
-    """(bidirectional,) or (causal, bidirectional): softmax(scale q k^T) v over the real keys, or those up to the
-    query."""
+    """Return (bidirectional,) or (causal, bidirectional): softmax(scale q k^T) v over all or earlier real keys."""
     tokens, dtype = q.shape[0], q.dtype
     with torch.autocast(q.device.type, enabled=False):
         exact = wide(dtype)
@@ -24,7 +23,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
         before = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         results = []
         for allowed in (both & before, both) if dual else (both,):
-            # A query of padding would have no key at all: it may see every key, and its row is zeroed afterwards.
+            # A padding query would have no key. Let it attend to every key; its row is zeroed afterwards.
             allowed = allowed | ~real[:, :, None]
             scores = (q @ k.transpose(2, 3) * scale).masked_fill(~allowed[:, None], -torch.inf)
             results.append(unpad(scores.softmax(-1) @ v, real, padding, tokens).to(dtype))

@@ -1,7 +1,7 @@
-"""Bidirectional and dual attention by torch's own: scaled_dot_product_attention, which differentiates itself, on a CPU
-its kernels in runs of sentences, and varlen_attn where that takes packed ones.
+"""Bidirectional and dual attention with torch's own functions: scaled_dot_product_attention, varlen_attn for packed
+batches if it supports them, and on a CPU the kernels behind scaled_dot_product_attention in runs of sentences.
 
-A dual call is two of them: torch has no attention that gives both.
+A dual call computes two attentions, because torch has no function that returns both.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .sentences import Sentences, takes
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Tensor, ...]:
     tokens = q.shape[0]
     with torch.autocast(q.device.type, enabled=False):
-        # Heads are repeated here and not by enable_gqa: with it torch's kernels that take a mask, and all on the CPU
-        # before 2.13, give way to the one that stores L x L scores.
+        # Repeat the heads here, not with enable_gqa: with it torch falls back to the kernel that stores L x L scores
+        # if there is a mask, and before torch 2.13 always on the CPU.
         group = q.shape[1] // k.shape[1]
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -33,11 +33,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
         q, k, v, real, right = pad(q, k, v, padding)
         results = []
         if dual:
-            # With right padding the keys up to a real query are real.
+            # With right padding, every key up to a real query is real, so no mask is needed.
             mask = None if right or real is None else _causal(real)
             causal = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
             results.append(unpad(causal, real, padding, tokens))
-        # A row without any key sees all of them, which are zeros.
+        # A row without a real key attends to all keys, which are zeros.
         mask = None if real is None else (real | ~real.any(1, keepdim=True))[:, None, None, :]
         full = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
         results.append(unpad(full, real, padding, tokens))
@@ -45,7 +45,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
 
 
 def takes_packed(q: Tensor, padding: Padding) -> bool:
-    """Whether torch's varlen_attn, FlashAttention on packed sentences, can serve: torch 2.10, half precision, sm_80."""
+    """Whether torch's varlen_attn (FlashAttention on packed sentences) can run: torch 2.10, half precision, sm_80."""
     return (
         padding.cu_seqlens is not None
         and q.device.type == "cuda"
@@ -57,14 +57,14 @@ def takes_packed(q: Tensor, padding: Padding) -> bool:
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    there = torch.__version__ >= "2.10"  # compared as versions; in 2.9 it takes no scale
+    there = torch.__version__ >= "2.10"  # compared as versions; in 2.9 varlen_attn has no scale argument
     return there and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Any, longest: int, scale: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # It leaves the rows of tokens of no sequence as they were in memory, in results and in gradients.
+    # varlen_attn does not write the rows of tokens outside all sequences, neither in results nor in gradients.
     token = torch.arange(q.shape[0], device=q.device)
     outside = ((token < ends[0]) | (token >= ends[-1]))[:, None, None]
     q, k, v = (x.masked_fill(outside, 0).contiguous() for x in (q, k, v))
@@ -73,7 +73,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Any, longest: int, scale: flo
 
 
 def _causal(real: Tensor) -> Tensor:
-    """[b, 1, L, L]: the real keys up to the query, and the query's own so that no row is without a key."""
+    """Mask [b, 1, L, L]: the real keys up to the query, and always the query's own, so that no row is empty."""
     length = real.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=real.device)

@@ -1,9 +1,9 @@
-"""Attention on a CPU in runs of sentences of like length, by the kernels behind torch's scaled_dot_product_attention,
-or by products where sentences are short and a gradient is wanted.
+"""Attention on a CPU in runs of sentences of similar length, with the kernels behind torch's
+scaled_dot_product_attention, or with matrix products if the sentences are short and need a gradient.
 
-Lengths can be read there, so that most of the padding need not be computed. What a run still has of it gets weights of
-exactly 0: as keys by a mask, as queries, in backward, by a logsumexp of inf or by weights that are zeroed. Only a
-product of 0 and something that is not finite would spread; where padding might hold such, it is zeroed first.
+On a CPU the lengths can be read, so most of the padding is never computed. The rest of a run's padding gets weights of
+exactly 0: a mask hides padding keys, and in backward a logsumexp of inf or zeroed weights hide padding queries. Padding
+that might not be finite is zeroed first, because 0 times inf or NaN would spread.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from .padding import Padding, real_tokens
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-# Multiplications with padding that a run may hold before another run costs less.
+# Multiplications with padding that a run may contain; beyond this, starting another run is cheaper.
 WASTE = 1 << 17
-# Tokens that the kernels take at once: 31 cost 1.6 times what 32 do, forward.
+# Run lengths are multiples of this many tokens: in forward, the kernels take 1.6 times as long for 31 tokens as for 32.
 STEP = 16
-# Tokens up to which all weights of a sentence are made and kept, which are no more than a result: products of all its
-# heads at once take less time than a kernel that goes head by head, and both softmaxes are of the same scores.
+# Up to this many tokens, all attention weights of a sentence are computed and kept; they are no larger than the result.
+# Products over all heads are faster than a kernel that goes head by head, and both softmaxes share the scores.
 SHORT = 32
-TAME = 1e15  # no product of two such numbers overflows
+TAME = 1e15  # products of two numbers of at most this size do not overflow
 
 
 class _Run(NamedTuple):
-    """Sentences that go together.
+    """Sentences that are computed together.
 
-    of      their rows, of a packed batch their tokens [sentences * length] (for padding: some token of the sentence); a
-            slice of the sentence that is alone, or of all rows of a padded batch
-    first   where their tokens begin in a padded row
-    length  of the longest, or a few tokens more
-    padding [sentences, length] bool, None where all are as long
-    hidden  [sentences, 1, 1, length], what keeps it out of a softmax: -inf there, else 0
-    real    of a packed batch with padding: the places of real tokens among sentences * length
+    of      their rows, or in a packed batch their tokens [sentences * length] (padding repeats a token of its
+            sentence); a slice for a single sentence, or for all rows of a padded batch
+    first   position of their first token in a padded row
+    length  length of the longest sentence, or a few tokens more
+    padding [sentences, length] bool, None if all have the same length
+    hidden  [sentences, 1, 1, length], added to the scores: -inf for padding, else 0
+    real    in a packed batch with padding: the positions of real tokens among sentences * length
     """
 
     of: slice | Tensor
@@ -51,14 +51,14 @@ class _Run(NamedTuple):
     real: Tensor | None = None
 
     def take(self, x: Tensor) -> Tensor:
-        """Their part of x, [sentences, heads, length, d]."""
+        """Return the run's part of x, [sentences, heads, length, d]."""
         if x.ndim == 4:
             x = x[:, :, self.first : self.first + self.length]
         x = x[self.of] if isinstance(self.of, slice) else x.index_select(0, self.of)
         return x if x.ndim == 4 else x.unflatten(0, (-1, self.length)).transpose(1, 2)
 
     def put(self, x: Tensor, part: Tensor) -> None:
-        """Write their part of x."""
+        """Write the run's part of x."""
         of = self.of
         if x.ndim == 4:
             x = x[:, :, self.first : self.first + self.length]
@@ -72,16 +72,16 @@ class _Run(NamedTuple):
             x.index_copy_(0, of, part)
 
     def ways(self, count: int) -> list[tuple[bool, Tensor | None]]:
-        """(is_causal, attn_mask) of each result, causal first. Padding is on the right: keys up to a real query are
-        real."""
+        """Return (is_causal, attn_mask) for each result, causal first. A run has padding only on the right, so all keys
+        up to a real query are real, and the causal result needs no mask."""
         return [(True, None), (False, self.hidden)][-count:]
 
 
 def _runs(padding: Padding, q: Tensor) -> list[_Run]:
-    """All sentences with tokens, the longest first."""
+    """Split all sentences that have tokens into runs, the longest sentences first."""
     batch, width = q.shape[0], q.shape[1] * q.shape[-1]
     packed = padding.cu_seqlens is not None
-    if padding.lengths is not None and padding.longest <= SHORT:  # as they are, and empty ones with them
+    if padding.lengths is not None and padding.longest <= SHORT:  # one run of all rows, including empty ones
         return [_Run(slice(None), 0, padding.longest, *_hide(padding.longest, padding.lengths, q.dtype))]
     if padding.cu_seqlens is not None:
         ends = padding.cu_seqlens.tolist()
@@ -112,7 +112,7 @@ def _runs(padding: Padding, q: Tensor) -> list[_Run]:
 
 
 def _computed(length: int, room: int, least: int) -> int:
-    """Tokens that are computed of a sentence in a run."""
+    """Number of tokens to compute for a sentence of `length` tokens."""
     full = length if length <= STEP // 2 else -(-length // STEP) * STEP
     return min(max(full, least), room)
 
@@ -138,13 +138,13 @@ def _run(
 
 
 def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`padding` and `hidden` of a run."""
+    """Return a run's `padding` and `hidden`."""
     padding = torch.arange(longest) >= lengths[:, None]
     return padding, torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, -torch.inf)[:, None, None, :]
 
 
 def takes(padding: Padding) -> bool:
-    """Whether there is padding, and none of it between the tokens of a sentence."""
+    """Whether the batch has padding, and none of it lies between the tokens of a sentence."""
     if padding.mask is None:
         return padding.lengths is not None or padding.cu_seqlens is not None
     begins = padding.mask[:, 1:] & ~padding.mask[:, :-1]
@@ -152,7 +152,7 @@ def takes(padding: Padding) -> bool:
 
 
 def _clean(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list[Tensor]:
-    """Inputs as the kernels take them, from the `first` on with padding that is finite and of moderate size."""
+    """Make the inputs contiguous in their last dimension, and from input `first` on zero padding that may overflow."""
     found = []
     for i, x in enumerate(inputs):
         x = x if x.stride(-1) == 1 else x.contiguous()
@@ -165,7 +165,7 @@ def _clean(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list[T
 
 
 def _blank(padding: Tensor, *of: Tensor) -> None:
-    """Zero the padding of [sentences, heads, length, d] by its bits: masked_fill_ takes ten times as long."""
+    """Zero the padding of [sentences, heads, length, d] with bitwise and: masked_fill_ takes ten times as long."""
     kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[of[0].itemsize]
     bits = padding.to(kind).sub_(1)[:, None, :, None]
     for x in of:
@@ -173,7 +173,7 @@ def _blank(padding: Tensor, *of: Tensor) -> None:
 
 
 def _multiply(inputs: list[Tensor], run: _Run, scale: float, dual: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Results and weights, causal first, of a run of short sentences; 0 where a query is padding."""
+    """Return results and weights, causal first, of a run of short sentences; 0 for padding queries."""
     q, k, v = (x.contiguous() for x in inputs)
     scores = (q @ k.mT).mul_(scale)
     if run.hidden is not None:
@@ -188,7 +188,7 @@ def _multiply(inputs: list[Tensor], run: _Run, scale: float, dual: bool) -> tupl
 
 
 def _multiply_back(above: list[Tensor], weights: list[Tensor], inputs: list[Tensor], scale: float) -> list[Tensor]:
-    """The gradients of q, k and v."""
+    """Return the gradients of q, k and v."""
     q, k, v = (x.contiguous() for x in inputs)
     above = [grad.contiguous() for grad in above]
     ways = list(zip(above, weights, strict=True))
@@ -202,13 +202,14 @@ def _multiply_back(above: list[Tensor], weights: list[Tensor], inputs: list[Tens
 
 
 class Sentences(torch.autograd.Function):
-    """(bidirectional,), or (causal, bidirectional) if dual; no row has padding between its tokens, heads are alike."""
+    """Return (bidirectional,), or (causal, bidirectional) if dual. q, k and v have equally many heads, and no row has
+    padding between its tokens."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, last: bool):
-        """last: no gradient is asked for."""
-        q, k, v = _clean((q, k, v), padding, 1 if last else 0)  # of queries only gradients know what padding holds
-        # Without a gradient the kernels serve as well; products would round halves, and of packed ones copy more.
+        """last: True if no gradient is needed."""
+        q, k, v = _clean((q, k, v), padding, 1 if last else 0)  # padding queries matter only to gradients
+        # The kernels are as fast without a gradient. Products would round half precision, and copy packed batches more.
         short = not last and padding.cu_seqlens is None and q.dtype in (torch.float32, torch.float64)
         runs = _runs(padding, q)
         whole = len(runs) == 1 and runs[0].of == slice(None) and runs[0].length == padding.longest
@@ -239,7 +240,7 @@ class Sentences(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         refuse_second_derivative("attention")
-        saved = ctx.saved_tensors  # asked for once: torch's checkpointing allows no more
+        saved = ctx.saved_tensors  # read only once: torch's checkpointing does not allow a second read
         inputs, kept = saved[:3], iter(saved[3:])
         above = _clean(grads, ctx.padding)
         found = [] if ctx.whole else [x.new_zeros(x.shape) for x in inputs]

@@ -1,11 +1,11 @@
-"""The backward kernels in Triton: one recomputed tile of scores serves both softmaxes.
+"""Triton backward kernels of attention. One recomputed tile of scores serves both softmaxes.
 
 With p = 2^(score - lse), o the output and g its gradient: ds = p (g v - g o), dq = scale ds k, dk = scale ds^T q,
-dv = p^T g. Where a query may see a key in both softmaxes, p_full = w p_causal with w = 2^(lse_causal - lse_full) <= 1,
-a number a row. So the two contributions are one, of the gradient w g_full + g_causal and of the delta (g o) mixed
-alike: up to the diagonal the mixed gradient stands with the causal logsumexp, beyond it the full one with its own. The
-kernel of queries comes first and stores the mixed ones. Each of the two is a loop over the clear tiles on either side
-of the diagonal, and one over the rest: tiles on the diagonal, where each number is taken from its side, and edges.
+dv = p^T g. If a query sees a key in both softmaxes, p_full = w p_causal with w = 2^(lse_causal - lse_full) <= 1, one
+number per row. So both contributions combine into one: up to the diagonal it uses the mixed gradient
+w g_full + g_causal, the delta (g o) mixed in the same way, and the causal logsumexp; beyond the diagonal it uses the
+full ones. The query kernel runs first and stores the mixed values. Each kernel loops over the clear tiles on either
+side of the diagonal, and then over the rest: tiles on the diagonal, where each element uses its own side, and edges.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .triton_forward import (
 
 @triton.jit
 def _rest(start, length, holes, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr):
-    """What the clear loops leave: tiles of OTHER from `low` to `high`, then from `edge` to the sequence's end. Clear
-    are the tiles up to `low` and from `high` to `edge`."""
+    """Range of the tiles that need a mask: from `low` to `high` in steps of OTHER, and from `edge` to the sequence's
+    end. The tiles before `low` and from `high` to `edge` are clear."""
     low, high = 0, 0
     if DUAL:
         low, high = start, tl.minimum(start + BLOCK, length)
@@ -43,7 +43,7 @@ def _rest(start, length, holes, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: 
 
 @triton.jit
 def _nth(i, low, high, edge, OTHER: tl.constexpr):
-    """Where the i-th of those tiles starts."""
+    """Start of the i-th tile that needs a mask."""
     before = tl.cdiv(high - low, OTHER)
     return tl.where(i < before, low + i * OTHER, edge + (i - before) * OTHER)
 
@@ -55,7 +55,7 @@ def _count(low, high, edge, length, OTHER: tl.constexpr):
 
 @triton.jit
 def _by_score(scores, grad, values, lse, delta, wide: tl.constexpr):
-    """The gradient of a tile of scores, a row a query; -inf gets 0."""
+    """Gradient of a tile of scores with one row per query; a score of -inf gets 0."""
     return tl.exp2(scores - lse[:, None]) * (product(grad, values, wide) - delta[:, None])
 
 
@@ -64,7 +64,7 @@ def _gradient_of_queries(
     queries, k, v, grad, lse, delta, start, end, first, length, valid, holes, whole, k_row, v_row, factor, acc,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """acc + ds k over the clear tiles of keys from start to end."""
+    """Return acc + ds k over the clear tiles of keys from start to end."""
     wide: tl.constexpr = acc.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         _, place, real = places(at, first, length, valid, holes, whole, BLOCK, CLEAR)
@@ -78,13 +78,14 @@ def _gradient_of_queries(
 @kernel
 def attention_backward_q(
     q, k, v, causal, full, lse_causal, lse_full, spans, valid, grad_causal, grad_full, grad_mixed, delta_mixed,
-    delta_full, grad_q, apart, sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64,
+    delta_full, grad_q, gap, sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64,
     q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
     v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of queries, and for attention_backward_kv delta = g o and if DUAL the mixed gradient."""
+    """Gradient of a tile of queries. Also stores delta = g o and, if DUAL, the mixed gradient for
+    attention_backward_kv."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     dtype: tl.constexpr = q.dtype.element_ty
     tile = tl.program_id(0) % tiles
@@ -95,7 +96,7 @@ def attention_backward_q(
     if batch == sequences:
         blank(grad_q, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         return
-    first, length, holes = sequence(spans, apart, batch, longest, masked)
+    first, length, holes = sequence(spans, gap, batch, longest, masked)
     valid += batch * whole
     start = tile * BLOCK
     offset, position, real = places(start, first, length, valid, holes, whole, BLOCK)
@@ -157,7 +158,7 @@ def attention_backward_q(
 
 @triton.jit
 def _by_weight(scores, values, grad, lse, delta, by_value, wide: tl.constexpr):
-    """The gradient of a tile of scores, a column a query, and by_value + p^T g; -inf gets 0."""
+    """Gradient of a tile of scores with one column per query, and by_value + p^T g; a score of -inf gets 0."""
     p = tl.exp2(scores - lse[None, :])
     by_value = dot(p.to(grad.dtype), grad, by_value, wide)
     return p * (product(values, grad, wide) - delta[None, :]), by_value
@@ -168,7 +169,7 @@ def _gradients_of_keys(
     q, keys, values, grads, lses, deltas, start, end, first, length, valid, holes, whole, q_row, out_row, factor,
     by_key, by_value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """by_key + ds^T q and by_value + p^T g over the clear tiles of one head's queries from start to end."""
+    """Return by_key + ds^T q and by_value + p^T g over the clear tiles of one head's queries from start to end."""
     wide: tl.constexpr = by_key.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         _, place, real = places(at, first, length, valid, holes, whole, BLOCK, CLEAR)
@@ -184,17 +185,17 @@ def _gradients_of_keys(
 
 @kernel
 def attention_backward_kv(
-    q, k, v, lse_causal, lse_full, spans, valid, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v, apart,
+    q, k, v, lse_causal, lse_full, spans, valid, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v, gap,
     sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64,
     q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64,
     v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, own_batch: tl.int64,
     own_head: tl.int64, own_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     OTHER: tl.constexpr, DUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a tile of keys and values, summed over the query heads that share them. `heads` are k's.
+    """Gradients of a tile of keys and values, summed over the query heads that share them. `heads` is k's number.
 
-    No product is masked: a query that is not there is a row of zeros with a gradient of zeros, and what a key that is
-    not there gets is never stored.
+    No product needs a mask: a missing query is a row of zeros with a zero gradient, and the gradient of a missing key
+    is never stored.
     """
     wide: tl.constexpr = lse_full.dtype.element_ty
     dtype: tl.constexpr = q.dtype.element_ty
@@ -207,7 +208,7 @@ def attention_backward_kv(
         blank(grad_k, own_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         blank(grad_v, own_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         return
-    first, length, holes = sequence(spans, apart, batch, longest, masked)
+    first, length, holes = sequence(spans, gap, batch, longest, masked)
     valid += batch * whole
     start = tile * BLOCK
     offset, position, real = places(start, first, length, valid, holes, whole, BLOCK)

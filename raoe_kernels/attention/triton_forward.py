@@ -1,13 +1,13 @@
-"""The forward kernel in Triton, and what it shares with the backward ones.
+"""Triton forward kernel of attention, and the functions that it shares with the backward kernels.
 
-One program makes one tile of query rows of one head of one sequence, by an on-line softmax over tiles of keys in base
-2: m the running maximum of the scores, l the sum of 2^(score - m), acc the same sum of values. A dual one takes the
-keys before its tile, then those of its tile up to each query, writes the causal result, and goes on with the keys
-beyond: one state, never two, and scores of every tile made once.
+One program computes one tile of query rows of one head of one sequence, with an online softmax over tiles of keys in
+base 2: m is the running maximum of the scores, l the sum of 2^(score - m), acc the sum of values with these weights. A
+dual program processes the keys before its tile, then the keys of its tile up to each query, writes the causal result,
+and continues with the keys beyond. So it needs only one softmax state and computes the scores of every tile once.
 
-Tiles of keys within a sequence without holes are taken as they are; only those at its end, those on the diagonal, and
-those of a sequence with holes are masked. Places are counted from a sequence's first real token, so that a sentence
-meets the same tiles in the same order wherever it stands in a batch, padded left, right or packed.
+Most tiles of keys need no mask ("clear" tiles): only those at a sequence's end, on the diagonal, and of a sequence with
+holes do. Positions count from a sequence's first real token, so a sentence meets the same tiles in the same order
+wherever it lies in a batch, with left padding, right padding or packed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ POINTERS = [
     "grad_causal", "grad_full", "grad_mixed", "delta_mixed", "delta_full",
     "grad_q", "grad_k", "grad_v",
 ]  # fmt: skip
-# All rows begin at multiples of 16 bytes: launches see to it.
-ALIGN = tl.constexpr(8)  # strides come in units of as many elements
-# Whether every token of a loop's tiles is real.
+# All rows begin at multiples of 16 bytes: the launches ensure it.
+ALIGN = tl.constexpr(8)  # strides are given in units of this many elements
+# CLEAR: every token of a loop's tiles is real. EDGES: some may not be.
 CLEAR, EDGES = tl.constexpr(True), tl.constexpr(False)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @kernel
 def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
-    """Of each row of flags [b, longest] what `sequence` reads, spans [3, b]. A program a row."""
-    row, apart = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    """Compute spans [3, b], which `sequence` reads, from rows of flags [b, longest]. One program per row."""
+    row, gap = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     first, end, count = longest, 0, 0
     for start in range(0, longest, BLOCK):
         offset = start + tl.arange(0, BLOCK)
@@ -42,28 +42,28 @@ def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
         count += tl.sum(real.to(tl.int32))
     first = tl.minimum(first, end)
     tl.store(spans + row, first)
-    tl.store(spans + apart + row, end)
-    tl.store(spans + 2 * apart + row, (count < end - first).to(tl.int32))
+    tl.store(spans + gap + row, end)
+    tl.store(spans + 2 * gap + row, (count < end - first).to(tl.int32))
 
 
 @triton.jit
-def sequence(spans, apart, batch, longest, masked):
-    """First real token, number of tokens from there to the last real one, and 1 if there are holes between the two.
+def sequence(spans, gap, batch, longest, masked):
+    """Return the first real token, the number of tokens up to the last real one, and 1 if there are holes in between.
 
-    The second stands `apart` numbers behind the first, its end, and the third, which only a masked batch has, as many
-    behind that: apart is 1 for cu_seqlens.
+    In spans, a sequence's end lies `gap` numbers behind its start (gap is 1 for cu_seqlens), and the flag for holes,
+    which only a masked batch has, another `gap` numbers further.
     """
     first = tl.load(spans + batch)
-    length = tl.maximum(tl.minimum(tl.load(spans + apart + batch) - first, longest), 0)
-    return first, length, tl.load(spans + 2 * apart + batch, masked != 0, 0)
+    length = tl.maximum(tl.minimum(tl.load(spans + gap + batch) - first, longest), 0)
+    return first, length, tl.load(spans + 2 * gap + batch, masked != 0, 0)
 
 
 @triton.jit
 def places(start, first, length, valid, holes, whole, BLOCK: tl.constexpr, WHICH: tl.constexpr = EDGES):
-    """Of a tile: offsets in the sequence, positions in the tensor, and which are real.
+    """Return a tile's offsets in the sequence, its positions in the tensor, and a mask of the real tokens.
 
-    In a padded batch of rows of `whole` tokens, the tiles after the last real token go on with the row's padding, first
-    what stands behind it and then what stands before `first`: every token is some tile's. A packed one has whole = 0.
+    In a padded batch with rows of `whole` tokens, the tiles after the last real token cover the row's padding: first
+    the padding behind it, then that before `first`, so that every token has a tile. Packed batches have whole = 0.
     """
     offset = start + tl.arange(0, BLOCK)
     position = first + offset
@@ -79,7 +79,7 @@ def rows(
     x, position, inside, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr,
     WHICH: tl.constexpr = EDGES,
 ):  # fmt: skip
-    """[BLOCK, BLOCK_D] rows of a tensor, zeros where not inside: padding is never read."""
+    """Load [BLOCK, BLOCK_D] rows of a tensor, with zeros outside: padding is never read."""
     column = tl.arange(0, BLOCK_D)
     at = x + position[:, None] * (stride * UNIT) + column[None, :]
     if WHICH == EDGES:
@@ -101,8 +101,8 @@ def keep(x, position, inside, stride, value, HEAD_DIM: tl.constexpr, BLOCK_D: tl
 def blank(
     x, row, spans, sequences, tokens, tile, tiles, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Zeros for the tokens of a packed batch that are no sequence's, before the first and behind the last: every
-    tiles-th tile of them."""
+    """Write zeros to the tokens of a packed batch before its first and behind its last sequence: every `tiles`-th tile
+    of them, starting with number `tile`."""
     before = tl.load(spans)
     inside = tl.load(spans + sequences) - before
     for start in range(tile * BLOCK, tokens - inside, tiles * BLOCK):
@@ -114,14 +114,14 @@ def blank(
 
 @triton.jit
 def begin(x, offset):
-    """A pointer moved by offset elements, known to be at a multiple of 16 bytes."""
+    """Return x + offset, which is known to be 16-byte aligned."""
     return tl.multiple_of(x + offset, 16)
 
 
 @triton.jit
 def dot(a, b, acc, wide: tl.constexpr):
-    """acc + a b, float32 without TF32."""
-    if INTERPRETED:  # there tl.dot multiplies bfloat16's bits as if they were integers
+    """Return acc + a b; float32 is multiplied without TF32."""
+    if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
         a = a.to(wide)
         b = b.to(wide)
     return tl.dot(a, b, acc, input_precision="ieee", out_dtype=wide)
@@ -129,13 +129,13 @@ def dot(a, b, acc, wide: tl.constexpr):
 
 @triton.jit
 def product(a, b, wide: tl.constexpr):
-    """a b^T."""
+    """Return a b^T."""
     return dot(a, tl.trans(b), tl.zeros((a.shape[0], b.shape[0]), wide), wide)
 
 
 @triton.jit
 def step(scores, values, m, l, acc, wide: tl.constexpr):
-    """One tile more of the on-line softmax. Scores of -inf weigh exactly 0, also while all were."""
+    """Add one tile to the online softmax. Scores of -inf have weight exactly 0, even if all scores so far are -inf."""
     high = tl.maximum(m, tl.max(scores, 1))
     base = tl.where(high == float("-inf"), 0.0, high)
     p = tl.exp2(scores - base[:, None])
@@ -149,7 +149,7 @@ def _attend(
     queries, k, v, begin, end, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHICH: tl.constexpr,
 ):  # fmt: skip
-    """The on-line softmax continued over the tiles of keys from begin to end."""
+    """Continue the online softmax over the tiles of keys from begin to end."""
     wide: tl.constexpr = acc.dtype
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         _, place, real = places(start, first, length, valid, holes, whole, BLOCK, WHICH)
@@ -164,14 +164,14 @@ def _attend(
 
 @kernel
 def attention_forward(
-    q, k, v, causal, full, lse_causal, lse_full, spans, valid, apart, sequences, tokens, masked, whole, longest, tiles,
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, gap, sequences, tokens, masked, whole, longest, tiles,
     heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
     k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64,
     out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     OTHER: tl.constexpr, DUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """out = softmax(scale q k^T) v and its logsumexp in base 2, causal too if DUAL: written where the pass crosses the
-    diagonal. BLOCK queries meet OTHER keys at a time, a divisor of BLOCK."""
+    """Compute softmax(scale q k^T) v and its logsumexp in base 2. If DUAL, also write the causal result when the pass
+    crosses the diagonal. BLOCK queries meet OTHER keys at a time; OTHER divides BLOCK."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
@@ -184,7 +184,7 @@ def attention_forward(
         if DUAL:
             blank(causal, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         return
-    first, length, holes = sequence(spans, apart, batch, longest, masked)
+    first, length, holes = sequence(spans, gap, batch, longest, masked)
     valid += batch * whole
     start = tile * BLOCK
     offset, position, real = places(start, first, length, valid, holes, whole, BLOCK)
@@ -240,7 +240,7 @@ def attention_forward(
 
 @triton.jit
 def _finish(result, lse, row, mine, real, m, l, acc, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Store rows and logsumexps, zeros for padding."""
+    """Store result rows and logsumexps, with zeros for padding."""
     l = tl.where(real, l, 1.0)
     value = tl.where(real[:, None], acc / l[:, None], 0.0)
     keep(result, row, mine, 1, value, HEAD_DIM, BLOCK_D, HEAD_DIM)

@@ -1,6 +1,6 @@
-"""Bidirectional and dual attention in Triton: the launches of triton_forward.py and triton_backward.py.
+"""Bidirectional and dual attention in Triton: launches of the kernels in triton_forward.py and triton_backward.py.
 
-Padded and packed batches run through the same kernels: a packed one is the one row of a padded one in which sequences
+Padded and packed batches use the same kernels: a packed batch is treated as a single padded row in which sequences
 begin anywhere.
 """
 
@@ -20,14 +20,14 @@ from .padding import Padding
 from .triton_backward import attention_backward_kv, attention_backward_q
 from .triton_forward import POINTERS, attention_forward, attention_spans
 
-# (bytes of the dtype, head dimension rounded up to a power of two) -> for the forward kernel, the one of queries and
-# the one of keys: rows of the program's own tile, rows of the others it meets, warps, stages of the loop's pipeline.
-# A warp has 16 own rows, what an instruction of the tensor cores takes: more warps would repeat each other's products.
-# Only float32, multiplied without them, is shared by any number. In half precision own rows are 64, all that Hopper's
-# instruction takes, and more would be padding in most sentences. Accumulators (one, for keys two) and scores have to
-# fit 255 registers a thread, hence 32 others, or 128 keys, at 128 columns; at 256 they do not fit, nor in float64.
-# Of those compiled, each is one with many rows that spills little on sm_90. Which is fastest was not measured.
-# Tiles do not depend on lengths: that is why a sentence's result is the same to the bit in any batch.
+# (bytes of the dtype, head dimension rounded up to a power of two) -> one entry each for the forward kernel, the query
+# kernel and the key kernel: rows of the program's own tile, rows of the other tiles, warps, pipeline stages.
+# A warp has 16 own rows, the size of a tensor core instruction: more warps would compute the same products twice.
+# Only float32, which does not use tensor cores, can be split over any number of warps. In half precision a tile has 64
+# own rows, as many as Hopper's instruction takes; more would be padding in most sentences. Accumulators (one, or two
+# for keys) and scores must fit into 255 registers per thread, hence 32 other rows (or 128 keys) at 128 columns; at 256
+# columns and in float64 they do not fit. Each entry has many rows and spills little on sm_90; speed was not compared.
+# Tiles do not depend on lengths: so a sentence's result is identical to the bit in every batch.
 TILES = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
@@ -40,22 +40,22 @@ TILES = {
     (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
 }  # fmt: skip
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
-ALIGN = 8  # elements; triton_forward.ALIGN, here for the host
+ALIGN = 8  # elements; the value of triton_forward.ALIGN for the host code
 KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
 
 
 def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str, int], int]:
-    """Constants and warps of KERNELS[which]."""
+    """Return the constants and the number of warps of KERNELS[which]."""
     block_d = max(16, triton.next_power_of_2(head_dim))
     block, other, warps, stages = TILES[dtype_bytes, max(64, block_d)][which]
     return {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}, warps
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """x, or a copy of it whose rows have a multiple of 8 columns, the added ones 0, and begin at multiples of 16 bytes.
+    """Return x, or a copy whose rows are 16-byte aligned and padded with zeros to a multiple of 8 columns.
 
-    Columns of zeros change no score and no other column. Kernels that took any stride would load single numbers, each
-    with an address in registers, and spill.
+    Columns of zeros change neither scores nor other columns. Kernels for arbitrary strides would load single numbers,
+    each with its address in registers, and spill.
     """
     if x.shape[-1] % ALIGN:
         return F.pad(x, (0, -x.shape[-1] % ALIGN))
@@ -65,7 +65,7 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def spans(q: Tensor, padding: Padding) -> Padding:
-    """The same padding with its spans, as triton_forward.sequence reads them: once a call, for backward too."""
+    """Add the spans that triton_forward.sequence reads; computed once per call, also for backward."""
     if padding.spans is not None:
         return padding
     if padding.cu_seqlens is not None:
@@ -84,7 +84,7 @@ def spans(q: Tensor, padding: Padding) -> Padding:
 
 
 class _Call:
-    """What all launches of a call share: where sequences lie, strides in the form of a padded batch, sizes."""
+    """Arguments shared by all launches of a call: positions of sequences, strides as in a padded batch, sizes."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float):
         padding = spans(q, padding)
@@ -93,18 +93,18 @@ class _Call:
         q, k, v = self.inputs = _aligned(q), _aligned(k), _aligned(v)
         self.steps = [x // ALIGN for tensor in (q, k, v) for x in self.strides(tensor)]
         self.heads, self.key_heads = q.shape[1], k.shape[1]
-        # Results are contiguous: their strides in rows of head_dim elements.
+        # Results are contiguous, so their strides count rows of head_dim elements.
         self.out, self.own = self.row_strides(q.shape), self.row_strides(k.shape)
         self.longest, self.scale = padding.longest, scale
         self.whole = 0 if self.packed else padding.longest
         self.sequences = len(found) - 1 if self.packed else q.shape[0]
-        # Without a mask its flags are not read: any tensor stands there.
+        # Without a mask its flags are never read, so any tensor will do.
         self.where = found, found.view(flags(q.dtype)) if padding.mask is None else padding.mask
-        apart, tokens = (1, q.shape[0]) if self.packed else (self.sequences, 0)
-        self.sizes = apart, self.sequences, tokens, int(padding.mask is not None)
+        gap, tokens = (1, q.shape[0]) if self.packed else (self.sequences, 0)
+        self.sizes = gap, self.sequences, tokens, int(padding.mask is not None)
 
     def strides(self, x: Tensor) -> tuple[int, int, int]:
-        """Between sequences, heads and tokens."""
+        """Strides between sequences, heads and tokens."""
         return (0, x.stride(1), x.stride(0)) if self.packed else (x.stride(0), x.stride(1), x.stride(2))
 
     def row_strides(self, shape: torch.Size) -> tuple[int, int, int]:
@@ -127,14 +127,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
     q = call.inputs[0]
     full, lse_full = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
     causal, lse_causal = (torch.empty_like(full), torch.empty_like(lse_full)) if dual else (None, None)
-    # Without a causal part its arguments are not read: any tensor stands there.
+    # Without a causal part its arguments are never read, so any tensor will do.
     written = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
     call.launch(0, (*call.inputs, *written, *call.where), dual=dual)
     return _columns(causal, width), _columns(full, width), lse_causal, lse_full
 
 
 def _columns(x: Tensor | None, width: int) -> Tensor | None:
-    """Without the columns that _aligned added."""
+    """Remove the columns that _aligned added."""
     return x if x is None or x.shape[-1] == width else x[..., :width].contiguous()
 
 
@@ -152,7 +152,7 @@ def backward(
     lse_full: Tensor,
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The kernel of queries runs always: it makes what the one of keys needs."""
+    """Compute the gradients. The query kernel always runs, because the key kernel needs its results."""
     dual, width = causal is not None, q.shape[-1]
     call = _Call(q, k, v, padding, scale)
     q, k, v = call.inputs
@@ -176,13 +176,13 @@ def backward(
     return dq, dk, dv
 
 
-# Compiled ahead of time: every row of TILES, float16 once, and head dimensions that are smaller or no power of two.
+# Head dimensions to compile ahead of time: those of TILES, a smaller one (32) and one that is no power of two (80).
 _WIDTHS = ("bf16", "fp32", "fp64")
 _HEAD_DIMS = {64: ("fp16", *_WIDTHS), 128: _WIDTHS, 256: _WIDTHS, 32: ("bf16", "fp32"), 80: ("bf16",)}
 
 
 def variants() -> Iterator[Variant]:
-    """What calls can cause, for triton_compile: a representative of each shape class."""
+    """Compilations for triton_compile: one representative of each shape class that calls can cause."""
     sizes = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
     spans_of = signature_of(attention_spans, mask="*u8", spans="*i32")
     yield Variant("attention_spans", attention_spans, spans_of, {"BLOCK": SPANS_BLOCK}, SPANS_WARPS)

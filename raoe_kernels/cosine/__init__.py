@@ -1,4 +1,4 @@
-"""Cosine similarity of each row of one matrix with the same row of another."""
+"""Cosine similarity between the corresponding rows of two matrices."""
 
 from .api import pairwise_cosine
 from .autograd import OP

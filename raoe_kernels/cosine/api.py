@@ -1,4 +1,4 @@
-"""The public pairwise cosine: what a call means, and its argument errors."""
+"""Public pairwise cosine: documentation and argument checks."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .autograd import cosine
 def pairwise_cosine(
     a: Tensor, b: Tensor, *, eps: float = 1e-8, dims: Sequence[int] | None = None, backend: str = "auto"
 ) -> Tensor:
-    """Cosine similarity of a[i] with b[i] for every row i.
+    """Cosine similarity of a[i] and b[i] for every row i.
 
-    As torch.nn.functional.cosine_similarity(a, b, dim=1, eps=eps), except where a row's norm is at most eps: the
-    similarity is 0 there and both rows' gradients are exactly 0 (torch's are of the order of 1 / eps).
+    Equal to torch.nn.functional.cosine_similarity(a, b, dim=1, eps=eps), except where the norm of a[i] or b[i] is at
+    most eps: there the similarity and both rows' gradients are exactly 0 (torch's gradients are about 1 / eps).
 
     Args:
-        a, b: (B, D) float16, bfloat16, float32 or float64, of one dtype, shape and device.
+        a, b: (B, D) float16, bfloat16, float32 or float64, of the same dtype, shape and device.
         eps: norm up to which a row counts as zero, >= 0.
-        dims: K increasing widths, the last at most D: the similarity of the first dims[k] columns (Matryoshka's
-            prefixes, Kusupati et al. 2022) for each, at the cost of one.
-        backend: "auto", "reference", "scan" (plain torch), "triton" or "native". On a GPU several widths are scan's.
+        dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022). The result has one similarity
+            per width, of the first dims[k] columns; together they read each column only once.
+        backend: "auto", "reference", "scan" (plain torch), "triton" or "native". With dims, a GPU always uses "scan".
 
     Returns:
-        (B,) similarity, (K, B) with dims, float64 for float64 rows and float32 otherwise: the ranking losses that read
-        it need digits that half precision does not have. Gradients have the rows' dtype.
+        (B,) similarity, or (K, B) with dims: float64 for float64 rows, otherwise float32, because half precision is
+        too coarse for the ranking losses that read it. Gradients have the rows' dtype.
 
     Raises:
-        TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
+        TypeError, ValueError: an argument is invalid; the message names it.
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested.
     """
     _validate.float_tensor("a", a, 2)
     _validate.float_tensor("b", b, 2)

@@ -1,9 +1,9 @@
 """pairwise_cosine as a differentiable function, eager and under torch.compile.
 
-A backend is two functions: `forward(a, b, eps) -> (c, 1 / |a|, 1 / |b|)`, each (B,) in float64 for float64 rows and in
-float32 otherwise, all three 0 where a row counts as zero; and
-`backward(grad, a, b, c, 1 / |a|, 1 / |b|, (need a, need b)) -> gradients of a and b, None where not needed`. Those of
-WIDTHS take `dims` as one more argument, and what was (B,) is (K, B).
+A backend has two functions. `forward(a, b, eps)` returns (c, 1 / |a|, 1 / |b|), each (B,), float64 for float64 rows,
+otherwise float32; all three are 0 where a row counts as zero.
+`backward(grad, a, b, c, 1 / |a|, 1 / |b|, (need a, need b))` returns the gradients of a and b, None if not needed. The
+backends of WIDTHS take `dims` as one more argument, and (B,) becomes (K, B).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WIDTHS = Op(
 
 
 def cosine(a: Tensor, b: Tensor, eps: float, dims: tuple, backend: str) -> Tensor:
-    """(B,) without dims, and (K, B) of (dims,)."""
+    """Return (B,) similarities if dims is (), or (K, B) if it is a tuple that holds the K widths."""
     op, operator = (WIDTHS, _widths_operator) if dims else (OP, _operator)
     module = eager(op, backend, a, b)
     if module is None:
@@ -58,7 +58,7 @@ def _forward(a: Tensor, b: Tensor, eps: float, *dims_and_module: Any) -> tuple[T
 
 
 def _empty(a: Tensor, b: Tensor, eps: float, *dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Three (B,) results, or (K, B) ones; rows of no columns are zero rows."""
+    """Three results of zeros, (B,) or (K, B): the results of rows without columns."""
     shape = *map(len, dims), a.shape[0]
     c, inverse_a, inverse_b = (a.new_zeros(shape, dtype=wide(a.dtype)) for _ in range(3))
     return c, inverse_a, inverse_b
@@ -77,7 +77,7 @@ class _Cosine(torch.autograd.Function):
         result = _forward(a, b, eps, *dims, module)
         ctx.save_for_backward(a, b, *result)
         ctx.dims, ctx.module = dims, module
-        return result[0].clone()  # which may be changed in place; the backward needs what it was
+        return result[0].clone()  # the caller may change it in place, and backward needs the original
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):

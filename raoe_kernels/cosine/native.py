@@ -1,4 +1,4 @@
-"""pairwise_cosine by the compiled kernels: csrc/cosine, C++ on the CPU and CUDA on the GPU."""
+"""pairwise_cosine with the compiled kernels of csrc/cosine: C++ on the CPU, CUDA on the GPU."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def backward(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Rows as the kernels read them: elements side by side, any distance between rows; no half types on the CPU."""
+    """Convert rows for the kernels: contiguous elements, any row stride, and no half precision on the CPU."""
     if x.device.type == "cpu" and x.dtype.itemsize == 2:
         return x.float().contiguous()
     return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _call(name: str, device: torch.device, dims: tuple[int, ...]):
-    """The compiled function of that name with what the device adds to its arguments."""
+    """Return the compiled function with the arguments that depend on the device filled in."""
     function = getattr(module(device.type), name)
     if device.type == "cpu":
         return lambda *arguments: function(*arguments, dims, torch.get_num_threads())
 
     def call(*arguments):
         with torch.cuda.device(device):
-            function(*arguments, torch._C._cuda_getCurrentRawStream(device.index))  # current_stream() makes an object
+            function(*arguments, torch._C._cuda_getCurrentRawStream(device.index))  # current_stream() is slower
 
     return call

@@ -1,4 +1,4 @@
-"""The specification of pairwise_cosine and of its gradient. Any dtype, any device."""
+"""Reference implementation of pairwise_cosine and of its gradient, for any dtype and device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Dims = tuple[int, ...] | None
 
 
 def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:
-    """c = <a, b> / (|a| |b|), and 1 / |a|, 1 / |b|; all three 0 where |a| or |b| is at most eps."""
+    """Return c = <a, b> / (|a| |b|), 1 / |a| and 1 / |b|, all three 0 where |a| or |b| is at most eps."""
     if dims is not None:
         c, inverse_a, inverse_b = zip(*(forward(a[:, :width], b[:, :width], eps) for width in dims), strict=True)
         return torch.stack(c), torch.stack(inverse_a), torch.stack(inverse_b)
@@ -32,7 +32,7 @@ def backward(
     needs: tuple[bool, bool],
     dims: Dims = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """dc/da = (unit b - c unit a) / |a|, and the same with a and b exchanged; the sum over the widths."""
+    """Gradients by dc/da = (unit b - c unit a) / |a|, and the same with a and b exchanged, summed over the widths."""
     if dims is None:
         by_a, by_b = _one_width(grad, a, b, c, inverse_a, inverse_b)
     else:

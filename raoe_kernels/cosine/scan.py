@@ -1,5 +1,5 @@
-"""pairwise_cosine in plain torch with its gradient written out: nothing of size (B, D) is kept but the rows, and each
-column is read once a pass, whatever the number of widths."""
+"""pairwise_cosine in plain torch with its own gradient: it keeps nothing of size (B, D) except the rows, and reads each
+column once per pass for any number of widths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reference import Dims
 
 
 def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference's; widths are running sums over the segments of columns between them."""
+    """Compute the reference's results. Several widths are running sums over the segments between them."""
     if dims is None:
         return reference.forward(a, b, eps)
     exact, sums = wide(a.dtype), []
@@ -37,7 +37,8 @@ def backward(
     needs: tuple[bool, bool],
     dims: Dims = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged; a column is in all widths beyond it."""
+    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged. A column gets a gradient
+    from every width that includes it."""
     across, along, exact = grad * inverse_a * inverse_b, grad * c, wide(a.dtype)
     if dims is not None:
         across = from_here_on(across)

@@ -1,5 +1,5 @@
-"""pairwise_cosine in Triton: a warp a row, or a program where rows are few, in blocks of columns, whatever D is; each
-row read once a pass."""
+"""pairwise_cosine in Triton: one warp per row, or one program per row if there are few rows. Rows of any length are
+processed in blocks of columns and read once per pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .._dtypes import wide
 from ..triton_compile import Variant, signature_of
 from ..triton_rows import kernel, root, tile, unit_of
 
-# Rows x columns of a step, eight elements a thread: 16 bytes of half precision. Up to FEW rows all four warps share a
-# row: an H200 holds 8,448 warps, and one a row would leave most of it idle.
+# (rows, columns) of a step, eight elements per thread: 16 bytes of half precision. Up to FEW rows, all four warps share
+# a row: an H200 holds 8,448 warps, and one warp per row would leave most of it idle.
 MANY_ROWS, FEW_ROWS = (4, 256), (1, 1024)
 FEW = 2048
 WARPS = 4
@@ -60,7 +60,7 @@ def cosine_backward(
     grad, a, b, c, inverse_a, inverse_b, grad_a, grad_b, n, columns, row_a: tl.int64, column_a: tl.int64,
     row_b: tl.int64, column_b: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged."""
+    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged."""
     dtype: tl.constexpr = c.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows = first + tl.arange(0, ROWS)
@@ -88,7 +88,7 @@ def cosine_backward(
 
 
 def _launch(a: Tensor, b: Tensor) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
-    """(grid, columns and strides, constants) of either direction."""
+    """Return (grid, columns and strides, constants) for the forward or backward launch."""
     n, columns = a.shape
     unit = unit_of(a, b)
     rows, step = FEW_ROWS if unit == 16 and n <= FEW else MANY_ROWS
@@ -118,7 +118,7 @@ def backward(
     grad_a, grad_b = (a.new_empty(a.shape) if need else None for need in needs)
     if not any(needs):
         return None, None
-    # A gradient that is not needed is not written; its argument only has to have the type of one.
+    # A gradient that is not needed is never written; its argument only needs the right type.
     written = [a if g is None else g for g in (grad_a, grad_b)]
     grid, shape, constants = _launch(a, b)
     with torch.cuda.device_of(a):

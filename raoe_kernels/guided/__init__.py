@@ -1,4 +1,4 @@
-"""Dual-context guided decoding: the next token's log-probabilities mixed from two contexts."""
+"""Dual-context guided decoding: next-token log-probabilities that combine two contexts."""
 
 from .api import guided_argmax, guided_log_probs
 from .autograd import OP

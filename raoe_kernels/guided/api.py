@@ -1,4 +1,4 @@
-"""The public functions of dual-context guidance: what a call means, and its argument errors."""
+"""Public functions for dual-context guidance: documentation and argument checks."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from .autograd import argmax, log_probs
 
 
 def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
-    """Log-probabilities of the next token, led from the previous context towards the current one.
+    """Next-token log-probabilities, shifted from the previous context towards the current one.
 
     guidance x log_softmax(current) - (guidance - 1) x log_softmax(previous), over the last dimension: Eq. 4 of the
-    ranking-sentences paper with guidance = 1 + lambda (1.5 there), as it stands, so a row's probabilities do not sum to
-    1. It is what transformers' UnbatchedClassifierFreeGuidanceLogitsProcessor gives for finite logits.
+    ranking-sentences paper with guidance = 1 + lambda (1.5 in the paper). As in the paper, a row's probabilities do not
+    sum to 1. For finite logits it equals transformers' UnbatchedClassifierFreeGuidanceLogitsProcessor.
 
-    Where current is -inf (a forbidden token) the result is -inf, whatever previous is. Where only previous is -inf it
-    is +inf for guidance > 1 and -inf below, as Eq. 4 says (transformers' form gives NaN). A NaN or +inf logit makes the
-    rest of its row NaN. With guidance 1 previous is ignored, NaN and all; with current = previous the result is
-    exactly log_softmax(current).
+    A token with current = -inf (forbidden) gets -inf, whatever previous is. If only previous is -inf, the result is
+    +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies (transformers gives NaN). A NaN or +inf logit
+    makes the rest of its row NaN. guidance = 1 ignores previous. The result for equal logits is their log_softmax.
 
     Args:
-        current: (..., V) logits after the nearer context, float16, bfloat16, float32 or float64.
-        previous: (..., V) logits after the farther context, of current's shape, dtype and device.
-        guidance: finite, >= 0; it is 1 + lambda and not lambda. Below 1 the contexts are interpolated.
+        current: (..., V) logits given the nearer context, float16, bfloat16, float32 or float64.
+        previous: (..., V) logits given the farther context, of current's shape, dtype and device.
+        guidance: finite, >= 0: the paper's 1 + lambda, not lambda. Values below 1 interpolate between the contexts.
         backend: "auto", "reference", "scan" (plain torch, a few rows at a time) or "triton".
 
     Returns:
-        (..., V) float32, float64 for float64 logits. Differentiable in both; gradients have the logits' dtype. What
-        is infinite is constant: the gradient that comes from above is ignored there, and current's is 0.
+        (..., V), float64 for float64 logits, otherwise float32. Differentiable in current and previous; gradients have
+        the logits' dtype. Infinite results count as constants: their incoming gradient is ignored.
 
     Raises:
-        TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
+        TypeError, ValueError: an argument is invalid; the message names it.
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested.
     """
     _check(current, previous)
     rows = log_probs(_rows(current), _rows(previous), _validate.number("guidance", guidance, low=0), backend)
@@ -40,21 +39,21 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
 
 
 def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
-    """The token that guided_log_probs likes best, without its normalisers: argmax of g current - (g - 1) previous.
+    """Token with the largest guided_log_probs, found without softmax: argmax of g current - (g - 1) previous.
 
-    Greedy decoding by Eq. 4 of the ranking-sentences paper. The first of equals wins; a token whose current logit is
-    -inf is taken only where all of them are (then it is token 0); a NaN counts as the largest, as for torch.argmax.
-    Values are compared in float32 (float64 for float64 logits) after rounding.
+    Greedy decoding by Eq. 4 of the ranking-sentences paper. Of equal tokens the first wins. A token whose current logit
+    is -inf wins only if all are -inf (the result is then 0). NaN counts as the largest value, as for torch.argmax.
+    Values are rounded to float32 (float64 for float64 logits) and then compared.
 
     Args:
-        current, previous, guidance, backend: as for guided_log_probs; V at least 1.
+        current, previous, guidance, backend: as for guided_log_probs; V must be at least 1.
 
     Returns:
-        (...) int64. Not differentiable.
+        (...) int64 token indices. Not differentiable.
 
     Raises:
-        TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here.
+        TypeError, ValueError: an argument is invalid; the message names it.
+        RuntimeError: the requested backend cannot run here.
     """
     _check(current, previous)
     if current.shape[-1] == 0:

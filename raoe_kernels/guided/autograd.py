@@ -1,11 +1,11 @@
-"""guided_log_probs as a differentiable function and guided_argmax beside it, eager and under torch.compile.
+"""guided_log_probs as a differentiable function, and guided_argmax, eager and under torch.compile.
 
-A backend is three functions on rows (R, V) with V > 0. wide is float64 for float64 logits and float32 otherwise:
-`forward(current, previous, guidance) -> (result (R, V), normaliser of current, of previous)`, all wide, a normaliser
-(2, R) being each row's largest logit z and log(sum exp(logit - z)), both 0 for a row of only -inf, or None where the
-backend's backward does not read it;
-`backward(grad, current, previous, normaliser of current, of previous, guidance, (need current, need previous)) ->
-gradients, None where not needed`; and `argmax(current, previous, guidance) -> (R,)`.
+A backend has three functions on rows (R, V) with V > 0:
+`forward(current, previous, guidance) -> (result (R, V), normaliser of current, normaliser of previous)`, all float64
+for float64 logits, otherwise float32. A normaliser (2, R) holds each row's largest logit z and
+log(sum exp(logit - z)), both 0 for a row of only -inf; it is None if the backend's backward does not read it.
+`backward(grad, current, previous, normaliser of current, normaliser of previous, guidance, (need current, need
+previous))` returns gradients, None if not needed; and `argmax(current, previous, guidance) -> (R,)`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def argmax(current: Tensor, previous: Tensor, guidance: float, backend: str) -> 
 
 
 def _other(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
-    """previous; with guidance 1, when it is not to be read, current: mixed with itself it stays what it is."""
+    """Return previous, or current if guidance is 1: then previous must not be read, and the result is current's."""
     return current if guidance == 1 else previous
 
 
@@ -59,7 +59,7 @@ def _forward(
 
 
 def _empty(current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The results' shapes and dtypes."""
+    """Empty results with the right shapes and dtypes."""
     dtype = wide(current.dtype)
     result = current.new_empty(current.shape, dtype=dtype)
     return result, result.new_zeros(2, current.shape[0]), result.new_zeros(2, current.shape[0])

@@ -1,4 +1,4 @@
-"""The specification of the guided ops and of their gradient. Any dtype, any device."""
+"""Reference implementation of the guided ops and of their gradient, for any dtype and device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ INF = float("inf")
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """torch's, but -inf where the logit is, also in a row of nothing else."""
+    """log_softmax that gives -inf for a logit of -inf, even in a row where all logits are -inf."""
     return logits.to(wide(logits.dtype)).log_softmax(-1).masked_fill(logits == -INF, -INF)
 
 
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
-    """Eq. 4: guidance p - (guidance - 1) q, p and q the log-probabilities, as p + (guidance - 1) (p - q)."""
+    """Eq. 4, guidance p - (guidance - 1) q with log-probabilities p and q, computed as p + (guidance - 1) (p - q)."""
     p, q = _log_softmax(current), _log_softmax(previous)
     result = p + (guidance - 1) * (p - q)
     return result.masked_fill(current == -INF, -INF), None, None
@@ -30,7 +30,7 @@ def backward(
     guidance: float,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, over the columns v whose result is finite."""
+    """Gradient by d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, over the columns v with a finite result."""
     grad = grad.masked_fill((current == -INF) | (previous == -INF), 0)
     total = grad.sum(-1, keepdim=True)
 
@@ -41,6 +41,6 @@ def backward(
 
 
 def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
-    """argmax of guidance current - (guidance - 1) previous: Eq. 4 but for what is the same in a whole row."""
+    """argmax of guidance current - (guidance - 1) previous: Eq. 4 without the terms that are constant in a row."""
     x, y = current.to(wide(current.dtype)), previous.to(wide(previous.dtype))
     return (x + (guidance - 1) * (x - y)).masked_fill(current == -INF, -INF).argmax(-1)

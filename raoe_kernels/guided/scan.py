@@ -1,4 +1,4 @@
-"""The guided ops in plain torch, a few rows at a time: of size (R, V) there are only the logits and the result."""
+"""Guided ops in plain torch, a few rows at a time: only the logits and the result have the full size (R, V)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from .._dtypes import wide
 
 INF = float("inf")
-# Logits of one context in flight: enough for torch's threads, few enough that a second pass finds them in the cache.
+# Logits per context in a chunk: enough for torch's threads, and few enough to be still in the cache for a second pass.
 CHUNK = 1 << 18
 
 
@@ -22,27 +22,27 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def _looks(logits: Tensor) -> bool:
-    """Whether to ask first if any logit is -inf, by a number that is not finite where one is, such as the smallest or a
-    sum: to look element by element costs more than a log-softmax. Other devices would have to wait for the answer."""
+    """Whether to test first if any logit is -inf, by a minimum or a sum that is not finite then. On a CPU this is
+    cheaper than handling -inf element by element. Other devices would have to wait for the answer."""
     return logits.device.type == "cpu"
 
 
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
-    """p + (guidance - 1) (p - q) with p, q the log-probabilities: Eq. 4, and exactly p where q = p."""
+    """Eq. 4 as p + (guidance - 1) (p - q) with log-probabilities p and q, which is exactly p if q = p."""
     dtype = wide(current.dtype)
     result, kept = current.new_empty(current.shape, dtype=dtype), None
     for part in _chunks(current):
         x, y, mixed = current[part], previous[part], result[part]
         if _looks(x):
-            # p stands where the mix will, q where the last one stood: memory that is new costs as much as they
+            # Write p into the result and q into the previous chunk's buffer: new memory costs as much as the softmax.
             kept = mixed.new_empty(mixed.shape) if kept is None else kept[: len(x)]
             p, q = torch.log_softmax(x, -1, dtype, out=mixed), torch.log_softmax(y, -1, dtype, out=kept)
             if math.isfinite(torch.lerp(q, p, guidance, out=mixed).sum()):
                 continue
         p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
-        q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of nothing else
+        q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of only -inf
         torch.sub(p, q, out=mixed).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
-    return result, None, None  # torch's own softmax is faster than one from a normaliser
+    return result, None, None  # no normalisers: in backward, torch's own softmax is faster
 
 
 def backward(
@@ -54,7 +54,7 @@ def backward(
     guidance: float,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """guidance (grad - softmax(current) total), and for previous the same with 1 - guidance."""
+    """Gradients: guidance (grad - softmax(current) total), and for previous the same with 1 - guidance."""
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in needs)
     for part in _chunks(current):
         x, y, g = current[part], previous[part], grad[part]
@@ -66,13 +66,13 @@ def backward(
             if out is not None:
                 softmax = logits.softmax(-1, dtype=g.dtype)
                 if forbids:
-                    softmax.masked_fill_(logits == -INF, 0)  # NaN for a row of nothing else
+                    softmax.masked_fill_(logits == -INF, 0)  # softmax is NaN for a row of only -inf
                 torch.add(softmax.mul_(-weight * total), g, alpha=weight, out=out[part])
     return by_current, by_previous
 
 
 def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
-    """argmax of x + (guidance - 1) (x - y), which is guidance x - (guidance - 1) y, and exactly x where y = x."""
+    """argmax of x + (guidance - 1) (x - y), which equals guidance x - (guidance - 1) y, and is exactly x if y = x."""
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):
         x, y = (logits[part].to(wide(current.dtype)) for logits in (current, previous))

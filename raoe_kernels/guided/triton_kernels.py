@@ -1,5 +1,5 @@
-"""The guided ops in Triton: rows x slices of them, in two launches. The first sums up slices, the second joins a row's
-sums and goes over its slice once more, which the L2 cache still holds."""
+"""Guided ops in Triton: rows are split into slices, and each op takes two launches. The first computes a sum per slice,
+the second joins a row's sums and reads the slices again while they are still in the L2 cache."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .._dtypes import wide
 from ..triton_compile import Variant, signature_of
 from ..triton_rows import at, kernel, unit_of
 
-# Columns of a slice, by bytes a logit: 64 bytes of a context a thread (32 of float64), all of them loaded before the
-# first is used. 8 rows of 128k bfloat16 logits are 128 programs for the 132 multiprocessors of an H200. Smaller slices
-# would spend more instructions on joining sums than on logits.
+# Columns of a slice, by bytes per logit: each thread loads 64 bytes per context (32 for float64) before it uses the
+# first. 8 rows of 128k bfloat16 logits give 128 programs for the 132 multiprocessors of an H200. Smaller slices would
+# spend more instructions on joining sums than on logits.
 COLUMNS = {2: 8192, 4: 4096, 8: 1024}
 WARPS = 8
-# Slices whose sums are joined at once: a warp does it without the others.
+# Slices whose sums are joined at once: one warp does it without exchanging data with the others.
 JOINED = 32
-# Bytes that a pair of launches reads: so many rows that the second finds them in the L2 cache (40 MB of an A100, 50 of
-# an H100, 60 of an H200) next to what it writes.
+# Bytes that a pair of launches reads, so that the second finds them in the L2 cache (40 MB on an A100, 50 on an H100,
+# 60 on an H200) along with its output.
 IN_CACHE = 32 << 20
 
 POINTERS = ["current", "previous", "result", "best", "of_current", "of_previous", "grad", "by_current", "by_previous",
@@ -31,7 +31,7 @@ POINTERS = ["current", "previous", "result", "best", "of_current", "of_previous"
 
 @triton.jit
 def _place(first, columns, COLUMNS: tl.constexpr):
-    """This program's row, where its slice starts, and which COLUMNS of that there are."""
+    """Return this program's row, the start of its slice, and a mask of the slice's COLUMNS inside the row."""
     start = tl.program_id(1).to(tl.int64) * COLUMNS
     inside = tl.arange(0, COLUMNS) < tl.minimum(columns - start, COLUMNS).to(tl.int32)
     return first + tl.program_id(0), start, inside
@@ -39,13 +39,13 @@ def _place(first, columns, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _exp(x):
-    """By way of a power of two: exp itself spends three instructions more on results below 1e-38."""
+    """exp by exp2: tl.exp spends three more instructions on results below 1e-38."""
     return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
 def _sum_up(x, sums, place, count, dtype: tl.constexpr):
-    """Of a slice the largest x and the sum of exp(x - largest). A largest that is finite avoids inf - inf."""
+    """Store a slice's largest x and its sum of exp(x - largest). `largest` is kept finite to avoid inf - inf."""
     LOWEST: tl.constexpr = -1.7976931348623157e308 if dtype == tl.float64 else -3.4028234663852886e38
     largest = tl.maximum(tl.max(x, 0), tl.full((), LOWEST, dtype))
     tl.store(sums + place, largest)
@@ -54,8 +54,8 @@ def _sum_up(x, sums, place, count, dtype: tl.constexpr):
 
 @triton.jit
 def _normaliser(sums, row, slices, count, JOINED: tl.constexpr, dtype: tl.constexpr):
-    """Of a row the largest x and the log of the sum. Both 0 for a row of only -inf, so that subtracting them leaves
-    -inf; the sum is NaN already where an x is NaN or +inf."""
+    """Return a row's largest x and the log of its sum. Both are 0 for a row of only -inf, so that subtracting them
+    leaves -inf. The sum is NaN if an x is NaN or +inf."""
     LOWEST: tl.constexpr = -1.7976931348623157e308 if dtype == tl.float64 else -3.4028234663852886e38
     place = sums + row * slices + tl.arange(0, JOINED)
     inside = tl.arange(0, JOINED) < slices
@@ -92,7 +92,7 @@ def guided_forward_mix(
     columns: tl.int64, row_current: tl.int64, row_previous: tl.int64, guidance: tl.float64, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """p + (guidance - 1) (p - q), with p and q the log-probabilities."""
+    """Compute p + (guidance - 1) (p - q) with the log-probabilities p and q."""
     dtype: tl.constexpr = result.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -118,13 +118,13 @@ def guided_forward_mix(
 
 @triton.jit
 def _slice(matrix, row, step, start, lane, UNIT: tl.constexpr):
-    """Elements start + lane of a row; `step` between rows is in units of UNIT elements."""
+    """Pointers to elements start + lane of a row. The row stride `step` is in units of UNIT elements."""
     return at(matrix + row * step * UNIT, start, UNIT) + lane
 
 
 @triton.jit
 def _live(x, y, grad, row_grad, column_grad, start, lane, mask, UNIT: tl.constexpr):
-    """The gradient from above where the result is finite, else 0."""
+    """Incoming gradient where the result is finite, else 0."""
     if UNIT == 16:
         place = at(grad + row_grad * UNIT, start, UNIT) + lane
     else:
@@ -153,7 +153,7 @@ def guided_backward_mix(
     row_previous: tl.int64, guidance: tl.float64, need_current, need_previous, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """guidance (grad - softmax(current) total), and for previous the same with 1 - guidance."""
+    """Gradients: guidance (grad - softmax(current) total), and for previous the same with 1 - guidance."""
     dtype: tl.constexpr = of_current.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -179,7 +179,7 @@ def guided_backward_mix(
 
 @triton.jit
 def _best(value, where, none):
-    """The largest value and the first of its places, NaN being the largest."""
+    """Return the largest value and the smallest `where` that has it. NaN counts as the largest value."""
     broken = value != value
     highest = tl.max(tl.where(broken, float("inf"), value), 0)
     any_broken = tl.max(broken.to(tl.int32), 0) > 0
@@ -192,7 +192,7 @@ def guided_argmax_slices(
     current, previous, scores, best, slices: tl.int64, columns: tl.int64, row_current: tl.int64, row_previous: tl.int64,
     guidance: tl.float64, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Of a slice the largest x + (guidance - 1) (x - y) and its first column; no normaliser."""
+    """Find the largest x + (guidance - 1) (x - y) of a slice and its first column."""
     dtype: tl.constexpr = scores.dtype.element_ty
     row, start, mask = _place(0, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -223,12 +223,12 @@ def guided_argmax_join(scores, best, result, slices: tl.int64, JOINED: tl.conste
 
 
 def _rows(*logits: Tensor) -> tuple[Tensor, ...]:
-    """With the columns of each row next to each other."""
+    """Copy logits whose rows are not contiguous."""
     return tuple(x if x.stride(1) == 1 else x.contiguous() for x in logits)
 
 
 def _groups(rows: int, bytes_a_row: int) -> Iterator[tuple[int, int]]:
-    """(first row, number of rows) of each pair of launches."""
+    """Yield (first row, number of rows) for each pair of launches."""
     step = max(1, IN_CACHE // bytes_a_row)
     return ((first, min(step, rows - first)) for first in range(0, rows, step))
 
@@ -244,8 +244,8 @@ def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor,
     shape = columns // unit, current.stride(0) // unit, previous.stride(0) // unit
     constants = {"COLUMNS": COLUMNS[size], "UNIT": unit, "num_warps": WARPS}
     with torch.cuda.device_of(current):
-        for first, some in _groups(rows, 2 * columns * size):
-            grid = (some, slices)
+        for first, group in _groups(rows, 2 * columns * size):
+            grid = (group, slices)
             guided_forward_sums[grid](current, previous, sums, first, slices, rows, *shape, **constants)
             guided_forward_mix[grid](
                 current, previous, sums, result, of_current, of_previous, first, slices, rows, *shape, guidance,
@@ -268,7 +268,7 @@ def backward(
     size, unit = current.itemsize, unit_of(current, previous, grad)
     slices = triton.cdiv(columns, COLUMNS[size])
     grads = [current.new_empty(rows, columns) if need else None for need in needs]
-    # A gradient that is not needed is not written; its argument only has to have the type of one.
+    # A gradient that is not needed is never written; its argument only needs the right type.
     written = [current if g is None else g for g in grads]
     sums = grad.new_empty(rows, slices)
     shape = (
@@ -280,8 +280,8 @@ def backward(
     )
     constants = {"COLUMNS": COLUMNS[size], "UNIT": unit, "num_warps": WARPS}
     with torch.cuda.device_of(current):
-        for first, some in _groups(rows, columns * (2 * size + grad.itemsize)):
-            grid = (some, slices)
+        for first, group in _groups(rows, columns * (2 * size + grad.itemsize)):
+            grid = (group, slices)
             guided_backward_sums[grid](grad, current, previous, sums, first, slices, *shape, **constants)
             guided_backward_mix[grid](
                 grad, current, previous, sums, of_current, of_previous, *written, first, slices, rows, *shape, guidance,

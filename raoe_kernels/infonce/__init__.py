@@ -1,4 +1,4 @@
-"""InfoNCE with in-batch and hard negatives, without the matrix of logits."""
+"""InfoNCE with in-batch and hard negatives, without storing the whole matrix of logits."""
 
 from .api import info_nce_loss
 from .autograd import OP

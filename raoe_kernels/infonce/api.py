@@ -1,4 +1,4 @@
-"""The public InfoNCE loss: what a call means."""
+"""Public InfoNCE loss: documentation and argument checks."""
 
 from __future__ import annotations
 
@@ -34,62 +34,63 @@ def info_nce_loss(
     dims: Sequence[int] | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Mean over the anchors of -log softmax(scale cos(anchor, column))[its positive]; columns are positives and
-    negatives.
+    """InfoNCE loss with in-batch and hard negatives: mean over anchors of -log softmax(scale cos)[positive].
 
-    BeLLM (Li & Li 2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, all forms of sentence-transformers'
-    MultipleNegativesRankingLoss with cos_sim, and GISTEmbedLoss. Logits are made in chunks: memory is O((N + P + M) D)
-    plus a buffer of 64 MiB (at least one row of logits), on CUDA 256 MiB (at least 1,024 rows).
+    The softmax of an anchor runs over the columns: all positives, then all negatives. The loss covers BeLLM (Li & Li
+    2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, sentence-transformers' MultipleNegativesRankingLoss with cos_sim,
+    and GISTEmbedLoss. Logits are computed in chunks: memory is O((N + P + M) D) plus a buffer of 64 MiB (at least one
+    row of logits), on CUDA 256 MiB (at least 1,024 rows).
 
     Args:
-        anchors: (N, D) float16, bfloat16, float32 or float64. Rows are normalised here, and the gradient goes through
-            it. A row of norm <= 1e-8 has similarity 0 to everything and gradient 0.
+        anchors: (N, D) float16, bfloat16, float32 or float64. The loss normalises the rows and differentiates through
+            the normalisation. A row of norm <= 1e-8 has similarity 0 to every row, and gradient 0.
         positives: (P, D), of anchors' dtype and device.
         negatives: (M, D), or None. M need not be a multiple of N.
-        scale: what similarities are multiplied by, > 0 (the inverse of a temperature). A number, or a () tensor of any
-            float dtype, which is given its gradient; one that is not > 0 is a NaN loss on a GPU.
-        targets: (N,) integers: which of the P + M columns (positives, then negatives) is the anchor's positive, for a
-            gathered batch for example; several anchors may share one. Default 0 … N-1, which needs P >= N. Out of
-            range is a ValueError on the CPU and a NaN loss on a GPU (and under torch.compile), which is not waited for.
-            With all_anchors, hardness_mode or other directions than query_to_doc and doc_to_query they are positives.
-        ignore: columns that are no negatives of an anchor (false negatives): (N, P + M) bool, True where the column is
-            left out; or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)): left out where the ids are
-            equal. An anchor's own positive always counts, whatever `ignore` says of it. Ids hold in all directions, for
-            two anchors and for two columns too; a bool needs query_to_doc, alone or with doc_to_query of `anchors`.
-        symmetric: the mean of both directions; in the second the positive of anchor i finds anchor i among all N. Short
-            for directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction". If `ignore` leaves column
-            targets[i] out for anchor j, it leaves anchor j out for the positive of anchor i.
-        directions: "query_to_doc" and what else is in the softmax: similarities of anchor i's positive with all anchors
+        scale: factor for the similarities, > 0 (the inverse of a temperature): a number, or a () tensor of any float
+            dtype, which gets a gradient. On a GPU, a tensor that is not > 0 makes the loss NaN.
+        targets: (N,) integers: the column that is the anchor's positive, for example in a gathered batch. Anchors may
+            share a column. Default 0 … N-1, which needs P >= N. A value out of range raises ValueError on the CPU; on
+            a GPU and under torch.compile it makes the loss NaN, because a check would have to wait for the device.
+            Only positives are allowed with all_anchors, hardness_mode, or directions beyond query_to_doc and
+            doc_to_query.
+        ignore: columns that are not negatives of an anchor (false negatives): (N, P + M) bool, True to leave a column
+            out; or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)), which leaves out columns with the
+            anchor's id. An anchor's own positive always counts. Ids apply to all directions; a bool mask allows only
+            query_to_doc, and doc_to_query without all_anchors.
+        symmetric: average both directions; in the second, anchor i is the target of its positive among all N anchors.
+            Short for directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction". If `ignore` leaves
+            out column targets[i] for anchor j, it also leaves out anchor j for the positive of anchor i.
+        directions: "query_to_doc" plus any of these similarities: of anchor i's positive with all anchors
             ("doc_to_query"); of anchor i with all other anchors ("query_to_query"); of its positive with the positives
-            and negatives of other anchors ("doc_to_doc"), or with their positives alone ("positive_to_positive",
-            GISTEmbed's). If M is a multiple of P, negatives i, P + i, 2 P + i, … belong to positive i's anchor;
+            and negatives of other anchors ("doc_to_doc"), or with their positives only ("positive_to_positive", as in
+            GISTEmbed). If M is a multiple of P, negatives i, P + i, 2 P + i, … belong to positive i's anchor;
             otherwise negatives belong to no anchor.
-        partition_mode: "joint", one softmax over all directions, or "per_direction", one each and their mean, for
-            query_to_doc and doc_to_query alone.
-        all_anchors: (P, D) anchors to be found, row j that of positive j, where `anchors` are a part of them. The ids
-            of anchors in `ignore`, and the guide's anchors, are then of all_anchors, P of them.
-        hardness_mode, hardness_strength: strength * cos, which no gradient goes through, is added to the logits of an
-            anchor with "in_batch_negatives" (documents of other anchors), "hard_negatives" (negatives of its own) or
-            "all_negatives" (Lan et al. 2025, Eq. 5). The first two need M to be a multiple of P.
+        partition_mode: "joint" for one softmax over all directions, or "per_direction" for the mean of one loss per
+            direction (query_to_doc and doc_to_query only).
+        all_anchors: (P, D), the full set of anchors if `anchors` is a part of it; row j belongs to positive j. The
+            anchor ids in `ignore` and the guide's anchors then refer to all_anchors and have P rows.
+        hardness_mode, hardness_strength: add strength * cos, without a gradient, to an anchor's logits with
+            "in_batch_negatives" (documents of other anchors), "hard_negatives" (its own negatives) or "all_negatives"
+            (Lan et al. 2025, Eq. 5). The first two require M to be a multiple of P.
         guide: (anchors (N, G), positives (P, G)[, negatives (M, G)]), the rows of another encoder, of any float dtype.
-            What it finds more similar than the own pair is left out, in every direction; no gradient goes there.
-        guide_margin, margin_strategy: left out is what the guide's cosine is above pos - margin ("absolute") or
-            pos - |pos| * margin ("relative"), pos being that of the own pair.
-        dims: K increasing widths, the last at most D: the losses of the first dims[k] columns (Matryoshka's prefixes,
-            Kusupati et al. 2022), from the products of one. With targets, ignore and symmetric alone. Gradients are
-            cheapest where the losses weigh the same in what is differentiated. On a GPU a loss a width.
-        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton", which has `targets`,
-            `ignore` and `symmetric` only: auto takes scan for the rest.
+            Pairs that the guide finds more similar than the positive pair are left out in every direction.
+        guide_margin, margin_strategy: with pos the guide's cosine of the positive pair, pairs are left out above
+            pos - margin ("absolute") or pos - |pos| * margin ("relative").
+        dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022): one loss per width, of the
+            first dims[k] columns. Allowed with targets, ignore and symmetric only. On a CPU the widths share their
+            matrix products, and backward is cheapest if the losses have equal weights.
+        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton", which supports only
+            `targets`, `ignore` and `symmetric`; for the rest "auto" selects "scan".
 
     Returns:
-        (), or (K,) with dims, float64 for float64 rows and float32 otherwise, 0 where N = 0. Gradients have their
-        input's dtype. The loss and all gradients are NaN if any row, also an ignored one, is not finite or has no
-        finite norm; with dims this holds for the columns of each width. Under torch.autocast float32 rows are first
-        cast to autocast's dtype, as torch's matrix products cast theirs; sums and the loss stay float32.
+        () loss, or (K,) with dims: float64 for float64 rows, otherwise float32; 0 if N = 0. Gradients have their
+        input's dtype. If any row (even an ignored one) or its norm is not finite, the loss and all gradients are NaN;
+        with dims this holds per width. Under torch.autocast, float32 rows are first cast to autocast's dtype, as for
+        torch's matrix products; sums and the loss stay float32.
 
     Raises:
-        TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
+        TypeError, ValueError: an argument is invalid; the message names it.
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested.
     """
     rows, columns = check_rows(anchors, positives, negatives, targets)
     found = rows
@@ -104,7 +105,7 @@ def info_nce_loss(
     strength = _validate.number("hardness_strength", hardness_strength, low=0)
     if hardness_mode in HARDNESS[:2] and columns % max(1, len(positives)):
         raise ValueError(
-            f"negatives must be as many for each of the {len(positives)} positives with hardness_mode "
+            f"the number of negatives must be a multiple of the {len(positives)} positives for hardness_mode "
             f"{hardness_mode!r}, got {columns - len(positives)}"
         )
     mask, anchor_ids, column_ids = ignored(ignore, rows if isinstance(ignore, Tensor) else found, columns, anchors)
@@ -128,5 +129,5 @@ def info_nce_loss(
         return info_nce(problem, backend)
     widths = _validate.widths("dims", dims, anchors.shape[1])
     if more := problem.beyond_triton() or ("a tensor for scale" if problem.learnt_scale is not None else ""):
-        raise ValueError(f"dims must be left out with {more}, got {_validate.describe(dims)}")
+        raise ValueError(f"dims cannot be combined with {more}, got {_validate.describe(dims)}")
     return info_nce_widths(problem, widths, backend)

@@ -1,4 +1,4 @@
-"""Checks of what an in-batch contrast is given: rows that fit, columns that are meant, columns that are left out."""
+"""Argument checks of the in-batch losses: shapes of rows, targets, ignored columns, directions and guides."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .problem import DIRECTIONS
 
 
 def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, targets: object) -> tuple[int, int]:
-    """(rows, columns) of a call."""
+    """Check the rows of a call and return (number of rows, number of columns)."""
     _validate.float_tensor("anchors", anchors, 2)
     like_anchors("positives", positives, anchors)
     if negatives is not None:
         like_anchors("negatives", negatives, anchors)
     if targets is None and len(positives) < len(anchors):
         raise ValueError(
-            f"positives must have a row for each of the {len(anchors)} anchors where no targets are given, "
+            f"positives must have a row for each of the {len(anchors)} anchors unless targets are given, "
             f"got {_validate.describe(positives)}"
         )
     return len(anchors), len(positives) + (0 if negatives is None else len(negatives))
@@ -29,18 +29,18 @@ def like_anchors(name: str, value: Tensor, anchors: Tensor) -> None:
     _validate.float_tensor(name, value, 2)
     if value.shape[1] != anchors.shape[1] or value.dtype != anchors.dtype or value.device != anchors.device:
         raise ValueError(
-            f"{name} must have anchors' columns, dtype and device, "
+            f"{name} must have the same number of columns, dtype and device as anchors, "
             f"got {_validate.describe(value)} and {_validate.describe(anchors)}"
         )
 
 
 def integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) -> Tensor:
-    """An int64 tensor of that shape on anchors' device."""
+    """Check integers of a shape on anchors' device and return them as int64."""
     return _validate.integers(name, value, shape, "anchors", anchors).to(torch.int64)
 
 
 def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """(anchor_ids (rows,), column_ids (columns,)) from two integer tensors."""
+    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)) as int64."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{name} must be a pair of integer tensors (anchor_ids, column_ids), got {_validate.describe(value)}"
@@ -52,14 +52,14 @@ def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tens
 
 
 def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "positives and negatives") -> None:
-    """On the CPU only: elsewhere a look would wait for the device, and a compiled graph cannot branch on it.
+    """Check that targets are from `lowest` to columns - 1. `of` says in the message what the columns are.
 
-    `lowest` is -1 where an anchor may have no positive. The columns are those `of` something.
+    Values are read on the CPU only: reading would wait for a device, and a compiled graph cannot branch on them.
     """
     if targets.numel() == 0:
         return
     if columns == 0 and lowest == 0:
-        raise ValueError(f"targets must be columns of {of}, of which there are none")
+        raise ValueError(f"targets must be columns of {of}, but there are no such columns")
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (x.item() for x in targets.aminmax())
         if low < lowest or high >= columns:
@@ -69,7 +69,7 @@ def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "posit
 def ignored(
     ignore: object, rows: int, columns: int, anchors: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(mask, anchor ids, column ids), of which one kind or none is there."""
+    """Check `ignore` and return (mask, None, None), (None, anchor ids, column ids), or three times None."""
     if ignore is None:
         return None, None, None
     if isinstance(ignore, Tensor):
@@ -80,7 +80,7 @@ def ignored(
 
 
 def directed(directions: object, partition_mode: object, symmetric: object) -> tuple[tuple[str, ...], bool]:
-    """(directions, whether one softmax is over all of them); symmetric is short for two that have one each."""
+    """Check the directions and return (them in the order of DIRECTIONS, whether one softmax covers all of them)."""
     if not isinstance(symmetric, bool):
         raise TypeError(f"symmetric must be True or False, got {_validate.describe(symmetric)}")
     if not isinstance(directions, (tuple, list)):
@@ -90,30 +90,31 @@ def directed(directions: object, partition_mode: object, symmetric: object) -> t
     joint = _validate.one_of("partition_mode", partition_mode, ("joint", "per_direction")) == "joint"
     found = tuple(name for name in DIRECTIONS if name in directions)
     if DIRECTIONS[0] not in found or len(found) != len(directions):
-        raise ValueError(f"directions must be query_to_doc and others, each once, got {_validate.describe(directions)}")
+        got = _validate.describe(directions)
+        raise ValueError(f"directions must include query_to_doc and must not repeat a name, got {got}")
     if found[-2:] == DIRECTIONS[-2:]:
-        raise ValueError("directions must be doc_to_doc or positive_to_positive, which is a part of it, got both")
+        raise ValueError("directions must not hold both doc_to_doc and positive_to_positive, which is a part of it")
     if symmetric and (len(found) > 1 or not joint):
         raise ValueError(
-            "symmetric is short for directions and partition_mode, which must not be given too, "
+            "symmetric sets directions and partition_mode: leave both at their defaults, "
             f"got {_validate.describe(directions)} and {partition_mode!r}"
         )
     if symmetric:
         return DIRECTIONS[:2], False
     if not joint and not set(found) <= set(DIRECTIONS[:2]):
         raise ValueError(
-            "partition_mode 'per_direction' must have directions query_to_doc and doc_to_query alone, which have a "
-            f"positive to find, got {_validate.describe(directions)}"
+            "partition_mode 'per_direction' allows only the directions query_to_doc and doc_to_query, "
+            f"got {_validate.describe(directions)}"
         )
     return found, joint
 
 
 def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tensor | None) -> None:
-    """A mask is of anchors and columns, and says nothing of two anchors, of two columns or of other anchors."""
+    """Refuse a mask where directions compare two anchors, two columns, or anchors that only all_anchors holds."""
     others = " of all_anchors" if all_anchors is not None else ""
     if mask is not None and set(directions) - set(DIRECTIONS[: 1 if others else 2]):
         raise ValueError(
-            f"ignore must be a pair of id tensors with directions {', '.join(directions)}{others}, "
+            f"ignore must be a pair of id tensors, not a mask, for the directions {', '.join(directions)}{others}, "
             f"got {_validate.describe(mask)}"
         )
 
@@ -121,14 +122,14 @@ def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tens
 def guiding(
     guide: object, anchors: int, positives: Tensor, negatives: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The guide's rows of anchors, of which there are so many, positives and negatives."""
+    """Check the guide and return its rows for the anchors (`anchors` is their number), positives and negatives."""
     if guide is None:
         return None, None, None
     counts = {"anchors": anchors, "positives": len(positives)}
     if negatives is not None:
         counts["negatives"] = len(negatives)
     if not isinstance(guide, (tuple, list)) or len(guide) != len(counts):
-        got = f"{len(guide)} of them" if isinstance(guide, (tuple, list)) else _validate.describe(guide)
+        got = f"{len(guide)} elements" if isinstance(guide, (tuple, list)) else _validate.describe(guide)
         raise TypeError(f"guide must be a tuple of tensors ({', '.join(counts)}), got {got}")
     for i, (rows, count) in enumerate(zip(guide, counts.values(), strict=True)):
         _validate.float_tensor(f"guide[{i}]", rows, 2)

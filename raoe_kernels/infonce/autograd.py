@@ -1,4 +1,4 @@
-"""info_nce_loss as a differentiable function; what a backend is says _problems.py."""
+"""info_nce_loss as a differentiable function; _problems.py describes its backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What auto runs on CUDA: Triton's kernels where there are any for the call, and plain torch otherwise."""
+"""Backend "auto" on CUDA: the Triton kernels if they support the call, otherwise plain torch."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from .problem import Problem
 
 
 def serving(problem: Problem) -> ModuleType:
-    """The module that serves a call."""
+    """Return the module that runs the call."""
     return scan if problem.beyond_triton() else triton_kernels

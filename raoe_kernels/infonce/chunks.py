@@ -1,9 +1,9 @@
-"""The matrix products of an in-batch contrast, a chunk of rows at a time, and the place between them for what is made
-of the logits. No matrix of all logits exists, and none is made twice.
+"""Matrix products of the in-batch losses, a chunk of rows at a time, with a callback that turns logits into weights.
+The whole matrix of logits never exists, and no logit is computed twice.
 
-Of half precision on a GPU tensor cores make the products of unit rows, and nothing is rounded that float32 products
-would not: cosines are products of the rows as they were given, over their norms; weights times unit rows are three
-products of the halves of both.
+For half precision on a GPU, tensor cores multiply without more rounding than float32 products would have: cosines are
+products of the given rows, divided by their norms; weights times unit rows are three products of bfloat16 halves (see
+Halves).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 from .._dtypes import wide
 from .problem import units_of
 
-# Bytes of one chunk's logits and weights. Rows are never fewer than ROWS: adding to the columns' gradient reads and
-# writes it once a chunk, 8 bytes for each 2 ROWS operations, and an H200 does 165 operations in a byte's time.
+# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows: each chunk reads and writes the columns'
+# gradient once, 8 bytes for 2 ROWS operations, and an H200 does 165 operations in the time of one byte.
 BUFFER = 256 << 20
 ROWS = 1024
-# Since torch 2.10 addmm adds products of bfloat16 to a float32 matrix; only on CUDA devices.
+# Whether addmm can add products of bfloat16 to a float32 matrix: since torch 2.10, on CUDA devices only.
 WIDENS = torch.__version__ >= "2.10"  # compared as versions
 
 
 def product(x: Tensor, y: Tensor, out: Tensor | None = None, add: Tensor | None = None) -> Tensor:
-    """x y, in `out` where there is one, or added to `add`. Of float16 and bfloat16 it is float32, made by tensor cores
-    on a GPU; otherwise it has the dtype of the two."""
+    """Return x y, written to `out` or added to `add` if given. For float16 and bfloat16 the result is float32, computed
+    by tensor cores on a GPU; otherwise it has the inputs' dtype."""
     if x.dtype.itemsize == 2:
         if x.is_cuda and WIDENS:
             if add is not None:
@@ -45,12 +45,12 @@ def sweep(
     wanted: slice | None = None,
     most: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """weights columns, where `by_rows`, and weights[:, wanted]^T rows, where there is a `wanted`: both in `product`'s
-    dtype, and None otherwise.
+    """Return weights columns if `by_rows`, and weights[:, wanted]^T rows if `wanted` is given, both in the dtype of
+    `product`; otherwise None.
 
-    weigh(first, logits) is handed rows[first : first + n] columns^T, which it may write to, and gives the (n, columns)
-    weights in the rows' dtype, or None where neither product is asked for. A chunk has at most `most` rows, by default
-    as many as BUFFER and ROWS say.
+    weigh(first, logits) receives rows[first : first + n] columns^T, which it may overwrite, and returns the
+    (n, columns) weights in the rows' dtype, or None if neither product is needed. A chunk has at most `most` rows, by
+    default as many as BUFFER and ROWS allow.
     """
     gradient = by_rows or wanted is not None
     cell = wide(rows.dtype).itemsize + (rows.dtype.itemsize if gradient and rows.dtype.itemsize == 2 else 0)
@@ -70,19 +70,19 @@ def sweep(
             chosen = weights if wanted == slice(0, None) else weights[:, wanted]
             sums = product(chosen.t(), here, add=sums)
             del chosen
-        del weights  # the next chunk's take their place
+        del weights  # so that the next chunk's weights can reuse the memory
     return grads, sums
 
 
 def even(count: int, most: int) -> int:
-    """The size of as few equal chunks of at most `most` as hold `count`; the last may be smaller."""
+    """Size of equal chunks of at most `most` that split `count` into as few as possible; the last may be smaller."""
     chunks = -(-count // most)
     return -(-count // max(1, chunks))
 
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """A float32 matrix as the sum of two of bfloat16, to 16 binary digits."""
+    """A float32 matrix, split into a sum of two bfloat16 matrices that keeps 16 binary digits."""
 
     high: Tensor
     low: Tensor
@@ -97,7 +97,7 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class UnitRows:
-    """units (n, D), and where halves are multiplied `given`, rows of half precision that `over` (n,) makes units of."""
+    """Unit rows (n, D). For half precision on a GPU also the given rows, which the factors `over` (n,) normalise."""
 
     units: Tensor
     given: Tensor | None = None
@@ -108,28 +108,28 @@ class UnitRows:
         return UnitRows(self.units[place], given, over)
 
     def factor(self) -> Tensor | Halves:
-        """What weights are multiplied by."""
+        """Return the matrix that weights are multiplied by, in halves if that is faster."""
         return self.units if self.given is None else halves(self.units)
 
 
 def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
-    """As `problem.units_of`."""
+    """Like `problem.units_of`, but returns UnitRows."""
     units, inverse, poison = units_of(*parts)
     rows = [x for x in parts if x is not None]
     if not pays(rows[0]):
         return UnitRows(units), inverse, poison
-    over, exponent = torch.frexp(inverse)  # a power of two rounds nothing, and no product overflows
+    over, exponent = torch.frexp(inverse)  # scaling by a power of two is exact, and products cannot overflow
     given = [x.ldexp(e[:, None]).to(x.dtype) for x, e in zip(rows, exponent.split([*map(len, rows)]), strict=True)]
     return UnitRows(units, torch.cat(given), over), inverse, poison
 
 
 def pays(given: Tensor) -> bool:
-    """Seven products of halves take half the time of three of float32, by an H200's datasheet."""
+    """Whether halves are faster: seven bfloat16 products take half the time of three float32 ones (H200 datasheet)."""
     return given.is_cuda and given.dtype.itemsize == 2 and WIDENS
 
 
 def cosines(rows: UnitRows, columns: UnitRows, factor: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
-    """(n, C) factor times the cosines."""
+    """Return (n, C), factor times the cosines."""
     if rows.given is None or rows.over is None or columns.given is None or columns.over is None:
         return torch.mm(rows.units * factor, columns.units.T, out=out)
     return product(rows.given, columns.given.T, out).mul_(rows.over[:, None] * factor).mul_(columns.over)
@@ -141,7 +141,7 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """x y, added to `add` where there is one; by halves where x or y is of them."""
+    """Return x y, added to `add` if given. If x or y is in halves, multiply in halves."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))

@@ -1,7 +1,7 @@
-"""What every backend of info_nce_loss is given, and the rules that they share: about rows, and about pools and blocks.
+"""Input of every backend of info_nce_loss, and the functions on rows, pools and blocks that all backends share.
 
-A pool is what one softmax is over. Its blocks are the directions: logits of the row's anchor, or of its positive, with
-all anchors, or with positives and negatives. The own pair is in the first block.
+A pool holds the logits of one softmax. Its blocks are the directions: logits of the row's anchor, or of its positive,
+with all anchors, or with positives and negatives. The first block contains the positive pair ("own" pair).
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from .._dtypes import wide
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
 
-# The own pair's first: a pool begins with a block that has it.
+# Directions that contain the positive pair come first, because a pool's first block must contain it.
 DIRECTIONS = ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc", "positive_to_positive")
 SYMMETRIC = "query_to_doc doc_to_query"
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
 
 class Problem(NamedTuple):
-    """One call. C = P + M columns: the positives, then the negatives; A anchors to be found: all_anchors, or anchors.
+    """Arguments of one call. C = P + M columns: positives, then negatives. A = len(all_anchors) or N candidate anchors.
 
-    anchors         (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
+    anchors         (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learnt_scale    () float, beside which scale is 1, or None
-    targets         (N,) int64: the column that is each anchor's positive; None: anchor i's is column i
-    ignored         (N, C) bool or None: columns that are no negatives of an anchor
-    anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are no negatives of each other
+    learnt_scale    () float, used with scale = 1, or None
+    targets         (N,) int64: the column of each anchor's positive; None: column i for anchor i
+    ignored         (N, C) bool or None: columns that are not negatives of an anchor
+    anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are not each other's negatives
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): another encoder's rows, or None
-    directions      names of DIRECTIONS, with spaces between; joint: one softmax for all, or one each and their mean
-    hardness        ST's hardness_mode, "" for none; strength is what cosines are multiplied by before they are added
-    margin          by which the guide's cosine of the own pair is lowered; relative: times that cosine's size
+    directions      names of DIRECTIONS, separated by spaces; joint: one softmax for all, not the mean of one for each
+    hardness        sentence-transformers' hardness_mode, "" for none; strength: factor of the cosines that are added
+    margin          how much below the guide's cosine of the own pair its threshold lies; relative: times |that cosine|
     """
 
     anchors: Tensor
@@ -67,69 +67,69 @@ class Problem(NamedTuple):
 
     @property
     def symmetric(self) -> bool:
-        """Both ways between anchors and columns, a softmax each."""
+        """Whether the loss averages both directions between anchors and columns, with one softmax each."""
         return not self.joint and self.directions == SYMMETRIC
 
     def beyond_triton(self) -> str:
-        """What this call asks for that the Triton kernels cannot do, "" if there is nothing."""
-        wanted = {
-            "directions but query_to_doc alone and the symmetric loss": " " in self.directions and not self.symmetric,
+        """Options of this call that the Triton kernels do not support, "" if there are none."""
+        options = {
+            "directions beyond query_to_doc (symmetric excepted)": " " in self.directions and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
             "hardness_mode": self.hardness,
             "a guide": self.guide_anchors is not None,
         }
-        return ", ".join(name for name, asked in wanted.items() if asked)
+        return ", ".join(name for name, is_used in options.items() if is_used)
 
     @property
     def target_count(self) -> int:
-        """The columns that targets may be: positives alone where a row is looked for among what belongs to them."""
+        """Number of columns that targets may select: only positives with all_anchors, hardness or more directions."""
         between = self.directions in ("query_to_doc", SYMMETRIC)
         alone = self.all_anchors is not None or self.hardness or not between
         return len(self.positives) if alone else self.column_count
 
 
 def own_columns(problem: Problem) -> Tensor:
-    """(N,) int64: the column of each anchor's positive, one there is whatever was asked for."""
+    """Return (N,) int64, the column of each anchor's positive; targets out of range are clamped to valid columns."""
     if problem.targets is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device)
     return problem.targets.clamp(0, problem.target_count - 1)
 
 
 def own_anchors(problem: Problem) -> Tensor:
-    """(N,) int64: which of the anchors to be found each anchor is."""
+    """Return (N,) int64, the index of each anchor among the candidate anchors."""
     if problem.all_anchors is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device)
     return own_columns(problem)
 
 
 def is_ignored(problem: Any, rows: slice) -> Tensor | None:
-    """(n, C), of some anchors: columns that the caller calls no negatives; None where there are none."""
+    """Return (n, C) bool for the anchors `rows`: columns that the caller excludes as negatives; None if none are."""
     if problem.anchor_ids is not None:
         return problem.anchor_ids[rows, None] == problem.column_ids
     return None if problem.ignored is None else problem.ignored[rows]
 
 
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of all parts over their norms, in one matrix; 1 / norm of each; and inverse_norms' poison."""
+    """Concatenate all parts and normalise the rows. Return them, 1 / norm of each, and the poison of inverse_norms."""
     given = [x for x in parts if x is not None]
     rows = torch.cat(given) if len(given) > 1 else given[0]
     rows = rows.to(wide(rows.dtype))
     inverse, poison = inverse_norms(rows)
-    # A copy is made once: in place where there is one already.
+    # Normalise in place if the rows are a copy already.
     own = rows is not given[0]
     return rows.mul_(inverse[:, None]) if own else rows * inverse[:, None], inverse, poison
 
 
 def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """1 / |row|, 0 for a row that counts as zero, (n,); and () 0, or NaN where a row is not finite or has no finite
-    norm."""
+    """Return 1 / |row|, (n,), which is 0 for a row that counts as zero, and a () "poison" that is NaN if any row or its
+    norm is not finite, else 0."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide(rows.dtype))
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """() what multiplies the sum of the rows' losses: 1 / N, or 1 / 2N where symmetric; NaN where a row, a target or
-    scale is no good. On a GPU none can be looked at without waiting for it, and NaN is better than a wrong number."""
+    """Return the () factor of the sum of the rows' losses: 1 / N, or 1 / 2N if symmetric; NaN if a row, a target or the
+    scale is invalid. Reading these on a GPU would have to wait for it, and NaN is better than a wrong number."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
     if problem.learnt_scale is not None:
         factor = factor.masked_fill(~(problem.learnt_scale > 0), torch.nan)
@@ -140,25 +140,23 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def losses(others: Tensor, of_own: Tensor, shift: Tensor, at_own: Tensor) -> Tensor:
-    """-log softmax(x)[own] of each row from of_own = exp(x_own - shift) and others, the sum of the other columns'.
+    """Return -log softmax(x)[own] of each row from of_own = exp(x_own - shift) and `others`, the other columns' sum.
 
-    log(1 + others / own) keeps the digits of a small loss; where the quotient is near the end of its range, own is far
-    below shift, and log(others) is the loss's smaller part.
+    log(1 + others / of_own) keeps the digits of a small loss. If the ratio is close to overflow, x_own is far below
+    shift, and the loss is shift - at_own + log(others).
     """
     ratio = others / of_own
     return torch.where(ratio < 1e30, ratio.log1p(), shift - at_own + others.log())
 
 
 def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tensor:
-    """du/dx of u = x / |x|, transposed and applied, in place of `grads`: (g - <g, u> u) / |x|; 0 for rows that count
-    as zero."""
+    """Backpropagate through u = x / |x| in place: g of `grads` becomes (g - <g, u> u) / |x|, or 0 for a zero row."""
     along = torch.linalg.vecdot(grads, units)
     return grads.addcmul_(units, along[:, None], value=-1).mul_(inverse[:, None])
 
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
-    """sums[places[i]] += rows[i], in the same order of additions every time: on a GPU index_put sorts its indices, and
-    index_add leaves the order to chance."""
+    """Add rows[i] to sums[places[i]] in a fixed order: on a GPU index_put sorts its indices, but index_add does not."""
     if sums.is_cuda:
         sums.index_put_((places,), rows, accumulate=True)
     else:
@@ -168,7 +166,7 @@ def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
 def split(
     by_anchors: Tensor | None, by_columns: Tensor | None, positives: int, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the columns as those of positives and of negatives."""
+    """Split the columns' gradient into those of positives and negatives."""
     return (
         by_anchors,
         by_columns[:positives] if by_columns is not None and needs[1] else None,
@@ -177,10 +175,10 @@ def split(
 
 
 class Block(NamedTuple):
-    """Logits of every row with the first `width` of some columns.
+    """Logits of every row with the first `width` columns.
 
-    from_documents   rows are the anchors' positives, not the anchors
-    to_documents     columns are positives and negatives, not anchors
+    from_documents   True: the rows are the anchors' positives; False: the anchors
+    to_documents     True: the columns are positives and negatives; False: anchors
     """
 
     from_documents: bool
@@ -189,7 +187,7 @@ class Block(NamedTuple):
 
     @property
     def pairs(self) -> bool:
-        """Whether the own pair is among them, and counts; otherwise what belongs to the row itself is left out."""
+        """Whether the block contains the own pair; if not, the columns that belong to the row itself are left out."""
         return self.from_documents != self.to_documents
 
 
@@ -204,8 +202,8 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """(n, k) of some rows' targets, positives: columns below `count` that are documents of the same query, which are
-    its positive and, where negatives are a matrix or several of as many rows, every P-th after it."""
+    """Return (n, k) columns below `count` that are documents of the same query as each target: its positive, and every
+    P-th column after it if the number of negatives is a multiple of P."""
     step = max(1, len(problem.positives))
     if problem.column_count % step:
         return targets[:, None]
@@ -213,5 +211,5 @@ def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
 
 
 def lowered(problem: Problem, of_own: Tensor) -> Tensor:
-    """From the guide's cosine of the own pair, the cosine above which others are left out."""
+    """Return the cosine above which pairs are left out, from the guide's cosine of the own pair."""
     return of_own - (of_own.abs() * problem.margin if problem.relative else problem.margin)

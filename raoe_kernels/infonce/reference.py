@@ -1,4 +1,4 @@
-"""The specification of info_nce_loss and of its gradient, with every logit in memory. Any dtype, any device."""
+"""Reference implementation of info_nce_loss and its gradient for any dtype and device, with all logits in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["backward", "forward"]
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
+    """Return the loss and the gradients that are needed, float64 for float64 rows, otherwise float32."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     every = problem.anchors if problem.all_anchors is None else problem.all_anchors
@@ -64,8 +64,8 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def softmax_loss(logits: Tensor, own: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row, (n, 1) -log softmax(logits)[own] over the columns that are not left out, and (n, C) its gradient by
-    the logits."""
+    """Return (n, 1) -log softmax(logits)[own] of each row over the columns that are not left out, and its gradient with
+    respect to the logits, (n, C)."""
     at_own = logits.gather(1, own)
     others = logits.masked_fill(left_out, -torch.inf).scatter(1, own, -torch.inf)
     whole = torch.logaddexp(at_own, others.logsumexp(1, keepdim=True))
@@ -74,14 +74,14 @@ def softmax_loss(logits: Tensor, own: Tensor, left_out: Tensor) -> tuple[Tensor,
 
 
 def own(places: Tensor, count: int) -> Tensor:
-    """(n, count) bool: True in the columns `places`, (n,) or (n, k), of each row."""
+    """Return (n, count) bool, True in each row's columns `places`, (n,) or (n, k)."""
     places = places.reshape(len(places), -1)
     found = torch.zeros(len(places), count, dtype=torch.bool, device=places.device)
     return found.scatter_(1, places, True)
 
 
 def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[Tensor, Tensor]) -> Tensor:
-    """(N, width) bool: whether a row of the block and a column have the same id."""
+    """Return (N, width) bool: whether a row and a column of the block have the same id."""
     of_rows, of_columns = ids[block.from_documents], ids[block.to_documents]
     assert of_rows is not None and of_columns is not None
     return of_rows[places[block.from_documents], None] == of_columns[: block.width]
@@ -90,7 +90,7 @@ def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[
 def left_out_of(
     problem: Problem, pool: list[Block], places: tuple[Tensor, Tensor], guided: tuple[Tensor, Tensor] | None
 ) -> list[Tensor]:
-    """(N, width) bool a block: what is in no row's sum."""
+    """Return one (N, width) bool per block: the columns to leave out of each row's sum."""
     result, threshold = [], None
     for block in pool:
         found = torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
@@ -115,7 +115,7 @@ def left_out_of(
 
 
 def hardened(problem: Problem, targets: Tensor) -> Tensor:
-    """(N, C) bool: the columns whose logits are raised (Lan et al. 2025)."""
+    """Return (N, C) bool: the columns whose logits are raised (Lan et al. 2025)."""
     others = ~own(targets, problem.column_count)
     if problem.hardness == "all_negatives":
         return others

@@ -1,7 +1,7 @@
-"""info_nce_loss in plain torch, a chunk of rows at a time: one bounded buffer of logits, and no matrix of them.
+"""info_nce_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
-The loss is a mean over the rows, so the gradient of a chunk is complete as soon as its logits are: three matrix
-products through BLAS a block (logits, rows' gradient, columns' gradient), all made in forward. chunks.py has them.
+The loss is a mean over the rows, so a chunk's gradient can be computed as soon as its logits are known: three BLAS
+products per block (logits, rows' gradient, columns' gradient), all in forward and all in chunks.py.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from .problem import (
 
 __all__ = ["backward", "forward"]
 
-# Bytes of the buffer: enough rows for a matrix product to run at full speed (512 of 32,768 columns in float32).
+# Bytes of the buffer: enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20
-# Up to this scale, exp(+-scale) and sums of it are far from float32's ends: nothing need be subtracted before exp.
+# Up to this scale, exp(+-scale) and sums of it are far inside float32's range: no maximum is subtracted before exp.
 UNSHIFTED_SCALE = 40.0
 
 
 class _Side(NamedTuple):
-    """Anchors, or documents: unit rows and the sums of their gradients, once for what looks and once for what is found.
+    """Anchors or documents: unit rows and the sums of their gradients, in the role of rows and in that of columns.
 
-    places    which of `rows` the N rows are; own: which of `columns`, of `guide` and so on; None: the i-th is
-    factor    the columns, to be multiplied by weights
-    wanted    the columns whose gradient is
+    places    indices of the N rows in `rows`; own: indices in `columns`, `guide` and `ids`; None: index i for row i
+    factor    the columns in the form in which weights are multiplied by them
+    wanted    slice of the columns whose gradient is needed
     """
 
     rows: UnitRows
@@ -57,11 +57,11 @@ class _Side(NamedTuple):
     ids: Tensor | None
 
 
-_Sides = tuple[_Side, _Side]  # anchors, documents: by a Block's from_documents and to_documents
+_Sides = tuple[_Side, _Side]  # (anchors, documents), indexed by a Block's from_documents and to_documents
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
+    """Return the loss and the gradients that are needed, float64 for float64 rows, otherwise float32."""
     a, inverse_a, poison = unit_rows(problem.anchors)
     k, inverse_k, poison_k = unit_rows(problem.positives, problem.negatives)
     like = a.units
@@ -78,7 +78,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     scale = problem.scale if problem.learnt_scale is None else problem.learnt_scale.to(like.dtype)
     factor = mean_factor(problem, poison)
     by_q = by_a
-    if problem.all_anchors is not None:  # NaN where the loss is, if no direction looks for them too
+    if problem.all_anchors is not None:  # factor * 0: NaN if the loss is, even if no direction uses all_anchors
         by_q = (factor * 0).expand_as(q.units).clone() if needs[3] else None
 
     targets, positives = None if problem.targets is None else own_columns(problem), len(problem.positives)
@@ -105,7 +105,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 def _pool(
     problem: Problem, pool: list[Block], sides: _Sides, scale: float | Tensor, factor: Tensor, by_scale: Tensor | None
 ) -> Tensor:
-    """Sum of the rows' losses; factor times its gradients is added to the sides' sums and to by_scale."""
+    """Return the sum of the rows' losses, and add factor times its gradients to the sides' sums and to by_scale."""
     widths, like = [block.width for block in pool], sides[0].rows.units
     cell = like.element_size()
     cell += 0 if problem.guide_anchors is None else wide(problem.guide_anchors.dtype).itemsize
@@ -127,7 +127,7 @@ def _pool(
         if shifted:
             shift = x.amax(1, keepdim=True)
             x.sub_(shift)
-        # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
+        # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
         x.exp_()
         parts[0].scatter_(1, own, 0)
         others, of_own = x.sum(1, keepdim=True), (at_own - shift).exp_()
@@ -149,7 +149,7 @@ def _products(
     weight: Tensor,
     by_scale: Tensor | None,
 ) -> None:
-    """Adds the gradients by a chunk's unit rows, by columns and by scale, weight x parts being those by the logits."""
+    """Add the gradients of a chunk's unit rows, of the columns and of scale; weight x parts is that of the logits."""
     for block, x in zip(pool, parts, strict=True):
         side, found, here = sides[block.from_documents], sides[block.to_documents], rows[block.from_documents].units
         weights = halves(x) if isinstance(found.factor, Halves) else x
@@ -176,7 +176,7 @@ def _logits(
     scale: float | Tensor,
     parts: tuple[Tensor, ...],
 ) -> Tensor:
-    """The logits to `parts`, -inf where they are left out, and (n, 1) the own pair's column in the first part."""
+    """Write the logits to `parts`, -inf where left out. Return (n, 1), the own pair's column in the first part."""
     threshold = None
     for block, x in zip(pool, parts, strict=True):
         side, found = sides[block.from_documents], sides[block.to_documents]
@@ -206,8 +206,8 @@ def _logits(
 def _hardened(
     problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, scale: float | Tensor, x: Tensor
 ) -> None:
-    """Logits of anchors with documents to `x`, the hard ones raised: whichever are more, raised ones or others, are
-    products, and the rest is put right."""
+    """Write the logits of anchors with documents to `x`, raising the hard ones: scale the product for the larger group
+    (raised or not), then correct the smaller group."""
     raised = scale + problem.strength
     documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":
@@ -219,7 +219,7 @@ def _hardened(
 
 
 def _ignored(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
-    """(n, width) bool: columns that the caller calls no negatives of a chunk's rows."""
+    """Return (n, width) bool: columns that the caller excludes as negatives of a chunk's rows."""
     side, found = sides[block.from_documents], sides[block.to_documents]
     if side.ids is not None and found.ids is not None:
         return _of(side.ids, side.own, chunk)[:, None] == found.ids[: block.width]
@@ -229,7 +229,7 @@ def _ignored(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Ten
 
 
 def _of(x: Any, places: Tensor | None, chunk: slice) -> Any:
-    """Rows x[places[chunk]], of a tensor or of UnitRows."""
+    """Return x[places[chunk]], or x[chunk] without places, for a tensor or UnitRows."""
     return x[chunk] if places is None else x[places[chunk]]
 
 

@@ -1,13 +1,12 @@
-"""InfoNCE of bfloat16 rows without a matrix of logits: the kernel that multiplies anchors by columns makes each tile's
-weights in its registers, and writes these alone, 2 bytes each.
+"""InfoNCE of bfloat16 rows without a matrix of logits: the kernel that multiplies anchors by columns computes the
+weights of each tile in registers, and writes only these, 2 bytes each.
 
-A weight is exp(logit) over the sum of its row, which is known only when the last tile of the row is done. So what is
-written is exp(logit), and the sum goes to the other factor of the products that make the gradients:
+A weight is exp(logit) divided by the sum of its row, which is known only after the row's last tile. So the kernel
+writes e = exp(logit), and the sum s divides the other factor of the products that give the gradients:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
-No maximum is subtracted: up to UNSHIFTED_SCALE neither exp(logit) nor a sum of them is near the ends of float32, whose
-range bfloat16 has.
+No maximum is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are far inside float32's and bfloat16's range.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SUMS = {"BLOCK": 1024, "num_warps": 4}
 
 @triton.jit
 def _halves(x):
-    """The left and the right half of a tile's columns."""
+    """Split a tile into the left and the right half of its columns."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
 
 
@@ -43,8 +42,8 @@ def _part(
     products, start, weights, inverse, mask, column_ids, factor, own, ids, anchor, line, here, column_count, length,
     mask_column, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Sums by row of exp(logit) of some columns, from `start` on; with GRADIENT these, over the columns' norms, to
-    their place."""
+    """Return the row sums of exp(logit) over the columns from `start` on. With GRADIENT also write exp(logit) / (norm
+    of the column) to `weights`."""
     column = start + tl.arange(0, products.shape[1])
     there = column < length
     over = tl.load(tl.multiple_of(inverse + start, 16) + tl.arange(0, products.shape[1]), there, 0.0)
@@ -56,7 +55,7 @@ def _part(
             ignored = tl.load(mask[:, None] + column.to(tl.int64)[None, :] * mask_column, inside, 0) != 0
         else:
             ignored = ids[:, None] == tl.load(column_ids + column, column < column_count, 0)[None, :]
-        counts = counts & ((ignored == 0) | (x != x))  # a NaN is not to be hidden
+        counts = counts & ((ignored == 0) | (x != x))  # an ignored NaN must still show in the loss
     e = tl.where(counts, tl.exp2(x), 0.0)
     if GRADIENT:
         at = tl.multiple_of(weights + start, 16) + line[:, None] * length + tl.arange(0, products.shape[1])[None, :]
@@ -72,11 +71,11 @@ def info_nce_products(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of exp(logit) of row_count rows from `first` on, without the row's own column and those that are no
-    negatives: its sums by row to `sums`, (tiles of columns, row_count), and with GRADIENT itself, over the columns'
-    norms, to `weights`."""
+    """Compute a tile of exp(logit) of row_count rows from `first` on, without each row's own and ignored columns. Write
+    its row sums to `sums`, (tiles of columns, row_count), and with GRADIENT exp(logit) / (norm of the column) to
+    `weights`."""
     tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
-    # Programs that run at the same time share GROUP tiles of rows, so that columns are read from the cache.
+    # Programs that run at the same time share GROUP tiles of rows, so that they find the columns in the cache.
     group = tl.program_id(0) // (GROUP * tiles_n)
     group_size = tl.minimum(tiles_m - group * GROUP, GROUP)
     inside_group = tl.program_id(0) % (GROUP * tiles_n)
@@ -92,7 +91,7 @@ def info_nce_products(
         lane = tl.arange(0, BLOCK_K)[None, :]
         a = tl.load(tl.multiple_of(rows + k, 16) + anchor[:, None] * width + lane)
         b = tl.load(tl.multiple_of(columns + k, 16) + key[:, None] * width + lane)
-        if INTERPRETED:  # there tl.dot multiplies bfloat16's bits as if they were integers
+        if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
             a, b = a.to(tl.float32), b.to(tl.float32)
         products = tl.dot(a, tl.trans(b), products)
 
@@ -119,8 +118,8 @@ def info_nce_shares(
     row_place, target_count, has_targets, scale: tl.float64, BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Of each row the loss to `stats`; with GRADIENT 1 / (its sum and its norm) to `shares`, its elements times that to
-    `scaled`, and the weight at its own column to own_weights. A program a row."""
+    """Write each row's loss to `stats`; with GRADIENT also 1 / (sum x norm) to `shares`, the row times that to
+    `scaled`, and the weight at the row's own column to own_weights. One program per row."""
     line = tl.program_id(0)
     i = (first + line).to(tl.int64)
     target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)
@@ -140,7 +139,7 @@ def info_nce_shares(
     at_own = tl.sum(dot, 0) * over_row * over_own * tl.full((), scale, tl.float32)
     others, of_own = tl.sum(total, 0), tl.exp(at_own)
     whole, ratio = others + of_own, others / of_own
-    # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
+    # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
     loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), tl.log(whole) - at_own)
     tl.store(stats + i, tl.where(legal, loss, float("nan")))
     if GRADIENT:
@@ -162,8 +161,8 @@ def serves(problem: Problem) -> bool:
 def sweep(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, wanted: slice | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The losses of rows to `stats`, the weights of their own columns to own_weights where there is one; and the
-    products that `chunks.sweep` gives."""
+    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if given), and return the
+    products that `chunks.sweep` returns."""
     n, c, (rows, columns, inverse) = len(problem.anchors), problem.column_count, units
     gradient = own_weights is not None
     tiles = triton.cdiv(len(columns), TILE["BLOCK_N"])
@@ -197,7 +196,7 @@ def sweep(
                 grads[first : first + count] = made
         if wanted is not None:
             sums_of_columns = chunks.product(weights[:, wanted].t(), scaled, add=sums_of_columns)
-        del weights  # the next chunk's take their place
+        del weights  # so that the next chunk's weights can reuse the memory
     return grads, sums_of_columns
 
 

@@ -1,5 +1,5 @@
-"""info_nce_loss in Triton: matrix products through cuBLAS, and what is launched on what between them. The gradient is
-made in forward, of scaled rows; backward takes it back through the rows' norms."""
+"""info_nce_loss in Triton: launches of the kernels around matrix products by cuBLAS. Forward computes the gradient of
+the scaled rows, and backward takes it through the rows' norms."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from .triton_units import (
     units_of,
 )
 
-# Two sweeps over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight; with 16 warps
-# few rows are open at a time, so that the second sweep finds them in a cache of 50 MB up to some 32,768 columns.
+# A program reads its row of logits twice. Eight elements per thread are two loads of 16 bytes in flight. With 16 warps
+# few rows are processed at a time, and the second read finds them in a cache of 50 MB up to about 32,768 columns.
 WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
-SHORT = {"BLOCK": 2048, "num_warps": 16}  # where a mask's address for each element, or a double, takes registers
+SHORT = {"BLOCK": 2048, "num_warps": 16}  # for masks, whose addresses take registers, and for float64
 
 
 def _stretch(problem: Problem) -> float:
-    """What weights are multiplied by, so that float16's use its range. They are below 4 a direction, the norms' part
-    included; those of the way back of all anchors that share a target may come together."""
+    """Factor that makes float16 weights use their range. Weights are below 4 per direction, including the factors of
+    the norms; those of anchors that share a target can add up in the second direction."""
     if problem.anchors.dtype != torch.float16:
         return 1.0
     largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)
@@ -63,8 +63,8 @@ def _pass(
     *,
     back: bool = False,
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """What `sweep` calls for a chunk. There are weights where there are own_weights to be filled; `back`, anchors'
-    targets look for them."""
+    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is given. `back`
+    selects the second direction, in which the rows are the anchors' targets and the columns anchors."""
     n, c, anchors = len(problem.anchors), problem.column_count, len(units.columns)
     ids = (problem.anchor_ids, problem.column_ids)
     strides = (0, 0) if problem.ignored is None else problem.ignored.stride()
@@ -97,8 +97,8 @@ def _pass(
 
 
 def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
-    """Of each column the logarithm of its anchor's sum; where several have it for their target, such that
-    exp(x - that) is the sum of theirs. As long as there are targets."""
+    """Return for each column the logarithm of its anchor's sum, infinite if it is no anchor's target. If several
+    anchors share a column, exp(x - logarithm) is the sum of their terms."""
     if problem.targets is None:
         return logsums
     targets = own_columns(problem)
@@ -109,11 +109,11 @@ def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The loss; and for backward the products that make the gradients, the weight of each anchor's own positive, the
-    loss again, and the derivative by a learnt scale."""
+    """Return the loss, and for backward: the products with the weights by rows and by columns, the weight of each
+    anchor's own positive, the loss, and the derivative of a learnable scale."""
     beyond = problem.beyond_triton()
     if beyond:
-        raise RuntimeError(f"backend 'triton' cannot run info_nce_loss with {beyond}; use scan")
+        raise RuntimeError(f"backend 'triton' cannot run info_nce_loss with {beyond}; use backend='scan'")
     n = len(problem.anchors)
     by_column = own_weights = wanted = by_scale = None
     with torch.cuda.device_of(problem.anchors):
@@ -138,13 +138,13 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
             weigh = _pass(problem, units, stats, own_weights, by_column)
             by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], wanted)
     if problem.targets is not None:
-        # Several may be one column's; where all have their own, backward adds them.
+        # Anchors may share a column, so add their own weights here. Without targets, backward adds them.
         add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
     loss = (stats[:losses] if kept > losses else stats).mean()
     if problem.learnt_scale is not None:
         loss = loss.masked_fill(~(problem.learnt_scale > 0), torch.nan)
         if needs[4]:
-            by_scale = stats[-1].mean() / (losses * problem.learnt_scale) + loss * 0  # NaN where the loss is
+            by_scale = stats[-1].mean() / (losses * problem.learnt_scale) + loss * 0  # NaN if the loss is NaN
     return loss, (by_rows, by_columns, own_weights, loss, by_scale)
 
 
@@ -171,13 +171,13 @@ def variants() -> Iterator[Variant]:
             constants = {"BLOCK": ROWS["BLOCK"], "GIVEN": unit}
             yield Variant(f"info_nce_rows {name} {which}", info_nce_rows, signature_of(info_nce_rows, **pointers),
                           constants, ROWS["num_warps"])  # fmt: skip
-            for grad in sorted({name, exact}):  # wide where torch.compile asks
+            for grad in sorted({name, exact}):  # torch.compile requests wide gradients
                 grads = dict.fromkeys(("grad_anchors", "grad_positives", "grad_negatives"), f"*{grad}")
                 signature = signature_of(info_nce_gradients, **(pointers | grads))
                 yield Variant(f"info_nce_gradients {name} to {grad} {which}", info_nce_gradients, signature,
                               constants | {"INTERPRETED": False}, ROWS["num_warps"])  # fmt: skip
         signature = signature_of(info_nce_weights, **pointers)
-        kinds = ["gradient", "symmetric"] + ["loss"] * (name == exact)  # weights of a loss alone are the logits
+        kinds = ["gradient", "symmetric"] + ["loss"] * (name == exact)  # without a gradient, `weights` is the logits
         for ignore, kind, way in product((NONE, MASK, IDS), kinds, ("small", "shifted", "learnt")):
             table = SHORT if ignore == MASK or name == "fp64" else WEIGHTS
             which = f"{('all', 'mask', 'ids')[ignore]} {kind} {way}"

@@ -1,8 +1,8 @@
-"""The Triton passes of info_nce_loss around its matrix products, a program a row. Every sum has one order.
+"""Triton kernels of info_nce_loss around its matrix products, one program per row. Every sum has a fixed order.
 
-Products are of rows scaled by powers of two, which rounds nothing: `info_nce_rows` makes row 2^e, of norm 1/2 to 1 (and
-SHIFT times that), and keeps 1 / norm of that, 1 to 2. So no dtype's range is left, and what the norms divide is logits
-and weights, in float32.
+The products use rows scaled by powers of two, which is exact: `info_nce_rows` scales each row to a norm of 1/2 to 1
+(times `stretch`) and keeps 1 / norm of the scaled row, 1 to 2. So no dtype overflows, and logits and weights are
+divided by the norms in float32.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton.language as tl
 
 from ..triton_rows import at, kernel, root
 
-NONE, MASK, IDS = 0, 1, 2  # what says which columns an anchor ignores
-# Columns of the buffer, and of the scaled rows, are a multiple of this: 16-byte loads, and tensor cores' alignment.
+NONE, MASK, IDS = 0, 1, 2  # how ignored columns are given
+# The columns of the logits and of the scaled rows are multiples of this, for 16-byte loads and tensor core alignment.
 UNIT = tl.constexpr(16)
 EPS = tl.constexpr(1e-8)  # problem.EPS
 
@@ -24,7 +24,7 @@ POINTERS += ["grad_negatives", "loss", "upstream", "own_weights", "learnt"]
 
 @triton.jit
 def _over_norm(square):
-    """1 / norm from its square: 0 for a row that counts as zero, NaN where it is not finite."""
+    """Return 1 / norm from the squared norm: 0 for a row that counts as zero, NaN if the norm is not finite."""
     norm = root(square)
     nothing = norm <= tl.full((), EPS, norm.dtype)
     over = tl.where(nothing, 0.0, 1 / tl.where(nothing, 1.0, norm))
@@ -33,7 +33,7 @@ def _over_norm(square):
 
 @triton.jit
 def _power_of_two(x):
-    """The largest that is not above x; 0 for 0."""
+    """Return the largest power of two <= x, or 0 for 0."""
     if x.dtype == tl.float64:
         return (x.to(tl.int64, bitcast=True) & 0x7FF0000000000000).to(tl.float64, bitcast=True)
     else:
@@ -42,7 +42,7 @@ def _power_of_two(x):
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """x in a dtype that may have fewer digits; Triton's interpreter would cut off what bfloat16 rounds."""
+    """Round x to a narrower dtype. Triton's interpreter truncates to bfloat16, so it needs an explicit rounding."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -51,7 +51,7 @@ def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def log_one_plus(z):
-    """log(1 + z) of 0 <= z < 1 with the digits of a small z: 2 artanh(w), w = z / (2 + z), at most 1/3 here."""
+    """log(1 + z) for 0 <= z < 1, accurate for small z: 2 artanh(w) with w = z / (2 + z), which is at most 1/3."""
     terms: tl.constexpr = 17 if z.dtype == tl.float64 else 8
     w = z / (2.0 + z)
     series = tl.full((), 1.0 / (2 * terms - 1), z.dtype)
@@ -62,7 +62,7 @@ def log_one_plus(z):
 
 @triton.jit
 def _part(row, start, step, BLOCK: tl.constexpr, UNIT: tl.constexpr):
-    """BLOCK elements of a row from `start` on; `step` counts where UNIT is 1."""
+    """Pointers to BLOCK elements of a row from `start` on; the stride `step` applies if UNIT is 1."""
     if UNIT == 16:
         return at(row, start, UNIT) + tl.arange(0, BLOCK)
     return row + (start + tl.arange(0, BLOCK)) * step
@@ -74,9 +74,9 @@ def info_nce_rows(
     row_place, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
     negative_row: tl.int64, negative_column: tl.int64, stretch: tl.float64, BLOCK: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """Anchors to `rows`, positives and negatives to `columns`, scaled and with zeros around them; 1 / norm of each:
-    columns' first, anchors' from row_place on. Programs are row_place of columns, then anchors. GIVEN is what
-    `triton_rows.unit_of` says of the matrices."""
+    """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with zeros; and
+    1 / norm of each to `inverse`, columns first, anchors from row_place on. The first row_place programs take columns,
+    the others anchors. GIVEN is the `triton_rows.unit_of` of the matrices."""
     dtype: tl.constexpr = inverse.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
     index = place
@@ -108,7 +108,7 @@ def info_nce_rows(
 
 @triton.jit
 def leaves_out(mask, row_id, column_ids, column, inside, mask_column, IGNORE: tl.constexpr):
-    """Whether the caller calls these columns no negatives of the row that `mask` begins at, or whose id is row_id."""
+    """Whether the caller excludes these columns as negatives of the row, by its `mask` or by its id row_id."""
     if IGNORE == 1:
         return tl.load(mask + column * mask_column, inside, 0) != 0
     return tl.load(column_ids + column, inside, 0) == row_id
@@ -119,7 +119,7 @@ def _negatives(
     logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column,
     BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """Some columns, 1 / norm of each, and their logits: -inf at the row's own and where they are no negatives."""
+    """Return the columns from `start` on, 1 / norm of each, and their logits: -inf for own and ignored columns."""
     column = start + tl.arange(0, BLOCK)
     there = column < length
     over = tl.load(tl.multiple_of(inverse + column, 16), there, 0.0)
@@ -128,7 +128,7 @@ def _negatives(
     counts = inside & (column != own)
     if IGNORE != 0:
         ignored = leaves_out(mask, row_id, column_ids, column.to(tl.int64), inside, mask_column, IGNORE)
-        counts = counts & ((ignored == 0) | (over != over))  # a NaN is not to be hidden
+        counts = counts & ((ignored == 0) | (over != over))  # an ignored NaN must still show in the loss
     return column, over, tl.where(counts, x, float("-inf"))
 
 
@@ -140,17 +140,17 @@ def info_nce_weights(
     BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr, LEARNT: tl.constexpr, GRADIENT: tl.constexpr,
     SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Of rows first, first + 1, … : the loss to `stats`, and with GRADIENT `stretch` times the derivative by each
-    product of scaled rows, without the factor `scale`, to `weights`; at the row's own column, where it is largest, to
-    `own_weights` instead, so that it is not rounded. What is subtracted before exp is the row's largest logit where
-    SHIFTED, `limit` otherwise.
+    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT also write the derivatives by the products
+    of scaled rows, times `stretch` and without the factor `scale`, to `weights`; the one at the row's own column, the
+    largest, goes to `own_weights` instead, so that it is not rounded. Before exp, the row's largest logit is subtracted
+    if SHIFTED, otherwise `limit`.
 
-    back: the rows are the anchors' targets and look for them, and (2 and 3 times row_count on) the logarithm of their
-    sum and the weight at their own are kept for the SYMMETRIC pass that follows. That adds the weights of both
-    directions: by_column, `scattered` long, is such a logarithm for each column, infinite where nobody's target.
+    back: the rows are the anchors' targets and the columns anchors. The logarithm of each row's sum and its own weight
+    are kept (at 2 and 3 times row_count) for the SYMMETRIC pass that follows, which adds the weights of both
+    directions. by_column, `scattered` long, is such a logarithm per column, infinite if it is no anchor's target.
 
-    LEARNT: `scale` is multiplied by the number at `learnt`, and with GRADIENT that times the derivative by it is kept
-    behind the other stats.
+    LEARNT: `scale` is multiplied by the number at `learnt`; with GRADIENT, that number times its derivative is stored
+    after the other stats.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
@@ -188,7 +188,7 @@ def info_nce_weights(
     if SHIFTED:
         peak = tl.maximum(tl.max(m, 0), at_own)
         total *= tl.exp(m - peak)
-    # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
+    # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
     others, of_own = tl.sum(total, 0), tl.exp(at_own - peak)
     whole = others + of_own
     own_weight = -others / whole
@@ -202,7 +202,7 @@ def info_nce_weights(
     if GRADIENT:
         if SYMMETRIC:
             own_weight += tl.load(stats + 3 * row_count + i)
-            # Of others with the same target: it looks for them too, unless it ignores this row.
+            # Other anchors with the same target: in their second direction this row is a negative, unless ignored.
             shared = tl.exp(at_own - tl.load(by_column + own)) - tl.exp(at_own - tl.load(stats + 2 * row_count + i))
             if IGNORE != 0:
                 shared = tl.where(leaves_out(mask, row_id, column_ids, own, True, mask_column, IGNORE), 0.0, shared)
@@ -234,9 +234,10 @@ def info_nce_gradients(
     negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr,
     GIVEN: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """From the products with the weights, g, the gradient by a row as it was given. What its own partner adds, an
-    anchor's target or, without targets, a column's anchor, comes first; then through u = row / norm it is g - <g, u> u,
-    and the powers of two come back. Programs are anchor_grads anchors, then columns from first_column on."""
+    """Compute the gradient of a given row from g, its product with the weights. First add the term of its own partner
+    (an anchor's target or, without targets, a column's anchor); then backpropagate through u = row / norm, which gives
+    g - <g, u> u, and undo the powers of two. The first anchor_grads programs take anchors, the others columns from
+    first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
     width, length = width * GIVEN, units * UNIT
@@ -278,7 +279,7 @@ def info_nce_gradients(
     along = (tl.sum(dot, 0) + pull * tl.sum(cross, 0)) * over
     value = tl.load(loss)
     factor = tl.full((), scale, dtype) * tl.load(upstream) * _power_of_two(over)
-    factor = tl.where(value == value, factor, value)  # NaN where the loss is
+    factor = tl.where(value == value, factor, value)  # NaN if the loss is NaN
     for start in range(0, width, BLOCK):
         part = start + tl.arange(0, BLOCK)
         unit = tl.load(_part(row, start, step, BLOCK, GIVEN), part < width, 0.0).to(dtype) * over

@@ -1,5 +1,5 @@
-"""What stands around the matrix products of an in-batch contrast in Triton: rows are scaled before them, and what they
-make is taken back through the rows' norms."""
+"""Steps around the matrix products of the in-batch losses in Triton: scale the rows before the products, and take the
+gradients through the rows' norms afterwards."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..triton_rows import unit_of
 from .problem import add_rows
 from .triton_passes import UNIT, info_nce_gradients, info_nce_rows
 
-# Of what is done to each row: eight elements a thread, a load of 16 bytes in half precision.
+# Launch of kernels with one program per row: eight elements per thread, a load of 16 bytes in half precision.
 ROWS = {"BLOCK": 1024, "num_warps": 4}
 INTERPRETED = not hasattr(info_nce_rows, "params")
-HALF = 2.0**15  # float16's range ends at 2^16
+HALF = 2.0**15  # half of 2^16, where float16's range ends
 
 Rows = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Units(NamedTuple):
-    """Anchors and columns scaled by powers of two, with zeros to whole UNITs, and 1 / norm of what they are then: of
-    columns, then of anchors."""
+    """Anchors and columns, scaled by powers of two and padded with zeros to multiples of UNIT, and 1 / norm of the
+    scaled rows: of columns first, then of anchors."""
 
     rows: Tensor
     columns: Tensor
@@ -34,8 +34,8 @@ class Units(NamedTuple):
 
 
 def units_of(given: Rows, columns_too: bool = False, whole: int = UNIT.value) -> Units:
-    """Of anchors, positives and negatives; columns_too: anchors are to be taken for columns as well. Widths are filled
-    up to a multiple of `whole`."""
+    """Scale anchors, positives and negatives, and pad their width to a multiple of `whole`. With columns_too, also pad
+    the number of anchors, so that they can serve as columns."""
     a, p, n = given
     column_count = len(p) + (0 if n is None else len(n))
     n = p if n is None else n
@@ -51,18 +51,18 @@ def units_of(given: Rows, columns_too: bool = False, whole: int = UNIT.value) ->
 
 
 def half(dtype: torch.dtype) -> float:
-    """What scaled rows are multiplied by, so that float16's use its range."""
+    """Additional factor of scaled rows that makes float16 rows use their range."""
     return HALF if dtype == torch.float16 else 1.0
 
 
 def empty_weights(logits: Tensor, units: Units, gradient: bool) -> Tensor:
-    """Where the weights of logits go: to their place, unless there are some and they have another dtype."""
+    """Return the buffer for the weights: the logits' own memory, unless the weights have another dtype."""
     in_place = not gradient or logits.dtype == units.rows.dtype
     return logits if in_place else torch.empty_like(logits, dtype=units.rows.dtype)
 
 
 def add_to_columns(by_columns: Tensor | None, places: Tensor, rows: Tensor, own_weights: Tensor | None) -> None:
-    """Adds to row places[i], where there is one, row i times the weight at its own positive."""
+    """Add row i times the weight of its own positive to by_columns[places[i]], if that row exists."""
     if by_columns is not None and own_weights is not None and len(by_columns):
         inside = (places >= 0) & (places < len(by_columns))
         add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * inside)[:, None])
@@ -77,8 +77,8 @@ def through_norms(
     dtype: torch.dtype,
     factor: float,
 ) -> Gradients:
-    """Gradients of anchors, positives and negatives in `dtype`, `factor` and `upstream` times those of `saved`: the
-    products with the weights, by rows and by columns, the weight of each anchor's own positive, and the loss."""
+    """Return the gradients of anchors, positives and negatives in `dtype`, times `factor` and `upstream`. saved:
+    products with the weights by rows and by columns, the weight of each anchor's own positive, and the loss."""
     by_rows, by_columns, own_weights, loss = saved
     first, second, third = (
         x.new_empty(x.shape, dtype=dtype) if need and x is not None else None
@@ -104,7 +104,7 @@ def through_norms(
 
 
 def integers_or(like: Tensor, *given: Tensor | None) -> Iterator[Tensor]:
-    """Those given; `like` for what is absent, which is not read and only has to have the right type."""
+    """Yield the given tensors. For None yield `like` as int64: it is never read and only needs the right type."""
     yield from (triton.reinterpret(like, torch.int64) if x is None else x.contiguous() for x in given)
 
 

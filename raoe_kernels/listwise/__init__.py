@@ -1,4 +1,4 @@
-"""Listwise distillation: ListMLE against a teacher, and the teacher that ranking sentences make."""
+"""Listwise distillation: the ListMLE loss against a teacher, and the refined similarities that serve as teacher."""
 
 from .api import list_mle_loss, refine_similarity
 from .autograd import OP

@@ -1,4 +1,4 @@
-"""The public listwise functions: what a call means, and its argument errors."""
+"""Public listwise functions: documentation and argument checks."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def list_mle_loss(
     generator: torch.Generator | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """ListMLE: how unlikely the student finds the teacher's order of each list, if it draws items one after another.
+    """ListMLE loss: negative log-likelihood of the teacher's order under the student's scores.
 
-    The mean over lists of - sum_k log(exp(scale s_k) / sum_{m >= k} exp(scale s_m)), items in descending order of
-    teacher (Xia et al. 2008; ranking-sentences paper, Eq. 8-9). The last item of a list costs nothing, so a list of
-    none or of one costs 0; it still counts in the mean, and no list at all gives 0.
+    The mean over lists of - sum_k log(exp(scale s_k) / sum_{m >= k} exp(scale s_m)), with the items in descending order
+    of teacher (Xia et al. 2008; ranking-sentences paper, Eq. 8-9). A list with one item or none has loss 0 and still
+    counts in the mean. Without any list the loss is 0.
 
     Args:
-        student: (R, n) finite scores, one list a row; float16, bfloat16, float32 or float64.
-        teacher: (R, n) numbers of any real dtype, on student's device, not requiring grad; +-inf sort as expected.
-        scale: what the student's scores are multiplied by, > 0: the inverse of the paper's temperature (0.05 there).
-        mask: (R, n) bool, True where there is an item; None for all. What is masked has no influence, NaN and all, and
-            a gradient of exactly 0.
-        ties: what the teacher's equals do: "ordinal" keeps their order of appearance, "random" shuffles them anew at
-            every call, as the paper's code does.
-        generator: for ties="random"; None for torch's default of the device.
+        student: (R, n) finite scores, one list per row; float16, bfloat16, float32 or float64.
+        teacher: (R, n) numbers of any real dtype on student's device. They must not require grad; +-inf are allowed.
+        scale: factor for the student's scores, > 0: the inverse of the paper's temperature (0.05 in the paper).
+        mask: (R, n) bool, True where there is an item; None if all are items. Masked positions have no influence, even
+            if they hold NaN, and a gradient of exactly 0.
+        ties: order of items with equal teacher scores: "ordinal" keeps their order of appearance, "random" shuffles
+            them anew at every call, as the paper's code does.
+        generator: random generator for ties="random"; None for the device's default generator.
         backend: "auto", "reference" or "scan" (plain torch).
 
     Returns:
-        Scalar, float64 for float64 scores and float32 otherwise. The gradient has student's dtype. A NaN in student or
-        teacher that is not masked makes the loss NaN, and the gradient of every item.
+        () loss, float64 for float64 scores, otherwise float32. The gradient has student's dtype. An unmasked NaN in
+        student or teacher makes the loss NaN and the gradient of every item NaN.
 
     Raises:
-        TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
+        TypeError, ValueError: an argument is invalid; the message names it.
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested.
     """
     _validate.float_tensor("student", student, 2)
     _validate.real_tensor("teacher", _validate.companion("teacher", teacher, student.shape, "student", student))
@@ -55,40 +55,40 @@ def list_mle_loss(
     scale = _validate.scale(scale)
     order = None
     if _validate.one_of("ties", ties, TIES) == "random":
-        if generator is None:  # apart, as dynamo traces torch.rand with a symbolic shape only where none is named
+        if generator is None:  # a separate call: dynamo traces torch.rand with a symbolic shape only without generator
             order = torch.rand(student.shape, device=student.device)
         else:
             order = torch.rand(student.shape, generator=generator, device=student.device)
     elif generator is not None:
-        raise ValueError(f"generator is for ties='random' only, got {_validate.describe(generator)}")
+        raise ValueError(f"generator requires ties='random', got {_validate.describe(generator)}")
     return list_mle(Problem(student, teacher, mask, order, scale), backend)
 
 
 def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
-    """A teacher for ranking sentences: each similarity moved towards the one that stands at its true rank.
+    """Refine a similarity matrix of ranking sentences: move each similarity towards the value at its true rank.
 
     Sentences j = 0 … n - 1 are a chain in the order of generation, each further from the first. Row j ranks the list
-    k = j … n - 1, sentence j itself included: the true rank r(k) of k is k - j, and with the row's values sorted in
+    k = j … n - 1, which includes sentence j itself. The true rank r(k) of k is k - j. With the row's values sorted in
     descending order and d = sorted[r(k)] - phi[j, k],
 
         refined[j, k] = phi[j, k] + sign(d) log(omega |d| + 1)
 
-    (ranking-sentences paper, Eq. 6-7 and Algorithm 1). The lower triangle is the upper one mirrored; phi's own is not
-    read. Not differentiable.
+    (ranking-sentences paper, Eq. 6-7 and Algorithm 1). Only the upper triangle of phi is read; the result's lower
+    triangle mirrors its upper one. Not differentiable.
 
     Args:
         phi: (..., n, n) similarity of sentences, float16, bfloat16, float32 or float64, not requiring grad.
-        omega: weight of the ranks, finite, >= 0 (0.5 and 0.7 in the paper); 0 only mirrors.
-        mask: (..., n) bool, True where there is a sentence, for chains of different lengths; None for all. What is
-            masked has no influence and its rows and columns are 0.
+        omega: weight of the ranks, finite, >= 0 (0.5 and 0.7 in the paper). With 0, phi is only mirrored.
+        mask: (..., n) bool, True where there is a sentence, for chains of different lengths; None if all are sentences.
+            Masked sentences have no influence, and their rows and columns are 0.
         backend: "auto", "reference" or "scan" (plain torch).
 
     Returns:
-        (..., n, n) float32, float64 for float64 similarity. A NaN in row j's list makes that list NaN.
+        (..., n, n), float64 for float64 similarity, otherwise float32. A NaN in row j's list makes that list NaN.
 
     Raises:
-        TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here.
+        TypeError, ValueError: an argument is invalid; the message names it.
+        RuntimeError: the requested backend cannot run here.
     """
     _validate.float_tensor("phi", phi, max(2, getattr(phi, "ndim", 2)))
     if phi.shape[-1] != phi.shape[-2]:

@@ -1,7 +1,7 @@
-"""list_mle_loss as a differentiable function, whose backends are as _problems.py says, and refine_similarity beside it.
+"""list_mle_loss as a differentiable function, and refine_similarity, which has no gradient.
 
-A backend has `refine(phi (C, n, n), mask (C, n), omega) -> (C, n, n)` as well, in float64 for float64 phi and in
-float32 otherwise; n is at least 1.
+A backend has the functions that _problems.py describes, and `refine(phi (C, n, n), mask (C, n), omega) -> (C, n, n)`,
+float64 for float64 phi, otherwise float32; n is at least 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every backend of list_mle_loss is given, and the rules about lists that they share."""
+"""Input of every backend of list_mle_loss, and the mean over lists that all backends share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .._problems import Gradients
 
 
 class Problem(NamedTuple):
-    """One call: R lists of n items.
+    """Arguments of one call with R lists of n items.
 
     student, teacher  (R, n); mask (R, n) bool, True where there is an item, or None
-    order             (R, n) or None: of teacher's equals the one with the smaller order comes first
+    order             (R, n) or None: of items with equal teacher scores, the one with the smaller order comes first
     """
 
     student: Tensor
@@ -25,8 +25,8 @@ class Problem(NamedTuple):
 
 
 def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[Tensor, Gradients]:
-    """From the sum over the lists and its gradient, (R, n), the mean and its; both NaN, but for what is masked, where a
-    value is NaN."""
+    """Turn the sum over the lists and its gradient (R, n) into the mean and its gradient. If an unmasked value is NaN,
+    the loss and the gradient of every unmasked item are NaN."""
     teacher, mask = problem.teacher, problem.mask
     loss = loss / len(teacher)
     if teacher.is_floating_point():

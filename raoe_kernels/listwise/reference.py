@@ -1,4 +1,4 @@
-"""The specification of the listwise ops, list by list. Any dtype, any device."""
+"""Reference implementation of the listwise ops, list by list, for any dtype and device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["backward", "forward", "refine"]
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Eq. 8-9: for every item of a list, the log-probability that it is drawn first of those that are left."""
+    """Eq. 8-9: sum over items of the negative log-probability that an item is drawn first of the remaining ones."""
     student, teacher, mask, order, scale = problem
     scores = scale * student.to(wide(student.dtype))
     loss = scores.new_zeros(())
@@ -31,7 +31,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
-    """Eq. 6-7 with both rankings written out; the similarity that has rank r among a list is sorted[r]."""
+    """Eq. 6-7 with both rankings written out. The similarity with rank r in a list is sorted[r]."""
     phi = phi.to(wide(phi.dtype))
     refined = torch.zeros_like(phi)
     for chain in range(phi.shape[0]):

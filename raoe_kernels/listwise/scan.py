@@ -1,4 +1,4 @@
-"""The listwise ops in plain torch, all lists at once: one sort and two running sums a row, O(R n) memory."""
+"""Listwise ops in plain torch, all lists at once: one sort and two running sums per row, O(R n) memory."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["backward", "forward", "refine"]
 
 INF = float("inf")
 LINEAR = 85.0
-"""As far below a row's largest score, less ln n, exponentials and sums of their reciprocals are float32 numbers."""
+"""Scores at most LINEAR - ln n below a row's largest: their exp and sums of 1 / exp stay in float32's range."""
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """With s sorted by teacher and S_k = logsumexp of s_k …, the loss is sum S_k - s_k, and
+    """ListMLE loss and gradient. With s sorted by teacher and S_k = logsumexp_{m >= k} s_m, L = sum_k (S_k - s_k), and
 
     dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
 
-    On a CPU the sums are of exponentials as they are wherever these fit, which needs no logarithm a term.
+    On a CPU, plain sums of exponentials are used if they fit float32's range, which saves a logarithm per term.
     """
     student, teacher, mask, order, scale = problem
     if mask is not None:
-        teacher = teacher.masked_fill(~mask, 0)  # nothing, not even a rounding, is to depend on what is masked
+        teacher = teacher.masked_fill(~mask, 0)  # masked values must not influence anything, not even rounding
     items = _descending(teacher, order)
     raw = student.to(wide(student.dtype)).gather(1, items)
     inside = None if mask is None else mask.gather(1, items)
-    # Relative to the row's largest, s keeps the digits that its differences have. Items that are not there stay in
-    # their places with weight exp(-inf).
+    # Subtracting the row's largest score keeps the digits of the differences. Masked items keep their places with
+    # weight exp(-inf).
     known = raw if inside is None else raw.masked_fill(~inside, -INF)
     largest = known.amax(1, keepdim=True)
     s = scale * (known - largest.masked_fill(largest == -INF, 0))
@@ -61,7 +61,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
-    """Indices that sort each row from its largest value down, equals by `order` and then as they come."""
+    """Indices that sort each row in descending order; equal values by `order`, then by their position."""
     if order is None:
         return teacher.sort(dim=1, descending=True, stable=True).indices
     first = order.argsort(dim=1, stable=True)
@@ -69,8 +69,8 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
-    """Row j's list is its columns k >= j. Everything else is sorted in front of it as +inf, so the value of true rank
-    k - j stands at place k: the sorted row lies over phi as it is."""
+    """Refine all rows at once. Row j's list is its columns k >= j. All other columns sort to the front as +inf, so the
+    value with true rank k - j lands in column k, and the sorted row aligns with phi."""
     n = phi.shape[-1]
     phi = phi.to(wide(phi.dtype))
     place = torch.arange(n, device=phi.device)
@@ -79,7 +79,7 @@ def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
         listed = listed & mask[:, None, :] & mask[:, :, None]
     broken = (phi.isnan() & listed).any(-1, keepdim=True)
     ranked = phi.masked_fill(~listed, INF).sort(dim=-1, descending=True).values
-    if mask is not None:  # place of the k-th of `count` sentences: the others are in front
+    if mask is not None:  # masked sentences sort to the front: shift each sentence's column accordingly
         real = mask.long()
         column = (n - real.sum(-1, keepdim=True) + real.cumsum(-1) - 1).clamp(min=0)
         ranked = ranked.gather(-1, column[:, None, :].expand_as(phi))

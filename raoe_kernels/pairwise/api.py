@@ -1,8 +1,8 @@
-"""The public pairwise losses: what a call means, and its argument errors.
+"""Public pairwise losses: documentation and argument checks.
 
-Source of all but CoSENT: "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence Embeddings
-from NLI Data" (RAOE). Pairs i and j below are two *sentence pairs* of a batch of B. Similarity is (B,); or (K, B), K
-similarities of each pair (by prefixes of its embeddings, for example), whose K losses share the sort of the scores.
+Source of all losses except CoSENT: "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence
+Embeddings from NLI Data" (RAOE). Pairs i and j below are two *sentence pairs* of a batch of B. Similarity is (B,), or
+(K, B) for K similarities per pair (for example by prefixes of the embeddings); the K losses share one sort of scores.
 """
 
 from __future__ import annotations
@@ -29,26 +29,25 @@ def rank_margin_loss(
     """RAOE's rank-margin objective (Eq. 2): log(1 + sum over r_j - r_i > margin of exp(scale (c_i - c_j))).
 
     Args:
-        similarity: (B,) float16, bfloat16, float32 or float64; c, usually the cosine of each sentence pair, which
-            `pairwise_cosine` makes of (B, D) embeddings. Any finite values are legal. Or (K, B): K losses of the same
-            scores.
-        scores: (B,) real numbers, any float or integer dtype (not uint64), compared exactly in that dtype; +-inf sort
-            as expected. They are targets and must not require grad.
-        margin: rank distance I >= 0 that two pairs must exceed to be compared; ranks are within the batch.
-        scale: what similarities are multiplied by, > 0: the papers' tau, the inverse of a temperature. A value below
-            1 looks like a temperature and warns.
-        ties: how equal scores are ranked, in scipy.stats.rankdata's words: "average", "min", "max", "dense" or
-            "ordinal". Equal scores are compared only under "ordinal" (order of appearance).
+        similarity: (B,) float16, bfloat16, float32 or float64: c, usually the cosine of each sentence pair, which
+            `pairwise_cosine` computes from (B, D) embeddings; any finite values. Or (K, B) for K losses at once.
+        scores: (B,) real numbers, any float or integer dtype (not uint64), compared exactly in that dtype; +-inf are
+            allowed. They are targets and must not require grad.
+        margin: rank distance I >= 0 that two pairs must exceed to be compared. Ranks are within the batch.
+        scale: factor for the similarities, > 0: the papers' tau, the inverse of a temperature. A value below 1 warns,
+            because it looks like a temperature.
+        ties: ranking of equal scores, as in scipy.stats.rankdata: "average", "min", "max", "dense" or "ordinal".
+            Equal scores are compared only with "ordinal", in their order of appearance.
         backend: "auto", "reference", "scan", "triton" or "native".
 
     Returns:
-        Scalar loss, (K,) of (K, B), float64 for float64 similarity and float32 otherwise; exactly 0 if no two pairs are
-        compared. The gradient has similarity's dtype. A NaN in similarity (of K rows, in its own) or scores makes the
-        loss and all of its gradient NaN.
+        () loss, or (K,) for (K, B): float64 for float64 similarity, otherwise float32; exactly 0 if no two pairs are
+        compared. The gradient has similarity's dtype. A NaN in scores makes all losses and gradients NaN; a NaN in
+        similarity makes the loss and gradient of its row NaN.
 
     Raises:
-        TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
+        TypeError, ValueError: an argument is invalid; the message names it.
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested.
     """
     params = _params.make(True, False, scale, margin, ties)
     _check_similarity(similarity)
@@ -56,9 +55,9 @@ def rank_margin_loss(
 
 
 def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
-    """CoSENT (Su, 2022): log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))), the rank-margin loss without a margin.
+    """CoSENT loss (Su, 2022), rank margin without a margin: log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))).
 
-    Arguments, result and errors as in `rank_margin_loss`.
+    Args, Returns, Raises: as for `rank_margin_loss`.
     """
     params = _params.make(True, False, scale)
     _check_similarity(similarity)
@@ -74,7 +73,7 @@ def gated_angular_loss(
     gate: str = "label+score",
     backend: str = "auto",
 ) -> Tensor:
-    """RAOE's gated angular objective (Eq. 3): log(1 + sum over the gate of exp(scale (theta_j - theta_i))).
+    """RAOE's gated angular objective (Eq. 3): log(1 + sum over gated pairs of exp(scale (theta_j - theta_i))).
 
     theta = arccos(clip(c, -1 + 1e-6, 1 - 1e-6)), with gradient 0 where the clip is active.
 
@@ -82,11 +81,13 @@ def gated_angular_loss(
         similarity: (B,) or (K, B) floats, the cosine of each sentence pair.
         scores: (B,) real numbers as in `rank_margin_loss`.
         labels: (B,) integers (not uint64), larger = less related (Hugging Face's NLI order: 0 entailment, 1 neutral,
-            2 contradiction). Any values, any number of them.
-        scale: what angles are multiplied by, > 0, as in `rank_margin_loss`.
-        gate: which pairs (i, j) count: "label+score" (l_i > l_j and s_i < s_j, the paper's), "score" (s_i < s_j) or
-            "label" (l_i > l_j). What a gate does not use is ignored and may be None.
-        backend: as in `rank_margin_loss`, and so are the result and the errors.
+            2 contradiction). Any values and any number of distinct values.
+        scale: factor for the angles, > 0, as in `rank_margin_loss`.
+        gate: pairs (i, j) that count: "label+score" (l_i > l_j and s_i < s_j, as in the paper), "score" (s_i < s_j) or
+            "label" (l_i > l_j). An argument that the gate does not use is ignored and may be None.
+        backend: as for `rank_margin_loss`.
+
+    Returns, Raises: as for `rank_margin_loss`.
     """
     params = _params.make(False, True, scale)
     _check_similarity(similarity)
@@ -108,10 +109,11 @@ def raoe_loss(
     return_parts: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """RAOE's objective (Eq. 1): rank_weight x `rank_margin_loss` + angle_weight x `gated_angular_loss`, at one sort.
+    """RAOE's objective (Eq. 1): rank_weight x `rank_margin_loss` + angle_weight x `gated_angular_loss`, with one sort.
 
-    Args as in those two. return_parts=True gives (rank part, angle part), weighted and both differentiable, instead
-    of their sum.
+    Args, Raises: as for those two losses.
+
+    Returns: the sum, or with return_parts=True (rank part, angle part), both weighted and differentiable.
     """
     params = _params.make(True, True, scale, margin, ties, rank_weight, angle_weight, bool(return_parts))
     _check_similarity(similarity)
@@ -129,7 +131,7 @@ def _check_similarity(similarity: Tensor) -> None:
     rows = isinstance(similarity, Tensor) and similarity.ndim == 2
     _validate.float_tensor("similarity", similarity, 2 if rows else 1)
     if rows and not len(similarity):
-        raise ValueError(f"similarity must have 1 or more rows, got {_validate.describe(similarity)}")
+        raise ValueError(f"similarity must have at least one row, got {_validate.describe(similarity)}")
 
 
 def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
@@ -137,12 +139,12 @@ def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
     if by_row and len(similarity) != similarity.shape[1]:
         got = f"{_validate.describe(similarity)} and {name} {_validate.describe(value)}"
         wanted = f"{name} must have shape {tuple(similarity.shape[1:])} and similarity's device"
-        raise ValueError(f"{wanted}, got {got}; of embeddings take pairwise_cosine(a, b)")
+        raise ValueError(f"{wanted}, got {got}; for embeddings, pass pairwise_cosine(a, b)")
     return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 
 
 def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
-    """Scores as float32, float64 or int64, whichever holds them exactly."""
+    """Check the scores and return them as float32, float64 or int64, whichever holds them exactly."""
     scores = _per_pair("scores", scores, similarity)
     _validate.real_tensor("scores", scores)
     if scores.dtype in (torch.float32, torch.float64, torch.int64):
@@ -153,7 +155,7 @@ def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
 def _gated(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
-    """What the angular objective sorts by, and the labels that restrict it if any."""
+    """Return the sort keys of the angular objective, and the labels that restrict its pairs, or None."""
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None

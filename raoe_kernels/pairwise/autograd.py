@@ -1,10 +1,10 @@
-"""One differentiable function for all pairwise losses, eager and under torch.compile.
+"""A single differentiable function for all pairwise losses, eager and under torch.compile.
 
-A backend is two functions: `forward(similarity, scores, labels, params, need_grad) -> (losses, gradients or None)`, of
-shapes () and (B,), or (2,) and (2, B) with params.parts, in float64 for float64 similarity and in float32 otherwise;
-for similarity (K, B) they are (K,) and (K, B), or (2, K) and (2, K, B); and
-`backward(gradients, upstream, dtype) -> gradient of similarity`. The loss is a function of similarity alone, so its
-gradient is made in forward, and backward only scales it (params.py).
+A backend has two functions. `forward(similarity, scores, labels, params, need_grad) -> (losses, gradients or None)` has
+results of shapes () and (B,), or (2,) and (2, B) with params.parts; for similarity (K, B) they are (K,) and (K, B), or
+(2, K) and (2, K, B). They are float64 for float64 similarity, otherwise float32.
+`backward(gradients, upstream, dtype) -> gradient of similarity`. Only similarity has a gradient, so forward computes
+it, and backward only scales it (params.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OP = Op(
 def pairwise_loss(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, backend: str
 ) -> tuple[Tensor, ...]:
-    """The loss, or its two parts, each a scalar or (K,)."""
+    """Return the loss, or its two parts, each a scalar or (K,)."""
     need_grad = similarity.requires_grad and torch.is_grad_enabled()
     module = eager(OP, backend, similarity, scores, labels)
     if module is None:
@@ -65,7 +65,7 @@ def _run(
 
 
 def _empty(similarity: Tensor, params: PairwiseParams, need_grad: bool) -> tuple[Tensor, Tensor | None]:
-    """No pair at all: losses of exactly 0, and also the shapes and dtypes that any call returns."""
+    """Return zero losses for a batch without pairs; also gives the shapes and dtypes of any call's results."""
     dtype = wide(similarity.dtype)
     losses = similarity.new_zeros((*params.leading, *similarity.shape[:-1]), dtype=dtype)
     grads = similarity.new_zeros((*params.leading, *similarity.shape), dtype=dtype) if need_grad else None
@@ -100,7 +100,7 @@ def _shapes(similarity, scores, labels, *rest):
 
 
 def _parted(similarity, params, results):
-    """Of (K, B) the parts always have a dimension, were it of one: the gradient's product knows them by it."""
+    """For (K, B), always add a dimension for the parts, even if there is one: _scale relies on it."""
     if params.parts or similarity.ndim == 1:
         return results
     return tuple(None if x is None else x[None] for x in results)

@@ -1,4 +1,4 @@
-"""What auto runs on CUDA without a compiled module: Triton's kernel up to the pairs that it takes, scan beyond."""
+"""Backend "auto" on CUDA without a compiled module: the Triton kernel up to its largest batch, scan beyond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same losses by the compiled kernels: csrc/pairwise, C++ on the CPU and CUDA on the GPU."""
+"""Pairwise losses with the compiled kernels of csrc/pairwise: C++ on the CPU, CUDA on the GPU."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .params import backward as multiply
 
 _WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
-_ONE_BLOCK = 1024  # pairs that one thread block takes without a workspace on every GPU
+_ONE_BLOCK = 1024  # most pairs that, on every GPU, fit one thread block and need no workspace
 _TIES = {name: code for code, name in enumerate(TIES)}
 
 
 def forward(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses and their gradients by similarity, as autograd.py says; all inputs are contiguous and B >= 1. Several rows
-    share the CPU's sort."""
+    """Return the losses and their gradients with respect to similarity, as autograd.py describes. All inputs must be
+    contiguous, and B >= 1. On the CPU, several rows share one sort."""
     run = _by_row if similarity.ndim == 2 and similarity.device.type == "cuda" else _forward
     return run(similarity, scores, labels, params, need_grad)
 
@@ -30,7 +30,7 @@ def _forward(
     rank, angle, scale, threshold, ties, rank_weight, angle_weight, parts = params
     device, dtype = similarity.device, similarity.dtype
     kind = device.type
-    if dtype not in _WIDE and kind == "cpu":  # CUDA reads half precision itself
+    if dtype not in _WIDE and kind == "cpu":  # the CUDA kernels read half precision
         similarity, dtype = similarity.float(), torch.float32
     *rows, size = similarity.shape
     shape = (2, *rows) if parts else rows
@@ -57,16 +57,16 @@ _by_row = by_row(_forward)
 
 
 def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """As params.py's.
+    """Compute the same as params.backward.
 
-    On a CPU torch's product takes more code than this one, and from 2^15 pairs on it wakes OpenMP threads, which then
-    spin on the cores that the next forward wants.
+    On a CPU, torch's product has more overhead, and from 2^15 pairs on it wakes OpenMP threads, which then spin on
+    the cores that the next forward needs.
     """
     if grads.dtype != dtype or grads.device.type != "cpu":
         return multiply(grads, upstream, dtype)
     *rows, size = shape = grads.shape[len(upstream) - 1 :]
     grad = torch.empty(shape, dtype=dtype)
-    first, last = (each.contiguous() for each in (upstream[0], upstream[-1]))  # a sum's are one number, expanded
+    first, last = (each.contiguous() for each in (upstream[0], upstream[-1]))  # the gradient of sum() is expanded
     module("cpu").scale(
         grads.data_ptr(), size, FLOATS[dtype], len(upstream), *(rows or (1,)), address(first), address(last),
         grad.data_ptr(),

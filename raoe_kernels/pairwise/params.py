@@ -1,5 +1,5 @@
-"""What a pairwise loss is asked to do, as every backend receives it, and what backends share: backward, where one has
-nothing better, and several rows of similarity as so many calls."""
+"""Parameters of a pairwise loss as every backend receives them, and helpers that backends share: a default backward,
+and a loop over several rows of similarity."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TIES = ("average", "min", "max", "dense", "ordinal")
 
 
 class PairwiseParams(NamedTuple):
-    """The constants of one call. Tuples of these are hashable and cheap to build.
+    """Constants of one call, hashable and cheap to build.
 
-    rank, angle      which objectives are wanted
-    scale            what similarities or angles are multiplied by, > 0
-    threshold        (i, j) is a rank pair when 2 r_j - 2 r_i >= threshold: twice the ranks are integers under every
-                     tie rule, so r_j - r_i > margin is exactly this with threshold = floor(2 margin) + 1
+    rank, angle      whether to compute the rank-margin and the angular objective
+    scale            factor for similarities or angles, > 0
+    threshold        (i, j) is a rank pair if 2 r_j - 2 r_i >= threshold = floor(2 margin) + 1, which is equivalent to
+                     r_j - r_i > margin because twice a rank is an integer under every tie rule
     ties             one of TIES
     rank_weight, angle_weight   factors of the two parts
     parts            True: two results, (rank part, angle part); False: their sum
@@ -39,17 +39,17 @@ class PairwiseParams(NamedTuple):
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Shape of the losses, and what stands before B in the gradients' shape."""
+        """Shape of the losses, and the leading part of the gradients' shape, before B."""
         return (2,) if self.parts else ()
 
 
 def make(*constants: Any, **named: Any) -> PairwiseParams:
-    """Check the constants of a call, see `_make`, and bring them into the form the backends use."""
+    """Check the constants of a call (the arguments of `_make`) and convert them for the backends."""
     if torch.compiler.is_compiling():
         return _make(*constants, **named)
     try:
         params = _remembered(*constants, **named)
-    except TypeError:  # something that cannot be remembered: what is wrong with it is said below
+    except TypeError:  # an argument is not hashable, so it is invalid, and _make raises the right error
         params = _make(*constants, **named)
     if params.scale < 1:
         _validate.warn_of_temperature(params.scale)
@@ -71,7 +71,7 @@ def _make(
         rank,
         angle,
         _validate.number("scale", scale, low=0, strict=True),
-        # Ranks end below 2^62, so a larger threshold means the same: no pair.
+        # Doubled ranks are below 2^62, so any larger threshold also selects no pair.
         min(math.floor(doubled) + 1, 1 << 62),
         _validate.one_of("ties", ties, TIES),
         _validate.number("rank_weight", rank_weight),
@@ -80,7 +80,7 @@ def _make(
     )
 
 
-# A training run makes the same few over and over. Typed, because 1, 1.0 and True are not the same margin.
+# A training run uses the same few parameters repeatedly. Typed, because 1, 1.0 and True are not the same margin.
 _remembered = lru_cache(maxsize=64, typed=True)(_make)
 
 
@@ -88,7 +88,7 @@ Forward = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def by_row(forward: Forward) -> Forward:
-    """A backend's forward of similarity (B,), as one of (K, B), too."""
+    """Decorate a backend's forward for similarity (B,) so that it also takes (K, B), one row at a time."""
 
     @wraps(forward)
     def of_rows(similarity: Tensor, *others, **options) -> tuple[Tensor, Tensor | None]:
@@ -101,9 +101,9 @@ def by_row(forward: Forward) -> Forward:
 
 
 def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """Sum over the parts of (gradient of the part) x (gradient from above it), in the dtype of similarity.
+    """Return the sum over the parts of gradient x upstream gradient, in the dtype of similarity.
 
-    grads (B,) with one upstream scalar, or (2, B) with two; or (K, B) and (2, K, B), with upstream of (K,).
+    grads is (B,) with one upstream scalar or (2, B) with two; or (K, B) or (2, K, B), with upstream tensors (K,).
     """
     if upstream[0].ndim:
         upstream = tuple(each[:, None] for each in upstream)

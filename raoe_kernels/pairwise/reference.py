@@ -1,8 +1,8 @@
-"""The specification: RAOE's losses as the papers write them, over all B x B pairs. Any dtype, any device; slow.
+"""Reference implementation of RAOE's losses as the papers define them, over all B x B pairs. Slow; any dtype, device.
 
 Source: Rank-Awareness and Angular Constraints, Eq. 2 (rank margin) and Eq. 3 (gated angular). Row i and column j of a
-matrix are the pair (i, j), and `active[i, j]` says whether it is in the sum. The gradient is written out because
-autograd cannot run inside a registered operator; gradcheck holds it against the loss.
+matrix are the pair (i, j), and `active[i, j]` says whether it is in the sum. The gradient is written by hand because
+autograd cannot run inside a registered operator; a test compares it with the loss by gradcheck.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ CLIP = 1e-6
 
 
 def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
-    """Twice the rank of each score (int64), ties as in scipy.stats.rankdata, counted from 0."""
+    """Return twice the rank of each score (int64), counted from 0, with the tie rules of scipy.stats.rankdata."""
     index = torch.arange(len(scores), device=scores.device)
     equal = scores[:, None] == scores
-    below = (scores[:, None] > scores).sum(1)  # how many scores are strictly smaller
+    below = (scores[:, None] > scores).sum(1)  # number of strictly smaller scores
     if ties == "min":
         return 2 * below
     if ties == "max":
@@ -36,32 +36,32 @@ def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
 
 
 def rank_pairs(scores: Tensor, threshold: int, ties: str) -> Tensor:
-    """r_j - r_i > margin (Eq. 2)."""
+    """Return whether r_j - r_i > margin (Eq. 2), for all pairs (i, j)."""
     ranks = doubled_ranks(scores, ties)
     return ranks - ranks[:, None] >= threshold
 
 
 def gated_pairs(scores: Tensor, labels: Tensor | None) -> Tensor:
-    """l_i > l_j and s_i < s_j (Eq. 3); without labels s_i < s_j alone (the paper's Table 8, gating on S only).
+    """Return whether l_i > l_j and s_i < s_j (Eq. 3), or without labels s_i < s_j (the paper's Table 8, S only).
 
-    Gating on L only is the same with scores = ~labels, which reverses the integers' order: see api.py.
+    The gate on labels only is this without labels and with scores = ~labels, which reverses their order: see api.py.
     """
     lower = scores[:, None] < scores
     return lower if labels is None else lower & (labels[:, None] > labels)
 
 
 def log_one_plus_sum_exp(exponents: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """L = log(1 + sum over active pairs of exp(exponents)), exactly 0 without one, and dL / d exponents."""
+    """Return L = log(1 + sum over active pairs of exp(exponents)), exactly 0 without active pairs, and its gradient."""
     if not active.any():
         return exponents.new_zeros(()), torch.zeros_like(exponents)
     log_z = exponents.masked_fill(~active, -torch.inf).flatten().logsumexp(0)
-    # logaddexp keeps the digits of a small Z, where log(1 + Z) has none.
+    # logaddexp keeps the digits of a small Z, which log(1 + Z) loses.
     loss = torch.logaddexp(log_z, torch.zeros_like(log_z))
     return loss, (exponents - loss).exp().masked_fill(~active, 0)
 
 
 def rank_margin(c: Tensor, scores: Tensor, params: PairwiseParams) -> tuple[Tensor, Tensor]:
-    """Eq. 2: log(1 + sum of exp(scale (c_i - c_j))), and its gradient by c."""
+    """Return Eq. 2, log(1 + sum of exp(scale (c_i - c_j))), and its gradient with respect to c."""
     exponents = params.scale * (c[:, None] - c)
     loss, weights = log_one_plus_sum_exp(exponents, rank_pairs(scores, params.threshold, params.ties))
     return loss, params.scale * (weights.sum(1) - weights.sum(0))
@@ -70,7 +70,7 @@ def rank_margin(c: Tensor, scores: Tensor, params: PairwiseParams) -> tuple[Tens
 def gated_angular(
     c: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 3: log(1 + sum of exp(scale (theta_j - theta_i))), and its gradient by c."""
+    """Return Eq. 3, log(1 + sum of exp(scale (theta_j - theta_i))), and its gradient with respect to c."""
     theta = c.clamp(-1 + CLIP, 1 - CLIP).acos()
     exponents = params.scale * (theta - theta[:, None])
     loss, weights = log_one_plus_sum_exp(exponents, gated_pairs(scores, labels))
@@ -87,14 +87,14 @@ def forward(
     params: PairwiseParams,
     need_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses and their gradients by similarity, as autograd.py says."""
+    """Return the losses and their gradients with respect to similarity, as autograd.py describes."""
     c = similarity if similarity.dtype == torch.float64 else similarity.float()
     parts = []
     if params.rank:
         parts.append((params.rank_weight, *rank_margin(c, scores, params)))
     if params.angle:
         parts.append((params.angle_weight, *gated_angular(c, scores, labels, params)))
-    # An input that cannot be ranked has no loss, also where no pair is active.
+    # NaN cannot be ranked, so the loss is NaN even if no pair is active.
     bad = c.isnan().any() | scores.isnan().any()
     losses = torch.stack([weight * loss for weight, loss, _ in parts]).masked_fill(bad, torch.nan)
     grads = torch.stack([weight * grad for weight, _, grad in parts]).masked_fill(bad, torch.nan)

@@ -1,12 +1,12 @@
-"""The same losses by one sort and log-cumulative-sums in plain torch: no B x B matrix, any device torch has.
+"""Pairwise losses with one sort and logcumsumexp in plain torch: no B x B matrix, and any device of torch.
 
-With the pairs sorted by score, the partners i of a given j are a prefix of the order (this folder's README has the
-derivation), so with x_i + y_j the exponent of the pair (i, j):
+With the pairs sorted by score, the partners i of a given j are a prefix of the order (see the derivation in this
+folder's README). So with x_i + y_j the exponent of the pair (i, j):
 
     P_j = logsumexp of x over j's prefix        log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
     Q_i = logsumexp of y over i's partners      dL/dx_i = exp(x_i + Q_i - L)          dL/dy_j = exp(y_j + P_j - L)
 
-Every step is a tensor operation of fixed shape, and no value of a device tensor is read on the host.
+Every step is a tensor operation of fixed shape, and the host reads no value of a device tensor.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .reference import CLIP
 
 __all__ = ["backward", "forward"]
 
-MASKED_CLASSES = 16  # up to here one masked cumulative sum a label value is the cheapest way
-LEVELS_AT_ONCE = 4  # beyond, how many bits of the label are worked on together: bounds the memory
+MASKED_CLASSES = 16  # up to this many labels, one masked cumulative sum per label is the cheapest method
+LEVELS_AT_ONCE = 4  # with more labels, the number of label bits processed together, which bounds the memory
 
 
 @by_row
@@ -33,10 +33,10 @@ def forward(
     need_grad: bool,
     classes: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses and their gradients by similarity, as autograd.py says.
+    """Return the losses and their gradients with respect to similarity, as autograd.py describes.
 
-    classes bounds the number of distinct labels for a caller who knows it. Otherwise it is read from labels on a CPU
-    and taken to be B elsewhere, where reading it would stop the device.
+    classes: upper bound on the number of distinct labels, if the caller knows one. By default the number is read from
+    labels on a CPU, and assumed to be B elsewhere, because reading it would wait for the device.
     """
     scores, order = torch.sort(scores, stable=True)  # NaN comes last
     c = (similarity if similarity.dtype == torch.float64 else similarity.float())[order]
@@ -63,7 +63,7 @@ def forward(
 
 
 def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
-    """First and last position of the run of equal scores that each position lies in."""
+    """Return the first and the last position of each position's run of equal scores."""
     size = len(changes) + 1
     position = torch.arange(size, device=changes.device)
     first = torch.cat([position[:1], torch.where(changes, position[1:], 0)]).cummax(0).values
@@ -72,7 +72,7 @@ def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> Tensor:
-    """Twice the rank at each position of the sorted order: never decreasing, an integer under every rule."""
+    """Return twice the rank at each sorted position: non-decreasing, and an integer under every tie rule."""
     if ties == "average":
         return first + last
     if ties == "min":
@@ -85,13 +85,13 @@ def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> T
 
 
 def _before(x: Tensor, end: Tensor) -> Tensor:
-    """logsumexp of x[..., :end], -inf where end = 0."""
+    """Return logsumexp of x[..., :end], or -inf where end = 0."""
     sums = logcumsumexp(x).gather(-1, (end - 1).clamp(min=0))
     return sums.masked_fill(end == 0, -torch.inf)
 
 
 def _from(y: Tensor, start: Tensor) -> Tensor:
-    """logsumexp of y[..., start:], -inf where nothing is left."""
+    """Return logsumexp of y[..., start:], or -inf where the range is empty."""
     size = y.shape[-1]
     return _before(y.flip(-1), size - start)
 
@@ -99,7 +99,7 @@ def _from(y: Tensor, start: Tensor) -> Tensor:
 def _log_one_plus(
     x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """L = log(1 + Z) from P = below and Q = above, and dL/dx - dL/dy."""
+    """Return L = log(1 + Z) from P = below and Q = above, and dL/dx - dL/dy."""
     joined = y + below
     log_z = joined.logsumexp(0)
     loss = torch.logaddexp(log_z, torch.zeros_like(log_z))
@@ -109,10 +109,10 @@ def _log_one_plus(
 
 
 def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:
-    """d(-theta)/dc = 1 / sqrt(1 - c^2), and 0 where the clip is active; (1 - c)(1 + c) keeps its digits near +-1."""
+    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or 0 where clipped; (1 - c)(1 + c) keeps its digits near +-1."""
     inside = (c > -1 + CLIP) & (c < 1 - CLIP)
     slope = ((1 - c) * (1 + c)).rsqrt()
-    return torch.where(inside, by_minus_theta * slope, by_minus_theta * 0)  # one NaN of c has made all of these NaN
+    return torch.where(inside, by_minus_theta * slope, by_minus_theta * 0)  # 0 x NaN is NaN; one NaN in c makes all NaN
 
 
 def _assemble(
@@ -122,7 +122,7 @@ def _assemble(
     params: PairwiseParams,
     need_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Weights, the NaN rule for scores, the gradient back in the caller's order."""
+    """Apply the weights and the NaN rule for scores, and return the gradient in the caller's order."""
     poison = torch.where(scores[-1].isnan(), torch.nan, 0.0)
     losses = torch.stack([weight * loss + poison for weight, loss, _ in parts])
     if not params.parts:
@@ -138,7 +138,7 @@ def _assemble(
 def _gated(
     x: Tensor, y: Tensor, changes: Tensor, first: Tensor, last: Tensor, labels: Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """P over i before j's run with a larger label, Q over j behind i's run with a smaller one."""
+    """Return P, over the i before j's run with a larger label, and Q, over the j behind i's run with a smaller one."""
     ids, count = _dense_ids(labels)
     if classes is None:
         classes = int(count) if labels.device.type == "cpu" else len(labels)
@@ -147,7 +147,7 @@ def _gated(
         larger = ids > boundary  # row k splits the labels into 0..k and k+1..
         below = _before(x.masked_fill(~larger, -torch.inf), first.expand(larger.shape))
         above = _from(y.masked_fill(larger, -torch.inf), (last + 1).expand(larger.shape))
-        none = x.new_full((1, len(x)), -torch.inf)  # the largest label has nothing above it, the smallest below
+        none = x.new_full((1, len(x)), -torch.inf)  # no label is above the largest or below the smallest
         return _row(torch.cat([below, none]), ids), _row(torch.cat([none, above]), ids)
     below, above = torch.full_like(x, -torch.inf), torch.full_like(y, -torch.inf)
     levels = max(classes - 1, 1).bit_length()
@@ -160,7 +160,7 @@ def _gated(
 
 
 def _dense_ids(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels numbered 0, 1, … in their order, and how many there are (a device scalar)."""
+    """Number the distinct labels 0, 1, … in ascending order. Return each pair's number, and the count as a tensor."""
     values, order = labels.sort()
     ids = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
     return torch.empty_like(ids).scatter_(0, order, ids), ids[-1] + 1
@@ -171,10 +171,10 @@ def _row(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """For each bit the share of P and Q from partners whose labels first differ there, from the top.
+    """Return for each bit the parts of P and Q from partners whose labels agree above this bit and differ at it.
 
-    l_i > l_j exactly when at some bit l_i has 1, l_j has 0, and all higher bits agree. So for every bit the pairs are
-    grouped by the higher bits, and within a group, still in the order of the scores, ones are summed for zeros to read.
+    l_i > l_j exactly if at some bit l_i has 1, l_j has 0, and all higher bits agree. So for every bit, the pairs are
+    grouped by the higher bits; within a group, in the order of the scores, pairs with 0 read the sums of pairs with 1.
     """
     group, order = (ids >> (bits + 1)).sort(dim=1, stable=True)
     one = (ids[order] >> bits) & 1 == 1
@@ -186,7 +186,7 @@ def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) ->
 
 
 def _exclusive(values: Tensor, group: Tensor, run: Tensor) -> Tensor:
-    """At each place of a row: logsumexp of the earlier values of its group that lie in earlier runs."""
+    """Return at each place of a row the logsumexp of the values in the same group and in earlier runs."""
     size = values.shape[1]
     none = values.new_full((values.shape[0], 1), -torch.inf)
     sums = torch.cat([none, values[:, :-1]], 1).masked_fill(_starts(group), -torch.inf)
@@ -202,5 +202,5 @@ def _exclusive(values: Tensor, group: Tensor, run: Tensor) -> Tensor:
 
 
 def _starts(keys: Tensor) -> Tensor:
-    """True where a row's key differs from the one before it, and at its beginning."""
+    """Return True where a row's key differs from the previous one, and at the start of the row."""
     return torch.cat([torch.ones_like(keys[:, :1], dtype=torch.bool), keys[:, 1:] != keys[:, :-1]], 1)

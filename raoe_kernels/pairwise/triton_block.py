@@ -1,4 +1,4 @@
-"""What one block does with its pairs in registers: number keys, find a rank's place, sum partners by label."""
+"""Operations on the pairs of one block in registers: order keys, look up ranks, and sum partners by label."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def flip(x, BLOCK: tl.constexpr):
 
 @triton.jit
 def at(x, index, empty, BLOCK: tl.constexpr):
-    """Element `index`, `empty` where the index lies outside."""
+    """Return element `index` of x, or `empty` if the index is out of range."""
     inside = (index >= 0) & (index < BLOCK)
     return tl.where(inside, tl.gather(x, tl.minimum(tl.maximum(index, 0), BLOCK - 1), 0), empty)
 
 
 @triton.jit
 def count_below(ascending, bound, BLOCK: tl.constexpr):
-    """How many elements are < bound, for each bound: bisection by powers of two."""
+    """Return for each bound the number of elements < bound, by bisection in steps of powers of two."""
     count = tl.zeros_like(bound).to(tl.int32)
     step = BLOCK
     while step > 0:
@@ -50,10 +50,10 @@ def count_below(ascending, bound, BLOCK: tl.constexpr):
 
 @triton.jit
 def order_key(scores, p, inside, floating, BLOCK: tl.constexpr):
-    """int32 numbers that order as the scores do, and whether one is NaN. 64-bit scores come as int64, `floating` says
-    what they are."""
+    """Return int32 keys in the order of the scores, and whether a score is NaN. 64-bit scores arrive as int64;
+    `floating` says whether they hold float64."""
     if scores.dtype.element_ty == tl.float32:
-        # Float bits as an integer that sorts the same way. -0.0 equals 0.0.
+        # Convert float bits to an integer of the same order, with -0.0 equal to 0.0.
         bits = tl.load(scores + p, inside, 0.0).to(tl.int32, bitcast=True)
         nan = (bits & 0x7FFFFFFF) > 0x7F800000
         bits = tl.where(bits == -0x80000000, 0, bits)
@@ -71,7 +71,7 @@ def order_key(scores, p, inside, floating, BLOCK: tl.constexpr):
 
 @triton.jit
 def count_ranks(first, last, number, bound, ties, n, BLOCK: tl.constexpr):
-    """How many positions have a doubled rank of at most `bound`."""
+    """Return the number of positions with a doubled rank of at most `bound`."""
     middle = tl.minimum(tl.maximum(bound >> 1, 0), n - 1)
     count = count_at_most(tl.gather(first, middle, 0), tl.gather(last, middle, 0), bound, ties)
     if ties == DENSE:
@@ -81,7 +81,7 @@ def count_ranks(first, last, number, bound, ties, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def between(up, down, end, start, linear, BLOCK: tl.constexpr):
-    """Sums of `up` over positions < end, and of `down` over positions >= start."""
+    """Return the sums of `up` over positions < end, and of `down` over positions >= start."""
     before, behind = running(up, flip(down, BLOCK), linear)
     empty = none(up.dtype, linear)
     return at(before, end - 1, empty, BLOCK), at(behind, BLOCK - 1 - start, empty, BLOCK)
@@ -89,11 +89,11 @@ def between(up, down, end, start, linear, BLOCK: tl.constexpr):
 
 # ---- Labels, bit by bit ----
 #
-# l_i > l_j exactly when the two first differ, from the top, at a bit that l_i has. So for every bit the pairs are
-# grouped by the higher ones, in a group they stay in the order of the scores, and ones are summed for zeros to read.
-# What a scan carries: the sum over a group; the same but for its last run of equal scores, which is not to be compared;
-# and as one integer whether a group (2) and a run (1) begin, and how many ones (from bit 2) and zeros (from bit 16)
-# the group has.
+# l_i > l_j exactly if l_i has a 1 at the highest bit where the two differ. So for every bit, the pairs are grouped by
+# the higher bits; a group keeps the order of the scores, and pairs with 0 read the sums of pairs with 1.
+# A scan carries the sum over a group; the same sum without the last run, since equal scores are not compared; and flags
+# in one integer: whether a group (2) and a run (1) begin, and how many ones (from bit 2) and zeros (from bit 16) the
+# group has.
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def _append(sum_a, seen_a, a, back_a, unseen_a, u, sum_b, seen_b, b, back_b, uns
 
 @triton.jit
 def _log_appended(joined, seen, b, empty, BLOCK: tl.constexpr):
-    """One direction of the same for logarithms, by doubling as in running."""
+    """Compute one direction of the same scan for logarithms, by doubling as in `running`."""
     q = tl.arange(0, BLOCK)
     reach = 1
     while reach < BLOCK:
@@ -124,9 +124,9 @@ def _log_appended(joined, seen, b, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def _partition(zero, flags, marks, BLOCK: tl.constexpr):
-    """Where each element comes from when every group's zeros move before its ones."""
+    """Return the source position of each element when every group's zeros move before its ones."""
     q = tl.arange(0, BLOCK)
-    zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # of the group, up to here
+    zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # counts in the group, up to this element
     of_group = zeros + (marks >> 16) - zero
     place = zeros + ones - 1
     all_zeros = tl.cumsum(zero, 0)
@@ -145,10 +145,10 @@ def _partition(zero, flags, marks, BLOCK: tl.constexpr):
 
 @triton.jit
 def by_labels(label, first, inside, up, linear, BLOCK: tl.constexpr):
-    """Sums of exp(x) = `up` over earlier runs' larger labels, and of exp(-x) over later runs' smaller ones.
+    """Return the sums of exp(x) = `up` over larger labels in earlier runs, and of exp(-x) over smaller ones in later.
 
-    Runs are told apart by `first`, below 2^15. The pairs come back in another order: the two sums; first << 16 |
-    position; up. What is not `inside` stays behind the others.
+    `first`, below 2^15, identifies runs. The results are in another order of the pairs: both sums, first << 16 |
+    position, and up. Elements that are not `inside` stay behind the others.
     """
     q = tl.arange(0, BLOCK)
     empty = none(up.dtype, linear)
@@ -156,7 +156,7 @@ def by_labels(label, first, inside, up, linear, BLOCK: tl.constexpr):
     behind = before
     place = (first << 16) | q
     least = tl.min(tl.where(inside, label, 0x7FFFFFFFFFFFFFFF), 0)
-    label = tl.where(inside, label - least, -1)  # not negative but unsigned
+    label = tl.where(inside, label - least, -1)  # read as unsigned: -1 is the largest label
     left = tl.reduce(tl.where(inside, label, 0), 0, _either)  # the bits in which labels may differ
     bit = tl.full((), 63, tl.int64)
     one_bit = tl.full((), 1, tl.int64)
@@ -164,7 +164,7 @@ def by_labels(label, first, inside, up, linear, BLOCK: tl.constexpr):
         while ((left >> bit) & 1) == 0:
             bit -= 1
         left = left ^ (one_bit << bit)
-        # Groups and runs as they begin, and from behind; beyond the ends both do.
+        # Mark where groups and runs begin, for the forward and the backward scan; both also begin at the array's ends.
         differ = label ^ tl.gather(label, tl.maximum(q - 1, 0), 0)
         group = (q == 0) | ((differ & -(one_bit << bit << 1)) != 0)
         run = (q == 0) | ((place >> 16) != (tl.gather(place, tl.maximum(q - 1, 0), 0) >> 16))

@@ -1,9 +1,8 @@
-"""The losses in Triton, of as many pairs as one program takes: one launch.
+"""Pairwise losses in Triton for batches that fit into one program: a single launch.
 
-It sorts (score, index) as 64-bit integers, and everything after it stays on chip: partners are found
-by gathers in shared memory, and the loss and the gradient come from the same pass. What the call asks for
-(tie rule, labels or not, which objective, gradient or not) are run-time scalars, so one compilation per block
-size and dtype serves them all.
+The kernel sorts (score, index) as 64-bit integers, and all later steps stay on chip: partners are looked up by gathers
+in shared memory, and one pass computes loss and gradient. Options (tie rule, labels, objectives, gradient) are run-time
+scalars, so one compilation per block size and dtype serves all calls.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from .triton_math import (
 
 __all__ = ["ONE_BLOCK", "backward", "forward", "variants"]
 
-# The most pairs. For 4,096, sixteen warps would have too few registers and take half a minute to compile.
+# Most pairs of a launch. For 4,096, sixteen warps would have too few registers and take half a minute to compile.
 ONE_BLOCK = 2048
-ONE_BLOCK_DOUBLE = 1024  # with 64-bit scores, which are sorted twice, and for float64, which spills at twice that
-# Block size: warps. Four elements a thread keep the exchanges of the sort within registers and shuffles.
+ONE_BLOCK_DOUBLE = 1024  # limit for 64-bit scores, which are sorted twice, and for float64, where 2,048 pairs spill
+# Block size -> warps. With four elements per thread, the sort exchanges data by registers and shuffles only.
 WARPS = {128: 1, 512: 4, 1024: 8, 2048: 16}
 
 
@@ -59,7 +58,7 @@ def one_block(
     index = (packed & 0xFFFFFFFF).to(tl.int32)
     key = (packed >> 32).to(tl.int32)
 
-    # Runs of equal scores.
+    # First and last position of each run of equal scores.
     changes = (p > 0) & (key != tl.gather(key, tl.maximum(p - 1, 0), 0))
     ends = (p + 1 >= n) | (key != tl.gather(key, tl.minimum(p + 1, BLOCK - 1), 0))
     first = tl.associative_scan(tl.where(changes, p, 0), 0, larger)
@@ -129,7 +128,7 @@ def one_block(
 
 
 def most(similarity: Tensor, scores: Tensor) -> int:
-    """The most pairs of such tensors that the kernel takes."""
+    """Largest number of pairs that the kernel takes for these dtypes."""
     narrow = similarity.dtype != torch.float64 and scores.dtype == torch.float32
     return ONE_BLOCK if narrow else ONE_BLOCK_DOUBLE
 
@@ -138,26 +137,27 @@ def most(similarity: Tensor, scores: Tensor) -> int:
 def forward(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses and their gradients by similarity, as autograd.py says."""
+    """Return the losses and their gradients with respect to similarity, as autograd.py describes."""
     n = similarity.shape[0]
     narrow = similarity.dtype != torch.float64
     dtype = torch.float32 if narrow else torch.float64
     if n > (limit := most(similarity, scores)):
-        raise RuntimeError(f"backend 'triton' cannot run a pairwise loss of {n:,} pairs, {limit:,} at most; use scan")
+        call = f"a pairwise loss of {n:,} pairs, {limit:,} at most"
+        raise RuntimeError(f"backend 'triton' cannot run {call}; use backend='scan'")
     if similarity.dtype != dtype and scores.dtype != torch.float32:
-        similarity = similarity.to(dtype)  # rare enough to save compilations
+        similarity = similarity.to(dtype)  # this combination is rare, and not worth its own compilation
     losses = torch.empty(params.leading, dtype=dtype, device=similarity.device)
     grads = torch.empty((*params.leading, n), dtype=dtype, device=similarity.device) if need_grad else None
-    # Arguments that a call does not use have a type that others give them: no second compilation.
+    # Give unused arguments the type that they have in other calls, so that no second compilation is needed.
     unused = triton.reinterpret(losses, tl.int64) if labels is None else labels
     keys = triton.reinterpret(scores, tl.int64) if scores.dtype == torch.float64 else scores
     block = next(size for size in WARPS if n <= size)
     with torch.cuda.device_of(similarity):
         one_block[(1,)](
             similarity, keys, unused, losses, losses if grads is None else grads, n,
-            min(params.threshold, 2 * n + 1),  # beyond all ranks is beyond all ranks
+            min(params.threshold, 2 * n + 1),  # any threshold beyond all ranks selects no pair
             TIES.index(params.ties),
-            (85 if narrow else 680) - 2 * math.log(n),  # Z: fewer than n^2 terms, each below exp(scale x range)
+            (85 if narrow else 680) - 2 * math.log(n),  # Z has fewer than n^2 terms, each below exp(scale x range)
             params.scale, params.rank_weight, params.angle_weight, int(params.rank), int(params.angle),
             int(labels is not None), int(params.parts), int(need_grad), int(scores.is_floating_point()),
             BLOCK=block, num_warps=WARPS[block],
@@ -166,7 +166,7 @@ def forward(
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile: a training run sees one or two of them."""
+    """Every compilation that calls can cause, for triton_compile. A training run needs one or two of them."""
     kinds = [("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp32"), ("fp32", "i64"), ("fp64", "fp32"), ("fp64", "i64")]
     for dtype, key in kinds:
         wide = "*fp64" if dtype == "fp64" else "*fp32"

@@ -1,9 +1,9 @@
-"""What the pairwise Triton kernels share: sums of exponentials, the angle, the place of a rank in the order.
+"""Functions of the pairwise Triton kernels: sums of exponentials, the angle, and the position of a rank in the order.
 
-Where scale x range + 2 ln n leaves room in the dtype's exponents (`linear`), a sum of exponentials is the number
-itself; elsewhere it is carried as its logarithm. Every function that adds or multiplies asks at run time, and all of a
-launch gets the same answer. Prefix sums always run forward, on a reversed copy where a suffix is needed: Triton's own
-reverse scans have been wrong before (triton#4362).
+If scale x range + 2 ln n fits the dtype's exponent range (`linear`), a sum of exponentials is stored as the number
+itself, otherwise as its logarithm. Functions that add or multiply test `linear` at run time; it is the same for a whole
+launch. Suffix sums are forward prefix sums of a reversed copy, because Triton's reverse scans have had bugs
+(triton#4362).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton.language as tl
 
 from ..triton_rows import root
 
-# Tie rules as the kernels receive them: the position in this tuple. Under the last two, ranks are one to a
-# position and one to a run; the others come from the first and last position of the run of equal scores.
+# Kernels receive a tie rule as its index in this tuple. "ordinal" gives every position its own rank and "dense" every
+# run of equal scores; the other ranks follow from the first and the last position of the run.
 TIES = ("average", "min", "max", "ordinal", "dense")
 MAX = tl.constexpr(2)
 ORDINAL = tl.constexpr(3)
@@ -27,8 +27,8 @@ HALF_PI = tl.constexpr(1.5707963267948966)
 
 @triton.jit
 def scalar(value, dtype: tl.constexpr):
-    """A Python number in the compute dtype with all its digits. Float arguments are float32 unless one says otherwise,
-    and so are, in some versions of Triton, numbers that tl.minimum or a comparison meets."""
+    """Convert a Python number to the compute dtype with all its digits. Triton treats float arguments as float32 by
+    default, and in some versions also numbers in tl.minimum or a comparison."""
     return tl.full((), value, dtype)
 
 
@@ -37,9 +37,9 @@ def scalar(value, dtype: tl.constexpr):
 
 @triton.jit
 def exponents(c, low, high, scale, angular: tl.constexpr):
-    """x of each pair relative to the middle of all, and the distance between the largest and the smallest.
+    """Return x of each pair relative to the middle of the range, and the difference of the largest and smallest x.
 
-    Kept within half of the dtype's range, so that the sum of two such is finite.
+    x is clamped to half of the dtype's range, so that the sum of two exponents is finite.
     """
     if angular:  # x = -scale theta
         c, low, high = -angle(c), -angle(low), -angle(high)
@@ -50,14 +50,14 @@ def exponents(c, low, high, scale, angular: tl.constexpr):
 
 @triton.jit
 def none(dtype: tl.constexpr, linear):
-    """The empty sum; as a logarithm it is below any exponent."""
+    """The empty sum: 0, or as a logarithm a number below any exponent."""
     lowest: tl.constexpr = -1.6e308 if dtype == tl.float64 else -3.2e38
     return tl.where(linear, scalar(0.0, dtype), scalar(lowest, dtype))
 
 
 @triton.jit
 def terms(x, mask, linear):
-    """exp(x) as sums of one term, empty where masked out."""
+    """exp(x), or its logarithm if not linear; the empty sum where masked out."""
     up = x
     if linear:
         up = tl.exp(x)
@@ -66,7 +66,7 @@ def terms(x, mask, linear):
 
 @triton.jit
 def inverses(up, mask, linear):
-    """exp(-x) of the same."""
+    """exp(-x) from exp(x) = `up`, or the logarithms of both if not linear."""
     down = -up
     if linear:
         down = 1.0 / up
@@ -93,7 +93,7 @@ def total(x, linear):
     if linear:
         joined = tl.sum(x, 0)
     else:
-        # A product of an empty sum may have overflowed to -inf.
+        # A product with an empty sum may have overflowed to -inf.
         top = tl.maximum(tl.max(x, 0), none(x.dtype, linear))
         joined = top + tl.log(tl.maximum(tl.sum(tl.exp(x - top), 0), 1.0))
     return joined
@@ -106,7 +106,7 @@ def _add_two(a, b, c, d):
 
 @triton.jit
 def _log_running(x):
-    """By doubling: a loop is slower than a scan, but a scan of logarithms takes a minute to compile."""
+    """Prefix sums by doubling: slower than a scan, but a scan of logarithms takes a minute to compile."""
     q = tl.arange(0, x.shape[0])
     reach = 1
     while reach < x.shape[0]:
@@ -132,11 +132,11 @@ def product(a, b, linear):
 
 @triton.jit
 def log_one_plus(z, linear):
-    """log(1 + z) with the digits of a small z; z may be its logarithm.
+    """log(1 + z), accurate for small z. If not linear, z is given as its logarithm.
 
-    In float32 the logarithm of a number near 1 has none, so a series serves there: log(1 + z) = 2 artanh(w) with
-    w = z / (2 + z), at most 1/3 here. In float64 it has, but 1 + z has lost those of z: log(1 + z) is nearly linear, so
-    it is taken at what 1 + z became, d = fl(1 + z) - 1, and scaled by z / d (HP-15C Advanced Functions Handbook).
+    In float32, the logarithm of a number near 1 is inaccurate, so a series is used: log(1 + z) = 2 artanh(w) with
+    w = z / (2 + z), which is at most 1/3. In float64 it is accurate, but 1 + z is rounded: so log is taken of the
+    rounded 1 + d = fl(1 + z) and scaled by z / d, since it is nearly linear (HP-15C Advanced Functions Handbook).
     """
     top = tl.where(linear, 0.0, tl.maximum(z, 0.0))  # log(1 + e^a) = max(a, 0) + log(1 + e^-|a|)
     if not linear:
@@ -170,8 +170,8 @@ def slope(up, down, before, behind, z, loss, linear):
 
 @triton.jit
 def _asin_series(u):
-    """p(u) with asin(t) = t + t^3 p(t^2) for t^2 = u <= 1/4, interpolated at Chebyshev nodes in 60 digits:
-    off by 1.1e-9 (float32) and 3.8e-18 (float64) relative to asin(t) at most."""
+    """p(u) with asin(t) = t + t^3 p(t^2) for t^2 = u <= 1/4, interpolated at Chebyshev nodes with 60 digits. The error
+    relative to asin(t) is at most 1.1e-9 (float32) or 3.8e-18 (float64)."""
     if u.dtype == tl.float32:
         p = u * 0.03369084720283012 + 0.017149238357677253
         p = u * p + 0.031100662735494568
@@ -196,7 +196,7 @@ def _asin_series(u):
 
 @triton.jit
 def angle(c):
-    """arccos of the clipped similarity, by asin near 0 and by asin of the half angle near +-1."""
+    """arccos of the clipped similarity, by asin near 0 and by asin of half the angle near +-1."""
     limit = scalar(UNCLIPPED, c.dtype)
     c = tl.minimum(tl.maximum(c, -limit), limit)
     size = tl.abs(c)
@@ -210,7 +210,7 @@ def angle(c):
 
 @triton.jit
 def through_angle(c, by_minus_theta):
-    """d(-theta)/dc = 1 / sqrt(1 - c^2), and 0 where the clip is active."""
+    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or 0 where clipped."""
     slope = 1 / root((1 - c) * (1 + c))
     return tl.where(tl.abs(c) < scalar(UNCLIPPED, c.dtype), by_minus_theta * slope, 0.0)
 
@@ -220,16 +220,15 @@ def through_angle(c, by_minus_theta):
 
 @triton.jit
 def doubled_rank(first, last, ties):
-    """Twice the rank of a run of equal scores, but for dense ranks."""
+    """Twice the rank of a run of equal scores, for all rules except "dense"."""
     return tl.where(ties == AVERAGE, first + last, tl.where(ties == MAX, 2 * last, 2 * first))
 
 
 @triton.jit
 def count_at_most(first, last, bound, ties):
-    """How many positions have a doubled rank of at most `bound`, given the run that holds position bound //
-    2.
+    """Number of positions with a doubled rank of at most `bound`, given the run that holds position bound // 2.
 
-    Runs before that one rank below 2 (bound // 2) and runs behind it above bound, so it alone is in question.
+    Earlier runs have doubled ranks below 2 (bound // 2) and later runs above bound, so only this run must be tested.
     """
     count = tl.where(doubled_rank(first, last, ties) <= bound, last + 1, first)
     return tl.where(bound < 0, 0, count)

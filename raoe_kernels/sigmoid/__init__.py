@@ -1,4 +1,4 @@
-"""The sigmoid loss of all pairs of a batch, without the matrix of logits."""
+"""Sigmoid loss over all pairs of a batch, without storing the whole matrix of logits."""
 
 from .api import sigmoid_loss
 from .problem import OP

@@ -1,4 +1,4 @@
-"""The public sigmoid loss: what a call means, and its argument errors."""
+"""Public sigmoid loss: documentation and argument checks."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def sigmoid_loss(
     positive_ids: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Mean over the anchors of the sum over all columns of -log sigmoid(z (scale cos(anchor, column) + bias)); z is 1
-    where the column is a positive of the anchor and -1 elsewhere. Columns are positives + negatives.
+    """Sigmoid loss over all pairs of an anchor and a column (SigLIP, Zhai et al. 2023, Algorithm 1).
 
-    SigLIP (Zhai et al. 2023) Algorithm 1. Every pair of anchor and column is a question of its own, so any number of
-    positives is the same loss. Logits come and go by chunks: memory is O((N + P + M) D) and a buffer of 64 MiB (or of
-    one row of logits), on `triton` 256 MiB (or 1,024 rows).
+    The columns are the positives, then the negatives. The loss is the mean over anchors of the sum over columns of
+    -log sigmoid(z (scale cos(anchor, column) + bias)), with z = 1 if the column is a positive of the anchor, else -1.
+    An anchor may have any number of positives. Logits are computed in chunks: memory is O((N + P + M) D) plus a buffer
+    of 64 MiB (at least one row of logits), or 256 MiB (at least 1,024 rows) for "triton".
 
     Args:
         anchors, positives, negatives: (N, D), (P, D), (M, D) or None, as in info_nce_loss.
-        scale: what similarities are multiplied by, > 0 (the inverse of a temperature). A number, or a () tensor of any
-            float dtype, which is given its gradient and whose value is looked at on the CPU only.
-        bias: what is added to that, a number or a () float tensor, as scale.
-        targets: (N,) integers: which of the P + M columns (positives, then negatives) is the anchor's positive, -1
-            where none is; several anchors may share one. Default 0 … N-1, which needs P >= N. Out of range is a
-            ValueError on the CPU and a NaN loss on a GPU (and under torch.compile), which is not waited for.
-        ignore: columns that are no negatives of an anchor, as in info_nce_loss: (N, P + M) bool, or a pair of ids. An
+        scale: factor for the similarities, > 0 (the inverse of a temperature): a number, or a () tensor of any float
+            dtype, which gets a gradient. A tensor's value is checked on the CPU only.
+        bias: number or () float tensor added to the scaled similarity.
+        targets: (N,) integers: the column that is the anchor's positive, or -1 for none. Anchors may share a column.
+            Default 0 … N-1, which needs P >= N. A value out of range raises ValueError on the CPU; on a GPU and under
+            torch.compile it makes the loss NaN, because a check would have to wait for the device.
+        ignore: columns that are not negatives of an anchor, as in info_nce_loss: (N, P + M) bool, or a pair of ids. An
             anchor's positives always count.
-        positive_ids: (anchor_ids (N,), column_ids (P + M,)) integers: columns of the anchor's id are positives, too.
+        positive_ids: (anchor_ids (N,), column_ids (P + M,)) integers: columns with the anchor's id are also positives.
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton".
 
     Returns:
-        () float64 for float64 rows and float32 otherwise, 0 where there are no anchors or no columns. Gradients, NaN,
+        () loss, float64 for float64 rows, otherwise float32; 0 if there are no anchors or no columns. Gradients, NaN,
         autocast and errors are as in info_nce_loss.
     """
     rows, columns = check_rows(anchors, positives, negatives, targets)
@@ -59,6 +59,6 @@ def sigmoid_loss(
 
 
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
-    """() in the dtype of the arithmetic; a number is filled in on the device, which is not waited for."""
+    """A () tensor in the dtype of the arithmetic. Filling in a number on the device avoids a wait for it."""
     dtype = wide(anchors.dtype)
     return value.to(dtype) if isinstance(value, Tensor) else anchors.new_full((), value, dtype=dtype)

@@ -1,5 +1,4 @@
-"""What every backend of sigmoid_loss is given (what a backend is says _problems.py), and the rules about columns that
-they share."""
+"""Input of every backend of sigmoid_loss (see _problems.py), and the functions on columns that all backends share."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from .._problems import differentiable
 
 
 class Problem(NamedTuple):
-    """One call. C = P + M columns: the positives, then the negatives.
+    """Arguments of one call. C = P + M columns: the positives, then the negatives.
 
-    anchors     (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
+    anchors     (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
     scale, bias   (), in the dtype of the arithmetic
-    targets     (N,) int64: the column that is each anchor's positive, -1 where none is; None: anchor i's is column i
-    ignored     (N, C) bool or None: columns that are no negatives of an anchor
-    anchor_ids  (N,) int64 and column_ids (C,) int64, or None: the same, where two ids are equal
-    anchor_groups (N,) int64 and column_groups (C,) int64, or None: columns of the anchor's group are positives as well
+    targets     (N,) int64: the column of each anchor's positive, -1 for none; None: column i for anchor i
+    ignored     (N, C) bool or None: columns that are not negatives of an anchor
+    anchor_ids  (N,) int64 and column_ids (C,) int64, or None: columns with the anchor's id are not its negatives
+    anchor_groups (N,) int64 and column_groups (C,) int64, or None: columns of the anchor's group are positives too
     """
 
     anchors: Tensor
@@ -65,16 +64,16 @@ sigmoid = differentiable(
 
 
 def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """(N,) int64, the column of each anchor's positive, one there is whatever was asked for; and (N,) bool, whether it
-    is one, None where all are."""
+    """Return (N,) int64, the column of each anchor's positive, clamped to valid columns; and (N,) bool, whether the
+    anchor has one, or None if all have one."""
     if problem.targets is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device), None
     return problem.targets.clamp(0, problem.column_count - 1), problem.targets >= 0
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """() what multiplies the sum of the rows' losses: 1 / N; NaN where a row or a target is no good. On a GPU a target
-    cannot be looked at without waiting for it, and NaN is better than a wrong number."""
+    """Return the () factor of the sum of the rows' losses: 1 / N, or NaN if a row or a target is invalid. Reading a
+    target on a GPU would have to wait for it, and NaN is better than a wrong number."""
     factor = poison + 1 / len(problem.anchors)
     if problem.targets is None:
         return factor
@@ -83,7 +82,7 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def is_grouped(problem: Problem, rows: slice) -> Tensor | None:
-    """(n, C), of some anchors: columns of the same group; None where there are no groups."""
+    """Return (n, C) bool for the anchors `rows`: columns of the same group; None if there are no groups."""
     if problem.anchor_groups is None or problem.column_groups is None:
         return None
     return problem.anchor_groups[rows, None] == problem.column_groups

@@ -1,4 +1,4 @@
-"""The specification of sigmoid_loss and of its gradient, with every logit in memory. Any dtype, any device."""
+"""Reference implementation of sigmoid_loss and its gradient for any dtype and device, with all logits in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["backward", "forward"]
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
+    """Return the loss and the gradients that are needed, float64 for float64 rows, otherwise float32."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     factor = mean_factor(problem, poison_a + poison_k)

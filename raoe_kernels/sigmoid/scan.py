@@ -1,7 +1,7 @@
-"""sigmoid_loss in plain torch, a chunk of rows at a time: one bounded buffer of logits, and no matrix of them.
+"""sigmoid_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
-The loss is a sum over the pairs, so the gradient of a chunk is complete as soon as its logits are: three matrix
-products through BLAS (logits, rows' gradient, columns' gradient), all made in forward.
+The loss is a sum over the pairs, so a chunk's gradient can be computed as soon as its logits are known: three BLAS
+products (logits, rows' gradient, columns' gradient), all in forward.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .problem import Problem, is_grouped, mean_factor, own_columns
 
 __all__ = ["backward", "forward"]
 
-# Bytes of the buffer: enough rows for a matrix product to run at full speed (512 of 32,768 columns in float32).
+# Bytes of the buffer: enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20
-# Bytes of it that are gone over at a time, pass by pass, so that they stay in a core's cache.
+# Bytes of the buffer that all passes process before they go on, so that these bytes stay in a core's cache.
 BLOCK = 1 << 20
-# softplus(x) is log(1 + exp(x)) up to here, with all digits, and x beyond, where the rest is below any float64's.
+# softplus(x) is log(1 + exp(x)) up to here, and x beyond, where the difference is below float64's precision.
 LINEAR = 80.0
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
+    """Return the loss and the gradients that are needed, float64 for float64 rows, otherwise float32."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     factor = mean_factor(problem, poison_a + poison_k)
@@ -69,8 +69,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def _turn(x: Tensor, column: Tensor, at_own: Tensor, has: Tensor | None, grouped: Tensor | None) -> None:
-    """The other sign for positives, in place: those of the row's group, and the one at `column`, where the row `has`
-    one, whose value is `at_own`."""
+    """Flip the sign of positives in place: those of the row's group, and the one at `column` if the row `has` one."""
     if grouped is not None:
         torch.where(grouped, -x, x, out=x)
     x.scatter_(1, column, -at_own if has is None else torch.where(has, -at_own, x.gather(1, column)))

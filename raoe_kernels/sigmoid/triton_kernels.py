@@ -1,5 +1,5 @@
-"""sigmoid_loss in Triton: matrix products through cuBLAS, and one pass between them. The gradient is made in forward,
-of scaled rows; backward takes it back through the rows' norms."""
+"""sigmoid_loss in Triton: matrix products by cuBLAS, and one kernel between them. Forward computes the gradient of the
+scaled rows, and backward takes it through the rows' norms."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from ..triton_compile import Variant, signature_of
 from .problem import Problem
 from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, sigmoid_weights
 
-# One sweep over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight.
+# A program reads its row of logits once. Eight elements per thread are two loads of 16 bytes in flight.
 WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
 
 
 def _stretch(problem: Problem) -> float:
-    """What weights are multiplied by, so that float16's use its range: they are at most 4, the norms' part included."""
+    """Factor that makes float16 weights use their range; weights are at most 4, including the factors of the norms."""
     return HALF / 4 if problem.anchors.dtype == torch.float16 else 1.0
 
 
 def _pass(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """What `sweep` calls for a chunk. There are weights where there are own_weights to be filled."""
+    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is given."""
     gradient, mask = own_weights is not None, problem.ignored
     given = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
     targets, *ids = integers_or(stats, problem.targets, *given)
@@ -63,8 +63,8 @@ def _pass(
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The loss; and for backward the products that make the gradients, the weight of each anchor's own positive, the
-    loss again, and the means of the derivatives by scale and by bias."""
+    """Return the loss, and for backward: the products with the weights by rows and by columns, the weight of each
+    anchor's own positive, the loss, and the derivatives of scale and bias."""
     n = len(problem.anchors)
     own_weights = wanted = None
     with torch.cuda.device_of(problem.anchors):
@@ -78,7 +78,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
         weigh = _pass(problem, units, stats, own_weights)
         by_rows, by_columns = sweep(units.rows, units.columns, weigh, needs[0], wanted)
     if problem.targets is not None:
-        # Several may be one column's; where all have their own, backward adds them.
+        # Anchors may share a column, so add their own weights here. Without targets, backward adds them.
         add_to_columns(by_columns, problem.targets - start, units.rows, own_weights)
     loss, *by_numbers = stats.mean(1).unbind()
     return loss, (by_rows, by_columns, own_weights, loss, *by_numbers)
@@ -95,13 +95,13 @@ def backward(
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile; those of infonce's kernels are among infonce's."""
+    """Every compilation that calls can cause, for triton_compile, except those of infonce's kernels."""
     for name in ("fp16", "bf16", "fp32", "fp64"):
         exact = "fp64" if name == "fp64" else "fp32"
         pointers = dict.fromkeys(POINTERS, f"*{exact}") | {"weights": f"*{name}", "mask": "*u8"}
         pointers |= dict.fromkeys(("targets", "row_ids", "column_ids", "row_groups", "column_groups"), "*i64")
         signature = signature_of(sigmoid_weights, **pointers)
-        kinds = ["gradient"] + ["loss"] * (name == exact)  # weights of a loss alone are the logits
+        kinds = ["gradient"] + ["loss"] * (name == exact)  # without a gradient, `weights` is the logits
         for ignore, grouped, kind in product((NONE, MASK, IDS), (False, True), kinds):
             which = f"{('all', 'mask', 'ids')[ignore]} {'groups' if grouped else 'own'} {kind}"
             constants = {"BLOCK": WEIGHTS["BLOCK"], "IGNORE": ignore, "GROUPED": grouped, "GRADIENT": kind != "loss"}

@@ -1,5 +1,5 @@
-"""The Triton pass of sigmoid_loss between its matrix products, a program a row: logits are read once, and weights
-written. Products are of rows scaled by powers of two, as infonce.triton_passes has them. Every sum has one order."""
+"""Triton kernel of sigmoid_loss between its matrix products, one program per row: it reads the logits once and writes
+weights. The products use rows scaled by powers of two, see infonce.triton_passes. Every sum has a fixed order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ POINTERS += ["row_groups", "column_groups", "stats"]
 
 
 @triton.jit
-def _question(x):
-    """softplus(x) = -log sigmoid(-x), with a small one's digits, and sigmoid(x). NaN for NaN."""
+def _softplus_and_sigmoid(x):
+    """Return softplus(x) = -log sigmoid(-x), accurate for small values, and sigmoid(x). NaN for NaN."""
     e = tl.exp(-tl.abs(x))
     return tl.where(x > 0, x, 0.0) + log_one_plus(e), tl.where(x > 0, 1.0, e) / (1 + e)
 
@@ -29,10 +29,10 @@ def sigmoid_weights(
     shrink: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, GROUPED: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Of rows first, first + 1, … : the loss to `stats` and with GRADIENT, row_count and 2 row_count on, the
-    derivatives by scale and by bias; and `stretch` times the derivative by each product of scaled rows, without the
-    factor `scale`, to `weights`; at the row's own column, if it has one, to `own_weights` instead, so that it is not
-    rounded. A product times `shrink` and the two rows' `inverse` is the cosine."""
+    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT also write the derivatives of scale and
+    bias to `stats` (row_count and 2 row_count further), and the derivatives by the products of scaled rows, times
+    `stretch` and without the factor `scale`, to `weights`; the one at the row's own column, if it has one, goes to
+    `own_weights` instead, so that it is not rounded. A product times `shrink` and both `inverse` is the cosine."""
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
     i = first + line
@@ -65,9 +65,9 @@ def sigmoid_weights(
         counts = inside
         if IGNORE != 0:
             left_out = leaves_out(mask, row_id, column_ids, column.to(tl.int64), inside, mask_column, IGNORE)
-            counts = inside & ((left_out == 0) | positive | (over != over))  # a NaN is not to be hidden
+            counts = inside & ((left_out == 0) | positive | (over != over))  # an ignored NaN must still show
         x = cosine * steep + shift
-        loss, w = _question(tl.where(positive, -x, x))
+        loss, w = _softplus_and_sigmoid(tl.where(positive, -x, x))
         total += tl.where(counts, loss, 0.0)
         if GRADIENT:
             w = tl.where(counts, tl.where(positive, -w, w), 0.0)
@@ -78,9 +78,9 @@ def sigmoid_weights(
             out = tl.multiple_of(weights + column, 16)
             tl.store(out, narrow(tl.where(own, 0.0, w) * factor, weights.dtype.element_ty, INTERPRETED), there)
 
-    ruined = tl.where(legal, over_row * 0, float("nan"))  # where all columns of a row that is NaN are left out, too
-    tl.store(stats + i, tl.sum(total, 0) + ruined)
+    poison = tl.where(legal, over_row * 0, float("nan"))  # a NaN row must show even if all its columns are left out
+    tl.store(stats + i, tl.sum(total, 0) + poison)
     if GRADIENT:
-        tl.store(stats + row_count + i, tl.sum(by_scale, 0) + ruined)
-        tl.store(stats + 2 * row_count + i, tl.sum(by_bias, 0) + ruined)
+        tl.store(stats + row_count + i, tl.sum(by_scale, 0) + poison)
+        tl.store(stats + 2 * row_count + i, tl.sum(by_bias, 0) + poison)
         tl.store(own_weights + i, tl.sum(at_own, 0) * factor)

@@ -88,7 +88,7 @@ def test_a_scale_that_looks_like_a_temperature_warns_once_per_call_site(loss):
         if loss in ("info_nce_loss", "sigmoid_loss"):
             LOSSES[loss](scale=torch.tensor(0.05, requires_grad=True))
     assert [(x.category, x.filename) for x in seen] == [(UserWarning, __file__)]
-    text = "scale=0.05 looks like a temperature; scale multiplies similarities: pass 1/0.05 = 20"
+    text = "scale=0.05 looks like a temperature, but it multiplies similarities: pass 1/0.05 = 20"
     assert str(seen[0].message) == text
 
 

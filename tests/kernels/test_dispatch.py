@@ -57,7 +57,7 @@ def test_where_triton_cannot_run_it_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert "need compute capability 8.0, and this GPU has 7.5" in _dispatch.triton_missing(gpu)
     monkeypatch.setattr(triton, "__version__", "3.3.1")
-    assert "Triton 3.3.1 is older than 3.4" in _dispatch.triton_missing(gpu)
+    assert "need Triton 3.4 or newer, and Triton 3.3.1" in _dispatch.triton_missing(gpu)
 
 
 def test_precedence(monkeypatch):

@@ -370,7 +370,7 @@ S, M = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
         (ValueError, "scale must be a finite number > 0, got inf", S, S, {"scale": INF}),
         (TypeError, "scale must be a Python number", S, S, {"scale": torch.tensor(1.0)}),
         (ValueError, "ties must be one of 'ordinal', 'random', got 'average'", S, S, {"ties": "average"}),
-        (ValueError, "generator is for ties='random' only", S, S, {"generator": torch.Generator()}),
+        (ValueError, "generator requires ties='random'", S, S, {"generator": torch.Generator()}),
         (ValueError, "backend must be one of", S, S, {"backend": "cuda"}),
         (RuntimeError, "listwise has no triton backend", S, S, {"backend": "triton"}),
     ],

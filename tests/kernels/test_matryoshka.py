@@ -198,10 +198,10 @@ def test_a_block_of_a_backend_that_has_no_widths():
         (4, TypeError, "dims must be one or more integers.*got 4"),
         ((2, 3.0), TypeError, "dims must be one or more integers"),
         ((True, 3), TypeError, "dims must be one or more integers"),
-        ((4, 2), ValueError, r"dims must increase, from 1 on and up to the 8 columns, got \(4, 2\)"),
+        ((4, 2), ValueError, r"dims must increase strictly and lie within 1 to 8, got \(4, 2\)"),
         ((4, 4), ValueError, "dims must increase"),
-        ((0, 4), ValueError, "dims must increase, from 1 on"),
-        ((4, 9), ValueError, r"up to the 8 columns, got \(4, 9\)"),
+        ((0, 4), ValueError, "dims must increase strictly"),
+        ((4, 9), ValueError, r"within 1 to 8, got \(4, 9\)"),
     ],
 )
 def test_wrong_dims(dims, error, message):
@@ -354,7 +354,7 @@ def test_torch_operations_of_a_native_call():
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((0, 4), (4,)), r"similarity must have 1 or more rows, got float32 tensor of shape \(0, 4\)"),
+        (((0, 4), (4,)), r"similarity must have at least one row, got float32 tensor of shape \(0, 4\)"),
         (((2, 4), (2,)), r"scores must have shape \(4,\) and"),
         (((2, 4), (2, 4)), r"scores must have shape \(4,\) and"),
         (((1, 2, 4), (4,)), r"similarity must have 1 dimension.*\(1, 2, 4\)"),

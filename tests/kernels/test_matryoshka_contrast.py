@@ -255,11 +255,11 @@ def test_any_number_of_threads_gives_the_same_bits():
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"dims": (4, 2)}, r"dims must increase, from 1 on and up to the 8 columns, got \(4, 2\)"),
+        ({"dims": (4, 2)}, r"dims must increase strictly and lie within 1 to 8, got \(4, 2\)"),
         ({"dims": ()}, "dims must be one or more integers"),
         ({"dims": (4, 9)}, "dims must increase"),
-        ({"dims": (4,), "directions": ("query_to_doc", "query_to_query")}, "dims must be left out with directions"),
-        ({"dims": (4,), "scale": torch.tensor(20.0)}, "dims must be left out with a tensor for scale"),
+        ({"dims": (4,), "directions": ("query_to_doc", "query_to_query")}, "dims cannot be combined with directions"),
+        ({"dims": (4,), "scale": torch.tensor(20.0)}, "dims cannot be combined with a tensor for scale"),
     ],
 )
 def test_wrong_dims(keywords, message):

@@ -76,7 +76,7 @@ def test_freed_storage_is_an_error(which):
     call, given = CALLS[which]
     freed = given[0].clone()
     freed.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match=r"without memory: its storage was freed|out of bounds for storage of size"):
+    with pytest.raises(RuntimeError, match=r"has no memory: its storage was freed|out of bounds for storage of size"):
         call(freed, given[1])
 
 
@@ -107,7 +107,7 @@ def test_forward_mode_of_exponents_that_are_far_apart(loss, scale):
 
 
 def test_forward_mode_of_a_named_kernel_is_an_error():
-    wrong = pytest.raises(RuntimeError, match="'native' has no forward-mode derivative of cosine; backend=\"scan\" has")
+    wrong = pytest.raises(RuntimeError, match="'native' has no forward-mode derivative of cosine: use backend=")
     with forward_ad.dual_level(), wrong:
         pairwise_cosine(forward_ad.make_dual(ROWS[0], ROWS[1]), ROWS[1], backend="native")
 

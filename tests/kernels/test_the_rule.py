@@ -57,5 +57,5 @@ def test_an_exponents_range_is_worth_its_roundings():
 
 
 def test_shapes_are_the_same():
-    with pytest.raises(AssertionError, match=r"shape \(3,\) is not the reference's \(1, 3\)"):
+    with pytest.raises(AssertionError, match=r"shape \(3,\) differs from the reference's shape \(1, 3\)"):
         assert_accurate("loss", EXACT, EXACT, TRUTH[None], factor=2.0, floor=1.0)

@@ -219,8 +219,8 @@ def test_a_learned_scale_stays_within_clips_bounds():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"directions": ["query_to_query"]}, "directions must be query_to_doc and others"),
-        ({"directions": []}, "directions must be query_to_doc and others"),
+        ({"directions": ["query_to_query"]}, "directions must include query_to_doc"),
+        ({"directions": []}, "directions must include query_to_doc"),
         ({"partition_mode": "each"}, "partition_mode must be one of joint, per_direction, got 'each'"),
         ({"partition_mode": "per_direction", "directions": GTE}, "partition_mode per_direction needs directions"),
         ({"symmetric": True, "directions": GTE}, "symmetric sets directions and partition_mode"),

@@ -80,7 +80,7 @@ def test_none_is_a_wheel_for_any_platform_and_says_so(checkout, python, tmp_path
     assert wheel.name.endswith("-py3-none-any.whl")
     assert "compiled none" in (done := try_out(wheel, borrowing(python), "--no-deps")) and "trained an encoder" in done
     out = sh([python, "-I", "-m", "raoe_kernels"], cwd=tmp_path).stdout
-    assert "raoe_kernels._native_cpu was not built: it was built with RAOE_KERNELS_BUILD=none" in out
+    assert "raoe_kernels._native_cpu was not built: the build used RAOE_KERNELS_BUILD=none" in out
 
 
 HUB = """
@@ -99,7 +99,7 @@ for backend in ("auto", "reference"):
     contrast = ours.info_nce_loss(a, b, backend=backend)
     found.append((loss.detach(), x.grad, contrast.detach(), *torch.autograd.grad(contrast, (a, b))))
 torch.testing.assert_close(*found)
-assert "was not built: it was built with RAOE_KERNELS_BUILD=none" in ours.backends("cpu")["raoe_loss"]["native"]
+assert "was not built: the build used RAOE_KERNELS_BUILD=none" in ours.backends("cpu")["raoe_loss"]["native"]
 """
 
 
@@ -114,7 +114,7 @@ def test_the_kernels_as_hubs_load_them(checkout, python, tmp_path):
 @pytest.mark.parametrize(
     "wish,environ,missing",
     [
-        ("cuda", {"CUDA_HOME": "/nowhere"}, "CUDA_HOME=/nowhere holds no bin/nvcc"),
+        ("cuda", {"CUDA_HOME": "/nowhere"}, "CUDA_HOME=/nowhere has no bin/nvcc"),
         ("cuda", {"CXX": "/no/such/compiler"}, "CXX=/no/such/compiler was not found"),
         ("cpu", {"CXX": "/no/such/compiler"}, "CXX=/no/such/compiler was not found"),
         ("cpu", {"CXXFLAGS": "-include /no/such/header.h"}, "no/such/header.h"),

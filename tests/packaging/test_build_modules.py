@@ -65,7 +65,7 @@ def test_nvcc_is_found_where_the_installer_puts_it(build, tmp_path, monkeypatch)
     assert build.nvcc(nowhere) == str(there)
     first = executable(tmp_path / "bin" / "nvcc")
     assert build.nvcc({"PATH": str(first.parent)}) == str(first)
-    with pytest.raises(build.BuildError, match="CUDA_HOME=/nowhere holds no bin/nvcc"):
+    with pytest.raises(build.BuildError, match="CUDA_HOME=/nowhere has no bin/nvcc"):
         build.nvcc({"CUDA_HOME": "/nowhere", "PATH": str(first.parent)})
 
 
@@ -77,7 +77,7 @@ def test_a_launcher_before_the_compiler(build, tools, tmp_path):
     cuda = [call for call in calls if call.startswith("nvcc ") and "-o" in call]
     assert cuda and all("-ccbin g++ -Xcompiler=-m64" in call for call in cuda), cuda
     for cxx, why in {
-        "ccache": "CXX=ccache names none",
+        "ccache": "CXX=ccache does not name one",
         "ccache nobody++": "CXX=ccache nobody[+][+] was not found",
         "sccache g++": "CXX=sccache g[+][+] was not found",
         "g++ '": "CXX=g[+][+] ' cannot be split into words: No closing quotation",
@@ -117,7 +117,7 @@ def test_the_old_module_stays_until_the_new_one_is_whole(build, tools, tmp_path,
     before = sorted(package.iterdir())
 
     monkeypatch.setenv("TOOLS_FAIL", "-shared")
-    with pytest.raises(build.BuildError, match=r"RAOE_KERNELS_BUILD=cpu cannot be met: .*this tool fails"):
+    with pytest.raises(build.BuildError, match=r"cannot build RAOE_KERNELS_BUILD=cpu: .*this tool fails"):
         build.build(package, environ)
     assert module.read_text() == "old" and sorted(package.iterdir()) == before
 

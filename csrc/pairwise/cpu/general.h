@@ -1,5 +1,5 @@
-// What the linear domain's running sums cannot do: sums of exponentials beyond the range of double, and any
-// number of labels. One thread, plain loops; O(n) for the rank objective and O(n log K) for the angular one.
+// The general case: sums of exponentials beyond the range of double, and any number of labels. One thread with
+// plain loops; O(n) for the rank objective and O(n log K) for the angular one.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace raoe {
 
-// A sum of numbers, and a sum of exponentials known by their exponents.
+// A sum of numbers, and a sum of exponentials that are given by their exponents.
 struct PlainSum {
   double sum = 0;
   void add(double value) { sum += value; }
@@ -34,7 +34,7 @@ struct LogSum {
   static double inverse(double exponent) { return -exponent; }
 };
 
-// Prefix sums over label ids under insertion (Fenwick, 1994). `tree` has size + 1 entries.
+// Prefix sums over label ids that support insertion (Fenwick, 1994). `tree` has size + 1 entries.
 template <class Sum>
 class PrefixSums {
  public:
@@ -55,8 +55,8 @@ class PrefixSums {
   std::uint32_t size_;
 };
 
-// below and above (null: not wanted) for any number of classes; id(p) numbers p's label. gated = false: all
-// pairs of different scores, classes is 1 and id is 0.
+// Compute below and above (null if not needed) for any number of classes; id(p) is the number of p's label.
+// gated = false compares all pairs of different scores; then classes is 1 and id is 0.
 template <class Sum, class T, class Id>
 void angle_sums_by_tree(const T* x, const std::uint8_t* tags, std::int64_t n, const Id& id, std::uint32_t classes,
                         bool gated, Sum* tree, T* below, T* above) {
@@ -79,13 +79,13 @@ void angle_sums_by_tree(const T* x, const std::uint8_t* tags, std::int64_t n, co
   }
 }
 
-// The exponents themselves, kept where sums of two of them are finite.
+// Clamp an exponent, so that the sum of two is finite.
 inline double bounded(double exponent) {
   constexpr double most = 8e307;
   return exponent > most ? most : (exponent < -most ? -most : exponent);
 }
 
-// before[p] = logsumexp of x ahead of p; after[p] = logsumexp of y = -x from p on.
+// Compute before[p] = logsumexp of x before p, and after[p] = logsumexp of y = -x from p on.
 inline void rank_log_sums(const double* x, std::int64_t n, double* before, double* after) {
   LogSum sum;
   for (std::int64_t p = 0; p < n; ++p) {
@@ -100,7 +100,7 @@ inline void rank_log_sums(const double* x, std::int64_t n, double* before, doubl
   }
 }
 
-// L from P, and x becomes exp(x + Q - L) - exp(y + P - L). P and Q are functions of the position.
+// Return L, and replace x by exp(x + Q - L) - exp(y + P - L). P and Q are functions of the position.
 template <class P, class Q>
 double log_combine(double* x, std::int64_t n, const P& below, const Q& above, bool need_grad) {
   LogSum z;

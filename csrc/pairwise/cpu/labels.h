@@ -1,4 +1,4 @@
-// Labels of any values numbered 0, 1, ... in their order; below count() even where labels change while they are read.
+// Number the distinct labels 0, 1, ... in ascending order. Ids stay below count() even if labels change meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ inline int bit_length(std::uint64_t value) {
 
 class LabelIds {
  public:
-  // Up to `few` distinct values are told apart by a look at their range or a small table; beyond, they are
+  // Up to `few` distinct values are numbered by their range or by a small table; more than `few` values are
   // sorted.
   LabelIds(const std::int64_t* labels, std::int64_t n, int few, Team& team) : labels_(labels) {
     if (labels == nullptr) return;
@@ -35,9 +35,10 @@ class LabelIds {
   }
 
   std::uint32_t count() const { return count_; }
-  // Where count() is more than `few`.
+  // Only valid if count() is more than `few`.
   std::uint32_t operator[](std::int64_t i) const { return ids_[i]; }
-  // use(id), id(i) being the number of i's label, of a type for each case: loops over all pairs then do not ask at each.
+  // Calls use(id), where id(i) is the number of i's label. The type of id depends on the case, so that loops over all
+  // pairs need no branch.
   template <class Use>
   void visit(const Use& use) const {
     if (ids_) {

@@ -1,8 +1,7 @@
-// The losses in the linear domain: prefix sums of exp(x) in double, where tau x range(c) leaves room for
-// them.
+// The losses in the linear domain: prefix sums of exp(x) in double, if tau x range(c) is small enough.
 //
-// x is kept as T = exp(x); exp(y) is its reciprocal. All arrays are in sorted order. Work is cut into chunks
-// whose borders depend on the data alone, so the sums do not depend on the number of threads.
+// Arrays x and y hold exp(x) and its reciprocal exp(y) in type T. All arrays are in sorted order. Chunk borders
+// depend on the data only, so the sums do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@ namespace raoe {
 
 constexpr std::uint8_t run_start = 0x80;  // in `tags`: this pair's score differs from the one before it
 constexpr std::uint8_t label_bits = 0x0f;
-constexpr int max_classes = 16;           // distinct labels that the running sums take
+constexpr int max_classes = 16;           // most distinct labels that the running sums support
 
 struct Range {
   std::int64_t begin, end;
@@ -42,7 +41,7 @@ RAOE_INLINE void angle_terms(const C* __restrict c, T* __restrict x, T* __restri
 
 // ---- Running sums ----
 
-// Eight sums side by side, because floating-point additions may not be reordered into vectors for us.
+// Eight parallel sums, because the compiler may not reorder floating-point additions into vectors.
 template <class Term>
 RAOE_INLINE double sum_of(std::int64_t begin, std::int64_t end, const Term& term) {
   constexpr int lanes = 8;
@@ -67,8 +66,8 @@ RAOE_INLINE RankSums rank_total(const T* __restrict x, const T* __restrict y, st
           sum_of(0, n, [=](std::int64_t p) RAOE_INLINE_LAMBDA { return static_cast<double>(y[p]); })};
 }
 
-// before[p] = sum of x ahead of p. after[p] (null: not wanted) = sum of y from p on. Both in one loop: each
-// is a chain of additions that waits for itself, and two chains take the time of one.
+// Compute before[p] = sum of x before p, and after[p] (null if not needed) = sum of y from p on. Both share a
+// loop: each is a chain of dependent additions, and two chains take the time of one.
 template <class T>
 RAOE_INLINE void rank_sweep(const T* __restrict x, const T* __restrict y, std::int64_t n, RankSums sum,
                             double* __restrict before, double* __restrict after) {
@@ -87,9 +86,9 @@ RAOE_INLINE void rank_sweep(const T* __restrict x, const T* __restrict y, std::i
   }
 }
 
-// Which running sums a pair of label l adds to: lane k of `x` gathers labels > k, lane k of `y` labels < k,
-// so that a pair reads its partners' sum from the lane of its own label. Without labels there is one lane,
-// which takes everybody.
+// The running sums to which a pair of label l adds: lane k of `x` sums labels > k, lane k of `y` labels < k, so
+// a pair reads its partners' sum from the lane of its own label. Without labels there is a single lane, to which
+// all pairs add.
 template <int lanes>
 struct Gate {
   double x[max_classes][lanes], y[max_classes][lanes];
@@ -125,9 +124,9 @@ RAOE_INLINE void angle_total(const Gate<lanes>& gate, const T* __restrict x, con
   }
 }
 
-// below[p] = sum of x over the partners before p's run; above[p] (null: not wanted) = sum of y over those
-// behind it. The range holds whole runs. What a run adds becomes visible at its end, so the sums that pairs
-// see lag behind.
+// Compute below[p] = sum of x over the partners before p's run, and above[p] (null if not needed) = sum of y
+// over those after it. The range consists of whole runs. Pairs read the sums as they were before their run, so
+// a run's terms become visible only at its end.
 template <int lanes, class T>
 RAOE_INLINE void angle_sweep(const Gate<lanes>& gate, const T* __restrict x, const T* __restrict y,
                              const std::uint8_t* __restrict tags, std::int64_t n, const AngleSums& carry,
@@ -156,7 +155,7 @@ RAOE_INLINE void angle_sweep(const Gate<lanes>& gate, const T* __restrict x, con
   }
 }
 
-// ---- Z = sum of P_j exp(y_j), and x becomes exp(x) Q - exp(y) P, the gradient short of tau / (1 + Z) ----
+// ---- Return Z = sum of P_j exp(y_j), and replace x by exp(x) Q - exp(y) P, the gradient without tau / (1 + Z) ----
 
 template <class T>
 RAOE_INLINE double rank_combine(T* __restrict x, const T* __restrict y, Range range, const double* __restrict before,

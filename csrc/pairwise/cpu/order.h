@@ -1,5 +1,4 @@
-// What is known about the pairs before and after sorting: the extent of their values, and in sorted order the
-// partners of each.
+// The ranges of the inputs, and the partners of each pair in sorted order.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +11,12 @@
 
 namespace raoe {
 
-constexpr std::int64_t chunk = 1 << 14;  // pairs that one task works on
+constexpr std::int64_t chunk = 1 << 14;  // pairs per task
 
 template <class T>
 struct Extent {
   T low, high;
-  bool legal;  // no NaN; for similarity no infinity either
+  bool legal;  // no NaN, and for similarity no infinity
 };
 
 template <class T>
@@ -63,7 +62,7 @@ Extent<T> extent(const T* values, std::int64_t n, bool finite, Team& team) {
 
 // ---- Where each rank prefix ends and each suffix starts ----
 
-// One run of equal scores (of one pair under "ordinal"), stepping along the order.
+// A run of equal scores (a single pair under "ordinal") that steps along the order.
 struct Run {
   const std::uint8_t* tags;
   std::int64_t n;
@@ -75,7 +74,7 @@ struct Run {
     if (ties == Ties::ordinal) return;
     while (last + 1 < n && !(tags[last + 1] & run_start)) ++last;
   }
-  // This run and the next `block` ones are single pairs.
+  // Whether this run and the next `block` runs are single pairs.
   static constexpr int block = 8;
   bool single_for_a_block() const {
     if (first != last || last + block + 1 >= n) return false;
@@ -92,8 +91,8 @@ struct Run {
   std::int64_t rank() const { return doubled_rank(ties, first, first, last, index); }
 };
 
-// ends[j]: the prefix of j is 0 .. ends[j] - 1. starts[i]: the suffix of i is starts[i] .. n - 1. Both are
-// constant along a run and never decrease, so two runs walk the order once.
+// Compute ends and starts: the partners of j are the prefix 0 .. ends[j] - 1, and those of i the suffix
+// starts[i] .. n - 1. Both are constant in a run and never decrease, so two runs step through the order once.
 inline void find_partners(const std::uint8_t* tags, std::int64_t n, Ties ties, std::int64_t threshold,
                           std::uint32_t* ends, std::uint32_t* starts) {
   Run run{tags, n, ties}, partner{tags, n, ties};
@@ -101,12 +100,12 @@ inline void find_partners(const std::uint8_t* tags, std::int64_t n, Ties ties, s
   while (run.last + 1 < n) {
     run.step();
     const std::int64_t bound = run.rank() - threshold;
-    while (partner.rank() <= bound) {  // threshold >= 1: stops before `run`
+    while (partner.rank() <= bound) {  // stops before `run`, because threshold >= 1
       for (std::int64_t p = partner.first; p <= partner.last; ++p) starts[p] = static_cast<std::uint32_t>(run.first);
       partner.step();
     }
     for (std::int64_t p = run.first; p <= run.last; ++p) ends[p] = static_cast<std::uint32_t>(partner.first);
-    // Where scores differ, both runs are single pairs and advance in step.
+    // While all scores are distinct, both runs are single pairs and advance together.
     if (partner.rank() > bound + 2) continue;
     while (run.single_for_a_block() && partner.single_for_a_block()) {
       for (int k = 1; k <= Run::block; ++k) {

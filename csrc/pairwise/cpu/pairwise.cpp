@@ -5,10 +5,10 @@
 //   sums   P and Q, prefix and suffix sums
 //   combine  Z, the loss and the gradient, which is scattered back to the caller's order
 //
-// All but the sort once for each row of similarities.
+// The sort runs once, the other steps once for each row of similarities.
 //
-// Where sums of exponentials leave the range of double, or labels are many, general.h takes over those
-// steps.
+// If sums of exponentials exceed the range of double, or if there are many labels, general.h replaces the
+// steps "sums" and "combine".
 #include <limits>
 #include <stdexcept>
 #include <type_traits>
@@ -23,7 +23,7 @@
 namespace raoe {
 namespace {
 
-constexpr std::int64_t pairs_a_thread = 1 << 15;  // fewer do not pay for starting one
+constexpr std::int64_t pairs_a_thread = 1 << 15;  // with fewer, starting a thread costs more than it saves
 constexpr int index_bits = 28;               // a payload is index | label id << 28
 constexpr std::uint32_t index_mask = (1u << index_bits) - 1;
 
@@ -31,11 +31,11 @@ constexpr std::uint32_t index_mask = (1u << index_bits) - 1;
 
 struct Results {
   double rank_loss = 0, angle_loss = 0;
-  double rank_scale = 0, angle_scale = 0;  // of the gradients before they are stored
+  double rank_scale = 0, angle_scale = 0;  // factors of the gradients, applied when they are stored
 };
 
-// One row of similarities and where its results go; those of the angular part lie `to_angle` losses (rows of gradients)
-// further.
+// One row of similarities and the addresses of its results. Results of the angular part lie `to_angle` losses (or rows
+// of gradients) further.
 template <class C>
 struct Row {
   const C* similarity;
@@ -45,21 +45,21 @@ struct Row {
   Extent<C> extent;
 };
 
-// C: type of similarity and of the results. T: type that exp(x) and the unscaled gradients are kept in.
+// C: type of similarity and of the results. T: type of exp(x) and of the unscaled gradients.
 template <class C, class T, class K>
 class Call {
  public:
   Call(const PairwiseArgs& args, const LabelIds& ids, Team& team)
       : args_(args), ids_(ids), n_(args.n), grad_(args.grads != nullptr), team_(team) {}
 
-  // key(i) of at most `key_bits` bits, and payload(i) = i | label id << index_bits.
+  // Sort by key(i), which has at most `key_bits` bits, with payload(i) = i | label id << index_bits.
   template <class Keys, class Payloads>
   void sort(const Keys& key, int key_bits, const Payloads& payload) {
     allocate();
     sorted_ = radix_sort<K>(key, payload, n_, key_bits, items_, items_ + n_, team_);
   }
 
-  // `log`: work with the exponents instead of their exponentials. T must be double then.
+  // `log`: compute with exponents instead of exponentials. T must then be double.
   void run(const Row<C>& row, bool log) {
     unpack_and_terms(row, log);
     if (!unpacked_) {
@@ -87,7 +87,7 @@ class Call {
     const std::size_t ends = layout.add<std::uint32_t>(rank), starts = layout.add<std::uint32_t>(rank);
     const std::size_t c = layout.add<C>(n_), rank_x = layout.add<T>(rank), angle_x = layout.add<T>(angle);
     const std::size_t below = layout.add<T>(angle), above = layout.add<T>(grad_ ? angle : 0);
-    // One half of the items is free after sorting: exp(y) of both goes there where it fits.
+    // One half of the items is free after sorting: exp(y) of both objectives is stored there if it fits.
     const bool fits = 2 * sizeof(T) <= sizeof(Item<K>);
     const std::size_t rank_y = layout.add<T>(fits ? 0 : rank), angle_y = layout.add<T>(fits ? 0 : angle);
     const std::size_t after = layout.add<double>(grad_ && args_.rank ? n_ + 1 : 0);
@@ -104,14 +104,14 @@ class Call {
     above_ = reinterpret_cast<T*>(base + above);
     rank_y_ = reinterpret_cast<T*>(base + rank_y);
     angle_y_ = reinterpret_cast<T*>(base + angle_y);
-    before_ = nullptr;  // see unpack_and_terms
+    before_ = nullptr;  // set by unpack_and_terms
     after_ = reinterpret_cast<double*>(base + after);
   }
 
   void unpack_and_terms(const Row<C>& row, bool log) {
     Item<K>* const sorted = sorted_;
-    // Its last reader is this step of the first row, so its memory takes the prefix sums, and the other half the
-    // exponentials.
+    // This step of the first row is the last to read the sorted items, so their memory is reused for the prefix sums,
+    // and the other half for the exponentials.
     before_ = reinterpret_cast<double*>(sorted);
     if (2 * sizeof(T) <= sizeof(Item<K>)) {
       rank_y_ = reinterpret_cast<T*>(sorted == items_ ? items_ + n_ : items_);
@@ -170,7 +170,7 @@ class Call {
     return ids_.count() <= max_classes ? tags_[p] & label_bits : ids_[order_[p]];
   }
 
-  // Chunks of whole runs.
+  // Cut the order into chunks that consist of whole runs.
   void cut() {
     for (std::int64_t begin = 0; begin < n_;) {
       std::int64_t end = std::min(n_, begin + chunk);
@@ -286,7 +286,7 @@ class Call {
     }
     if (!grad_) return;
     C* const grads = row.grads;
-    // In double: Z may have n^2 of the largest terms that T holds, and 1 / Z would lose its digits in T.
+    // In double: Z may have n^2 terms as large as T holds, and 1 / Z would lose its digits in T.
     const double rank_scale = args_.tau * args_.rank_weight * results.rank_scale;
     const double angle_scale = args_.tau * args_.angle_weight * results.angle_scale;
     team_.each((n_ + chunk - 1) / chunk, [&](std::int64_t k) {
@@ -332,7 +332,7 @@ void fill_nan(const PairwiseArgs& args, const Row<C>& row) {
   }
 }
 
-// How far exponents of pairs reach.
+// Return the largest difference of two exponents.
 template <class C>
 double reach(const PairwiseArgs& args, const Extent<C>& c) {
   const double cosines = args.rank ? args.tau * (static_cast<double>(c.high) - c.low) : 0;
@@ -354,7 +354,7 @@ void sort_and_sum(const PairwiseArgs& args, const std::vector<Row<C>>& rows, std
     };
     if (ids.count() <= max_classes) {
       ids.visit(sort);
-    } else {  // more than a payload has room for
+    } else {  // more labels than fit into a payload
       sort([](std::int64_t) { return std::uint32_t{0}; });
     }
     for (const Row<C>& row : rows) call.run(row, !(reach(args, row.extent) < linear_room(false, args.n)));
@@ -401,7 +401,7 @@ void with_scores(const PairwiseArgs& args, std::int64_t rows, Team& team) {
 }  // namespace
 
 void pairwise_cpu(const PairwiseArgs& args, std::int64_t rows, int threads) {
-  if (args.n > std::int64_t{1} << index_bits) throw std::invalid_argument("native takes at most 2^28 pairs");
+  if (args.n > std::int64_t{1} << index_bits) throw std::invalid_argument("backend 'native' takes at most 2^28 pairs");
   const std::int64_t useful = std::min<std::int64_t>(threads, args.n / pairs_a_thread);
   Team team(static_cast<int>(std::max<std::int64_t>(useful, 1)));
   if (args.similarity_type == Float::f64) return with_scores<double>(args, rows, team);

@@ -1,4 +1,4 @@
-// What backward does on the CPU: gradients of forward, times what comes from above them.
+// Backward on the CPU: multiply the gradients of forward by the upstream gradients.
 #include "../../simd.h"
 #include "../pairwise.h"
 

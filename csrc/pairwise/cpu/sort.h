@@ -1,4 +1,4 @@
-// Stable radix sort of (key, payload) items, least significant digit first.
+// A stable radix sort of (key, payload) items, least significant digit first.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Digits {
   int passes, width;
 };
 
-// The cheapest split of a key of `bits` bits into digits: a pass costs its items and its counters.
+// Return the cheapest split of a key with `bits` bits into digits. The cost of a pass grows with items and counters.
 inline Digits digits_for(int bits, std::int64_t n) {
   Digits best{0, 1};
   double least = 0;
@@ -36,7 +36,7 @@ inline Digits digits_for(int bits, std::int64_t n) {
   return best;
 }
 
-// Adds the `rows` lowest digits of key >> low to counts[row][digit].
+// Count the `rows` lowest digits of key >> low in counts[row][digit].
 template <int rows, class Keys>
 RAOE_NOINLINE void count_digits(const Keys key, std::int64_t begin, std::int64_t end, int low, int width,
                                 std::uint32_t* __restrict counts) {
@@ -47,7 +47,7 @@ RAOE_NOINLINE void count_digits(const Keys key, std::int64_t begin, std::int64_t
   }
 }
 
-// counts[part][digit] becomes the place of the first such item: by digit, then by part.
+// Replace counts[part][digit] by the place of the first such item. Places are ordered by digit, then by part.
 RAOE_NOINLINE inline void counts_to_places(std::uint32_t* counts, std::size_t buckets, int parts) {
   std::uint32_t place = 0;
   for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
@@ -60,7 +60,7 @@ RAOE_NOINLINE inline void counts_to_places(std::uint32_t* counts, std::size_t bu
   }
 }
 
-// Puts each item where its digit's next place is.
+// Move each item to the next place of its digit.
 template <class K, class Items>
 RAOE_NOINLINE void place(const Items item, std::int64_t begin, std::int64_t end, int shift, K mask,
                          std::uint32_t* __restrict next, Item<K>* __restrict target) {
@@ -70,8 +70,8 @@ RAOE_NOINLINE void place(const Items item, std::int64_t begin, std::int64_t end,
   }
 }
 
-// Sorts (key(i), payload(i)), i = 0, ..., n - 1, by the digits of key >> low, and returns `a` or `b`, wherever the
-// result is. key(i) has to be the same at every call, or places would lie outside; it may lie in `b`.
+// Sort (key(i), payload(i)), i = 0, ..., n - 1, by the digits of key >> low, and return `a` or `b`, whichever holds the
+// result. key(i) must be the same at every call, or places would be out of range; it may be read from `b`.
 template <class K, class Keys, class Payloads>
 Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, int low, Digits digits, Item<K>* a,
                      Item<K>* b, Team& team) {
@@ -83,8 +83,8 @@ Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, i
     for (std::int64_t i = 0; i < n; ++i) a[i] = first(i);
     return a;
   }
-  // One part counts all digits at once; more parts count each before its pass, because passes move items
-  // across parts.
+  // A single part counts all digits at once. Several parts count each digit before its pass, because passes move
+  // items between parts.
   const int at_once = parts == 1 ? digits.passes : 1;
   const std::size_t room = buckets * static_cast<std::size_t>(at_once * parts);
   Buffer memory(room * sizeof(std::uint32_t));
@@ -99,7 +99,7 @@ Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, i
       count_digits<1>(key, 0, n, low + pass * width, width, counts + buckets * static_cast<std::size_t>(pass));
     }
   }
-  const Item<K>* source = nullptr;  // null: the input itself
+  const Item<K>* source = nullptr;  // null: the items are still given by key and payload
   const auto begin = [&](std::int64_t part) { return n * part / parts; };
   Item<K>*target = a, *other = b;
   for (int pass = 0; pass < digits.passes; ++pass) {
@@ -122,7 +122,7 @@ Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, i
       const std::uint32_t* at = rows + ((source[0].key >> shift) & mask);
       std::int64_t same = 0;
       for (int part = 0; part < parts; ++part, at += buckets) same += *at;
-      if (same == n) continue;  // the digit orders nothing
+      if (same == n) continue;  // all items have the same digit
     }
     counts_to_places(rows, buckets, parts);
     team.each(parts, [&](std::int64_t part) {
@@ -139,8 +139,8 @@ Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, i
   return const_cast<Item<K>*>(source);
 }
 
-// Finishes what is sorted by the high bits alone. False if it would take long; the items are then in some
-// other order.
+// Finish the sort of items that are sorted by their high bits only. Returns false if it would take too long; the
+// items are then in an unspecified order.
 template <class K>
 bool insertion_sort(Item<K>* items, std::int64_t n) {
   std::int64_t budget = n;
@@ -157,8 +157,8 @@ bool insertion_sort(Item<K>* items, std::int64_t n) {
   return true;
 }
 
-// As above, by all of the key, which has at most `bits` significant bits. What the caller gave may change under our
-// hands: keys are read once, into the half that the first pass does not write to, and so are payloads.
+// Sort as sort_digits does, by the whole key, which has at most `bits` significant bits. The caller's data may change
+// during the sort, so keys and payloads are read once; keys are copied to the half that the first pass does not use.
 template <class K, class Keys, class Payloads>
 Item<K>* radix_sort(const Keys& key, const Payloads& payload, std::int64_t n, int bits, Item<K>* a, Item<K>* b,
                     Team& team) {
@@ -173,7 +173,7 @@ Item<K>* radix_sort(const Keys& key, const Payloads& payload, std::int64_t n, in
     });
     return sort_digits<K>(kept, payload, n, low, digits, a, b, team);
   };
-  // A few pairs seldom need all their digits to be told apart: two digits, and a look at the rest.
+  // For few pairs, two digits usually suffice to order them; an insertion sort handles the remaining digits.
   const int width = n <= 512 ? 8 : n <= 2048 ? 9 : n <= 4096 ? 10 : 11;
   if (n <= (1 << 16) && bits > 2 * width) {
     Item<K>* const sorted = sort(bits - 2 * width, {2, width});

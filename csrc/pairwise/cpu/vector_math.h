@@ -1,7 +1,7 @@
-// exp and acos in double without a branch or a call, so that loops over them vectorise.
+// exp and acos in double without branches and calls, so that loops over them vectorise.
 //
-// T is the type that the result will be kept in and decides the degree of the polynomials: for float they are
-// good to 1e-8 (a sixth of an ulp), for double to 1e-16. Coefficients: near-minimax (Chebyshev) fits of
+// T is the type in which the result will be stored; it decides the degree of the polynomials. Their error is
+// 1e-8 for float (a sixth of an ulp) and 1e-16 for double. Coefficients: near-minimax (Chebyshev) fits of
 // (exp(r) - 1 - r) / r^2 on |r| <= ln(2) / 2 and of (asin(s) - s) / (s z), z = s^2, on 0 <= z <= 1/4,
 // computed with mpmath.chebyfit.
 #pragma once
@@ -50,12 +50,12 @@ struct Coefficients<double> {
   }
 };
 
-// exp(x) for |x| <= 700: x = k ln 2 + r, and k goes into the exponent field.
+// exp(x) for |x| <= 700: x = k ln 2 + r, and k is added to the exponent field.
 template <class T>
 RAOE_INLINE double fast_exp(double x) {
   constexpr double log2_e = 0x1.71547652b82fep0, shifter = 0x1.8p52;
   constexpr double ln2_high = 0x1.62e42feep-1, ln2_low = 0x1.a39ef35793c76p-33;  // k ln2_high is exact
-  const double shifted = x * log2_e + shifter;  // its low bits are k, to nearest
+  const double shifted = x * log2_e + shifter;  // its low bits are k, rounded to nearest
   const double k = shifted - shifter;
   const double r = (x - k * ln2_high) - k * ln2_low;
   const double value = 1.0 + (r + (r * r) * Coefficients<T>::exp(r));
@@ -69,7 +69,7 @@ RAOE_INLINE double fast_acos(double c) {
   constexpr double half_pi = 0x1.921fb54442d18p0, pi = 0x1.921fb54442d18p1;
   const double a = std::fabs(c);
   const bool outer = a > 0.5;
-  const double half = (1.0 - a) * 0.5, root = std::sqrt(half);  // one root, outside the choice
+  const double half = (1.0 - a) * 0.5, root = std::sqrt(half);  // computed always, to avoid a branch
   const double z = outer ? half : a * a, s = outer ? root : a;
   const double asin = s + s * z * Coefficients<T>::asin(z);
   const double acos = outer ? 2.0 * asin : half_pi - asin;

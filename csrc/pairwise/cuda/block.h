@@ -1,4 +1,4 @@
-// The pairwise losses in one launch of one thread block: sort, then solve.h with everything in shared memory.
+// The pairwise losses in one launch of one thread block: a sort, then solve.h with all arrays in shared memory.
 #pragma once
 
 #include <cub/block/block_radix_sort.cuh>
@@ -22,7 +22,7 @@ struct Shared {
       Bits first[Block + 1];
     };
   };
-  // Each over the one before, which is done with then.
+  // The members of the union below share memory: each phase overwrites the data of the finished one.
   template <class V, int Count>
   struct alignas(16) Array {
     V at[Count];
@@ -43,7 +43,7 @@ struct Shared {
   alignas(16) unsigned char scratch[Work::scratch_bytes];
 };
 
-// Sorted pairs into the solver; what the inputs are like.
+// Sort the pairs into the threads' tiles, and return the extent of the inputs.
 template <class Bits, class T, int Block>
 __device__ Extent<T> sort_pairs(typename Shared<T, Block>::template Sort<Bits>& shared,
                                 const typename Shared<T, Block>::Work& work,
@@ -53,7 +53,7 @@ __device__ Extent<T> sort_pairs(typename Shared<T, Block>::template Sort<Bits>& 
   Extent<T> extent;
 #pragma unroll
   for (int k = 0; k < items; ++k) {
-    key[k] = ~Bits(0);  // behind the pairs, even behind equal ones: the sort is stable
+    key[k] = ~Bits(0);  // sorts padding behind all pairs, even behind equal keys: the sort is stable
     my.pair[k] = 0;
     if (k < my.valid) read_pair(work.args, my.base + k, key[k], my.pair[k], extent);
   }
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args, T ro
                                                        : sort_pairs<std::uint64_t, T, Block>(shared.wide, work, my);
 #pragma unroll
   for (int k = 0; k < Shared<T, Block>::items; ++k) {
-    my.c[k] = load<T>(args.similarity, args.similarity_type, index_of(my.pair[k]));  // of no pair: the first's
+    my.c[k] = load<T>(args.similarity, args.similarity_type, index_of(my.pair[k]));  // padding loads index 0
   }
   work.run(extent, my);
 }
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args, T ro
 template <class T, int Block>
 bool launch_one_block(const PairwiseArgs& args, cudaStream_t stream) {
   constexpr int bytes = sizeof(Shared<T, Block>);
-  static_assert(Block > 256 || bytes <= 64 * 1024, "1,024 pairs take one block on every GPU: native.py counts on it");
+  static_assert(Block > 256 || bytes <= 64 * 1024, "1,024 pairs must fit one block on every GPU: see native.py");
   if (args.n > Block * Shared<T, Block>::items || bytes > shared_memory()) return false;
   if (args.losses == nullptr) return true;
   if (bytes > 48 * 1024) {

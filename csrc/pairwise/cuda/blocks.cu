@@ -1,12 +1,12 @@
-// The pairwise losses of more pairs than one thread block holds: keys, a device-wide sort, and one cooperative launch of
-// solve.h. Nothing is read back: what the host cannot know is decided on the device.
+// The pairwise losses of more pairs than fit one thread block: write keys, sort device-wide, and run solve.h in one
+// cooperative launch. The host reads nothing back; decisions that depend on the data are made on the device.
 #include "../../cuda_check.h"
 #include "blocks.h"
 
 namespace raoe {
 namespace {
 
-// Lays the arrays out behind `base`; returns how many bytes they take, which is all that base = null is good for.
+// Lay the arrays out from `base` on and return their size in bytes. With base = null, only the size is valid.
 template <class T>
 std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work, unsigned char*& temporary,
                     std::size_t& temporary_bytes) {
@@ -74,7 +74,7 @@ std::size_t run(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t
   work.crossing.pairs = work.sort.values[0];
   int resident = 0;
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, all_blocks<T>, BLOCK, SCRATCH_BYTES<T>),
-             "how many blocks run together");
+             "the number of resident blocks");
   const unsigned most = resident * device_attribute(cudaDevAttrMultiProcessorCount);
   void* arguments[] = {&work};
   check_cuda(cudaLaunchCooperativeKernel(all_blocks<T>, tiles < most ? tiles : most, BLOCK, arguments, SCRATCH_BYTES<T>,

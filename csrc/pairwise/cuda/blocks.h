@@ -1,4 +1,4 @@
-// The kernels of the pairwise losses by many blocks.
+// The kernels of the pairwise losses with many blocks.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -11,7 +11,7 @@ namespace raoe {
 constexpr int BLOCK = 128, LOADS = 32;
 constexpr unsigned PREPARING_BLOCKS = 1024;
 template <class T>
-constexpr int ITEMS = sizeof(T) == 8 ? LOADS / 2 : LOADS;  // a thread's: what 255 registers hold
+constexpr int ITEMS = sizeof(T) == 8 ? LOADS / 2 : LOADS;  // pairs per thread, as many as 255 registers hold
 
 template <class T>
 struct Work {
@@ -19,8 +19,8 @@ struct Work {
   Arrays<T, std::uint32_t> at;
   Crossing<T> crossing;
   SortBuffers sort;
-  T* converted;         // (n) similarity where it is not T's type
-  Extent<T>* extents;   // (preparing) of what each block of `prepare` has read
+  T* converted;         // (n) similarity converted to T, if it has another type
+  Extent<T>* extents;   // (preparing) extent of the inputs that each block of `prepare` has read
   unsigned preparing;
   T room;
 };
@@ -30,8 +30,8 @@ struct AllBlocks {
   static __device__ unsigned index() { return blockIdx.x; }
   static __device__ unsigned count() { return gridDim.x; }
   static __device__ bool resident(std::uint32_t tiles) { return tiles <= gridDim.x; }
-  // The grid barrier of cooperative groups, less what only grids of several dimensions and clusters need: the count's
-  // highest bit flips when the last block has come.
+  // The grid barrier of cooperative groups, without the code for clusters and grids of several dimensions: the
+  // counter's highest bit flips when the last block arrives.
   static __device__ __forceinline__ void sync([[maybe_unused]] unsigned* arrived) {
 #if defined(__CUDA_ARCH__)
     __syncthreads();
@@ -45,13 +45,13 @@ struct AllBlocks {
     }
     __syncthreads();
 #else
-    cooperative_groups::this_grid().sync();  // the emulator's
+    cooperative_groups::this_grid().sync();  // provided by the emulator in the tests
 #endif
   }
 };
 
-// Keys and payloads of four pairs at a time, where all that is read is float32 (and labels) of 16-byte alignment. How many
-// pairs that were. Labels are compared by their low words; where a high word is no sign of the low one, once more.
+// Write keys and payloads of four pairs at a time if scores and similarity are float32 and all inputs 16-byte aligned.
+// Returns the number of pairs. Labels are compared by their low words, and again if a label does not fit 32 bits.
 template <class T>
 __device__ std::uint32_t write_fours(const Work<T>& work, Extent<T>& extent) {
   using Floats = Neighbours<float, 4>;
@@ -99,7 +99,7 @@ __device__ std::uint32_t write_fours(const Work<T>& work, Extent<T>& extent) {
   return 4 * fours;
 }
 
-// Keys and payloads to sort, and what the inputs are like.
+// Write the keys and payloads to sort, and return the extent of the inputs.
 template <class Bits, class T>
 __device__ Extent<T> write_keys(const Work<T>& work) {
   Extent<T> extent;
@@ -121,7 +121,7 @@ __device__ Extent<T> write_keys(const Work<T>& work) {
 template <class T>
 __global__ void __launch_bounds__(BLOCK) prepare(const Work<T> work) {
   __shared__ __align__(16) unsigned char scratch[(BLOCK / 32 + 1) * sizeof(Extent<T>)];
-  // The last tile's rest: read, and not used.
+  // Clear the rest of the last tile, which is read but not used.
   for (std::uint32_t p = work.crossing.n + threadIdx.x; !blockIdx.x && p < work.crossing.tiles * BLOCK * ITEMS<T>; p += BLOCK) {
     work.sort.values[0][p] = work.sort.values[1][p] = 0;
   }

@@ -1,4 +1,4 @@
-// The pairs of a tile: how they are read, and what is known of them and shared.
+// The pairs of a tile: how they are read, and the data that threads and blocks hold and share.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,13 +8,13 @@
 
 namespace raoe {
 
-constexpr int LABEL_SHIFT = 30;  // a pair is its index, and above it its label's low bits
+constexpr int LABEL_SHIFT = 30;  // a pair holds its index in the low bits, and its label's low bits above
 constexpr std::uint32_t INDEX_MASK = (1u << LABEL_SHIFT) - 1;
-constexpr int COLUMN_LABELS = 3;  // values that two columns of sums tell apart
+constexpr int COLUMN_LABELS = 3;  // number of labels for which two columns of sums suffice
 
-// Hidden from the compiler, that it neither reads a pointer again for each pair nor merges an index with other addresses.
+// Hide a value's origin from the compiler: otherwise it reloads a pointer for each pair, or merges index computations.
 template <class T>
-__device__ __forceinline__ void opaque(T*& pointer) {
+__device__ __forceinline__ void hide_origin(T*& pointer) {
   pointer = reinterpret_cast<T*>(__shfl_sync(0xffffffffu, reinterpret_cast<std::uintptr_t>(pointer), 0));
 }
 __device__ __forceinline__ std::uint32_t index_of(std::uint32_t pair) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ T load(const void* data, Float type, std::uint32_t i)
   }
 }
 
-// The score as an unsigned integer of the same order; reports a NaN, wherever it then goes.
+// Load a score as an unsigned integer of the same order, and set `nan` if it is NaN.
 template <class Bits>
 __device__ __forceinline__ Bits load_key(const void* data, Key type, std::uint32_t i, bool& nan) {
   if (type == Key::f32) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ Bits load_key(const void* data, Key type, std::uint32
   return static_cast<Bits>(orderable(static_cast<const std::int64_t*>(data)[i]));
 }
 
-// What one reading of pair i finds: its sort key and payload, and what it says of all inputs.
+// Read pair i: return its similarity, sort key and payload, and add it to the extent of all inputs.
 template <class Bits, class T>
 __device__ __forceinline__ T read_pair(const PairwiseArgs& args, std::uint32_t i, Bits& key, std::uint32_t& pair,
                                        Extent<T>& extent) {
@@ -67,55 +67,55 @@ __device__ __forceinline__ T read_pair(const PairwiseArgs& args, std::uint32_t i
   return similarity;
 }
 
-// Arrays with an element a position (ends: two). Whole tiles of it are written, so they are that long, and one more.
+// Arrays with one element per position (two in ends). They have room for whole tiles, plus one element.
 template <class T, class Index>
 struct Arrays {
-  T *before, *after;         // the rank objective's sums ahead of a position; from it on
-  Index* ends;               // how many positions have a doubled rank <= b, for every b from -1 on
-  // Where not everything is in registers.
-  Index *rank, *run;         // doubled; how many runs are before its own
-  // For labels by bits only.
-  std::uint64_t* label;      // less the smallest
-  T *term, *below, *above;   // of the angular objective: the pair's, its partners' sums
-  Index* order[2];           // positions in this bit's order, and in the next one's
+  T *before, *after;         // the rank objective's sums before a position, and from it on
+  Index* ends;               // ends[b]: number of positions with a doubled rank <= b, for every b from -1 on
+  // Only if not everything is in registers:
+  Index *rank, *run;         // doubled rank; number of earlier runs
+  // Only for labels by bits:
+  std::uint64_t* label;      // label minus the smallest label
+  T *term, *below, *above;   // angular objective: the pair's term, and its partners' sums
+  Index* order[2];           // positions in the order of this bit and of the next bit
 };
 
-// What only several blocks need.
+// Data for a launch of several blocks.
 template <class T>
 struct Crossing {
-  const void* keys;            // sorted
-  const std::uint32_t* pairs;  // in that order
-  const T* similarity;         // in the caller's
+  const void* keys;            // sorted keys
+  const std::uint32_t* pairs;  // in the order of the keys
+  const T* similarity;         // in the caller's order
   std::uint32_t n, tiles;
-  bool wide;                   // keys have 64 bits
-  unsigned char* spans;        // (2, tiles + 1) Span: of each tile forwards, backwards
-  unsigned char* joined;       // (2, blocks) Sum: of Z
-  unsigned* arrived;           // blocks at a barrier; 0 at first
-  unsigned char* kept;         // (2, n) Kept, where blocks have several tiles
+  bool wide;                   // whether keys have 64 bits
+  unsigned char* spans;        // (2, tiles + 1) Span: of each tile, forwards and backwards
+  unsigned char* joined;       // (2, blocks) Sum: each block's Z
+  unsigned* arrived;           // number of blocks at the barrier; initially 0
+  unsigned char* kept;         // (2, n) Kept, if blocks have several tiles
 };
-constexpr std::size_t ENDS_AHEAD = 16;  // bytes ahead of ends[0], whose multiples are stored at once
-constexpr std::size_t CROSSING_BYTES = 16;  // the largest Sum
+constexpr std::size_t ENDS_AHEAD = 16;  // bytes before ends[0], so that stores to ends stay 16-byte aligned
+constexpr std::size_t CROSSING_BYTES = 16;  // size of the largest Sum
 
-// Who works together.
+// The blocks that work together: here a single one.
 struct OneBlock {
   static constexpr bool one = true;
   static __device__ unsigned index() { return 0; }
   static __device__ unsigned count() { return 1; }
-  static __device__ bool resident(std::uint32_t) { return true; }  // no block has two tiles
+  static __device__ bool resident(std::uint32_t) { return true; }  // each block has at most one tile
 };
 
 // A thread's part of a tile.
 template <class T, int Items>
-struct Mine {
-  std::uint32_t base, heads, tails;  // bit k: a run begins (ends) at base + k
+struct ThreadTile {
+  std::uint32_t base, heads, tails;  // bit k of heads (tails): a run begins (ends) at base + k
   int valid;
-  std::uint32_t inside_bits;  // bit k: there is a pair k
+  std::uint32_t inside_bits;  // bit k: pair k exists
   std::uint32_t pair[Items];
   static constexpr int in_word = Items < 16 ? Items : 16;
-  std::uint32_t labels[Items / in_word];  // two bits a pair, the last in the lowest; where columns tell labels apart
-  T c[Items];                     // the similarity, then the exponent of the rank objective
+  std::uint32_t labels[Items / in_word];  // two bits per pair, the last pair lowest; only for labels by columns
+  T c[Items];                     // the similarity, later the exponent of the rank objective
   T term[Items], slope[Items];    // of the angular objective
-  int rank[Items];            // doubled; hot only
+  int rank[Items];            // doubled rank; hot code only
 
   __device__ void place(std::uint32_t first, std::uint32_t n) {
     base = first;
@@ -125,7 +125,7 @@ struct Mine {
   __device__ Bit inside(int k) const { return {inside_bits, 1u << k}; }
   __device__ Bit begins(int k) const { return {heads, 1u << k}; }
   __device__ Bit ends(int k) const { return {tails, 1u << k}; }
-  // Labels less the smallest, which are 0, 1 and 2: behind the last pair all bits are set.
+  // Store labels minus the smallest label, which gives 0, 1 or 2. After the last pair all bits are set.
   __device__ __forceinline__ void find_labels(std::uint32_t smallest) {
 #pragma unroll
     for (std::uint32_t& word : labels) word = 0;
@@ -140,9 +140,9 @@ struct Mine {
       if (rest > 0) labels[k / in_word] |= ~0u >> (32 - 2 * rest);
     }
   }
-  // Of pair k: its label is 1 or 2; 2.
-  __device__ Bit some(int k) const { return {labels[k / in_word], 3u << place_of(k)}; }
-  __device__ Bit second(int k) const { return {labels[k / in_word], 2u << place_of(k)}; }
+  // Whether pair k's label is 1 or 2; whether it is 2.
+  __device__ Bit not_0(int k) const { return {labels[k / in_word], 3u << place_of(k)}; }
+  __device__ Bit is_2(int k) const { return {labels[k / in_word], 2u << place_of(k)}; }
   static __device__ int place_of(int k) { return 2 * (in_word - 1 - k % in_word); }
   template <class Bits>
   __device__ __forceinline__ void find_heads(const Bits (&key)[Items], Bits before, Bits behind, std::uint32_t n) {

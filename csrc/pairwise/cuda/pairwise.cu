@@ -1,4 +1,4 @@
-// Which kernels a call of the pairwise losses takes.
+// Selects the kernels for a call of the pairwise losses.
 #include <stdexcept>
 #include <string>
 
@@ -7,7 +7,7 @@
 namespace raoe {
 namespace {
 
-// What no gate uses is ignored.
+// Drop the labels if no objective uses them.
 PairwiseArgs without_unused(PairwiseArgs args) {
   if (!args.angle) args.labels = nullptr;
   return args;
@@ -23,7 +23,7 @@ bool one_block(const PairwiseArgs& args, cudaStream_t stream) {
 std::size_t pairwise_cuda_workspace(const PairwiseArgs& given) {
   PairwiseArgs args = without_unused(given);
   if (args.n > MOST_PAIRS) throw std::invalid_argument("at most 2^28 pairs, got " + std::to_string(args.n));
-  args.losses = nullptr;  // only asks
+  args.losses = nullptr;  // query only, no launch
   return one_block(args, nullptr) ? 0 : many_blocks(args, nullptr, nullptr);
 }
 

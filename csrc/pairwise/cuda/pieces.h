@@ -1,4 +1,4 @@
-// The pieces of the CUDA driver that are compiled apart, so that several compilers can work at once.
+// The parts of the CUDA code that are compiled separately, so that several compilers can run in parallel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,10 +11,10 @@
 
 namespace raoe {
 
-constexpr std::int64_t MOST_PAIRS = std::int64_t(1) << 28;  // as on the CPU: an index of 28 bits, and labels above it
+constexpr std::int64_t MOST_PAIRS = std::int64_t(1) << 28;  // as on the CPU, where an index has 28 bits
 constexpr std::int64_t ONE_BLOCK_PAIRS = 4096;
 
-// The current device's, as what it is rarely changes.
+// Return an attribute of the current device.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   check_cuda(cudaGetDevice(&device), "the current device");
@@ -23,16 +23,16 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int shared_memory() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
-// block_*.cu: everything in one launch of one thread block, without a workspace. False: more pairs than this GPU's
-// shared memory has room for. losses = null only asks.
+// block_*.cu: one launch of one thread block, without a workspace. Returns false if the pairs do not fit this GPU's
+// shared memory. With losses = null it launches nothing and only returns whether they fit.
 bool one_block_f32(const PairwiseArgs& args, cudaStream_t stream);
 bool one_block_f64(const PairwiseArgs& args, cudaStream_t stream);
 
-// blocks.cu: any number of pairs. workspace = null only asks for its size.
+// blocks.cu: any number of pairs. Returns the size of the workspace; with workspace = null it launches nothing.
 std::size_t many_blocks(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t stream);
 
-// sort.cu: a stable sort of keys (64-bit where wide, else 32-bit) with their values. Each has two buffers
-// of n; the sorted ones end up in [0].
+// sort.cu: a stable sort of keys (64-bit if wide, else 32-bit) with their values. Keys and values have two
+// buffers of n each; the sorted ones end up in [0].
 struct SortBuffers {
   void* keys[2];
   std::uint32_t* values[2];

@@ -1,5 +1,5 @@
-// How a thread block scans and reduces; every tree has a fixed shape. `shared` holds one V a warp and one more; all
-// threads of the block call.
+// Scans and reductions of a thread block, with fixed summation trees. `shared` holds one V per warp and one more. All
+// threads of the block must call these functions.
 #pragma once
 
 #include "sums.h"
@@ -17,7 +17,7 @@ __device__ __forceinline__ V by_words(V value, Move move) {
   return value;
 }
 
-// The value of the lane `distance` places earlier in the direction of the scan.
+// Return the value of the lane `distance` places earlier in the direction of the scan.
 template <bool Reverse, class V>
 __device__ __forceinline__ V from_earlier(V value, int distance) {
   return by_words(value, [&](std::uint32_t word) {
@@ -35,14 +35,14 @@ __device__ __forceinline__ V warp_inclusive(V value, int lane) {
   return value;
 }
 
-// The lanes before this one; Reverse: behind it.
+// Mask of the lanes before this one (Reverse: after it).
 template <bool Reverse>
 __device__ __forceinline__ std::uint32_t earlier_lanes(int lane) {
   return Reverse ? ~1u << lane : (1u << lane) - 1;
 }
 
-// Of threads' spans the one before each within its warp, where no span counts; the whole warp's goes to `shared`. What
-// the last run held is of one lane: it is fetched, and not carried from lane to lane.
+// Return the sum of the spans before this thread in its warp, without counts, and store the whole warp's span in
+// `shared`. The retained sums of the last run belong to one lane, so they are fetched from it and not scanned.
 template <bool Reverse, bool Ranked, bool Columns, class S>
 __device__ __forceinline__ S warp_exclusive(const S& own, int lane, S* shared) {
   S all = own, before;
@@ -74,16 +74,16 @@ __device__ __forceinline__ S warp_exclusive(const S& own, int lane, S* shared) {
   if (Columns) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const auto held = before.sum[k] + own.held[k];
-      before.held[k] = fetch(held);
-      all.held[k] = begins ? held : before.held[k];
+      const auto retained = before.sum[k] + own.retained[k];
+      before.retained[k] = fetch(retained);
+      all.retained[k] = begins ? retained : before.retained[k];
     }
   }
   if (lane == (Reverse ? 0 : 31)) shared[threadIdx.x >> 5] = all;
   return before;
 }
 
-// Of each warp in `shared` becomes the sum before (behind) it, by one warp.
+// Replace each warp's sum in `shared` by the sum over the warps before it (Reverse: after it). Warp `by` does the work.
 template <bool Reverse, int Warps, class S>
 __device__ __forceinline__ void scan_warps(S* shared, int by) {
   const int lane = threadIdx.x & 31;
@@ -94,12 +94,12 @@ __device__ __forceinline__ void scan_warps(S* shared, int by) {
   if (lane < Warps) shared[lane] = earlier;
 }
 
-// The sum over the warps before this thread's (Reverse: behind it) of what `shared` holds of each.
+// Return the sum over the warps before this thread's warp (Reverse: after it).
 template <bool Reverse, int Warps, class S>
 __device__ __forceinline__ S earlier_warps(const S* shared) {
   const int warp = threadIdx.x >> 5;
   if constexpr (Warps > 4) {
-    return shared[warp];  // scan_warps has been here
+    return shared[warp];  // scan_warps has already summed
   } else {
     S before;
 #pragma unroll 1
@@ -108,7 +108,7 @@ __device__ __forceinline__ S earlier_warps(const S* shared) {
   }
 }
 
-// The sum over the threads before this one (Reverse: behind it), and the sum over all of them.
+// Return the sum over the threads before this one (Reverse: after it); `total` is the sum over all threads.
 template <bool Reverse, int Block, class V>
 __device__ __forceinline__ V block_exclusive(V value, V* shared, V& total) {
   constexpr int warps = Block / 32;
@@ -132,13 +132,13 @@ __device__ __forceinline__ V block_exclusive(V value, V* shared, V& total) {
   return before;
 }
 
-// The same, as a call: its code is long where sums are logarithms.
+// The same, not inlined, because its code is long if sums are logarithms.
 template <bool Reverse, int Block, class V>
-__device__ __noinline__ V block_exclusive_apart(V value, V* shared, V& total) {
+__device__ __noinline__ V block_exclusive_call(V value, V* shared, V& total) {
   return block_exclusive<Reverse, Block>(value, shared, total);
 }
 
-// The sum over the block, in every thread.
+// Return the sum over the block to every thread.
 template <int Block, class V>
 __device__ V block_sum(V value, V* shared) {
   constexpr int warps = Block / 32;
@@ -152,7 +152,7 @@ __device__ V block_sum(V value, V* shared) {
   return value;
 }
 
-// ---- Items neighbours in memory, 16 bytes at once. ----
+// ---- Consecutive elements in memory, moved 16 bytes at a time. ----
 
 template <class V, int Items>
 struct alignas(sizeof(V) * Items < 16 ? sizeof(V) * Items : 16) Neighbours {

@@ -1,9 +1,9 @@
-// The pairwise losses of pairs in sorted order: once, for one thread block with everything in its shared memory, and for
-// all blocks of a cooperative launch with arrays in the workspace.
+// The pairwise losses of pairs in sorted order, for a single thread block with arrays in shared memory, or for all
+// blocks of a cooperative launch with arrays in the workspace.
 //
-// Positions are cut into tiles of Block * Items, a thread's Items being neighbours. Sums cross the tiles in three steps:
-// of each tile, of the tiles before and behind it (one block), then the tiles again. A block that has one tile keeps its
-// pairs in registers from step to step.
+// Positions are cut into tiles of Block * Items; a thread has Items consecutive positions. Sums over all tiles take
+// three steps: sum each tile, sum the tiles before and after each (one block), and process each tile again. A block
+// with a single tile keeps its pairs in registers between the steps.
 #pragma once
 
 #include "pairs.h"
@@ -12,7 +12,7 @@ namespace raoe {
 
 template <class T, int Block, int Items, class Index, class Blocks>
 struct Solver {
-  using Pairs = Mine<T, Items>;
+  using Pairs = ThreadTile<T, Items>;
   template <class D>
   using Plain = Span<typename D::Part, false>;
   template <class D>
@@ -24,12 +24,12 @@ struct Solver {
   const PairwiseArgs& args;
   const Arrays<T, Index> at;
   const Crossing<T>* crossing;  // null for one block
-  unsigned char* scratch;       // shared
-  T room;                       // formulas.h, linear_room
+  unsigned char* scratch;       // shared memory
+  T room;                       // see linear_room in formulas.h
   T middle = 0, middle_angle = 0;
   std::int64_t label_low = 0;
   std::uint64_t label_range = 0;
-  bool columns = false;  // labels are told apart by columns of sums
+  bool columns = false;  // labels are few enough to use columns of sums
 
   template <class V>
   __device__ V* shared() const { return reinterpret_cast<V*>(scratch); }
@@ -40,7 +40,7 @@ struct Solver {
   }
   template <class D>
   __device__ bool resident() const { return D::hot || Blocks::resident(tiles()); }
-  // What is wanted: at compile time where it is hot.
+  // The objectives and results to compute, known at compile time in hot code.
   template <class D>
   __device__ bool ranked() const { return D::hot ? D::hot & RANK : args.rank; }
   template <class D>
@@ -54,7 +54,7 @@ struct Solver {
     else Blocks::sync(crossing->arrived);
   }
   __device__ bool dense() const { return args.ties == Ties::dense; }
-  // A block's tiles, of which it has one where it is hot: f(tile).
+  // Calls f(tile) for each tile of the block. Hot code has one tile per block.
   template <class D, class F>
   __device__ __forceinline__ void each_tile(const F& f) const {
     if constexpr (D::hot != 0) {
@@ -83,22 +83,22 @@ struct Solver {
     const T rank = args.rank ? tau * (extent.high - extent.low) : T(0);
     const T angles = args.angle ? tau * (low_angle - high_angle) : T(0);
     if constexpr (sizeof(T) == 4) {
-      if (rank < room && angles < room && tau < T(1e9)) {  // of which the square is no infinity
+      if (rank < room && angles < room && tau < T(1e9)) {  // the square of a larger tau could overflow
         if (args.grads && args.ties == Ties::average && Blocks::resident(tiles())) {
           if (columns) return args.rank ? solve<Linear<RANK | ANGLE>>(my) : solve<Linear<ANGLE>>(my);
           if (!args.angle) return solve<Linear<RANK>>(my);
         }
-        return apart<Linear<0>>(*this, my);
+        return out_of_line<Linear<0>>(*this, my);
       }
     }
-    apart<Log<T>>(*this, my);
+    out_of_line<Log<T>>(*this, my);
   }
-  // Compact code for what is rare: the log domain (double knows no other), more labels, other ranks than the average, no gradient, more
-  // pairs than the GPU's registers hold. Not inlined, and of copies, because what a call may reach lies in memory.
+  // Compact code for rare cases: the log domain (the only one for double), more labels, tie rules other than average, no
+  // gradient, more pairs than fit the GPU's registers. Not inlined; by value, as references keep variables in memory.
   template <class D>
-  static __device__ __noinline__ void apart(Solver solver, Pairs my) { solver.template solve<D>(my); }
+  static __device__ __noinline__ void out_of_line(Solver solver, Pairs my) { solver.template solve<D>(my); }
 
-  // ---- The pairs of a tile: from the sorted arrays of several blocks. One block has them from its sort. ----
+  // ---- The pairs of a tile, from the sorted arrays of several blocks. A single block has them from its sort. ----
 
   template <class Bits>
   __device__ __forceinline__ void read_heads(Pairs& my) const {
@@ -106,7 +106,7 @@ struct Solver {
     const auto own = *reinterpret_cast<const Neighbours<Bits, Items>*>(keys);
     my.find_heads(own.at, keys[my.base ? -1 : 0], keys[my.base + Items < n() ? Items : 0], n());
   }
-  // Read, and later read again rather than kept.
+  // Pairs are read again later, which is cheaper than keeping them.
   __device__ __forceinline__ void read_pairs(Pairs& my) const {
     if constexpr (!Blocks::one) {
       const auto pairs = *reinterpret_cast<const Neighbours<std::uint32_t, Items>*>(crossing->pairs + my.base);
@@ -134,21 +134,21 @@ struct Solver {
       if (angled<D>()) D::angle_terms(my.c[k], tau, middle_angle, my.term[k], my.slope[k]);
       my.c[k] = D::exponent(tau, my.c[k], middle);
     }
-    if (my.valid < Items) {  // behind the last pair, where nothing is added backwards
+    if (my.valid < Items) {  // positions after the last pair must add nothing to the backward sums
 #pragma unroll
       for (int k = 0; k < Items; ++k) Bit{~my.inside_bits, 1u << k}.move(my.c[k], T(INFINITY));
     }
   }
-  // The rank objective's is quicker made than kept.
+  // The rank objective's term: computing it again is cheaper than keeping it.
   template <class D, bool Inverse = false>
   __device__ __forceinline__ T rank_term(const Pairs& my, int k) const {
     const T term = D::term(Inverse ? -my.c[k] : my.c[k]);
-    return D::hot || k < my.valid ? term : (Inverse ? D::nothing() : T(INFINITY));  // of an infinite c it is that
+    return D::hot || k < my.valid ? term : (Inverse ? D::nothing() : T(INFINITY));  // hot: c is already infinite there
   }
 
-  // ---- 1. Sums of the thread, the tile, all tiles. ----
+  // ---- 1. Sums of the thread, the tile and all tiles. ----
 
-  // A pair joins the sums; what it reads of those of labels.
+  // Add a pair to the sums, and return the sum over labels that it reads.
   template <class D, bool Reverse>
   __device__ __forceinline__ typename D::Part add(Plain<D>& span, const Pairs& my, int k, T rank_term, T term,
                                                   std::uint32_t& edge) const {
@@ -156,7 +156,7 @@ struct Solver {
     if (ranked<D>()) span.rank = span.rank + Part(rank_term);
     const Bit begins = Reverse ? my.ends(k) : my.begins(k);
     const std::uint32_t place = my.base + k + Reverse;
-    if (by_columns<D>()) return join<Reverse>(span, Part(term), begins, my.some(k), my.second(k), edge, place);
+    if (by_columns<D>()) return join<Reverse>(span, Part(term), begins, my.not_0(k), my.is_2(k), edge, place);
     begins.move(edge, place);
     return Part();
   }
@@ -181,10 +181,10 @@ struct Solver {
   template <class D, bool Reverse, class S>
   static __device__ __forceinline__ S scan(S value, S* shared, S& total) {
     if constexpr (D::hot != 0) return block_exclusive<Reverse, Block>(value, shared, total);
-    else return block_exclusive_apart<Reverse, Block>(value, shared, total);
+    else return block_exclusive_call<Reverse, Block>(value, shared, total);
   }
-  // Of a thread becomes before (behind) a thread, within the tile. `publish`: what the tile adds goes to the others.
-  // Returns how much the tile counts.
+  // Replace each thread's span by the sum before (after) the thread in its tile. `publish`: store the tile's sum for the
+  // other tiles. Returns the tile's count.
   template <class D, class Part, bool Segments>
   __device__ __forceinline__ std::uint32_t scan_tile(Span<Part, Segments>& forward, Span<Part, Segments>& backward,
                                                      std::uint32_t tile, bool publish) const {
@@ -196,7 +196,7 @@ struct Solver {
     if (publish && threadIdx.x == 0) spans<Wide>(false)[tile] = Wide(total), spans<Wide>(true)[tile] = Wide(all);
     return total.count & S::COUNT;
   }
-  // The same of few numbers, in one barrier.
+  // The same for hot code, whose spans hold few numbers, with a single barrier.
   template <class D>
   __device__ __forceinline__ void scan_hot(Plain<D>& forward, Plain<D>& backward, std::uint32_t tile, bool publish) const {
     using S = Plain<D>;
@@ -221,7 +221,7 @@ struct Solver {
   static __device__ __forceinline__ void scan_tiles(Kept* sums, int tiles, Wide* shared) {
     Wide before;
     for (int first = 0; first < tiles; first += Block) {
-      // The thread order stays that of the tiles: a backward scan takes its chunks from the end.
+      // Threads keep the order of the tiles; a backward scan takes its chunks from the end.
       const int t = static_cast<int>(threadIdx.x) + (Reverse ? tiles - first - Block : first);
       const bool in = t >= 0 && t < tiles;
       Wide total;
@@ -231,7 +231,7 @@ struct Solver {
     }
     if (threadIdx.x == 0) sums[tiles] = Kept(before);
   }
-  // Spans of tiles become those before (behind) each, and of all at the end: by one block, once.
+  // One block replaces each tile's span by the sum before (after) the tile, and appends the sum over all tiles.
   template <class D, class Wide, class Kept>
   __device__ __forceinline__ void join_tiles() const {
     sync();
@@ -247,9 +247,9 @@ struct Solver {
     backward = S(spans<Kept>(true)[tile]) + backward;
   }
 
-  // ---- 2. The tile again: tables for the rank objective, P and Q of the angular one. ----
+  // ---- 2. Each tile again: tables for the rank objective, P and Q of the angular one. ----
 
-  // 16 bytes once the last of them is known, in a loop that goes backwards or, Step 1, forwards. Each: elements a pair.
+  // Store 16 bytes once all are known, in a loop that runs forwards (Step 1) or backwards (-1). Each: elements per pair.
   template <int Step, int Each = 1, class V, class Element, int Count>
   __device__ __forceinline__ void store(Element* array, const Pairs& my, int k, const V (&values)[Count]) const {
     constexpr int most = 16 / (sizeof(Element) * Each), pack = Items < most ? Items : most;
@@ -260,7 +260,7 @@ struct Solver {
     for (int i = 0; i < pack * Each; ++i) out.at[i] = static_cast<Element>(values[first + i]);
     *reinterpret_cast<Neighbours<Element, pack * Each>*>(array + Each * my.base + first) = out;
   }
-  // Bounds of dense ranks are of runs, those of others lie at the positions that they would have without ties.
+  // For dense ranks, `ends` is indexed by twice the run's index; for other ranks by twice the position.
   template <class D>
   __device__ __forceinline__ void write_ends(const Pairs& my, const Index (&runs)[Items]) const {
     if (my.base == 0) at.ends[-1] = 0;
@@ -295,7 +295,7 @@ struct Solver {
       if (ranked<D>()) {
         const bool alone = !D::hot && args.ties == Ties::ordinal;
         const int begin = alone ? my.base + k : first[k], end = alone ? my.base + k + 1 : edge;
-        // Twice the rank, less twice the base.
+        // Twice the rank minus twice the base.
         const int rank = doubled_rank(D::hot ? Ties::average : args.ties, begin, begin, end - 1, D::hot ? 0 : int(runs[k])) - twice;
         ends[2 * k] = rank <= 2 * k ? end : begin;
         ends[2 * k + 1] = rank <= 2 * k + 1 ? end : begin;
@@ -316,11 +316,11 @@ struct Solver {
     if (!with_slopes<D>()) return;
     if (my.base + Items == n()) at.after[n()] = D::nothing();
   }
-  // ---- 2b. P and Q of the angular objective with any labels, or none: by bits. ----
+  // ---- 2b. P and Q of the angular objective with any labels, or without labels: bit by bit. ----
   //
-  // l_i > l_j holds where the two first differ, from the top, at a bit that l_i has. So at each bit: among those that
-  // agree above it (a segment), the ones with the bit add to the column that those without it read. The order starts as
-  // that of the scores; after each bit those without it come first, which keeps segments together and scores sorted.
+  // l_i > l_j exactly if l_i has a 1 at the highest bit where the two differ. So for each bit: among pairs that agree in
+  // all higher bits (a segment), those with the bit add to the column that those without it read. The order starts as
+  // that of the scores; after each bit, pairs without it move first, which keeps segments together and scores sorted.
 
   struct Entry {
     std::uint32_t position, run;
@@ -330,8 +330,8 @@ struct Solver {
     const std::uint32_t p = at.order[which][q];
     return {p, at.run[p], at.label[p]};
   }
-  // f(q, entry, whether it has the bit, whether it reads, span) along the thread's positions; the span is before
-  // (behind) q. bit -1: no labels, all add and read.
+  // Calls f(q, entry, whether it has the bit, whether it reads, span) along the thread's positions, with the span before
+  // (after) q. bit = -1: there are no labels, and all pairs add and read.
   template <class D, bool Reverse, class F>
   __device__ __forceinline__ void walk(const Pairs& my, int bit, int which, Segmented<D>& span,
                                        const F& f) const {
@@ -385,7 +385,7 @@ struct Solver {
         walk<D, false>(my, bit, which, ahead, [&](std::uint32_t q, const Entry& own, bool one, bool reads,
                                                   const Part& span) {
           T& below = at.below[own.position];
-          if (reads) below = D::plus(below, D::value(span.held[0]));
+          if (reads) below = D::plus(below, D::value(span.retained[0]));
           const std::uint32_t before = span.count & Part::COUNT;
           at.order[which ^ 1][one ? zeros + (q - before) : before] = static_cast<Index>(own.position);
         });
@@ -393,7 +393,7 @@ struct Solver {
           walk<D, true>(my, bit, which, behind, [&](std::uint32_t, const Entry& own, bool, bool reads,
                                                     const Part& span) {
             T& above = at.above[own.position];
-            if (reads) above = D::plus(above, D::value(span.held[0]));
+            if (reads) above = D::plus(above, D::value(span.retained[0]));
           });
         }
       });
@@ -411,7 +411,7 @@ struct Solver {
       at.order[0][p] = static_cast<Index>(p);
       at.label[p] = 0;
       if (!args.labels) continue;
-      // Unsigned: two labels may be further apart than int64 holds.
+      // Unsigned, because the difference of two labels may not fit int64.
       at.label[p] = static_cast<std::uint64_t>(args.labels[index_of(my.pair[k])]) - static_cast<std::uint64_t>(label_low);
     }
   }
@@ -427,11 +427,11 @@ struct Solver {
     }
   }
 
-  // ---- 3. Partners of the rank objective: a prefix and a suffix of the order. ----
+  // ---- 3. Partners in the rank objective: a prefix and a suffix of the order. ----
 
   template <class D>
   __device__ __forceinline__ void look_up(const Pairs& my, typename D::Kept (&kept)[Items], typename D::Part& z) const {
-    // Beyond 2 n it is the same: no partner.
+    // Any threshold of 2 n or more means that there are no partners.
     const int threshold = static_cast<int>(args.threshold < 2 * args.n ? args.threshold : 2 * args.n);
     const int own = D::hot ? 2 * my.base : 0, down = own - threshold, up = own + threshold - 1;
     const int limit = 2 * (!D::hot && dense() ? at.run[n() - 1] + 1 : n()) - 1;
@@ -446,9 +446,9 @@ struct Solver {
     }
   }
 
-  // ---- All of it. ----
+  // ---- All steps. ----
 
-  // What is kept between steps where a block has several tiles.
+  // Data kept in memory between the steps if a block has several tiles.
   template <class D, class Move>
   __device__ __forceinline__ void keep(const Pairs& my, int row, const Move& move) const {
     auto* const kept = reinterpret_cast<typename D::Kept*>(crossing->kept) + row * args.n + my.base;
@@ -465,7 +465,7 @@ struct Solver {
     using Kept = typename D::Kept;
     Kept rank[Items], angular[Items];
     Plain<D> forward, backward;
-    using Z = Both<std::conditional_t<D::hot != 0, Part, Sum>>;  // hot: of one tile
+    using Z = Both<std::conditional_t<D::hot != 0, Part, Sum>>;  // hot code sums a single tile
     Z z;
     const bool bits = !D::hot && angled<D>() && !columns;
     const auto sum = [&](std::uint32_t tile, bool publish) {
@@ -517,7 +517,7 @@ struct Solver {
     const T rank_weight = static_cast<T>(args.tau * args.rank_weight);
     const T angle_weight = D::angle_weight(args.tau, args.angle_weight), added = args.parts ? T(0) : angle_weight;
     T* grads_of_angle = grads + args.n;
-    opaque(grads), opaque(grads_of_angle);
+    hide_origin(grads), hide_origin(grads_of_angle);
     each_tile<D>([&](std::uint32_t tile) {
       place(my, tile);
       if (!resident<D>()) {
@@ -542,7 +542,7 @@ struct Solver {
       }
     });
   }
-  // Z of a block becomes that of all.
+  // Return the sum of Z over all blocks.
   template <class Sums>
   __device__ __forceinline__ Sums of_all(Sums z) const {
     if constexpr (!Blocks::one) {

@@ -1,4 +1,4 @@
-// The device-wide radix sort: CUB's, for 32-bit and 64-bit keys.
+// CUB's device-wide radix sort for 32-bit and 64-bit keys.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "../../cuda_check.h"
@@ -22,7 +22,7 @@ void sort(SortBuffers& buffers, std::uint32_t n, void* temporary, std::size_t by
   cub::DoubleBuffer<std::uint32_t> values(buffers.values[0], buffers.values[1]);
   constexpr int bits = static_cast<int>(sizeof(Bits)) * 8;
   check_cuda(cub::DeviceRadixSort::SortPairs(temporary, bytes, keys, values, n, 0, bits, stream), "sorting the scores");
-  // Which of the two buffers holds the result is decided on the host, by the number of passes.
+  // The number of passes decides on the host which of the two buffers holds the result.
   buffers = {{keys.Current(), keys.Alternate()}, {values.Current(), values.Alternate()}, buffers.wide};
 }
 

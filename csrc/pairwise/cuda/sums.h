@@ -1,6 +1,6 @@
-// Sums of exponentials in their two domains, and how a thread block scans and reduces.
+// Sums of exponentials in the linear and the log domain, and spans: partial sums of ranges of positions.
 //
-// Every tree has a fixed shape, so equal inputs give equal bits.
+// Every summation tree has a fixed shape, so equal inputs give equal bits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 namespace raoe {
 
-// ---- What the sums need of arithmetic, in one GPU instruction each, good to 2 ulp. ----
+// ---- Arithmetic of the sums: one GPU instruction each, accurate to 2 ulp. ----
 
 #if defined(__CUDA_ARCH__)
 __device__ __forceinline__ float power_of_two(float x) {
@@ -33,7 +33,7 @@ inline float reciprocal(float x) { return 1.0f / x; }
 inline float root(float x) { return std::sqrt(x); }
 #endif
 
-// Whether one of some bits is set. What depends on it takes two instructions, where the compiler makes more of it.
+// Whether one of the bits `which` is set. Its moves and stores take two instructions; the compiler would take more.
 struct Bit {
   std::uint32_t bits, which;
   __device__ operator bool() const { return (bits & which) != 0; }
@@ -53,33 +53,33 @@ struct Bit {
   __device__ __forceinline__ void store(V* to, V value) const { if (*this) *to = value; }
 };
 
-// ---- The domains. A term is exp(x), its inverse exp(-x) the other side's. A tile adds up Parts, all tiles Sums; what
-// is read elsewhere is kept as a T. ----
+// ---- The domains. A term is exp(x), and its inverse exp(-x) is the term of the other side. Sums within a tile have
+// type Part, sums over tiles type Sum, and sums that other threads read are stored as T. ----
 
 enum : int { RANK = 1, ANGLE = 2 };
 
-// Of floats. Hot are exactly these objectives, with their gradient: loops over a thread's pairs are unrolled, everything
-// is in registers. 0: the arguments say which.
+// Plain sums of floats. Hot names the objectives of a specialised version with gradient, which unrolls the loops over a
+// thread's pairs and has everything in registers. With Hot = 0, the arguments select the objectives.
 template <int Hot>
 struct Linear {
   static constexpr int hot = Hot;
   using T = float;
   using Part = float;
   using Sum = double;
-  struct Kept {  // of a pair, for its gradient
+  struct Kept {  // a pair's data for its gradient
     T slope;
   };
-  struct Closed {  // of an objective
+  struct Closed {  // an objective's data for the gradient
     T share;       // 1 / (1 + Z)
   };
-  // What is kept is less by SMALL, and shares are more: they may be below the normal numbers.
+  // Kept values are scaled by SMALL and shares by 1 / SMALL, because shares may be below the normal numbers.
   static constexpr T SMALL = 0x1p-24f;
-  static __device__ T scaled(double tau) { return static_cast<T>(tau * 1.4426950408889634); }  // exponents of 2
-  // In one instruction. The rounding of tau x middle is in all terms alike, and leaves their products.
+  static __device__ T scaled(double tau) { return static_cast<T>(tau * 1.4426950408889634); }  // base-2 exponents
+  // One instruction. The rounding of tau x middle is the same in all terms and cancels in their products.
   static __device__ T exponent(T tau, T c, T middle) { return fmaf(tau, c, -(tau * middle)); }
   static __device__ T term(T exponent) { return power_of_two(exponent); }
-  // exp(tau (middle - theta)), and SMALL / tau sqrt(1 - c^2), or 0 where the clip is active. theta = acos(clip(c)) is
-  // sqrt(1 - |c|) times a polynomial, good to 2e-8 (Abramowitz and Stegun, 4.4.46), or pi less that.
+  // exp(tau (middle - theta)), and SMALL / (tau sqrt(1 - c^2)), or 0 where clipped. theta = acos(clip(c)) is a
+  // polynomial times sqrt(1 - |c|), with error 2e-8 (Abramowitz and Stegun, 4.4.46), or for negative c pi minus that.
   static __device__ __forceinline__ void angle_terms(T c, T tau, T middle, T& term, T& slope) {
     const T a = fminf(fabsf(c), clip_bound<T>()), square = tau * tau / (SMALL * SMALL), rest = fmaf(-square, a, square);
     T p = fmaf(-0.0012624911f * SMALL, a, 0.0066700901f * SMALL);
@@ -92,7 +92,7 @@ struct Linear {
     term = power_of_two(either(c, p, root(rest), tau * middle, tau * (middle - 3.14159265f)));
     slope = fabsf(c) < clip_bound<T>() ? inverse_root(fmaf(rest, a, rest)) : T(0);
   }
-  // less - p x, of a negative c more + p x.
+  // less - p x, or for negative c more + p x.
   static __device__ __forceinline__ T either(T c, T p, T x, T less, T more) {
 #if defined(__CUDA_ARCH__)
     T result;
@@ -113,14 +113,14 @@ struct Linear {
     return {factor * (term * above - reciprocal(term) * below)};
   }
   static __device__ T loss(Sum z) { return static_cast<T>(log1p(z)); }
-  // Z may be beyond float's range.
+  // 1 + Z may exceed float's range, so it is scaled down first.
   static __device__ Closed close(Sum z) { return {reciprocal(static_cast<T>((1 + z) * 0x1p-48)) * SMALL}; }
   static __device__ T gradient(Kept kept, Closed closed, T weight) { return kept.slope * (weight * closed.share); }
   static __device__ T rank_factor() { return SMALL; }
   static __device__ T angle_weight(double tau, double weight) { return static_cast<T>(tau * weight) * scaled(tau); }
 };
 
-// The number sum * exp(max), whose logarithm stays in range where the number does not.
+// The number sum * exp(max): its logarithm stays in range even if the number does not.
 template <class T>
 struct LogSum {
   T max = T(-INFINITY), sum = T(0);
@@ -128,7 +128,7 @@ struct LogSum {
   __device__ explicit LogSum(T exponent) : max(exponent), sum(exponent == T(-INFINITY) ? T(0) : T(1)) {}
 };
 
-// A call: the compilers take minutes over an inlined scan of these.
+// Not inlined: compilers take minutes for an inlined scan of these.
 template <class T>
 __device__ __noinline__ LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
   if (a.max < b.max) {
@@ -154,7 +154,7 @@ struct Log {
   };
   static __device__ T scaled(double tau) { return static_cast<T>(tau); }
   static __device__ T exponent(T tau, T c, T middle) { return tau * (c - middle); }
-  static __device__ T term(T exponent) {  // sums of two of them are finite
+  static __device__ T term(T exponent) {  // clamped, so that the sum of two terms is finite
     constexpr T most = sizeof(T) == 4 ? T(8e37) : T(4e307);
     return exponent > most ? most : (exponent < -most ? -most : exponent);
   }
@@ -177,26 +177,26 @@ struct Log {
   }
 };
 
-// ---- A range of positions, summed up in one direction. ----
+// ---- Partial sums of a range of positions, in one direction. ----
 
-// `sum` counts what stands in two columns; `held` is what `sum` was where the last run in the range began, which is
-// what its pairs read: equal scores are no partners. Where a segment begins, if there are any, `sum` starts again.
+// `sum` adds up two columns. `retained` is `sum` as it was when the range's last run began; the pairs of that run read
+// it, because equal scores are not partners. If there are segments, `sum` restarts at the beginning of each.
 template <class Sum, bool Segments>
 struct alignas(sizeof(Sum) == 4 ? 16 : alignof(Sum)) Span {
-  // In `count`, above what is counted: a segment begins in here; `held` counts from a segment in here.
+  // Flags in `count`: a segment begins in this range; `retained` starts from a segment in this range.
   enum : std::uint32_t { SEGMENT = 1u << 30, AFRESH = 1u << 31, COUNT = SEGMENT - 1 };
-  Sum rank{}, sum[2]{}, held[2]{};
-  std::uint32_t spare = 0;  // of 32 bytes, where sums are floats
-  std::uint32_t count = 0, edge = 0;  // edge: 1 + where the last run begins, backwards ~ where it ends; 0: none does
+  Sum rank{}, sum[2]{}, retained[2]{};
+  std::uint32_t spare = 0;  // pads the span to 32 bytes if sums are floats
+  std::uint32_t count = 0, edge = 0;  // edge: 1 + start of the last run (backwards: ~ its end), or 0 for no run
 
   Span() = default;
   template <class Other>
   __device__ __forceinline__ explicit Span(const Span<Other, Segments>& other)
-      : rank(other.rank), sum{Sum(other.sum[0]), Sum(other.sum[1])}, held{Sum(other.held[0]), Sum(other.held[1])},
-        count(other.count), edge(other.edge) {}
+      : rank(other.rank), sum{Sum(other.sum[0]), Sum(other.sum[1])},
+        retained{Sum(other.retained[0]), Sum(other.retained[1])}, count(other.count), edge(other.edge) {}
 
   __device__ void begin_run() {
-    held[0] = sum[0], held[1] = sum[1];
+    retained[0] = sum[0], retained[1] = sum[1];
     edge = 1;
     count = (count & ~std::uint32_t(AFRESH)) | (count & SEGMENT ? AFRESH : 0);
   }
@@ -206,27 +206,27 @@ struct alignas(sizeof(Sum) == 4 ? 16 : alignof(Sum)) Span {
   }
 };
 
-// One pair joins a span of two columns of labels 0, 1 and 2: `begins` a run, where `edge` becomes `place`; its label is
-// `some`, 1 or 2, or `second`, 2. Returns what it reads: forwards the terms of larger labels, and its own joins the
-// columns of smaller ones; Reverse: the other way round.
+// Add one pair to a span whose two columns serve labels 0, 1 and 2. If the pair `begins` a run, `edge` becomes `place`.
+// `not_0`: its label is 1 or 2; `is_2`: its label is 2. Returns the sum that the pair reads, that of larger labels; its
+// own term is added to the columns that smaller labels read. Reverse: the other way round.
 template <bool Reverse, class S, class V>
-__device__ __forceinline__ V join(S& span, V term, Bit begins, Bit some, Bit second, std::uint32_t& edge, std::uint32_t place) {
-  if (begins) edge = place, span.held[0] = span.sum[0], span.held[1] = span.sum[1];
-  if (some != Reverse) span.sum[0] = span.sum[0] + term;
-  if (second != Reverse) span.sum[1] = span.sum[1] + term;
-  if (Reverse) return second ? span.held[1] : (some ? span.held[0] : V());
-  return second ? V() : (some ? span.held[1] : span.held[0]);
+__device__ __forceinline__ V join(S& span, V term, Bit begins, Bit not_0, Bit is_2, std::uint32_t& edge, std::uint32_t place) {
+  if (begins) edge = place, span.retained[0] = span.sum[0], span.retained[1] = span.sum[1];
+  if (not_0 != Reverse) span.sum[0] = span.sum[0] + term;
+  if (is_2 != Reverse) span.sum[1] = span.sum[1] + term;
+  if (Reverse) return is_2 ? span.retained[1] : (not_0 ? span.retained[0] : V());
+  return is_2 ? V() : (not_0 ? span.retained[1] : span.retained[0]);
 }
 #if defined(__CUDA_ARCH__)
-// In as few instructions as there are; what a caller does not use is none.
+// The same in as few instructions as possible; instructions for unused results are removed.
 #define RAOE_JOIN(READ, ADD)                                                                                           \
   asm("{ .reg .pred b, s, t; .reg .b32 x; and.b32 x, %7, %8; setp.ne.b32 b, x, 0; and.b32 x, %9, %10; "                \
       "setp.ne.b32 s, x, 0; and.b32 x, %9, %11; setp.ne.b32 t, x, 0; @b mov.b32 %3, %12; @b mov.b32 %1, %4; "            \
       "@b mov.b32 %2, %5; " READ " @" ADD "s add.f32 %4, %4, %6; @" ADD "t add.f32 %5, %5, %6; }"                      \
-      : "=f"(read), "+f"(span.held[0]), "+f"(span.held[1]), "+r"(edge), "+f"(span.sum[0]), "+f"(span.sum[1])           \
-      : "f"(term), "r"(begins.bits), "r"(begins.which), "r"(some.bits), "r"(some.which), "r"(second.which), "r"(place))
+      : "=f"(read), "+f"(span.retained[0]), "+f"(span.retained[1]), "+r"(edge), "+f"(span.sum[0]), "+f"(span.sum[1])   \
+      : "f"(term), "r"(begins.bits), "r"(begins.which), "r"(not_0.bits), "r"(not_0.which), "r"(is_2.which), "r"(place))
 template <bool Reverse>
-__device__ __forceinline__ float join(Span<float, false>& span, float term, Bit begins, Bit some, Bit second,
+__device__ __forceinline__ float join(Span<float, false>& span, float term, Bit begins, Bit not_0, Bit is_2,
                                       std::uint32_t& edge, std::uint32_t place) {
   float read;
   if (Reverse) RAOE_JOIN("selp.f32 %0, %1, 0f00000000, s; selp.f32 %0, %2, %0, t;", "!");
@@ -236,7 +236,7 @@ __device__ __forceinline__ float join(Span<float, false>& span, float term, Bit 
 #undef RAOE_JOIN
 #endif
 
-// a, then b.
+// Joins the span of a with the span b of the positions that follow.
 template <class Sum, bool Segments>
 __device__ __forceinline__ Span<Sum, Segments> operator+(const Span<Sum, Segments>& a, const Span<Sum, Segments>& b) {
   using S = Span<Sum, Segments>;
@@ -246,7 +246,7 @@ __device__ __forceinline__ Span<Sum, Segments> operator+(const Span<Sum, Segment
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
     all.sum[k] = cut ? b.sum[k] : a.sum[k] + b.sum[k];
-    all.held[k] = !run ? a.held[k] : (fresh ? b.held[k] : a.sum[k] + b.held[k]);
+    all.retained[k] = !run ? a.retained[k] : (fresh ? b.retained[k] : a.sum[k] + b.retained[k]);
   }
   all.edge = a.edge < b.edge ? b.edge : a.edge;
   all.count = a.count + b.count;
@@ -258,7 +258,7 @@ __device__ __forceinline__ Span<Sum, Segments> operator+(const Span<Sum, Segment
   return all;
 }
 
-// Z of the two objectives.
+// Z of both objectives.
 template <class Sum>
 struct alignas(2 * sizeof(Sum) < 16 ? 2 * sizeof(Sum) : 16) Both {
   Sum rank{}, angle{};
@@ -273,7 +273,7 @@ __device__ __forceinline__ Both<Sum> operator+(Both<Sum> a, const Both<Sum>& b) 
   return a;
 }
 
-// What the inputs are like.
+// Ranges of similarity and labels, and whether an input is NaN.
 template <class T>
 struct Extent {
   T low = T(INFINITY), high = T(-INFINITY);

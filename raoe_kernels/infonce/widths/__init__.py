@@ -1,4 +1,4 @@
-"""info_nce_loss of several prefix widths from one sweep over the columns."""
+"""info_nce_loss of several prefix widths in a single pass over the columns."""
 
 from .autograd import WIDTHS, info_nce_widths
 

@@ -1,13 +1,13 @@
 """info_nce_loss with `dims`, eager and under torch.compile.
 
-A backend of all widths is one function: `forward(problem, dims, weights, needs) -> (losses, gradients)`. Losses are
-(K,), of the first dims[k] columns each; gradients, of anchors, positives and negatives, are those of the sum of
-weights x losses, weights being (K,), in the losses' dtype, and None where not needed. The widths share the gradient's
-products, which therefore have to know the weights: on a CPU equal ones are expected, and the gradient is made in
-forward; with others, and on a GPU, which is not asked whether they are equal, in backward.
+A backend for all widths has one function: `forward(problem, dims, weights, needs) -> (losses, gradients)`. Losses are
+(K,), one for the first dims[k] columns each. Gradients of anchors, positives and negatives are those of
+sum(weights x losses) with weights (K,), in the losses' dtype, None if not needed. The widths share the gradient's
+products, so the weights must be known. On a CPU forward computes the gradient for equal weights, and backward repeats
+it if the weights differ. On a GPU it is always computed in backward, since comparing weights would wait for the GPU.
 
-A backend of one width, see _problems.py, makes each width by itself. Triton's is the choice on a GPU: its pass over the
-logits costs less there than scan's of all widths between shared products.
+A backend for one width (see _problems.py) computes each width separately. On a GPU this is Triton's: its pass over the
+logits is cheaper there than scan's passes for all widths between shared products.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WIDTHS = Op(
 
 
 def info_nce_widths(problem: Problem, dims: tuple[int, ...], backend: str) -> Tensor:
-    """(K,) losses of a problem that asks for nothing beyond `Problem.beyond_triton`, and whose scale is a number."""
+    """Return the (K,) losses of a problem whose `beyond_triton` is empty and whose scale is a number."""
     needs = [x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.rows]
     tensors: Any = problem[:_TENSORS]
     module = eager(WIDTHS, backend, *tensors)
@@ -58,7 +58,7 @@ def _run(
         weights = problem.anchors.new_ones(len(dims), dtype=wide(problem.anchors.dtype))
     if len(problem.anchors) == 0:
         return torch.zeros_like(weights), _zeros(problem, needs)
-    # Autocast would make matrix products of the float32 rows in half precision.
+    # Autocast would multiply the float32 rows in half precision.
     with torch.autocast(weights.device.type, enabled=False):
         if hasattr(module, "backward"):
             return _each_width(problem, dims, weights, needs, module)

@@ -1,4 +1,4 @@
-"""info_nce_loss of several widths with what is between the matrix products compiled: csrc/infonce, C++ on the CPU."""
+"""info_nce_loss of several widths on the CPU, with the step between the matrix products in C++ (csrc/infonce)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def weigh(
     weights: Tensor | None,
     along_columns: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """As scan.py's, all of a row at once."""
+    """Compute the same as scan.weigh_in_torch, with all widths of a row at once."""
     losses = torch.empty_like(of_rows)
     along_rows = None if weights is None else torch.empty_like(of_rows)
     module("cpu").info_nce_widths(

@@ -1,9 +1,9 @@
-"""info_nce_loss of several widths, a chunk of rows at a time, each column in one product a pass.
+"""info_nce_loss of several widths, a chunk of rows at a time; each pass multiplies every column once.
 
 Products over the columns between two widths (a segment) add up to the logits of all widths: x_k = scale (dot_1 + … +
-dot_k) / (|a| |b|), norms being those of the prefix. Segment s is in the widths k >= s: with g_k the gradient of L_k by
-dot_k, its own is one product, (g_s + … + g_K) b, and one more, transposed. What goes through the norms is <dL_k/dx_k,
-x_k> of each row and column. Three products of all columns for any number of widths, as for one.
+dot_k) / (|a| |b|), with the norms of the prefix. Segment s belongs to the widths k >= s. With g_k the gradient of L_k
+by dot_k, the segment's gradient is one product, (g_s + … + g_K) b, and its transpose for the other side. The gradient
+through the norms needs <dL_k/dx_k, x_k> of each row and column. Several widths cost three products, as one width does.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ..._problems import Gradients, Needs
 from ..._widths import from_here_on, segments
 from ..problem import EPS, Problem, add_rows, is_ignored, losses, mean_factor, own_columns, split
 
-# Bytes of all widths' logits: enough rows for products at full speed, and little enough for a CPU's last cache.
+# Bytes of all widths' logits: enough rows for products at full speed, and few enough for a CPU's last-level cache.
 BUFFER = 24 << 20
-ROWS = 256  # more of them make no product faster
-# Columns of a segment up to which its products want them along the rows of a matrix: those of a matrix of many short
-# rows go at half the speed, and their sums at a third.
+ROWS = 256  # most rows of a chunk: more do not make the products faster
+# Segments of up to this many columns are stored column by column: with many short rows, products run at half the speed
+# and sums at a third.
 NARROW = 32
 
 
 class _Side(NamedTuple):
-    """Rows, or columns.
+    """The rows or the columns of the logits.
 
-    rows      of each segment (n, its columns) as given, in the dtype of the arithmetic
+    rows      for each segment (n, its columns), not normalised, in the dtype of the arithmetic
     inverse   (K, n): 1 / norm of each prefix, 0 where it counts as zero
-    by        as rows: sums of the gradients by the products; none where they are not wanted
+    by        as rows: sums of the gradients through the products; empty if not needed
     along     (K, n): sums of weight dL/dx x over the other side
-    whole     (n, D): what the wide ones of `by` are parts of
+    whole     (n, D): the matrix into which the wide segments of `by` are views
     """
 
     rows: list[Tensor]
@@ -45,15 +45,15 @@ class _Side(NamedTuple):
     whole: Tensor | None
 
 
-# (products, scale / |row|, 1 / |column|, own columns, columns left out, weights, along the columns) -> losses, and
-# along the rows, (K, n); see `weigh_in_torch`.
+# (products, scale / |row|, 1 / |column|, own columns, columns left out, weights, `along` of the columns) -> losses and
+# `along` of the rows, both (K, n); see `weigh_in_torch`.
 Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor | None]]
 
 
 def forward(
     problem: Problem, dims: tuple[int, ...], weights: Tensor, needs: Needs, weigh: Weigh | None = None
 ) -> tuple[Tensor, Gradients]:
-    """As autograd.py says; `weigh` is the compiled one of native.py, or else this file's."""
+    """Compute losses and gradients as autograd.py describes. `weigh` is native.weigh, by default weigh_in_torch."""
     weigh = weigh or weigh_in_torch
     a, poison_a = _side((problem.anchors,), dims, needs[0])
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])
@@ -86,11 +86,11 @@ def _direction(
     wanted: slice,
     weigh: Weigh,
 ) -> Tensor:
-    """(K,) sums of the rows' losses; `weights` times their gradients is added to the sides' sums."""
+    """Return (K,) sums of the rows' losses, and add `weights` times their gradients to the sides' sums."""
     anchors, count, like = len(side.rows[0]), len(found.rows[0]), found.rows[0]
     widths = len(found.rows)
     step = max(1, min(anchors, ROWS, BUFFER // (widths * count * like.element_size())))
-    step = -(-anchors // -(-anchors // step))  # chunks of one size
+    step = -(-anchors // -(-anchors // step))  # equal chunks
     buffer = like.new_empty(widths * step * count)
     of_rows, total = side.inverse * scale, like.new_zeros(widths)
     for start in range(0, anchors, step):
@@ -124,8 +124,8 @@ def weigh_in_torch(
     weights: Tensor | None,
     along_columns: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """From the products of the segments, (K, n, C), the rows' losses. With weights the products become the gradients by
-    them, sums over the widths that they are in; rows' and columns' shares of <dL/dx, x> are given and added."""
+    """Return the rows' losses from the segments' products (K, n, C). If weights are given, replace the products by
+    their gradients, summed over the widths; also return the rows' sums of <dL/dx, x>, and add the columns' sums."""
     own, found, along_rows = own[:, None], [], []
     for before, after in pairwise(products):
         after += before
@@ -136,7 +136,7 @@ def weigh_in_torch(
         if left_out is not None:
             x.masked_fill_(left_out, -torch.inf).scatter_(1, own, at_own)
         shift = x.amax(1, keepdim=True)
-        # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
+        # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
         others = x.sub_(shift).exp_().scatter_(1, own, 0).sum(1, keepdim=True)
         of_own = (at_own - shift).exp_()
         found.append(losses(others, of_own, shift, at_own)[:, 0])
@@ -155,7 +155,7 @@ def weigh_in_torch(
 
 
 def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -> tuple[_Side, Tensor]:
-    """A side, and (K,) 0, or NaN where a prefix is not finite or has no finite norm."""
+    """Return a side, and (K,) zeros with NaN where a prefix or its norm is not finite."""
     given = [x[:, : dims[-1]] for x in parts if x is not None]
     whole = torch.cat(given) if len(given) > 1 else given[0]
     whole = whole.to(wide(whole.dtype))
@@ -168,12 +168,12 @@ def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -
 
 
 def _along(columns: Tensor) -> Tensor:
-    """(n, narrow) as such a column's rows lie side by side; wide ones as they are."""
+    """Store a narrow segment column by column, and leave a wide one unchanged; see NARROW."""
     return columns.T.contiguous().T if columns.shape[1] <= NARROW else columns
 
 
 def _finished(side: _Side, dims: tuple[int, ...], given: Tensor) -> Tensor | None:
-    """The gradient by the rows as given: less what goes through their norms, 0 beyond the widest prefix."""
+    """Finish the gradient of the given rows: subtract the part through their norms, append 0 beyond the last width."""
     if side.whole is None:
         return None
     through = from_here_on(side.along * side.inverse.square())
@@ -184,7 +184,7 @@ def _finished(side: _Side, dims: tuple[int, ...], given: Tensor) -> Tensor | Non
 
 
 def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
-    """Of some anchors' positives, (n, N): anchors whose negatives they are not."""
+    """Return (n, N) bool for the columns `rows`: the anchors for which they are excluded as negatives."""
     if problem.anchor_ids is not None and problem.column_ids is not None:
         return problem.column_ids[rows, None] == problem.anchor_ids
     return None if problem.ignored is None else problem.ignored[:, rows].T
