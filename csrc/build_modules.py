@@ -8,7 +8,7 @@ setuptools, `python csrc/build_modules.py` builds in place. A module consists of
 Environment:
     RAOE_KERNELS_BUILD        auto (default): build what the installed tools allow; none; cpu; cuda: both modules.
                               With cpu and cuda, a module that cannot be built is an error.
-    RAOE_KERNELS_CUDA_ARCHS   CUDA architectures, such as "80,90"; by default those of this machine's GPUs. "all", and the
+    RAOE_KERNELS_CUDA_ARCHS   CUDA architectures, such as "80,90"; by default those of the GPUs here. "all", and the
                               default without a GPU: those of 75, 80, 90 and 100 that nvcc supports
     RAOE_KERNELS_WERROR       1: treat warnings as errors
     RAOE_KERNELS_CACHE        folder of compiled objects, by default ~/.cache/raoe_kernels

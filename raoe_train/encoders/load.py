@@ -94,8 +94,7 @@ def check_whole(model: Any, name: str, foreign: bool = False) -> None:
     """Raise ValueError for an incomplete encoder: weights that its checkpoint lacks, which are random then, or a
     tokenizer with fewer than half of the words, because transformers replaces a missing tokenizer by an empty one.
 
-    A pooler may be new, as embeddings do not use it. A `foreign` class may set weights after loading, so it only gets a
-    warning.
+    A pooler may be new: embeddings do not use it. A `foreign` class may set weights later, so it only gets a warning.
     """
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter and its base are checked while loading
