@@ -174,6 +174,8 @@ def test_the_commands_of_the_pages():
                 assert chosen(cells, asked.only)
             elif asked.command == "pretrain":
                 sections(other_keys(rest), "sizes", "training")
+            elif asked.command == "models":
+                assert not changes, words
             else:
                 assert changes.keys() <= {"model"} and all(re.search(r"\.json|/|[A-Z]", path) for path in asked.results)
     assert found > 10
