@@ -114,8 +114,7 @@ class Output:
         write_json(self.record, {**record, FILES: [*dict.fromkeys([*record.get(FILES, []), *files])]})
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Write and return the record of a complete output: the result, the settings and versions. Removes unfinished
-        work."""
+        """Write and return the record of a complete output (result, settings, versions); remove unfinished work."""
         record = {"output": self.given, **result, SETTINGS: self.settings, "versions": versions()}
         names = read_json(self.record).get(FILES, [])  # for folders name each file: users may add their own files
         files = [str(path.relative_to(self.path)) for name in names for path in _files(self.path / name)]
@@ -171,6 +170,9 @@ def replacing_model(output: Output) -> Iterator[Path]:
     output.begin(*(path.name for path in sorted(saved.iterdir())))
     for path in _files(saved):
         place = output.path / path.relative_to(saved)
+        for folder in reversed(path.relative_to(saved).parents):
+            if (output.path / folder).is_symlink():  # it would lead to another folder
+                remove(output.path / folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
     remove(saved)
@@ -284,8 +286,7 @@ class Lines:
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (id, line) for each whole line; a kill can leave a partial line at the end. ValueError for a line that this
-    class did not write."""
+    """Yield (id, line) for each whole line, without a partial one at the end. ValueError for a line of another kind."""
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             yield json.loads(line)["id"], line + b"\n"

@@ -29,8 +29,7 @@ def check_writable(path: Path, kind: str, key: str) -> None:
 
 
 def partial(path: Path) -> Path:
-    """The temporary path of a file or folder while it is written. It is always the same, so that the next run
-    overwrites what a kill leaves."""
+    """The temporary path of a file or folder while it is written; the next run overwrites what a kill leaves there."""
     # a prefix, so that the suffix still names the format
     return path.with_name(f".partial.{path.name}")
 

@@ -89,6 +89,23 @@ def test_overwriting_a_folder_removes_what_the_record_names(tmp_path):
     assert json.loads(new.record.read_text())["files"] == ["b", "1_Pooling", "c"]
 
 
+def test_a_link_in_the_place_of_a_folder_is_replaced_and_not_followed(tmp_path):
+    output = Output(tmp_path / "out", SETTINGS, folder=True)
+    for folder in (output.path, tmp_path / "elsewhere" / "deep"):
+        folder.mkdir(parents=True)
+    mine = [tmp_path / "elsewhere" / name for name in ("config.json", "deep/config.json")]
+    for path in mine:
+        path.write_text("mine")
+    (output.path / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    with replacing_model(output) as saved:
+        for folder in ("1_Pooling", "1_Pooling/deep"):
+            (saved / folder).mkdir()
+            (saved / folder / "config.json").write_text("{}")
+    assert [path.read_text() for path in mine] == ["mine", "mine"]
+    assert (output.path / "1_Pooling/deep/config.json").read_text() == "{}"
+    assert not (output.path / "1_Pooling").is_symlink()
+
+
 def test_a_kill_while_old_files_go_leaves_nothing_that_is_finished(tmp_path, monkeypatch):
     old = finished(tmp_path / "out", folder=True)
     monkeypatch.setattr(resume, "remove", lambda path: [path.unlink(), 1 / 0])
