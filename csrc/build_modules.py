@@ -149,15 +149,15 @@ def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], l
     """Return the architectures that this nvcc supports, and its flags. PTX of the newest one serves later GPUs."""
     known = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
     wish = environ.get("RAOE_KERNELS_CUDA_ARCHS", "").strip()
-    here = [] if wish else _gpus()
-    wish = "" if wish == "all" else wish
-    try:
-        archs = sorted(map(int, re.split(r"[\s,;]+", wish))) if wish else here or list(CUDA_ARCHS)
-    except ValueError:
-        raise BuildError(f'RAOE_KERNELS_CUDA_ARCHS must be numbers such as "80,90", got {wish!r}') from None
-    unknown = [arch for arch in archs if arch not in known]
-    if wish and unknown:
-        raise BuildError(f"{compiler} does not support RAOE_KERNELS_CUDA_ARCHS {unknown}, only {sorted(known)}")
+    if wish in ("", "all"):
+        archs = ([] if wish else _gpus()) or list(CUDA_ARCHS)
+    else:
+        try:
+            archs = sorted(map(int, re.split(r"[\s,;]+", wish)))
+        except ValueError:
+            raise BuildError(f'RAOE_KERNELS_CUDA_ARCHS must be numbers such as "80,90", got {wish!r}') from None
+        if unknown := [arch for arch in archs if arch not in known]:
+            raise BuildError(f"{compiler} does not support RAOE_KERNELS_CUDA_ARCHS {unknown}, only {sorted(known)}")
     archs = [arch for arch in archs if arch in known] or [max(known)]
     flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     return archs, [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]

@@ -49,9 +49,9 @@ def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, 
         equal = (unit[1:-1] == unit[2:]).all(axis=1)
         again[: len(equal)] = equal
     falls = np.diff(cosines[:, 0, 1:])
-    right = ((falls < 0) & ~repeated).sum(axis=1)
     neighbours = int(np.isfinite(falls).sum())
-    pairs = (np.isfinite(falls) & ~repeated).sum(axis=1)
+    falls[repeated] = np.nan
+    right, pairs = (falls < 0).sum(axis=1), np.isfinite(falls).sum(axis=1)
     total, count = np.nansum(cosines, axis=0), np.isfinite(cosines).sum(axis=0)
     shares = resample([right, pairs], lambda r, p, axis: _ratio(r.sum(axis), p.sum(axis)), RESAMPLES, seed)
     return {
