@@ -1,4 +1,4 @@
-"""Of results.jsonl: the rows of adapt.md's table, printed, and front.png. `python docs/adapt/front.py`."""
+"""Print the rows of adapt.md's table; draw front.png and README.md's bar chart. `python docs/adapt/front.py`."""
 
 import json
 from collections import defaultdict
@@ -62,3 +62,36 @@ axes.margins(x=0.12)
 axes.legend(frameon=False, loc="lower left")
 figure.tight_layout()
 figure.savefig(FOLDER / "front.png", dpi=150)
+
+
+# README.md: a training step beside sentence-transformers', and the recipe beside plainer losses
+contenders = {"by length": ("raoe", "#0072b2"), "sentence-transformers": ("sentence-transformers 6.2", "#999999")}
+seconds = {}
+for path in sorted((FOLDER.parents[1] / "benchmarks/results").glob("AMD-*.jsonl")):
+    for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        timed = row["op"] == "train_step" and "median_s" in row and row["contender"] in contenders
+        if timed and ", 512 pairs, MiniLM" in row["title"]:
+            seconds[row["date"], row["title"].split(",")[0], row["contender"]] = row["median_s"]
+seconds = {key[1:]: value for key, value in sorted(seconds.items())}  # the last run of each
+names = {"sick": "adapt", "sick-free": "adapt without\nregularizer"}
+names |= {"sick-cosent-free": "CoSENT", "sick-mse-free": "MSE"}
+changes = zip(*(points[variant] for variant in names), strict=True)  # on SICK, and elsewhere
+kinds = ("SICK, trained on", "#0072b2"), ("four other STS sets", "#d55e00")
+sets = ("SNLI", "SICK", "STS-B")
+times = [[seconds[name, contender] for name in sets] for contender in contenders]
+
+figure, panels = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+for axes, labels, groups, looks, form in (
+    (panels[0], sets, times, contenders.values(), "%.1f"),
+    (panels[1], names.values(), changes, kinds, "%+.1f"),
+):
+    place = np.arange(len(labels))
+    for offset, heights, (label, colour) in zip((-0.2, 0.2), groups, looks, strict=True):
+        axes.bar_label(axes.bar(place + offset, heights, 0.4, color=colour, label=label), fmt=form, fontsize="small")
+    axes.set_xticks(place, labels, fontsize="small")
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.legend(frameon=False, fontsize="small", loc="upper left", ncols=1 if axes is panels[0] else 2)
+    axes.spines[["top", "right"]].set_visible(False)
+panels[0].set(title="Seconds for a training step of 512 pairs\n(MiniLM, 2 CPU cores)", ylim=(0, 56))
+panels[1].set(title="Change after fine-tuning on SICK\n(Spearman x 100)", ylim=(-2.6, 9.5))
+figure.savefig(FOLDER.with_name("front.png"), dpi=150)
