@@ -60,15 +60,15 @@ class Columns:
     def find(
         self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
     ) -> dict[str, str]:
-        """{our name: its column}. RowProblem if a required column, or all in `one_of`, are missing, if a column is
-        ambiguous, or if earlier rows had other columns."""
+        """{our name: its column}. RowProblem if one is missing or ambiguous, or if earlier rows had other columns."""
         key, known = tuple(fields), self._found.setdefault(tuple(require), {})
         if key not in known:
             columns = {name: self._column(fields, name, name in require) for name in (*require, *optional)}
             names = {name: column for name, column in columns.items() if column is not None}
             if one_of and not set(one_of) & set(names):
                 self._column(fields, one_of[0], True)
-            if set(names) != set(first := next(iter(known.values()), names)):
+            first = next(iter(known.values()), names)
+            if set(names) != set(first):
                 raise RowProblem(f"the row has {', '.join(names)}, but earlier rows have {', '.join(first)}")
             known[key] = names
         return known[key]

@@ -54,18 +54,18 @@ def export(config: ExportConfig) -> dict[str, Any]:
     if (output.path / "metrics.json").exists():
         raise ValueError(f"output {target} holds a run of `train`, which export never replaces: choose another output")
     register()
-    own_adapter, peft_adapter = ((source / part / "adapter_config.json").is_file() for part in ("adapter", ""))
+    own_adapter = (source / "adapter" / "adapter_config.json").is_file()
+    peft_adapter = (source / "adapter_config.json").is_file()
     merged = own_adapter or peft_adapter
     if merged and not config.merge:
         raise ValueError(f"{source} is an adapter: add --merge to merge it into its base model")
     options: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
     if own_adapter:
         options["merge_adapter"] = True
-    encoder = SentenceTransformer(
-        str(source), device="cpu", model_kwargs=options, trust_remote_code=model.trust_remote_code
-    )
+    trusted = model.trust_remote_code
+    encoder = SentenceTransformer(str(source), device="cpu", model_kwargs=options, trust_remote_code=trusted)
     if not own_adapter:  # whose parts are checked while they load
-        check_whole(encoder, model.name, foreign=model.trust_remote_code)
+        check_whole(encoder, model.name, foreign=trusted)
     if peft_adapter:
         encoder[0].model = _merged(source, options)
     inner: Any = encoder[0].model
