@@ -116,19 +116,17 @@ class ByLength(CachedLossMixin, nn.Module):
 
     Args:
         loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
-        packed: on CUDA, pack the texts of a run without any padding if raoe_train.encoders.packed supports the model.
         keep: the regularizer that keeps embeddings near their start. The loss is then LossParts, with the parts "keep"
             and those of the loss, or "target" if the loss has no parts.
     """
 
     mini_batch_size = 1  # rows of forward_cached are runs here
 
-    def __init__(self, loss: nn.Module, *, packed: bool = False, keep: Keep | None = None) -> None:
+    def __init__(self, loss: nn.Module, *, keep: Keep | None = None) -> None:
         super().__init__()
         if not fits(loss):
             raise ValueError(f"ByLength cannot wrap {type(loss).__name__}, which reads more than embeddings")
         self.loss = loss
-        self.packed = packed
         self.keep = keep
         inner = innermost(loss)
         self.model: Any = inner.model if hasattr(inner, "model") else inner.sentence_embedder  # BatchAllTripletLoss
@@ -189,10 +187,6 @@ class ByLength(CachedLossMixin, nn.Module):
 
     def _embedded(self, run: dict[str, Any], model: Any = None) -> Tensor:
         model = self.model if model is None else model
-        if self.packed:
-            from raoe_train.encoders.packed import pack
-
-            run = pack(_layers(model)[-1], run)
         return model(dict(run))["sentence_embedding"]  # a copy, because modules write into it
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:

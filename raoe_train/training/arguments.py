@@ -29,7 +29,7 @@ class Training:
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
         bf16: train in bfloat16; auto does so if the device has bfloat16 units
-        by_length: encode batches in runs of similar length; packed also removes all padding on a GPU
+        by_length: encode batches in runs of similar length
         keep: weight of the regularizer that keeps embeddings near their start; auto chooses it from the scores
         patience: evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added to reach it
@@ -59,7 +59,7 @@ class Training:
     warmup_ratio: Share | None = None
     seed: Seed = 42
     bf16: bool | Literal["auto"] = False
-    by_length: bool | Literal["packed"] = True
+    by_length: bool = True
     keep: NonNegativeFloat | Literal["auto"] = 0
     patience: PositiveInt | None = None
     min_steps: NonNegativeInt = 0

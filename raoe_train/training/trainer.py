@@ -37,7 +37,7 @@ class Trainer(SentenceTransformerTrainer):
         loss: a loss, a function from the model to a loss, or a dict of either by dataset name.
         evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's,
             and must add prompts itself.
-        by_length: False pads every batch to its longest text, as sentence-transformers does; for "packed" see ByLength.
+        by_length: False pads every batch to its longest text, as sentence-transformers does.
         keep: weight of the regularizer that keeps embeddings near their start (`losses.by_length.Keep`); "auto"
             chooses it from the scores.
 
@@ -61,7 +61,7 @@ class Trainer(SentenceTransformerTrainer):
         evaluator: Any = None,
         data_collator: Any = None,
         *,
-        by_length: bool | Literal["packed"] = True,
+        by_length: bool = True,
         keep: float | Literal["auto"] = 0.0,
         **others: Any,
     ) -> None:
@@ -96,7 +96,7 @@ class Trainer(SentenceTransformerTrainer):
         inner = loss.loss if isinstance(loss, ByLength) else loss
         if self.by_length and fits(inner):
             kept = Keep(model, self.keep) if self.keep else None
-            return ByLength(inner, packed=self.by_length == "packed", keep=kept)
+            return ByLength(inner, keep=kept)
         if self.keep:
             raise ValueError(f"keep needs a loss that reads embeddings only, which {type(inner).__name__} does not")
         if self.by_length:

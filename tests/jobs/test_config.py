@@ -52,7 +52,7 @@ def test_later_layers_win(tmp_path):
         ("--loss.gather_across_devices --overwrite", "loss.init_args.gather_across_devices", True),
         ("--loss.mini_batch_size null", "loss.init_args.mini_batch_size", None),
         ("--loss.margin=-0", "loss.init_args.margin", 0.0),
-        ("--training.by_length packed", "training.by_length", "packed"),
+        ("--training.by_length false", "training.by_length", False),
         ("--training.optim adamw_torch", "training.optim", "adamw_torch"),
         ("--model.scratch.layers 3", "model.scratch.layers", 3),
         ("--polarity.reference.name x", "polarity.reference.name", "x"),

@@ -19,7 +19,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from .configuration import BidirectionalConfig, windows
 
 ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the configuration
-PACKED = "raoe_packed"  # SDPA, or attention within each of the texts in one row: raoe_train/encoders/packed.py
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
 
@@ -79,12 +78,11 @@ class BidirectionalModel(PreTrainedModel):
         if past_key_values is not None or use_cache:
             raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
         used = self.decoder.config._attn_implementation
-        if used not in (*ATTENTION, PACKED):
+        if used not in ATTENTION:
             raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION)}, got {used!r}")
         given: Any = input_ids if inputs_embeds is None else inputs_embeds
-        packed = used == PACKED and "cu_seq_lens_q" in kwargs
         shaped = attention_mask is None or attention_mask.shape == given.shape[:2]
-        if not packed and (not shaped or "cu_seq_lens_q" in kwargs):
+        if not shaped or "cu_seq_lens_q" in kwargs:
             raise ValueError("attention_mask must be [batch, length], for a padded batch, not for packed texts")
         if self.config.bidirectional_layers:
             kwargs["lifted"] = self._masks(given, attention_mask)
@@ -195,8 +193,6 @@ class BidirectionalModel(PreTrainedModel):
         """{sliding window: mask of the layers with this window}."""
         decoder = self.decoder.config
         wanted = set(windows(decoder)[-self.config.bidirectional_layers :])
-        if padding is not None and padding.ndim == 4:  # packed
-            return dict.fromkeys(wanted, padding)
         # transformers reads only the batch size, length, dtype and device of these embeddings
         dtype: Any = self.get_input_embeddings().weight.dtype
         like = torch.empty(*given.shape[:2], 0, dtype=dtype, device=given.device)
