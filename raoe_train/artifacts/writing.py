@@ -15,13 +15,9 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large"
               "iostream error", "unexpected pos")  # fmt: skip
 
 
-def check_writable(path: Path, kind: str, key: str) -> None:
-    """Raise ValueError, with the key, if a "file" or "folder" (`kind`) cannot be written at a path. An existing folder
-    passes, because it may only be read."""
-    if kind == "file" and path.is_dir():
-        raise ValueError(f"{key} {path} is a folder: name a file")
-    places = [path.absolute(), *path.absolute().parents][kind == "file" :]
-    existing = next(place for place in places if place.exists())
+def check_writable(path: Path, key: str) -> None:
+    """Raise ValueError, with the key, if a folder cannot be written. An existing one passes: it may only be read."""
+    existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{key} {path} cannot be written: {existing} is a file")
     if existing != path.absolute() and not os.access(existing, os.W_OK):

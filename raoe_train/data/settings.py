@@ -60,11 +60,9 @@ class Tasks(Rows):
 
     Args:
         dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
-        input: C-STS rows without labels, for a submission
     """
 
     dir: str | None = None
-    input: str | None = None
 
 
 @dataclass

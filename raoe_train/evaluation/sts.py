@@ -1,4 +1,4 @@
-"""Semantic textual similarity: correlation of an encoder's cosines with human scores; submissions for C-STS."""
+"""Semantic textual similarity: correlation of an encoder's cosines with human scores."""
 
 import math
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ import numpy as np
 from scipy import stats
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from raoe_train.artifacts.writing import read_json, write_json
-from raoe_train.data.pairs import conditional_table, is_conditional, read_scored
-from raoe_train.encoders.embed import cosines, encode_sentences, rounding
+from raoe_train.artifacts.writing import read_json
+from raoe_train.data.pairs import read_scored
+from raoe_train.encoders.embed import cosines, rounding
 from raoe_train.encoders.settings import CONDITIONAL, Model
 from raoe_train.evaluation.tasks import Outcomes, Reading, Task, evaluate_tasks, find_task, mean_of_all
 
@@ -88,25 +88,3 @@ def conditional_prompt(model: Any) -> str | None:
         prompts = read_json(saved).get("prompts")  # if the file is damaged, loading the model reports it
     before = prompts.get(CONDITIONAL) if isinstance(prompts, dict) else None
     return before + "{text}" if isinstance(before, str) else None
-
-
-def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Any:
-    """Read the C-STS rows to predict; see conditional_table."""
-    if not source:
-        raise ValueError("--data.input is missing: the C-STS rows to predict")
-    if not is_conditional(prompt):
-        raise ValueError("submission needs a prompt with {condition}: train with one, or set --model.prompt")
-    return conditional_table(source, str(prompt), scored=False, columns=columns)[0]
-
-
-def submit(model: Any, rows: Any, path: str, batch_size: int) -> int:
-    """Write the cosine of each row's sentences, under its condition, as a submission to C-STS; returns their number.
-
-    The file is for `python make_test_submission.py YOUR_EMAIL PATH` of https://github.com/princeton-nlp/c-sts (commit
-    3bacafa): one JSON object {"0": 1.0, "1": 0.0, ...} whose keys are the row numbers of csts_test.csv, 4732 rows.
-    """
-    texts = [*rows["sentence1"][:], *rows["sentence2"][:]]
-    predictions = cosines(*np.split(encode_sentences(model, texts, batch_size), 2))
-    write_json(path, {str(row): value for row, value in enumerate(predictions.tolist())})
-    print(f"{len(rows)} predictions -> {path}")
-    return len(rows)

@@ -25,8 +25,7 @@ from raoe_train.evaluation.classifiers import Classifier
 KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
     "transfer": "raoe_train.evaluation.transfer:read_transfer",
-    "rerank": "raoe_train.evaluation.retrieval:read_rerank",
-    "captions": "raoe_train.evaluation.retrieval:read_caption_task",
+    "captions": "raoe_train.evaluation.captions:read_caption_task",
     "mteb": "raoe_train.evaluation.mteb:read_mteb",
     "polarity": "raoe_train.evaluation.polarity:read_polarity",
 }
@@ -34,7 +33,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "sts": STS,
     "transfer": TRANSFER,
     "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
-}  # names that need no kind in front
+}  # names that need no kind in front; mteb has those of rerank
 DEFAULT = "sts"  # kind of other names without a kind in front
 ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
@@ -124,7 +123,7 @@ def split_word(word: str) -> tuple[str, str]:
     base = word.partition("#")[0].lower()
     for kind, names in SUITES.items():
         if base in (name.lower() for name in names):
-            return kind, word
+            return kind if kind in KINDS else "mteb", word
     return DEFAULT, word
 
 

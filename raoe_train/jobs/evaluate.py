@@ -1,9 +1,8 @@
 """The job `evaluate`: scores of an encoder on tasks."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
@@ -12,13 +11,11 @@ from raoe_train.artifacts.resume import Output, beside
 from raoe_train.config import PositiveInt, parse
 from raoe_train.data.settings import Tasks
 from raoe_train.encoders.settings import Model, identity
-from raoe_train.evaluation.analyses import ANALYSES, is_decoder
 from raoe_train.evaluation.classifiers import Classifier
-from raoe_train.evaluation.sts import conditional_prompt, read_unlabelled, submit
+from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import (
     Outcomes,
     Polarity,
-    Task,
     evaluate_tasks,
     read_tasks,
     suite_tasks,
@@ -33,12 +30,10 @@ class EvaluateConfig:
     """What to evaluate.
 
     Args:
-        tasks: tasks as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer, rerank,
+        tasks: tasks as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
             captions, mteb or polarity
         suite: standard sets of tasks to add; sts, transfer, rerank or all
         classifier: classifier for transfer tasks
-        analyses: BeLLM's analyses of the tasks' sentences
-        submission: JSON file to write predictions to, for the C-STS rows without labels in data.input
         batch_size: sentences in a batch
         output: JSON file to write
         overwrite: replace an output that was made with other settings
@@ -50,8 +45,6 @@ class EvaluateConfig:
     suite: list[str] = field(default_factory=list)
     polarity: Polarity = field(default_factory=Polarity)
     classifier: Classifier | None = None
-    analyses: list[Literal["degradation", "dependency", "words"]] = field(default_factory=list)
-    submission: str | None = None
     batch_size: PositiveInt = 64
     output: str | None = None
     overwrite: bool = False
@@ -59,18 +52,16 @@ class EvaluateConfig:
 
 @job
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Evaluate an encoder on similarity, transfer, reranking, caption and MTEB tasks.
+    """Evaluate an encoder on similarity, transfer, caption, polarity and MTEB tasks.
 
     The result is printed as a table and, if `output` is set, written there. OUTPUT.examples.npz beside it holds the
-    per-example results behind the main metrics, and OUTPUT.mteb/ the results of mteb's tasks as they finish. The
-    analyses are BeLLM's: degradation (Figure 4), dependency (Figures 2 and 5) and words (Appendix A), with plots beside
-    `output`.
+    per-example results behind the main metrics, and OUTPUT.mteb/ the results of mteb's tasks as they finish.
 
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
-        metrics, x100, "averages": {kind: mean of its tasks} if there are several kinds, "analyses": {name: …},
-        "predictions": number of rows in a submission, "model": its name, or None for a model in memory, "versions",
-        "commit", "settings"}. A metric that is undefined, and each average that includes it, is None.
+        metrics, x100, "averages": {kind: mean of its tasks} if there are several kinds, "model": its name, or None for
+        a model in memory, "versions", "commit", "settings"}. A metric that is undefined, and each average that includes
+        it, is None.
     """
     return _evaluate(config, None)
 
@@ -87,55 +78,35 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
     if model is None:
         needed(config.model.name, "model.name", "the encoder to evaluate")
     # before the model is loaded, so that a misspelt task costs no time
-    data, prompt = config.data, conditional_prompt(config.model if model is None else model)
-    rows = read_unlabelled(data.input, data.columns, prompt) if config.submission else None
+    data, path = config.data, Path(config.output).expanduser() if config.output else None
     model_settings = identity(config.model) if model is None else None
-    words = [*config.tasks, *(task for task in suite_tasks(config.suite) if task not in config.tasks)]
-    path = Path(config.output).expanduser() if config.output else None
-    read: dict[str, Task] = {}
-    if words or rows is None:
-        read = read_tasks(
-            words,
-            data.dir,
-            columns=data.columns,
-            on_error=data.on_error,
-            prompt=prompt,
-            # a folder for each state of the model: mteb's own cache goes by name, which retraining does not change
-            cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and model is None else None,
-            polarity=config.polarity,
-            classifier=config.classifier,
-        )
-    settings = {
-        "model": model_settings,
-        "tasks": {word: digest(task.content) for word, task in read.items()},
-        "analyses": config.analyses,
-    }
+    tasks = read_tasks(
+        [*config.tasks, *(task for task in suite_tasks(config.suite) if task not in config.tasks)],
+        data.dir,
+        columns=data.columns,
+        on_error=data.on_error,
+        prompt=conditional_prompt(config.model if model is None else model),
+        # a folder for each state of the model: mteb's own cache goes by name, which retraining does not change
+        cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and model is None else None,
+        polarity=config.polarity,
+        classifier=config.classifier,
+    )
+    settings = {"model": model_settings, "tasks": {word: digest(task.content) for word, task in tasks.items()}}
     output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
     result = output.finished() if output else None
     if result and model is not None and not config.overwrite:
         raise ValueError(f"output {path} exists, maybe for another model: choose another output, or set overwrite=True")
-    if result is None or model is not None or rows is not None:
+    if result is None or model is not None:
         from raoe_train.encoders.load import load_encoder
 
         encoder = load_encoder(config.model) if model is None else model
-        if "words" in config.analyses and not is_decoder(encoder):
-            raise ValueError("analyses: words is for decoders, which can generate text, and this model is not one")
         outcomes: dict[str, Outcomes] = {}
-        result = evaluate_tasks(encoder, read, config.batch_size, outcomes)
-        if config.analyses:
-            result["analyses"] = {
-                name: ANALYSES[name](encoder, read, path, config.batch_size) for name in config.analyses
-            }
-        if rows is not None:
-            result["predictions"] = submit(encoder, rows, str(config.submission), config.batch_size)
+        result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes)
         result.update(model=config.model.name if model is None else None, commit=commit())
         if output:
             write_outcomes(output.path, outcomes, settings)
             result = output.finish(result)
         else:
             result = {**result, "versions": versions(), "settings": settings}
-    if read:
-        print(table(result))
-    for name, analysis in result.get("analyses", {}).items():
-        print(f"{name}: {json.dumps({key: value for key, value in analysis.items() if key != 'examples'})}")
+    print(table(result))
     return result

@@ -13,8 +13,6 @@ from raoe_train.artifacts.resume import owned
 from raoe_train.artifacts.writing import check_writable, explained
 from raoe_train.config import parse, to_dict
 
-WRITTEN = {"submission": "file", "cache": "folder"}  # keys, beside output, of paths that are written
-
 
 def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
     """Turn a function of one configuration object into a job, which holds a lock on its output.
@@ -49,9 +47,9 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
 def check_paths(config: Any) -> None:
     """Raise ValueError if a path to write is not writable, is an input, lies in an input, or contains one."""
     settings = to_dict(config)
-    written = {key: str(value) for key, value in _texts(settings) if key.split(".")[-1] in WRITTEN}
+    written = {key: str(value) for key, value in _texts(settings) if key.split(".")[-1] == "cache"}
     for key, value in written.items():
-        check_writable(Path(value).expanduser(), WRITTEN[key.split(".")[-1]], key)
+        check_writable(Path(value).expanduser(), key)
     written |= {"output": settings["output"]} if settings.get("output") else {}
     targets = {key: Path(value).expanduser().resolve() for key, value in written.items()}
     output = targets.get("output")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from raoe_train.data.files import write_rows
-from raoe_train.evaluation import retrieval as captions
+from raoe_train.evaluation import captions
 from raoe_train.evaluation.tasks import read_tasks
 
 # degrees of each image's captions on a circle, the query first

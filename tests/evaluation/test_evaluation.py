@@ -251,8 +251,6 @@ def test_what_cannot_be_is_found_before_anything_is_scored(saved, tasks, tmp_pat
     (tasks.parent / "folder").mkdir()
     with pytest.raises(ValueError, match="is a folder: name a file"):
         run("evaluate", **made, output=str(tasks.parent / "folder"))
-    with pytest.raises(ValueError, match="words is for decoders"):
-        run("evaluate", **made, analyses=["words"])
 
 
 def test_encode_job(saved, model, tmp_path):

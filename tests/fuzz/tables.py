@@ -15,7 +15,7 @@ from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
 from raoe_train.data.settings import Pairs
 from raoe_train.data.tables import read_sentences
 from raoe_train.data.triplets import list_table, triplet_table
-from raoe_train.evaluation.retrieval import read_candidates, read_captions
+from raoe_train.evaluation.captions import read_captions
 from tests.fuzz.mutations import Rows
 from tests.fuzz.naive import Record, label, number, text, word
 
@@ -98,12 +98,17 @@ def _right_labelled(records: list[Record]) -> list[Any]:
     return found
 
 
-ROLES = {"anchor": "sent0", "positive": "sent1", "negative": "hard_neg"}  # SimCSE's
+ROLES = {  # with SimCSE's names second
+    "anchor": ("anchor", "sent0", "sentence0"),
+    "positive": ("positive", "sent1", "sentence1", "positives", "pos"),
+    "negative": ("negative", "hard_neg", "sentence2", "negatives", "neg"),
+}
 
 
 def _triplets(rng: Random) -> Rows:
     if rng.random() < 0.5:
-        names = rng.choice(([*ROLES], [*ROLES.values()]))
+        second = rng.random() < 0.5
+        names = [names[second] for names in ROLES.values()]
         return [{name: say(rng, 10 * n + k) for k, name in enumerate(names)} for n in range(rng.randrange(1, 7))]
     return [
         {"premise": f"premise {n // 3}", "hypothesis": say(rng, n), "label": (*WORDS[::2], rng.choice(WORDS))[n % 3]}
@@ -115,7 +120,7 @@ def _right_triplets(records: list[Record]) -> list[Any]:
     found: list[Any] = []
     of = defaultdict(lambda: (list[str](), list[str]()))
     for record in records:
-        values = {name: text(_column(record, name, other)) for name, other in ROLES.items()}
+        values = {name: text(_column(record, *names)) for name, names in ROLES.items()}
         if None not in values.values() and values["positive"] != values["negative"]:
             found.append(values)
         first, second = text(_column(record, "premise", "text1")), text(record.get("hypothesis"))
@@ -170,26 +175,6 @@ def _right_captions(records: list[Record]) -> list[Any]:
         if image and caption:
             found.setdefault(image, []).append(caption)
     return list(found.items())
-
-
-def _candidates(rng: Random) -> Rows:
-    def some(n: int) -> list[str]:
-        return [say(rng, 10 * n + k) for k in range(rng.randrange(1, 4))]
-
-    return [{"query": say(rng, n), "positive": some(n), "negative": some(n)} for n in range(rng.randrange(1, 6))]
-
-
-def _texts(value: Any) -> list[str] | None:
-    value = [value] if isinstance(value, str) else value
-    return value if isinstance(value, list) and value and all(map(text, value)) else None
-
-
-def _right_candidates(records: list[Record]) -> list[Any]:
-    found = [
-        {"query": text(record.get("query")), **{name: _texts(record.get(name)) for name in ("positive", "negative")}}
-        for record in records
-    ]
-    return [row for row in found if None not in row.values()]
 
 
 def _conditional(rng: Random) -> Rows:
@@ -271,9 +256,6 @@ TABLES: dict[str, Table] = {
         _rows(lambda *of, **how: [*read_captions(*of, **how).items()]),
         _right_captions,
         ordered=False,
-    ),
-    "candidates": Table(
-        _candidates, OBJECTS, _rows(lambda *of, **how: read_candidates(*of, **how).to_list()), _right_candidates
     ),
     "conditional": Table(_conditional, ("csv", "csv", "jsonl"), _read_conditional, _right_conditional),
     "sentences": Table(_sentences, DELIMITED, lambda path, _: (read_sentences(path), {}), _right_sentences),

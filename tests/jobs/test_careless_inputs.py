@@ -171,16 +171,13 @@ def test_a_number_of_steps_says_when_to_save(tmp_path):
         assert trainer_settings(training, tmp_path, device="cpu", has_dev=False)["save_strategy"] == when
 
 
-@pytest.mark.parametrize("key", ["data.input", "submission", "beside"])
+@pytest.mark.parametrize("key", ["data.input", "beside"])
 def test_an_input_is_no_output(key, tmp_path):
     rows, model = Path(write_pairs(tmp_path / "rows.tsv")), saved_encoder(tmp_path / "enc")
     before = rows.read_bytes()
     settings = {"data": {"input": str(rows)}, "model": {"name": model}, "overwrite": True}
     with pytest.raises(ValueError, match=r"would overwrite the input|contains the input"):
-        if key == "submission":
-            rt.evaluate(**settings | {"overwrite": False}, submission=str(rows))
-        else:
-            rt.encode(**settings, output=str(rows if key == "data.input" else tmp_path / "rows"))
+        rt.encode(**settings, output=str(rows if key == "data.input" else tmp_path / "rows"))
     assert rows.read_bytes() == before
 
 

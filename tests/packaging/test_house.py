@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs a reason in its commit.
 BUDGETS = {
-    "artifacts": 579,
-    "data": 1527,
-    "encoders": 1753,
-    "evaluation": 1168,
+    "artifacts": 575,
+    "data": 1525,
+    "encoders": 1632,
+    "evaluation": 901,
     "generation": 906,
-    "jobs": 1353,
-    "losses": 1940,
+    "jobs": 1322,
+    "losses": 1931,
     "training": 1212,
     "the root": 653,
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.studies.__main__ import main
 from raoe_train import run
 from raoe_train.data.pairs import split_conditional
 from raoe_train.encoders.load import load_encoder
@@ -80,11 +81,10 @@ def test_the_condition_counts(trained):
     assert np.abs(first - second).max() > 1e-3
 
 
-def test_submission(trained):
+def test_predictions_for_the_organisers(trained, capsys):
     folder, _ = trained
     source, path = write_rows(folder / "test.csv", rows=7, hidden=True), folder / "predictions.json"
-    asked = {"model.name": str(folder / "out"), "model.device": "cpu", "data.input": source, "submission": str(path)}
-    assert run("evaluate", **asked)["predictions"] == 7
+    assert main(["csts", "--model", str(folder / "out"), "--data", source, "--output", str(path)]) == 0
     written = json.loads(path.read_text())
     assert list(written) == [str(row) for row in range(7)]
     model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
@@ -116,12 +116,3 @@ def test_what_cannot_be(trained, tmp_path, monkeypatch, changes, message):
     }
     with pytest.raises(ValueError, match=message.replace("{", r"\{").replace("}", r"\}")):
         run("train", **settings)
-
-
-def test_what_a_submission_needs(trained, tmp_path):
-    folder, _ = trained
-    asked = {"model.name": str(folder / "llama"), "submission": str(tmp_path / "out.json")}
-    with pytest.raises(ValueError, match="input is missing: the C-STS rows"):
-        run("evaluate", **asked)
-    with pytest.raises(ValueError, match="needs a prompt with"):
-        run("evaluate", **asked, **{"data.input": str(folder / "dev.csv")})

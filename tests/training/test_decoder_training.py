@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -88,35 +86,3 @@ def test_infonce_trains_a_bidirectional_decoder(decoder, tmp_path):
     # gradient caching is the same training
     plain, cached = (torch.tensor(results[mini].encode(SENTENCES)) for mini in (None, 4))
     torch.testing.assert_close(cached, plain, atol=1e-3, rtol=1e-2)
-
-
-def test_evaluate_with_analyses(decoder, tmp_path):
-    folder = decoder
-    lines = ["sentence1\tsentence2\tscore", *(f"{text} 1\t{SENTENCES[0]}\t{n}" for n, text in enumerate(SENTENCES))]
-    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
-    asked = {
-        "model.name": str(folder / "out"),
-        "model.device": "cpu",
-        "model.prompt": 'Summarize sentence {text} in one word:"',
-        "tasks": [str(tmp_path / "pairs.tsv")],
-        "analyses": ["degradation", "dependency", "words"],
-        "output": str(tmp_path / "found.json"),
-    }
-    found = run("evaluate", **asked)["analyses"]
-    assert found["degradation"]["layers"] == [1, 2]
-    score = json.loads((tmp_path / "found.json").read_text())["tasks"][asked["tasks"][0]]["spearman"]
-    assert found["degradation"]["average"][-1] == pytest.approx(score)
-    assert -1 <= found["dependency"]["lower_quartile"] <= found["dependency"]["upper_quartile"] <= 1
-    assert found["words"]["sentences"] == 12 and 0 <= found["words"]["rare_share"] <= 1
-    assert [path.name for path in tmp_path.glob("*.png")] == ["found-degradation.png"]
-    with pytest.raises(ValueError, match="analyses must be a list, each one of degradation, dependency, words, got"):
-        run("evaluate", **{**asked, "analyses": ["layers"]})
-
-
-@pytest.mark.slow
-def test_the_tiny_recipe_learns(tmp_path):
-    metrics = run("train", "bellm-tiny", output=str(tmp_path / "out"))
-    assert metrics["before"]["tasks"]["builtin#test"]["spearman"] < 45
-    assert metrics["after"]["tasks"]["builtin#test"]["spearman"] > 75
-    model = load_encoder(Model(name=str(tmp_path / "out"), device="cpu"))
-    assert check_encoder(model)["failed"] == []

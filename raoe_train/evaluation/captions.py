@@ -1,14 +1,14 @@
-"""Retrieval tasks: strict caption retrieval (Section 5.4 of the BeLLM paper), and reranking of a query's candidates."""
+"""Strict caption retrieval (Section 5.4 of the BeLLM paper)."""
 
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import RowProblem, parse_sentence, parse_word
+from raoe_train.data.columns import parse_sentence, parse_word
 from raoe_train.data.tables import by_column, read_table
-from raoe_train.encoders.embed import cosines, unit_rows
-from raoe_train.evaluation.tasks import SUITES, NoSuchTask, Outcomes, Reading, Task, find_task
+from raoe_train.encoders.embed import unit_rows
+from raoe_train.evaluation.tasks import Outcomes, Reading, Task, find_task
 
 CAPTIONS = 5  # captions of an image: the query and the 4 captions to find
 LISTED = 100  # number of queries whose retrieved captions are in a result
@@ -64,49 +64,3 @@ def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[s
         right[numbers] = 100 * (farthest > similarity.max(axis=1))
     result = {"accuracy": float(right.mean()), "images": images, "captions": len(captions), "retrieved": listed}
     return result, Outcomes(right)
-
-
-def read_candidates(source: str, **how: Any) -> Any:
-    """Read queries with candidates: query, positive and negative; the last two may be a text or a list of texts."""
-    parse = by_column({"query": parse_sentence, "positive": _texts, "negative": _texts})
-    return read_table(source, parse, "query", **how)[0]
-
-
-def _texts(column: str, value: Any) -> list[str]:
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list):
-        raise RowProblem(f"{column} must be a text or a list of texts, got {value!r}")
-    if not texts:
-        raise RowProblem(f"{column} is empty: there is nothing to rank", reason=f"no {column}")
-    return [parse_sentence(f"{column} {place}", text) for place, text in enumerate(texts)]
-
-
-def read_rerank(name: str, reading: Reading) -> Task:
-    """Read the queries of a task. mteb provides its reranking sets (SUITES["rerank"]) if data.dir has no such file."""
-    try:
-        source = find_task(name, reading.data_dir, "rerank")
-    except NoSuchTask:
-        if name not in SUITES["rerank"]:
-            raise
-        from raoe_train.evaluation.mteb import read_mteb
-
-        return read_mteb(name, reading)
-    queries = list(read_candidates(source, **reading.rows))
-    texts = [text for query in queries for text in (query["query"], *query["positive"], *query["negative"])]
-    return Task("rerank", "map", queries, texts, partial(precision, queries=queries))
-
-
-def precision(embeddings: np.ndarray, queries: list[dict[str, Any]]) -> tuple[dict[str, Any], Outcomes]:
-    """({"map", "mrr", "queries"}, Outcomes: each query's average precision), x100, over all candidates by cosine."""
-    precisions, ranks = [], []
-    ends = np.cumsum([1 + len(query["positive"]) + len(query["negative"]) for query in queries])
-    for query, (own, *candidates) in zip(queries, np.split(embeddings, ends[:-1]), strict=True):
-        similarity = cosines(np.tile(own, (len(candidates), 1)), np.array(candidates))
-        relevant = np.arange(len(candidates)) < len(query["positive"])
-        # at equal cosines negatives come first, so that an encoder with equal embeddings gets the lowest score
-        ranked = relevant[np.lexsort((relevant, -similarity))]
-        places = np.flatnonzero(ranked) + 1
-        precisions.append(np.mean(np.arange(1, len(places) + 1) / places))
-        ranks.append(1 / places[0])
-    result = {"map": 100 * float(np.mean(precisions)), "mrr": 100 * float(np.mean(ranks)), "queries": len(queries)}
-    return result, Outcomes(100 * np.array(precisions))

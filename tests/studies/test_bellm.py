@@ -1,0 +1,191 @@
+"""Scores and token correlations by layer, and representative words, against another way to each."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
+
+from benchmarks.studies import bellm
+from benchmarks.studies.__main__ import main
+from raoe_train.data.files import write_rows
+from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
+from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.settings import Model, Scratch
+from raoe_train.evaluation.tasks import read_tasks
+from tests.evaluation.encoder import evaluate_encoder
+from tests.tiny import SENTENCES
+
+SIZES = {
+    "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "intermediate_size": 16, "head_dim": 8, "pad_token_id": 0, "sliding_window": 64, "max_position_embeddings": 40,
+}  # fmt: skip
+PROMPT = 'The word for {text} is:"'
+
+
+def spread(model):
+    """Larger weights, so that every layer matters."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.3 * noise.to(parameter.dtype))
+    return model
+
+
+def encoder(architecture="llama", layers=3, **settings):
+    scratch = Scratch(
+        architecture=architecture, vocab_size=300, hidden_size=16, layers=layers, heads=2, intermediate_size=16
+    )
+    config = Model(name="scratch", device="cpu", max_seq_length=40, scratch=scratch, **settings)
+    return spread(load_encoder(config, sentences=SENTENCES).double()).eval()
+
+
+def around(inner):
+    """An encoder with another transformer in it."""
+    model = encoder(layers=1)
+    model[0].model = inner
+    return model
+
+
+def decoder(architecture):
+    torch.manual_seed(3)
+    config = CONFIG_MAPPING[architecture](**SIZES)
+    return spread(AutoModel.from_config(config).double()).eval()
+
+
+def shorter(whole, count):
+    """A new model of fewer layers with the weights of the first ones."""
+    config = copy.deepcopy(whole.config)
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:count]
+    model = AutoModel.from_config(config).double().eval()
+    assert not model.load_state_dict(whole.state_dict(), strict=False).missing_keys
+    return model
+
+
+@pytest.fixture
+def task(tmp_path):
+    rows = [
+        {"sentence1": SENTENCES[i % 11], "sentence2": SENTENCES[(5 * i + 2) % 11], "score": 7 * i % 11 / 2}
+        for i in range(15)
+    ]
+    write_rows(tmp_path / "a.jsonl", list(rows[0]), rows)
+    write_rows(tmp_path / "b.jsonl", list(rows[0]), rows[4:])
+    return tmp_path
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "bert", "distilbert", "modernbert"])
+def test_embeddings_are_those_of_shorter_models(architecture):
+    whole = decoder(architecture)
+    for size in (4, 64):
+        layers, correlations = bellm.encode_by_layer(around(copy.deepcopy(whole)), SENTENCES, batch_size=size)
+        assert correlations.shape == (len(SENTENCES), 4)
+        for count, found in enumerate(layers, 1):
+            np.testing.assert_allclose(found, around(shorter(whole, count)).encode(SENTENCES), atol=1e-6)
+    assert np.abs(np.diff(layers, axis=0)).max(axis=(1, 2)).min() > 1e-3
+
+
+def test_scores(task):
+    model = encoder()
+    found = bellm.by_layer(copy.deepcopy(model), read_tasks(["a", "b"], task), batch_size=4)
+    whole = model[0].model
+    for count in (1, 2, 3):
+        model[0].model = shorter(whole, count)
+        expected = evaluate_encoder(model, ["a", "b"], task)
+        for name in "ab":
+            assert found["tasks"][name][count - 1] == pytest.approx(expected["tasks"][name]["spearman"])
+        assert found["average"][count - 1] == pytest.approx(expected["average"])
+    assert found["layers"] == [1, 2, 3] and len(set(found["average"])) == 3
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_layers_keep_their_direction(layers):
+    plain = decoder("llama")
+    found, _ = bellm.encode_by_layer(around(BidirectionalModel.around(copy.deepcopy(plain), layers)), SENTENCES)
+    for count in (1, 2, 3, 4):
+        short = BidirectionalModel.around(shorter(plain, count), max(0, layers - (4 - count))).eval()
+        np.testing.assert_allclose(found[count - 1], around(short).encode(SENTENCES), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings, pivot",
+    [
+        ({"architecture": "llama"}, -1),
+        ({"architecture": "llama", "prompt": PROMPT, "pooling": "last"}, -1),
+        ({"architecture": "llama", "bidirectional_layers": 2}, -1),
+        ({"architecture": "bert"}, 0),
+    ],
+)
+def test_dependency(settings, pivot, task):
+    """Against one sentence at a time, without padding, a pair of tokens at a time."""
+    model, expected = encoder(**settings), []
+    for text in SENTENCES:
+        features = model.preprocess([text], prompt=model.prompts.get("default"))
+        with torch.no_grad():
+            hidden = model[0](features)["token_embeddings"][0].numpy()
+        others = np.delete(hidden, pivot % len(hidden), axis=0)
+        expected.append(np.mean([stats.spearmanr(hidden[pivot], row).statistic for row in others]))
+    found = bellm.by_layer(model, read_tasks(["a"], task), batch_size=4)
+    assert found["dependency"][-1] == pytest.approx(np.mean(expected), abs=1e-6) and np.ptp(expected) > 0.01
+    assert found["quartiles"] == pytest.approx(np.percentile(expected, (25, 50, 75)), abs=1e-6)
+    assert len(found["dependency"]) == 3
+
+
+def test_dependency_has_mean_ranks_and_nan_where_undefined():
+    # ranks 4 2.5 2.5 1 | 1.5 1.5 3 4 | 2 2 2 4, centred 1.5 0 0 -1.5 | -1 -1 .5 1.5 | -.5 -.5 -.5 1.5
+    ties = torch.tensor([[4.0, 4, 4, 9], [3, 2, 2, 1], [1, 1, 2, 3]])
+    first, second = -3.75 / np.sqrt(4.5 * 4.5), 3 / np.sqrt(4.5 * 3)
+    assert bellm.dependency(ties, -1) == pytest.approx((first + second) / 2)
+    assert np.isnan(bellm.dependency(torch.ones(1, 4), 0))
+    assert np.isnan(bellm.dependency(torch.tensor([[1.0, 1, 1, 1], [1, 2, 3, 4]]), 0))
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    model = encoder(layers=2)
+    config = copy.deepcopy(model[0].model.config)
+    config.max_position_embeddings = 80
+    spread(AutoModelForCausalLM.from_config(config)).save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_words(language_model):
+    """The first word of what the model writes after each sentence alone."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(language_model), encoder(layers=1).tokenizer
+    expected = []
+    for text in SENTENCES:
+        ids = tokenizer([PROMPT.replace("{text}", text)], return_tensors="pt")["input_ids"]
+        answer = model.generate(ids, max_new_tokens=bellm.NEW_TOKENS, do_sample=False)[0, ids.shape[1] :]
+        expected.append((bellm.WORD.findall(tokenizer.decode(answer, skip_special_tokens=True)) or [""])[0])
+    for size in (1, 4):
+        assert bellm.representative_words(language_model, PROMPT, SENTENCES, size) == expected
+    assert len(set(expected)) > 2
+
+
+def test_word_report(monkeypatch):
+    monkeypatch.setattr(bellm, "TOP", 2)
+    report = bellm.word_report(["The", "dog", "", "isn't"], ["The cat, the dog.", "the CAT isn't there", "a dog", "x"])
+    assert report == {  # the 3, cat and dog 2
+        "sentences": 4,
+        "wordless": 1,
+        "rare_share": pytest.approx(2 / 3),
+        "most_common": [("the", 1), ("dog", 1), ("isn't", 1)],
+        "examples": [("The cat, the dog.", "The"), ("the CAT isn't there", "dog"), ("a dog", ""), ("x", "isn't")],
+    }
+
+
+def test_the_command(language_model, task, tmp_path, capsys):
+    words = ["bellm", "--model", language_model, "--tasks", "a", "--data_dir", str(task), "--output"]
+    words.append(str(tmp_path / "out"))
+    assert main([*words, "--words", "--model.prompt", PROMPT]) == 0
+    assert "2 layers: " in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bellm.json", "layers.png"}
+    assert main([*words, "--words"]) == 2
+    assert "--words needs --model.prompt with {text}" in capsys.readouterr().err
