@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
-from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model, Scratch
+from benchmarks.studies.pretrain import small_llama
 from tests.tiny import SENTENCES
 
 WINDOW = 3
@@ -80,20 +79,16 @@ def padded(side: str, fill: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def saved_decoder(folder: Path, kind: str = "llama") -> str:
     """A plain decoder with a tokenizer, as a hub has them; its sizes are those that 4-bit weights want."""
-    scratch = Scratch(
-        architecture="llama", vocab_size=320, hidden_size=64, layers=2, heads=4, intermediate_size=64, dropout=0.0
-    )
-    model = load_encoder(
-        Model(name="scratch", device="cpu", max_seq_length=48, scratch=scratch), sentences=SENTENCES
-    )
-    name = str(folder / kind)
-    inner = model[0].model
+    sizes = {"vocab_size": 320, "hidden_size": 64, "layers": 2, "heads": 4, "intermediate_size": 64}
+    with torch.random.fork_rng(devices=[]):
+        model, tokenizer = small_llama(SENTENCES, 48, **sizes)
+    name, inner = str(folder / kind), model.model
     if kind != "llama":
         config = CONFIG_MAPPING[kind](
             **{key: getattr(inner.config, key) for key in SIZES}, tie_word_embeddings=True
         )
         inner = AutoModel.from_config(config)
     inner.save_pretrained(name)
-    model.tokenizer.save_pretrained(name)
+    tokenizer.save_pretrained(name)
     assert AutoConfig.from_pretrained(name).model_type == kind
     return name

@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--scale", help="a scale of the study, such as paper")
     sweep.add_argument("--only", nargs="+", default=[], help="shell patterns of variants or cells to run")
     sweep.add_argument("--overwrite", action="store_true", help="train cells again whose settings changed")
-    sweep.add_argument("--dry_run", action="store_true", help="estimate steps and memory; train nothing")
+    sweep.add_argument("--dry_run", action="store_true", help="print the names of the cells; train nothing")
     report = commands.add_parser("report", allow_abbrev=False, help="compare results of evaluate, or lists of generate",
                                  epilog="Settings of the encoder can follow: --model.prompt TEXT")  # fmt: skip
     report.add_argument("results", nargs="+", help="JSON files of evaluate and folders of train; or lists of generate")

@@ -1,7 +1,7 @@
 """Everything that the studies use of raoe_train. No other file here imports it, so a change there is adapted here.
 
 Public are `rt.run`, `rt.load_encoder` and `rt.read_pairs`. The other names are not: the configuration's parser
-and check, readers of lists and sentences, models from scratch, examples and tasks of `evaluate`, Markdown.
+and check, readers of lists and sentences, examples and tasks of `evaluate`, Markdown.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from raoe_train.config import parse
 from raoe_train.data.pairs import conditional_table
 from raoe_train.data.tables import read_sentences
 from raoe_train.data.triplets import list_table
-from raoe_train.encoders.scratch import scratch_transformer
-from raoe_train.encoders.settings import CONDITIONAL, Scratch
+from raoe_train.encoders.settings import CONDITIONAL
 from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tasks, split_word
 from raoe_train.jobs.train import check_config
 
@@ -84,12 +83,6 @@ def read_texts(source: str) -> Iterable[str]:
         return read_sentences(source)
     pairs = rt.read_pairs(source, columns={"score": None, "label": None})
     return [text for name in ("sentence1", "sentence2") for text in pairs.unique(name)]
-
-
-def small_llama(sentences: Sequence[str], max_length: int, **sizes: Any) -> tuple[Any, Any]:
-    """Make a Llama with random weights and its tokenizer, trained on the sentences."""
-    transformer = scratch_transformer(Scratch(architecture="llama", **sizes), sentences, max_length)
-    return transformer.model, transformer.tokenizer
 
 
 def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcomes]:

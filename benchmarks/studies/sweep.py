@@ -24,9 +24,6 @@ from benchmarks.studies.cells import (
 )
 from benchmarks.studies.sweep_report import SweepReport, write_text
 
-# Keywords of a loss that change what a step costs, as its class does; others are alike to a dry run.
-COSTLY = ("gate", "mini_batch_size", "mini_batch_num_tokens")
-
 
 def sweep(
     study: str | Path,
@@ -54,7 +51,7 @@ def sweep(
         only: shell patterns of the cells to run.
         changes: nested or dotted keys on top of the study.
         overwrite: train cells again whose settings changed.
-        dry_run: estimate steps and memory of each cell; train and write nothing.
+        dry_run: check everything and print the names of the cells; train and write nothing.
 
     Returns:
         {"results": a row for each finished cell, "failed": names of cells that failed}.
@@ -73,12 +70,13 @@ def sweep(
         jobs.check(job, recipe, keys)
     for cell in wanted:
         jobs.check("train", cell.recipe, cell.overrides)
-    if dry_run:
-        return _estimate(wanted, needed)
     if needed:
         _check_files(wanted, needed)
         # data of polarity tasks is mined, so it is among the files
         jobs.check_tasks([task for task in asked["tasks"] if not task.startswith("polarity:")], data_dir)
+    if dry_run:
+        print("\n".join([*(f"[prepare] {name}" for name in needed), *(cell.name for cell in wanted)]))
+        return {"results": [], "failed": []}
     for name, (job, recipe, keys) in needed.items():
         print(f"[prepare] {name}", flush=True)
         jobs.run(job, recipe, keys)
@@ -221,32 +219,3 @@ def _check_files(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> No
         except FileNotFoundError as error:
             problems.append(error)
     raise problems[0]
-
-
-def _estimate(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> dict[str, Any]:
-    """Print and return what each cell would take, by the dry run of `train`."""
-    for name, (job, _, keys) in needed.items():
-        if not Path(keys["output"]).exists():
-            print(f"[prepare] {name}: {keys['output']} does not exist yet; the job {job} makes it")
-    found: dict[str, dict[str, Any]] = {}
-    first_like: dict[str, str] = {}
-    for cell in cells:
-        start = cell
-        while start.after is not None:
-            start = start.after
-        overrides = merge(cell.overrides, {"dry_run": True})
-        if start is not cell:
-            overrides["model"] = {**overrides.get("model", {}), **start.overrides.get("model", {})}
-        alike = merge(overrides, {"training": {"seed": None}, "evaluation": {"before": None}})
-        loss = overrides.get("loss", {})
-        alike["loss"] = [loss.get("class_path"), *(loss.get("init_args", {}).get(key) for key in COSTLY)]
-        first = first_like.setdefault(json.dumps([cell.recipe, alike], sort_keys=True), cell.name)
-        print(f"{cell.name}:" if first == cell.name else f"{cell.name}, as {first}", flush=True)
-        try:
-            if first == cell.name:
-                found[cell.name] = jobs.run("train", cell.recipe, overrides)
-            elif first in found:
-                found[cell.name] = found[first]
-        except (OSError, ValueError) as error:
-            print(f"  {error}")
-    return {"results": found, "failed": [cell.name for cell in cells if cell.name not in found]}

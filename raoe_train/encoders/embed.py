@@ -11,7 +11,7 @@ import numpy as np
 
 from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
-from raoe_train.encoders.settings import Encoder, identity, second_of
+from raoe_train.encoders.settings import Encoder, identity
 
 SORTED = 4096  # sentences that are tokenised and sorted by length together
 CHUNK = 1 << 24  # cosines that are in memory at a time, 64 MiB
@@ -51,7 +51,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 def embedder(encoder: Encoder, role: str) -> Embed:
     """Create a function from sentences to a frozen encoder's embeddings; its first call loads the encoder. Errors name
     it by its `role`. With a `second` encoder, unit embeddings of both are joined, so that cosines are averaged."""
-    if (second := second_of(encoder)) is not None:
+    if (second := getattr(encoder, "second", None)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
         both = [embedder(each, role) for each in (first, second)]
         return lambda sentences: np.hstack([unit_rows(embed(sentences)) for embed in both])

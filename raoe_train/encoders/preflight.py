@@ -84,8 +84,9 @@ def config_of(encoder: Encoder) -> Any:
         return AutoConfig.from_pretrained(**from_hub(encoder))
 
 
-def without_weights(model: Model) -> Any:
-    """Create an encoder on the meta device, with the adapter that it would train. OSError if there is no config."""
+def gigabytes(model: Model) -> tuple[float, float]:
+    """GB of an encoder's weights, and of gradients and Adam's moments of the trained ones; from its config, without
+    loading weights. OSError if there is no config."""
     from transformers import AutoModel
 
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
@@ -98,43 +99,11 @@ def without_weights(model: Model) -> Any:
         encoder = AutoModel.from_config(config, trust_remote_code=model.trust_remote_code)
         if model.lora:
             add_lora(encoder, model.lora)
-    return encoder
-
-
-def sizes(encoder: Any) -> tuple[int, int]:
-    """(number of weights without an adapter's, number of trained weights) of an encoder."""
-    weights = [(name, weight.numel(), weight.requires_grad) for name, weight in encoder.named_parameters()]
-    return sum(n for name, n, _ in weights if "lora_" not in name), sum(n for _, n, trains in weights if trains)
-
-
-def held(model: Model, encoder: Any) -> dict[str, float]:
-    """GB of an encoder's weights, and of the gradients and optimizer state of those that are trained."""
-    parameters, trained = sizes(encoder)
-    saved = str(getattr(encoder.config, "dtype", None)).removeprefix("torch.")
+    weights = sum(weight.numel() for name, weight in encoder.named_parameters() if "lora_" not in name)
+    trained = sum(weight.numel() for weight in encoder.parameters() if weight.requires_grad)
+    saved = str(getattr(config, "dtype", None)).removeprefix("torch.")
     bytes_each = 0.5 if model.load_in_4bit else 2 if (model.dtype or saved) in HALF else 4
-    return {"weights": parameters * bytes_each / GB, "gradients and optimizer": 12 * trained / GB}
-
-
-def kept(encoder: Any, texts: int, length: int) -> int:
-    """Bytes that autograd keeps after a forward of an encoder on the meta device. ValueError if the encoder's forward
-    depends on the values of its inputs."""
-    own = {weight.untyped_storage()._cdata for weight in encoder.parameters()}
-    storages: dict[int, Any] = {}  # keeps the storages alive, so that no address is reused
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        storage = x.untyped_storage()
-        storages[storage._cdata] = storage
-        return x
-
-    encoder.config.use_cache = True  # without a cache transformers reads position values to detect packed texts
-    ids = torch.zeros(texts, length, dtype=torch.long, device="meta")
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            encoder.train()(input_ids=ids)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        kind = encoder.config.model_type
-        raise ValueError(f"dry_run: the forward of a {kind!r} does not run without weights ({error})") from None
-    return sum(storage.nbytes() for address, storage in storages.items() if address not in own)
+    return weights * bytes_each / GB, 12 * trained / GB
 
 
 def check_fits(model: Model, train: bool = True) -> None:
@@ -145,11 +114,11 @@ def check_fits(model: Model, train: bool = True) -> None:
     if model.name == SCRATCH or shared or kind.type not in ("cuda", "cpu"):
         return
     try:
-        gigabytes = held(model, without_weights(model))
+        weights, state = gigabytes(model)
     except (OSError, ValueError, KeyError, AttributeError, ImportError):  # if something is wrong, loading reports it
         return
     has = device_memory(kind) / GB
-    if (needed := sum(gigabytes.values()) if train else gigabytes["weights"]) > has:
+    if (needed := weights + state * train) > has:
         what, less = "weights", "use model.load_in_4bit or a smaller model"
         if train:
             what, less = "weights, gradients and Adam's moments", f"train an adapter with model.lora, {less}"

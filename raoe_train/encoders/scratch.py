@@ -1,4 +1,4 @@
-"""New models and parts: a small BERT or Llama with its tokenizer, SimCSE's training head, LoRA adapters."""
+"""New models and parts: a small BERT with its tokenizer, SimCSE's training head, LoRA adapters."""
 
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -8,72 +8,32 @@ from typing import Any
 import torch
 import transformers as hf
 from sentence_transformers.sentence_transformer.modules import Dense, Transformer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from raoe_train.encoders.settings import Scratch
 
 
 def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Transformer:
-    """Create a small model for texts of up to 64 tokens (by default), and train its tokenizer on `sentences`:
-    lower-casing WordPiece for bert, byte-level BPE for llama."""
+    """Create a small BERT for texts of up to 64 tokens (by default), and train its WordPiece tokenizer."""
     length = max_seq_length or 64
-    sizes: dict[str, Any] = {
-        "hidden_size": chosen.hidden_size,
-        "num_hidden_layers": chosen.layers,
-        "num_attention_heads": chosen.heads,
-        "intermediate_size": chosen.intermediate_size,
-        "max_position_embeddings": length,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(chosen.seed)
-            make = _bert if chosen.architecture == "bert" else _llama
-            model, tokenizer = make(chosen, sizes, sentences)
-        tokenizer.model_max_length = length
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return Transformer(folder, max_seq_length=length)
-
-
-def _bert(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> tuple[Any, Any]:
     words = train_word_pieces(sentences, chosen.vocab_size)
-    numbers = {word: number for number, word in enumerate(words)}
-    tokenizer = hf.BertTokenizer(vocab=numbers)
-    bert = hf.BertConfig(
-        **sizes,
+    tokenizer = hf.BertTokenizer(vocab={word: number for number, word in enumerate(words)}, model_max_length=length)
+    config = hf.BertConfig(
         vocab_size=len(words),
+        hidden_size=chosen.hidden_size,
+        num_hidden_layers=chosen.layers,
+        num_attention_heads=chosen.heads,
+        intermediate_size=chosen.intermediate_size,
+        max_position_embeddings=length,
         hidden_dropout_prob=chosen.dropout,
         attention_probs_dropout_prob=chosen.dropout,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return hf.BertModel(bert), tokenizer
-
-
-def _llama(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> tuple[Any, Any]:
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    pad, start, end = special = ["<pad>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=chosen.vocab_size,
-        min_frequency=2,
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(sentences, trainer)
-    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[(start, 1)])
-    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=pad, bos_token=start, eos_token=end)
-    llama = hf.LlamaConfig(
-        **sizes,
-        vocab_size=bpe.get_vocab_size(),
-        attention_dropout=chosen.dropout,
-        tie_word_embeddings=True,  # so that it can also be loaded and trained as a language model
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return hf.LlamaModel(llama), tokenizer
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(chosen.seed)
+        hf.BertModel(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return Transformer(folder, max_seq_length=length)
 
 
 def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:

@@ -14,10 +14,9 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass
 class Scratch:
-    """A small model with random weights, and a tokenizer trained on the training sentences.
+    """A small BERT with random weights, and a WordPiece tokenizer trained on the training sentences.
 
     Args:
-        architecture: bert, with WordPiece, or llama, with byte-level BPE
         vocab_size: maximum size of the vocabulary
         hidden_size: width of the hidden states
         layers: number of transformer layers
@@ -27,7 +26,6 @@ class Scratch:
         seed: seed for the random weights
     """
 
-    architecture: Literal["bert", "llama"] = "bert"
     vocab_size: PositiveInt = 4000
     hidden_size: PositiveInt = 128
     layers: PositiveInt = 2
@@ -117,17 +115,6 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
     return make(Model, "model", **{key: value for key, value in settings.items() if key in known} | changes)
 
 
-def settings_said(encoder: FrozenEncoder) -> dict[str, Any]:
-    """The encoder's name, and its settings that are not the defaults and affect embeddings."""
-    defaults, neutral = asdict(FrozenEncoder()), ("device", "batch_size", "cache")
-    return {key: value for key, value in asdict(encoder).items() if value != defaults[key] and key not in neutral}
-
-
-def second_of(encoder: Any) -> FrozenEncoder | None:
-    """The second encoder of a teacher that has two; None for any other encoder."""
-    return getattr(encoder, "second", None)
-
-
 def identity(model: Any) -> dict[str, Any]:
     """Everything that a model's outputs depend on: the settings of an Encoder or LanguageModel, except those that only
     say where it runs, and the fingerprint of its files."""
@@ -135,6 +122,6 @@ def identity(model: Any) -> dict[str, Any]:
     settings = {key: value for key, value in settings.items() if key not in ("device_map", "training_head")}
     if getattr(model, "task", None) is not None:
         settings["task"] = model.task
-    if (second := second_of(model)) is not None:
+    if (second := getattr(model, "second", None)) is not None:  # of a teacher
         settings["second"] = identity(second)
     return {**settings, "device": None, "files": fingerprint(settings["name"])}

@@ -3,7 +3,6 @@ senteval/tools/validation.py and classifier.py (Conneau and Kiela 2018)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,8 @@ MAX_EPOCHS = 200
 TOLERANCE = 1e-7  # for the mean gradient
 NAMES: dict[str, dict[str, Any]] = {
     "scikit-learn": {"kfold": 10},
-    # "comparable to the literature" and "prototyping" in SentEval's README
-    "senteval": {"kfold": 10, "optim": "adam", "batch_size": 64, "tenacity": 5, "epoch_size": 4},
-    "senteval-prototype": {"kfold": 5, "optim": "rmsprop", "batch_size": 128, "tenacity": 3, "epoch_size": 2},
+    "senteval": {"kfold": 10, "batch_size": 64, "tenacity": 5, "epoch_size": 4},  # as in SentEval's README for papers
 }
-OPTIMIZERS: dict[str, Any] = {"adam": partial(torch.optim.Adam, fused=True), "rmsprop": torch.optim.RMSprop}
 Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (training rows, test rows) of each fold
 
 
@@ -31,9 +27,8 @@ class Classifier:
     """The classifier for transfer tasks; the defaults of other keys depend on its name.
 
     Args:
-        name: scikit-learn, senteval (a linear layer and Adam, as in papers) or senteval-prototype
+        name: scikit-learn, or senteval (a linear layer and Adam, as in papers)
         kfold: folds of cross-validation
-        optim: optimizer; adam or rmsprop
         batch_size: examples in a step
         tenacity: rounds without improvement, in total, before training stops
         epoch_size: epochs in a round
@@ -41,7 +36,6 @@ class Classifier:
 
     name: str = "scikit-learn"
     kfold: AtLeast2 | None = None
-    optim: str | None = None
     batch_size: PositiveInt | None = None
     tenacity: NonNegativeInt | None = None
     epoch_size: PositiveInt | None = None
@@ -55,8 +49,6 @@ class Classifier:
         own = {key: value for key, value in vars(self).items() if key != "name" and value is not None}
         if others := [key for key in own if key not in known]:
             raise ValueError(f"classifier.{others[0]} is not a setting of {self.name}, which has {', '.join(known)}")
-        if own.get("optim", "adam") not in OPTIMIZERS:
-            raise ValueError(f"classifier.optim must be one of {', '.join(OPTIMIZERS)}, got {self.optim!r}")
         return {"name": self.name, **known, **own}
 
 
@@ -89,7 +81,7 @@ class LinearLayer:
             layer = torch.nn.Linear(columns - 1, count)
         # [penalties * classes, columns]
         weight = torch.cat([layer.weight, layer.bias[:, None]], dim=1).detach().repeat(len(penalties), 1)
-        optimizer = OPTIMIZERS[settings["optim"]]([weight])
+        optimizer = torch.optim.Adam([weight], fused=True)
         decay = torch.tensor(penalties).repeat_interleave(count)[:, None]
         x, held_out = (torch.from_numpy(self.features[places]) for places in (train, dev))
         targets = torch.nn.functional.one_hot(torch.from_numpy(self.labels[train]), count)[:, None].float()
@@ -135,4 +127,4 @@ class LogisticRegression:
 
 def classifier(features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> LinearLayer | LogisticRegression:
     """Create the classifier that the settings name, for [n, columns] features and [n] classes 0 … k - 1."""
-    return (LinearLayer if "optim" in settings else LogisticRegression)(features, labels, settings)
+    return (LinearLayer if settings["name"] == "senteval" else LogisticRegression)(features, labels, settings)

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.data.mining import distinct, labelled_table
 from raoe_train.encoders.embed import embeddings, encode_sentences, nearest, unit_rows
-from raoe_train.encoders.settings import settings_said
+from raoe_train.encoders.settings import identity
 from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_task
 
 
@@ -166,9 +165,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
         result, polarity = evaluator().report(embeddings, options.curve)
         return result, Outcomes(100 * polarity)
 
-    settings = settings_said(encoder)
-    reference = settings.pop("name")
-    scored_by = {**asdict(options), "reference": reference, "files": fingerprint(reference), **settings}
+    scored_by = {**asdict(options), "reference": identity(encoder)}
     return Task("polarity", "polarity", [[*texts, *others], labels, classes, scored_by], [*texts, *others], score)
 
 

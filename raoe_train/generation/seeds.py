@@ -13,7 +13,7 @@ from raoe_train.config import PositiveInt, Seed
 from raoe_train.data.settings import Sentences
 from raoe_train.data.tables import each_sentence
 from raoe_train.encoders.embed import embeddings, unit_rows
-from raoe_train.encoders.settings import FrozenEncoder, settings_said
+from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.generation.instructions import BREAKS, LETTER
 
 
@@ -37,7 +37,7 @@ class Seeds:
         """The settings that affect which sentences are selected, as plain values; None without an encoder."""
         if self.encoder is None:
             return None
-        return {**asdict(self), "encoder": settings_said(self.encoder)}
+        return {**asdict(self), "encoder": identity(self.encoder)}
 
 
 def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:

@@ -47,7 +47,13 @@ def check(config: CheckConfig) -> dict[str, Any]:
     from raoe_train.encoders.load import load_encoder
 
     result = check_encoder(load_encoder(config.model).eval())
-    print(_table(result))
+    print(f"largest difference from the embedding of the same sentence alone (tolerance {result['tolerance']:g}):")
+    for name, value in result["differences"].items():
+        print(f"  {name:<28} {value:.1e}")
+    layers, seen = result["bidirectional"].values()
+    note = "" if layers is None else f"; bidirectional layers: {layers}"
+    print(f"  token states {'depend' if seen else 'do not depend'} on later tokens{note}")
+    print(f"failed: {', '.join(result['failed']) or 'none'}")
     return {**result, "model": config.model.name, "versions": versions()}
 
 
@@ -57,12 +63,10 @@ def check_encoder(model: Any) -> dict[str, Any]:
 
     inner, tokenizer = model[0].model, model.tokenizer
     dtype = str(next(inner.parameters()).dtype).removeprefix("torch.")
-    layers, sides = None, [tokenizer.padding_side]
-    if isinstance(inner, BidirectionalModel):
-        layers = inner.config.bidirectional_layers
-        # these decoders have relative positions, so they must work with padding on either side
-        sides = ["right", "left"]
-    looks_ahead = _sees_later_tokens(model)
+    layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
+    # decoders with bidirectional layers have relative positions, so padding may be on either side
+    sides = [tokenizer.padding_side] if layers is None else ["right", "left"]
+    seen = _sees_later_tokens(model)
     alone = _unit([model.encode([text]) for text in SENTENCES])
     differences = {}
     original_side = tokenizer.padding_side
@@ -75,14 +79,10 @@ def check_encoder(model: Any) -> dict[str, Any]:
     tokenizer.padding_side = original_side
     tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
     failed = [name for name, value in differences.items() if not value <= tolerance]
-    if layers is not None and looks_ahead != (layers > 0):
+    if layers is not None and seen != (layers > 0):
         failed.append("bidirectional")
-    return {
-        "differences": differences,
-        "tolerance": tolerance,
-        "failed": failed,
-        "bidirectional": {"layers": layers, "seen": looks_ahead},
-    }
+    about = {"layers": layers, "seen": seen}
+    return {"differences": differences, "tolerance": tolerance, "failed": failed, "bidirectional": about}
 
 
 def _unit(parts: list[np.ndarray]) -> np.ndarray:
@@ -102,13 +102,3 @@ def _sees_later_tokens(model: Any) -> bool:
         tokens[0, -1] = tokens[0, -2]
         other = model[0].model(**{**features, "input_ids": tokens}).last_hidden_state[0, 0].float()
     return bool((first - other).abs().max() > 1e-6 * first.abs().max())
-
-
-def _table(result: dict[str, Any]) -> str:
-    lines = [f"largest difference from the embedding of the same sentence alone (tolerance {result['tolerance']:g}):"]
-    lines += [f"  {name:<28} {value:.1e}" for name, value in result["differences"].items()]
-    about = result["bidirectional"]
-    verb = "depend" if about["seen"] else "do not depend"
-    layers = "" if about["layers"] is None else f"; bidirectional layers: {about['layers']}"
-    lines += [f"  token states {verb} on later tokens{layers}", f"failed: {', '.join(result['failed']) or 'none'}"]
-    return "\n".join(lines)

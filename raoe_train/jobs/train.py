@@ -1,6 +1,8 @@
 """The job `train`: a recipe run on raoe_train.training.trainer.Trainer, resumable, leaving one directory."""
 
 import functools
+import math
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ import raoe_kernels
 from raoe_train.artifacts.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.artifacts.provenance import PICTURE, commit, versions
 from raoe_train.artifacts.report import pictures
-from raoe_train.artifacts.resume import Output
+from raoe_train.artifacts.resume import Output, remove
 from raoe_train.artifacts.writing import read_json, write_json, write_text
 from raoe_train.config import Choice, recipe_text
 from raoe_train.data.settings import Data
@@ -23,6 +25,7 @@ from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, remembered
 from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import SCRATCH, Model
+from raoe_train.evaluation.sts import StsEvaluator
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job, needed
 from raoe_train.losses import Loss
@@ -36,7 +39,6 @@ from raoe_train.training.arguments import (
     trainer_settings,
 )
 from raoe_train.training.callbacks import LogFile, keep_events
-from raoe_train.training.dry_run import would_take
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -55,6 +57,7 @@ from raoe_train.training.run_directory import (
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import Teacher, check_sizes, enough_steps, read_training_data, with_dev
 
+STEPS = 4  # of a dry run; the first one is not timed, because it is slower
 ESSENTIALS = """Most runs need ten settings:
 
   --model.name NAME                            encoder to train, by path or hub name
@@ -81,7 +84,7 @@ class TrainConfig:
     Args:
         output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
         overwrite: replace what a run with other settings left in output
-        dry_run: estimate steps and memory; load no weights, write nothing
+        dry_run: train a few steps to measure memory and time; write nothing
     """
 
     model: Model = field(default_factory=Model)
@@ -130,7 +133,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     settings = trainer_settings(training, folder, device=config.model.device, has_dev=has_dev)
     tasks = measures.tasks_of(config.evaluation, data, config.model, config.polarity)
     if config.dry_run:
-        return would_take(config, settings)
+        return measure(config, settings)
     check_fits(config.model)
     output = on_rank_zero(lambda: Output(folder, settings_of(config, tasks), config.overwrite, folder=True))
     if on_rank_zero(output.finished) and (finished := read_json(output.path / METRICS)):
@@ -143,7 +146,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     set_seed(seed)
     datasets, texts = read_training_data(config, cache=output.path / TEACHER)
     datasets, dev = with_dev(datasets, data, config.model.prompt, seed)
-    evaluator = measures.dev_evaluator(dev, config.evaluation.batch_size)
+    evaluator = StsEvaluator(dev, config.evaluation.batch_size, "dev") if dev else None
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     loaded = None if config.model.name == SCRATCH else start()
     on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, now that the inputs proved readable
@@ -155,23 +158,14 @@ def train(config: TrainConfig) -> dict[str, Any]:
         return {**metrics, **evaluate_tasks(encoder, tasks, config.evaluation.batch_size)} if tasks else metrics
 
     before = measured(tasks if config.evaluation.before else {})
-    args = SentenceTransformerTrainingArguments(**for_all_processes(enough_steps(settings, datasets, config)))
-    if training.gradient_checkpointing:
-        # from 5.17 on, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept
-        encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
-    if args.dataloader_drop_last:
-        check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
-    trainer = Trainer(
-        encoder, args, datasets, loss=build_loss(config, encoder, datasets), evaluator=evaluator,
-        by_length=training.by_length, keep=training.keep,
-    )  # fmt: skip
+    trainer = build_trainer(config, settings, encoder, datasets, evaluator)
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
     backends = _backends(encoder.device)
     print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
     trainer.add_callback(LogFile(output.path / LOG))
     keep_events(trainer, output.path / EVENTS)
-    checkpoint = on_rank_zero(lambda: newest_checkpoint(output.path / CHECKPOINTS, args.save_only_model))
+    checkpoint = on_rank_zero(lambda: newest_checkpoint(output.path / CHECKPOINTS, trainer.args.save_only_model))
     if checkpoint is not None:
         print(f"resuming from {checkpoint}")
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -224,6 +218,50 @@ def check_config(config: TrainConfig) -> None:
     if scale and len(scale) not in (2, 2 * len(data.train)):
         raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
     check_training(config.training, bool(data.dev or data.dev_share))
+
+
+def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train the first STEPS steps, and estimate from them what the whole run takes, without evaluation.
+
+    Returns {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": their time, "peak_memory_mb":
+    peak of the trained steps, as in metrics.json}. A batch of longer texts needs more memory.
+    """
+    check_fits(config.model)
+    seed, folder = config.training.seed, Path(on_rank_zero(tempfile.mkdtemp))
+    set_seed(seed)
+    short = {**settings, "output_dir": str(folder), "max_steps": STEPS, "eval_strategy": "no", "save_strategy": "no",
+             "load_best_model_at_end": False, "report_to": "none", "logging_strategy": "no"}  # fmt: skip
+    try:
+        datasets, texts = read_training_data(config, cache=folder)
+        datasets, _ = with_dev(datasets, config.data, config.model.prompt, seed)
+        trainer = build_trainer(config, short, starting_encoder(config.model, folder / INITIAL, texts, seed), datasets)
+        trainer.train()
+    finally:
+        remove(folder)
+    batches = len(trainer.get_train_dataloader())
+    of_epoch = math.ceil(batches / trainer.args.gradient_accumulation_steps)
+    steps = config.training.max_steps or math.ceil(of_epoch * trainer.args.num_train_epochs)
+    meter = trainer.meter
+    seconds = steps * (meter.seconds - meter.first_seconds) / (STEPS - 1)
+    print(f"{steps} steps in about {seconds / 3600:.2g} hours; peak memory {meter.peak / 1000:.2f} GB")
+    rows = {name: len(dataset) for name, dataset in datasets.items()}
+    return {"rows": rows, "steps": steps, "seconds": seconds, "peak_memory_mb": meter.peak}
+
+
+def build_trainer(
+    config: TrainConfig, settings: dict[str, Any], encoder: Any, datasets: Any, evaluator: Any = None
+) -> Trainer:
+    """Create the trainer of a recipe, with keywords for SentenceTransformerTrainingArguments."""
+    training = config.training
+    args = SentenceTransformerTrainingArguments(**for_all_processes(enough_steps(settings, datasets, config)))
+    if training.gradient_checkpointing:
+        # from 5.17 on, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept
+        encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+    if args.dataloader_drop_last:
+        check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
+    loss = build_loss(config, encoder, datasets)
+    keywords: Any = {"by_length": training.by_length, "keep": training.keep}
+    return Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)
 
 
 def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:

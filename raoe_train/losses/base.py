@@ -69,7 +69,7 @@ class CachedLoss(CachedLossMixin, Loss):
             raise TypeError(f"{type(self).__name__} has no keyword {names}; a temperature is set as scale, its inverse")
         if isinstance(model, str):
             raise TypeError(f"a loss needs an encoder, not its name: pass rt.load_encoder({model!r})")
-        above_zero(scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)
+        check_numbers(False, scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)
         self.model = model
         self.scale: Any = scale
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
@@ -191,15 +191,8 @@ def carrying(parts: dict[str, Tensor], loss: Tensor) -> Any:
     return type(parts)({**values, first: values[first] + (loss - loss.detach())})
 
 
-def from_zero(**numbers: float) -> None:
-    """Raise ValueError for a number that is below 0, infinite or NaN."""
+def check_numbers(zero: bool = True, **numbers: float | None) -> None:
+    """Raise ValueError for a number that is below 0, infinite or NaN or, unless `zero`, 0; None passes."""
     for name, value in numbers.items():
-        if isinstance(value, str) or not 0 <= value < math.inf:
-            raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
-
-
-def above_zero(**numbers: float | None) -> None:
-    """Raise ValueError for a number that is 0, below 0, infinite or NaN; None passes."""
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, str) or not 0 < value < math.inf):
-            raise ValueError(f"{name} must be a number above 0, got {value!r}")
+        if value is not None and (isinstance(value, str) or not 0 <= value < math.inf or not (zero or value)):
+            raise ValueError(f"{name} must be a number {'of at least' if zero else 'above'} 0, got {value!r}")

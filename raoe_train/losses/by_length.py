@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, words_looked_up_once
-from raoe_train.losses.base import CachedLoss, carrying, from_zero, with_own_gradients
+from raoe_train.losses.base import CachedLoss, carrying, check_numbers, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
 ALIGNED = 16  # for a compiled model, lengths of runs in tokens are multiples of it
@@ -90,7 +90,7 @@ class Keep:
     """
 
     def __init__(self, model: Any, weight: float) -> None:
-        from_zero(keep=weight)
+        check_numbers(keep=weight)
         self.weight = weight
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
@@ -186,8 +186,7 @@ class ByLength(CachedLossMixin, nn.Module):
             return self._embedded(run), before
 
     def _embedded(self, run: dict[str, Any], model: Any = None) -> Tensor:
-        model = self.model if model is None else model
-        return model(dict(run))["sentence_embedding"]  # a copy, because modules write into it
+        return (model or self.model)(dict(run))["sentence_embedding"]  # a copy, because modules write into it
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """Hook of CachedLossMixin: the loss of the embeddings of all runs; `labels` is the _Batch."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from raoe_kernels import cosent_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat
-from raoe_train.losses.base import OneSweep, above_zero, from_zero
+from raoe_train.losses.base import OneSweep, check_numbers
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 from raoe_train.losses.pairs import AnglELoss
@@ -66,7 +66,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
             )
         if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):
             raise ValueError("symmetric sets directions and partition_mode: leave these out")
-        from_zero(hardness_strength=hardness_strength)
+        check_numbers(hardness_strength=hardness_strength)
         self.symmetric = symmetric
         self.both_ways = symmetric or (partition_mode == "per_direction" and len(distinct) == 2)
         self.directions = distinct
@@ -122,8 +122,8 @@ class AnglEContrastiveLoss(InfoNCELoss):
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)
-        from_zero(angle_weight=angle_weight, cosine_weight=cosine_weight)
-        above_zero(angle_scale=angle_scale)
+        check_numbers(angle_weight=angle_weight, cosine_weight=cosine_weight)
+        check_numbers(False, angle_scale=angle_scale)
         self.angle_weight = angle_weight
         self.angle_scale = angle_scale
         self.cosine_weight = cosine_weight

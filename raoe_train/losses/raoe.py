@@ -8,7 +8,7 @@ from torch import Tensor
 
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat
-from raoe_train.losses.base import OneSweep, from_zero
+from raoe_train.losses.base import OneSweep, check_numbers
 from raoe_train.losses.pairs import LossParts, PairLoss
 
 Ties = Literal["average", "min", "max", "dense", "ordinal"]
@@ -36,7 +36,7 @@ class RankMarginLoss(OneSweep, PairLoss):
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, **cached)
-        from_zero(margin=margin)
+        check_numbers(margin=margin)
         self.margin = margin
         self.ties = ties
 
@@ -98,7 +98,7 @@ class RAOELoss(RankMarginLoss):
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, margin, ties, **cached)
-        from_zero(rank_weight=rank_weight, angle_weight=angle_weight)
+        check_numbers(rank_weight=rank_weight, angle_weight=angle_weight)
         self.rank_weight = rank_weight
         self.angle_weight = angle_weight
         self.gate = gate

@@ -32,7 +32,8 @@ class Meter(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.cuda = trainer.args.device.type == "cuda"
-        self.seconds, self.first_step, self.last_step, self.peak = 0.0, 0, 0, 0.0
+        self.seconds, self.first_seconds, self.peak = 0.0, 0.0, 0.0
+        self.first_step, self.last_step = 0, 0
         self.rows, self.unit, self.logged = 0, "rows", 0.0
         self._since = 0.0
 
@@ -52,6 +53,8 @@ class Meter(TrainerCallback):
         # Evaluation and saving come right after the end of a step or epoch and reset this clock when they finish.
         now = time.perf_counter()
         self.seconds += now - self._since
+        if state.global_step == self.first_step + 1:
+            self.first_seconds = self.seconds
         self._since = now
 
     on_epoch_end = on_step_end

@@ -54,15 +54,6 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
     )
 
 
-def dev_evaluator(pairs: Mapping[str, Any], batch_size: int) -> Any:
-    """Create the evaluator on the dev set; None if there is no dev set."""
-    if not pairs:
-        return None
-    from raoe_train.evaluation.sts import StsEvaluator
-
-    return StsEvaluator(pairs, batch_size, "dev")
-
-
 def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
     """Correlations x 100 on the dev set, the mean if there are several; None for an undefined correlation."""
     results = evaluator(model) if evaluator is not None else {}

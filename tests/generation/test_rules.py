@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raoe_train.data.settings import Sentences
-from raoe_train.encoders.settings import FrozenEncoder
+from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.generation.decoding import Answer
 from raoe_train.generation.growth import REDRAWS, Chain, Generation
 from raoe_train.generation.instructions import (
@@ -232,8 +232,7 @@ def test_seeds_of_sentences(tmp_path, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE")
     assert select_seeds(SENTENCES, cached) == chosen and len(list(tmp_path.glob("cache/*/*.npy"))) == 1
     plain, prompted = (Seeds(FrozenEncoder(seeds.encoder.name, prompt=prompt)).effective() for prompt in (None, "q: "))
-    assert plain["encoder"] == {"name": seeds.encoder.name}
-    assert prompted["encoder"] == {"name": seeds.encoder.name, "prompt": "q: "}
+    assert plain["encoder"] == identity(seeds.encoder) != prompted["encoder"]
     with pytest.raises(ValueError, match=r"seeds.clusters is 1000, but there are only 11 sentences"):
         select_seeds(SENTENCES, Seeds(FrozenEncoder("no/such")))
 

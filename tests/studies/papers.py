@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from transformers import BertConfig, BertModel, ModernBertConfig
+from transformers import AutoModel, BertConfig, ModernBertConfig
 
 from raoe_train.data.files import write_rows
 from raoe_train.data.sources import open_source
@@ -25,20 +25,16 @@ SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, interme
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 
 
-def stand_ins(folder: Path, *, weights: bool) -> None:
+def stand_ins(folder: Path) -> None:
     """Folders by the names of the hub, in which these names are looked up first."""
     tokenizer = tiny_encoder(double=False).tokenizer
     for name in (*BERTS, *MODERN):
         kind = ModernBertConfig(**SIZES, pad_token_id=0) if name in MODERN else BertConfig(**SIZES)
-        kind.save_pretrained(folder / name)
+        AutoModel.from_config(kind).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-        if weights and name in BERTS:
-            BertModel(kind).save_pretrained(folder / name)
     for name, decoder in DECODERS.items():
         (folder / name).parent.mkdir(exist_ok=True)
         Path(saved_decoder(folder, decoder)).rename(folder / name)
-        if not weights:
-            (folder / name / "model.safetensors").unlink()
 
 
 def prepared(folder: Path) -> None:

@@ -10,6 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 
 from benchmarks.studies import bellm
 from benchmarks.studies.__main__ import main
+from benchmarks.studies.pretrain import small_llama
 from raoe_train.data.files import write_rows
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
@@ -36,17 +37,28 @@ def spread(model):
     return model
 
 
-def encoder(architecture="llama", layers=3, **settings):
-    scratch = Scratch(
-        architecture=architecture, vocab_size=300, hidden_size=16, layers=layers, heads=2, intermediate_size=16
-    )
-    config = Model(name="scratch", device="cpu", max_seq_length=40, scratch=scratch, **settings)
-    return spread(load_encoder(config, sentences=SENTENCES).double()).eval()
+@pytest.fixture(scope="module", autouse=True)
+def saved(tmp_path_factory):
+    """FOLDER/llama and FOLDER/bert, with tokenizers."""
+    global FOLDER
+    FOLDER = tmp_path_factory.mktemp("models")
+    sizes = {"hidden_size": 16, "layers": 3, "heads": 2, "intermediate_size": 16}
+    with torch.random.fork_rng(devices=[]):
+        model, tokenizer = small_llama(SENTENCES, 80, vocab_size=300, **sizes)
+    for part in (spread(model), tokenizer):
+        part.save_pretrained(FOLDER / "llama")
+    scratch = Scratch(vocab_size=300, **sizes)
+    bert = load_encoder(Model(name="scratch", device="cpu", scratch=scratch), sentences=SENTENCES)
+    spread(bert).save_pretrained(str(FOLDER / "bert"))
+
+
+def encoder(name="llama", **settings):
+    return load_encoder(Model(name=str(FOLDER / name), device="cpu", max_seq_length=40, **settings)).double().eval()
 
 
 def around(inner):
     """An encoder with another transformer in it."""
-    model = encoder(layers=1)
+    model = encoder(pooling="mean")
     model[0].model = inner
     return model
 
@@ -91,7 +103,7 @@ def test_embeddings_are_those_of_shorter_models(architecture):
 
 
 def test_scores(task):
-    model = encoder()
+    model = encoder(pooling="mean")
     found = bellm.by_layer(copy.deepcopy(model), read_tasks(["a", "b"], task), batch_size=4)
     whole = model[0].model
     for count in (1, 2, 3):
@@ -115,10 +127,10 @@ def test_layers_keep_their_direction(layers):
 @pytest.mark.parametrize(
     "settings, pivot",
     [
-        ({"architecture": "llama"}, -1),
-        ({"architecture": "llama", "prompt": PROMPT, "pooling": "last"}, -1),
-        ({"architecture": "llama", "bidirectional_layers": 2}, -1),
-        ({"architecture": "bert"}, 0),
+        ({"pooling": "mean"}, -1),
+        ({"prompt": PROMPT, "pooling": "last"}, -1),
+        ({"bidirectional_layers": 2, "pooling": "mean"}, -1),
+        ({"name": "bert"}, 0),
     ],
 )
 def test_dependency(settings, pivot, task):
@@ -145,20 +157,10 @@ def test_dependency_has_mean_ranks_and_nan_where_undefined():
     assert np.isnan(bellm.dependency(torch.tensor([[1.0, 1, 1, 1], [1, 2, 3, 4]]), 0))
 
 
-@pytest.fixture(scope="module")
-def language_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    model = encoder(layers=2)
-    config = copy.deepcopy(model[0].model.config)
-    config.max_position_embeddings = 80
-    spread(AutoModelForCausalLM.from_config(config)).save_pretrained(folder)
-    model.tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def test_words(language_model):
+def test_words():
     """The first word of what the model writes after each sentence alone."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(language_model), encoder(layers=1).tokenizer
+    language_model = str(FOLDER / "llama")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(language_model), encoder(pooling="mean").tokenizer
     expected = []
     for text in SENTENCES:
         ids = tokenizer([PROMPT.replace("{text}", text)], return_tensors="pt")["input_ids"]
@@ -181,11 +183,11 @@ def test_word_report(monkeypatch):
     }
 
 
-def test_the_command(language_model, task, tmp_path, capsys):
-    words = ["bellm", "--model", language_model, "--tasks", "a", "--data_dir", str(task), "--output"]
+def test_the_command(task, tmp_path, capsys):
+    words = ["bellm", "--model", str(FOLDER / "llama"), "--tasks", "a", "--data_dir", str(task), "--output"]
     words.append(str(tmp_path / "out"))
     assert main([*words, "--words", "--model.prompt", PROMPT]) == 0
-    assert "2 layers: " in capsys.readouterr().out
+    assert "3 layers: " in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"bellm.json", "layers.png"}
     assert main([*words, "--words"]) == 2
     assert "--words needs --model.prompt with {text}" in capsys.readouterr().err

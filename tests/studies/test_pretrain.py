@@ -33,8 +33,9 @@ def test_a_pretrained_decoder_writes_chains_and_becomes_an_encoder(tmp_path, cap
     )  # fmt: skip
     assert made["chains"] + sum(made["failed_chains"].values()) == 2
     metrics = rt.train(
-        "bellm-tiny", model={"name": str(tmp_path / "lm"), "device": "cpu"}, data={"max_rows": 200, "dev": None},
-        training={"max_steps": 2, "save_strategy": "no"}, evaluation={"tasks": []}, output=str(tmp_path / "encoder"),
+        "bellm", model={"name": str(tmp_path / "lm"), "device": "cpu", "load_in_4bit": False, "dtype": None},
+        data={"train": ["builtin-nli#train"], "max_rows": 200}, training={"max_steps": 2, "save_strategy": "no"},
+        output=str(tmp_path / "encoder"),
     )  # fmt: skip
     assert metrics["steps"] == 2
     assert rt.load_encoder(str(tmp_path / "encoder"), device="cpu").encode("a man").shape == (32,)

@@ -1,92 +1,94 @@
-"""What a run would take: of a small BERT of which there is a config and a tokenizer, and no weights."""
-
-import math
+"""A dry run: a few steps, from which the whole run's time and memory are known; and models that do not fit."""
 
 import pytest
-import torch
 from transformers import BertConfig, BertModel
 
 from raoe_train import run
-from raoe_train.encoders import preflight as sizes
+from raoe_train.encoders import preflight
+from raoe_train.training.callbacks import Meter
 from tests.tiny import SENTENCES, tiny_encoder
 
 SIZES = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, vocab_size=120)
 
 
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bert")
-    BertConfig(**SIZES, max_position_embeddings=64).save_pretrained(folder / "model")
-    tiny_encoder().tokenizer.save_pretrained(folder / "model")
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    BertModel(BertConfig(**SIZES, max_position_embeddings=64)).save_pretrained(tmp_path / "model")
+    tiny_encoder().tokenizer.save_pretrained(tmp_path / "model")
     for name, rows in (("a", 10), ("b", 3)):
         lines = [f"{SENTENCES[n % 11]}\t{SENTENCES[(n + 1) % 11]}\t{n}\t{n % 3}\n" for n in range(rows)]
-        (folder / f"{name}.tsv").write_text("sentence1\tsentence2\tscore\tlabel\n" + "".join(lines))
+        (tmp_path / f"{name}.tsv").write_text("sentence1\tsentence2\tscore\tlabel\n" + "".join(lines))
     return {
         "recipe": "raoe-s1",
-        "dry_run": True,
-        "model": {"name": str(folder / "model"), "max_seq_length": 8, "device": "cpu"},
-        "data": {"train": [str(folder / "a.tsv"), str(folder / "b.tsv")]},
+        "model": {"name": "model", "max_seq_length": 8, "device": "cpu"},
+        "data": {"train": ["a.tsv", "b.tsv"]},
         "training": {"per_device_train_batch_size": 4, "num_train_epochs": 3},
     }
 
 
-def test_steps_tokens_and_memory_by_hand(asked, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    found = run("train", **asked)
-    assert found["rows"] == {"a": 10, "b": 3} and found["steps"] == 3 * (3 + 1)  # incomplete batches, and none mixed
-    tokenizer = tiny_encoder().tokenizer
-    tokens = {text: min(len(ids), 8) for text, ids in zip(SENTENCES, tokenizer(SENTENCES)["input_ids"], strict=True)}
-    rows = {name: [tokens[SENTENCES[n % 11]] + tokens[SENTENCES[(n + 1) % 11]] for n in range(count)]
-            for name, count in found["rows"].items()}  # fmt: skip
-    assert found["tokens"] == 3 * (sum(rows["a"]) + sum(rows["b"]))
+def test_steps_time_and_memory(asked, tmp_path, monkeypatch, capsys):
+    ends = iter([5.0, 7.0, 7.5, 8.5])  # seconds after each step
+
+    def on_step_end(meter, args, state, control, **kwargs):
+        meter.seconds = next(ends)
+        if state.global_step == 1:
+            meter.first_seconds = meter.seconds
+
+    monkeypatch.setattr(Meter, "on_step_end", on_step_end)
+    monkeypatch.setattr(Meter, "on_epoch_end", lambda *_, **__: None)
+    monkeypatch.setattr("raoe_train.training.callbacks.peak_mb", lambda cuda: 1234.5)
+    before = sorted(tmp_path.rglob("*"))
+    found = run("train", **asked, dry_run=True)
+    steps = 3 * (3 + 1)  # incomplete batches, and none mixed
+    expected = {"rows": {"a": 10, "b": 3}, "steps": steps, "seconds": pytest.approx(steps * (8.5 - 5) / 3)}
+    assert found == {**expected, "peak_memory_mb": 1234.5}
+    assert "12 steps in about 0.0039 hours; peak memory 1.23 GB" in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("training", "steps"),
+    [
+        ({"max_steps": 7}, 7),
+        ({"gradient_accumulation_steps": 2}, 6),
+        ({"min_steps": 30}, 30),
+        ({"num_train_epochs": 0.5}, 2),
+    ],
+)
+def test_steps_are_those_of_the_run(asked, training, steps):
+    asked["training"] |= training
+    assert run("train", **asked, dry_run=True)["steps"] == steps
+    assert run("train", **asked, output="out")["steps"] == steps
+
+
+def test_a_model_from_scratch(asked):
+    asked["model"] = {"name": "scratch", "device": "cpu"}
+    assert run("train", **asked, dry_run=True)["steps"] == 12
+
+
+@pytest.mark.parametrize(("lora", "trained"), [({}, None), ({"r": 2, "target_modules": ["query", "value"]}, 384)])
+def test_a_model_that_does_not_fit(asked, monkeypatch, lora, trained):
     size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
-    assert found["parameters"] == found["trained"] == size
-    assert (memory := found["memory_gb"])["weights"] == pytest.approx(4 * size / 1e9)
-    assert memory["gradients and optimizer"] == pytest.approx(12 * size / 1e9)
-    row = max(sum(its) / len(its) for its in rows.values())  # of the longer source
-    bert, kept = BertModel(BertConfig(**SIZES, max_position_embeddings=64)), {}
-    own = {weight.data_ptr() for weight in bert.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
-        bert.train()(torch.zeros(8, math.ceil(row / 2), dtype=torch.long))  # 4 rows of two texts
-    size = sum(x.untyped_storage().nbytes() for place, x in kept.items() if place not in own)
-    assert memory["activations"] == pytest.approx(size * (row / 2) / math.ceil(row / 2) / 1e9, rel=0.2)
-    assert memory["sum"] == pytest.approx(sum(value for name, value in memory.items() if name != "sum"))
-    assert f"{found['steps']} steps" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    asked["model"]["lora"] = lora
+    needed = 4 * size + 12 * (trained or size)
+    monkeypatch.setattr(preflight, "device_memory", lambda device: needed - 1)
+    for dry in (True, False):
+        with pytest.raises(ValueError, match=r"does not fit: its weights, gradients and Adam's moments take about 0"):
+            run("train", **asked, dry_run=dry, output="out")
+    monkeypatch.setattr(preflight, "device_memory", lambda device: needed)
+    assert run("train", **asked, dry_run=True)["steps"] == 12
 
 
-def test_what_takes_less(asked):
-    plain = run("train", **asked)["memory_gb"]
-    smaller = run("train", **{**asked, "loss": {"mini_batch_size": 1}})["memory_gb"]
-    assert smaller["activations"] == pytest.approx(plain["activations"] / 4) and smaller["weights"] == plain["weights"]
-    few, more = (run("train", **{**asked, "loss": {"mini_batch_num_tokens": size}})["memory_gb"] for size in (10, 30))
-    assert more["activations"] == pytest.approx(3 * few["activations"]) and more["activations"] < plain["activations"]
-    short = run("train", **{**asked, "training": {"per_device_train_batch_size": 4, "max_steps": 6, "bf16": True}})
-    assert short["steps"] == 6 and short["memory_gb"]["activations"] == pytest.approx(plain["activations"] / 2)
-    lora = {"lora": {"r": 2, "target_modules": ["query", "value"]}}
-    assert run("train", **{**asked, "model": asked["model"] | lora})["trained"] == 3 * 2 * 2 * (16 + 16)
-
-
-def test_what_does_not_fit(asked, tmp_path, monkeypatch):
-    """An error before anything is loaded: the folder has no weights."""
-    size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
-    monkeypatch.setattr(sizes, "device_memory", lambda device: 16 * size - 1)
-    real = {**asked, "dry_run": False, "output": str(tmp_path / "out")}
-    with pytest.raises(ValueError, match=r"does not fit: its weights, gradients and Adam's moments take about 0\.0 GB"):
-        run("train", **real)
-    monkeypatch.setattr(sizes, "device_memory", lambda device: 16 * size)
-    with pytest.raises(OSError, match="no file named"):  # now it is the weights that are missing
-        run("train", **real)
-
-
-def test_what_is_missing_is_said(asked, tmp_path):
-    data = {**asked["data"], "dev": str(tmp_path / "dev.tsv")}
+def test_missing_files_are_named(asked):
+    data = {**asked["data"], "dev": "dev.tsv"}
     with pytest.raises(FileNotFoundError, match=r"no such file: .*dev\.tsv"):
-        run("train", **{**asked, "data": data})
+        run("train", **{**asked, "data": data}, dry_run=True)
     with pytest.raises(FileNotFoundError, match=r"no such model directory: \./nowhere"):
-        run("train", **{**asked, "model": {"name": "./nowhere"}})
+        run("train", **{**asked, "model": {"name": "./nowhere"}}, dry_run=True)
 
 
-def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
+def test_an_error_of_the_hub_names_the_model(asked, monkeypatch):
     """Theirs has several lines, and none that says which model it is."""
     from transformers import AutoConfig
 
@@ -97,17 +99,4 @@ def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
     monkeypatch.setattr("raoe_train.encoders.load._load", gated)
     for dry in (True, False):
         with pytest.raises(OSError, match=r"^a/b cannot be loaded: 401 Client Error\. Cannot access gated repo\. "):
-            run("train", **{**asked, "model": {"name": "a/b"}, "dry_run": dry, "output": str(tmp_path / "out")})
-
-
-def test_what_has_no_config(asked):
-    with pytest.raises(ValueError, match=r"dry_run cannot estimate model\.name scratch"):
-        run("train", **{**asked, "model": {"name": "scratch"}})
-
-
-def test_an_older_folder_of_sentence_transformers(asked, tmp_path):
-    """With transformer and tokenizer in a folder of their own."""
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "0_Transformer").symlink_to(asked["model"]["name"])
-    older = {**asked["model"], "name": str(tmp_path / "old")}
-    assert run("train", **{**asked, "model": older}) == run("train", **asked)
+            run("train", **{**asked, "model": {"name": "a/b"}, "dry_run": dry, "output": "out"})
