@@ -60,7 +60,7 @@ def file_digest(path: Path) -> str:
 
 
 def commit() -> str | None:
-    """The git commit of this source tree, with "+" if files were changed since; None outside git."""
+    """The git commit of this source tree, with "+" if files changed since; None outside git."""
 
     def git(*words: str) -> str:
         home = Path(__file__).parent

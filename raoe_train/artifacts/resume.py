@@ -103,7 +103,7 @@ class Output:
         record = read_json(self.record)
         if record.get(FINISHED) or different(record.get(SETTINGS), self.settings):
             if self.folder:
-                if FINISHED in record:  # first, so that a kill below does not leave a finished record
+                if FINISHED in record:  # first, so that a kill below leaves no finished record
                     write_json(self.record, {**record, FINISHED: False})
                 for path in (self.path / name for name in record.get(FILES, [])):
                     if self.path in path.parent.resolve().joinpath(path.name).parents:  # not a path out of the folder
@@ -111,7 +111,8 @@ class Output:
                         with suppress(OSError):  # raised for a folder that is not empty, at the latest the output's own
                             os.removedirs(path.parent)
             record = {SETTINGS: self.settings}
-        write_json(self.record, {**record, FILES: [*dict.fromkeys([*record.get(FILES, []), *files])]})
+        names = dict.fromkeys([*record.get(FILES, []), *files])
+        write_json(self.record, {**record, FILES: [*names]})
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write and return the record of a complete output (result, settings, versions); remove unfinished work."""

@@ -43,7 +43,7 @@ class RowProblem(Exception):
 
 
 class Columns:
-    """Finds our columns in rows by the names in NAMES, or by `mapping` (`columns` of read_pairs)."""
+    """Finds our columns in rows by NAMES, or by `mapping` (`columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         for name in mapping or {}:

@@ -31,7 +31,7 @@ def data_kind(path: str | os.PathLike[str]) -> str | None:
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
-    """Convert `name` to the path of a data file; FileNotFoundError or ValueError if it is not one."""
+    """The path of a data file; FileNotFoundError or ValueError if `name` is not one."""
     path = Path(name).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"no such file: {str(path)!r} (for a dataset on a hub write hub:OWNER/NAME#SPLIT)")
@@ -42,7 +42,7 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 
 
 def known_kind(path: Path) -> str:
-    """The format that a path's suffix stands for, as data_kind; ValueError for an unknown suffix."""
+    """data_kind of a path; ValueError for an unknown suffix."""
     if (kind := data_kind(path)) is None:
         known = f"{', '.join(KINDS)}, all but parquet also with .gz"
         raise ValueError(f"{path}: unknown format; the suffix must be one of {known}")
@@ -141,7 +141,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # the default decoder hides duplicate keys
+OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # by default duplicate keys are hidden
 
 
 def read_jsonl(path: Path) -> Iterator[Row]:
@@ -202,7 +202,7 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         if kind == "parquet":
             import pyarrow.parquet
 
-            listed = list(values)  # all at once, because a column's type depends on all of its values
+            listed = list(values)  # because a column's type depends on all of its values
             table = pyarrow.table({name: [row[place] for row in listed] for place, name in enumerate(columns)})
             pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
             return

@@ -56,7 +56,7 @@ def read_pairs(
         require: columns that must exist, of "score", "label", "subset". Missing scores are computed from labels, evenly
             from 1 for class 0 down to 0 for the largest class; if labels are numbers, `labels` must map them.
 
-    Rows without a gold label ("-", -1 or empty, as in SNLI and MNLI) are always dropped and counted.
+    Rows without a gold label ("-", -1 or empty, as in SNLI) are always dropped and counted.
 
     Returns:
         A Dataset with sentence1 and sentence2 (in NLI, premise and hypothesis) and, if the source has them, score

@@ -85,7 +85,7 @@ def _label(column: str, value: Any) -> str:
     return word
 
 
-ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be below the data folder
+ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`
 STS_SUBSETS = {
     "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
     "sts13": ("FNWN", "headlines", "OnWN"),  # without SMT, whose licence does not allow it

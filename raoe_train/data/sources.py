@@ -116,7 +116,7 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
         if column not in fields:
             names = ", ".join(map(repr, fields))
             where = f"{source.name}, {source.unit} {line}"
-            raise ValueError(f"{where}: no column {column!r}, which #{split} needs; columns: {names}")
+            raise ValueError(f"{where}: no column {column!r} for #{split}; columns: {names}")
         splits[str(fields[column])] += 1
         if str(fields[column]) == split:
             yield line, fields

@@ -1,4 +1,4 @@
-"""Read triplets (an anchor, an entailed and a contradicting text) and lists of ranking sentences."""
+"""Read triplets (anchor, entailed and contradicting text) and lists of ranking sentences."""
 
 import ast
 import itertools

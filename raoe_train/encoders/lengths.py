@@ -42,7 +42,7 @@ def by_length(
 
     Args:
         columns: output of `preprocess`, tensors (B, L) on any device, padded on either side; L may differ.
-        most: maximum number of tokens in a run, including padding; a longer text is a run of its own.
+        most: maximum number of tokens in a run, with padding; a longer text is a run of its own.
         most_texts: the same limit, as a number of texts that are all as long as the longest.
         multiple: round the lengths of runs up to a multiple of it, so that few shapes are compiled.
         keep_leading: keep padding in front of texts, for a model whose positions count it; columns of different width
@@ -133,7 +133,7 @@ def words_looked_up_once(model: Any, runs: Runs) -> Iterator[None]:
 
 
 def counts_leading_padding(model: Any) -> bool:
-    """Whether a model's positions may count padding in front of a text; relative positions do not."""
+    """Whether a model's positions may count padding before a text; relative ones do not."""
     config = getattr(getattr(model, "transformers_model", None), "config", None)
     return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
 

@@ -104,7 +104,7 @@ def check_whole(model: Any, name: str, foreign: bool = False) -> None:
     words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
     if 2 * words < rows and not foreign:
         raise ValueError(f"{name} is incomplete: its tokenizer has {words} words, but its embeddings have {rows} rows")
-    # transformers marks loaded weights; weights that a device_map left on disk are on the meta device
+    # transformers marks loaded weights; those that a device_map left on disk are on the meta device
     here = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
     missing = [key for key in random if "lora_" not in key and "pooler." not in key]

@@ -14,7 +14,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass
 class Scratch:
-    """A small BERT with random weights, and a WordPiece tokenizer trained on the training sentences.
+    """A small BERT with random weights, and a WordPiece tokenizer of the training sentences.
 
     Args:
         vocab_size: maximum size of the vocabulary

@@ -81,7 +81,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """An encoder's results on each of n examples of a task, so that two encoders can be compared."""
+    """An encoder's results on each of n examples of a task, to compare two encoders."""
 
     values: np.ndarray  # [n] float64, whose mean is the main metric x100; with gold, the encoder's similarities
     gold: np.ndarray | None = None  # [n] float64, whose Spearman correlation with values is the main metric
@@ -226,7 +226,7 @@ def evaluate_tasks(
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
-    """The main metric of one task's result, x100; None if it is undefined or the result is empty."""
+    """The main metric of a task's result, x100; None if undefined or the result is empty."""
     return result.get(result.get("main", "spearman"))
 
 

@@ -26,8 +26,7 @@ def read_transfer(name: str, reading: Reading) -> Task:
     first, second, labels, split = columns
     settings = (reading.classifier or Classifier()).settings()
     _check(labels, split, str(source), settings["kfold"])
-    # without the default classifier, so that results from before other classifiers existed stay valid
-    content = columns if settings == Classifier().settings() else [*columns, settings]
+    content = [*columns, settings]
     score = partial(classify, data=columns, settings=settings)
     return Task("transfer", "accuracy", content, [*first, *(second or [])], score)
 

@@ -64,7 +64,7 @@ class Sampling:
         return hf.LogitsProcessorList(filter(None, steps))
 
     def warpers(self) -> Any:
-        """The LogitsProcessorList that is the same for all rows, for logits or log-probabilities."""
+        """The LogitsProcessorList that is the same for all rows."""
         steps = (
             self.temperature not in (None, 1.0) and hf.TemperatureLogitsWarper(float(self.temperature or 0)),
             self.top_k and hf.TopKLogitsWarper(self.top_k),
@@ -112,7 +112,7 @@ class Answer:
     ids: list[int]  # generated tokens, including an end token
     text: str  # decoded without special tokens, up to a stop string ("" without a tokenizer)
     finish: str  # "eos", "stop" (a stop string) or "length" (reached max_new_tokens)
-    # the nearer context if the request has keep; None otherwise, and if the cache keeps only a window
+    # the nearer context if the request has keep; None if the cache keeps only a window
     context: Context | None = field(default=None, compare=False)
 
 

@@ -108,7 +108,7 @@ def parse_list(text: str, steps: int) -> list[str] | str:
 
 
 def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | None:
-    """The problem with a generated sentence, or None; `source` is the first sentence of its chain."""
+    """The problem with a generated sentence, or None; `source` is the first of its chain."""
     if why := unfinished(finish):
         return why
     if not sentence:

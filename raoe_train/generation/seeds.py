@@ -102,7 +102,7 @@ def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
     """Select sentences by clustering; returns their positions, ascending. Deterministic on the same machine."""
     check_clusters(sentences, seeds)  # before hours of encoding
     encoder: Any = seeds.encoder
-    # only one process selects, without a cache: it would wait forever for the other processes' shards
+    # only one process selects, without a cache: it would wait forever for the others' shards
     encoder = encoder if rank_and_world()[1] == 1 else replace(encoder, cache=None)
     vectors = embeddings(encoder, sentences, "seeds.encoder")
     return draw_from_clusters(vectors, seeds.clusters, seeds.per_cluster, seeds.seed)

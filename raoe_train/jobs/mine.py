@@ -75,7 +75,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 
     (Section 3.4 of the margins paper.) For each sentence, the k nearest sentences of its own class and the k nearest of
     all other classes, above a threshold, are combined into examples for the chosen loss, one on each row. A random
-    subset is kept. Embeddings are kept in model.cache or, until OUTPUT is written, in OUTPUT.parts/.
+    subset is kept. model.cache or, until OUTPUT is written, OUTPUT.parts/ keeps embeddings.
 
     Returns:
         {"output", "examples", "available": examples before the random choice, "labels": {"1": pairs of one class, "0":
@@ -89,7 +89,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
     known_kind(path)
     loss = config.loss
     if loss == "mse" and mining.count is None:
-        raise ValueError("--mining.count is missing: the number of random pairs to draw for loss mse")
+        raise ValueError("--mining.count is missing: how many random pairs to draw for loss mse")
     if loss != "mse":
         needed(model.name, "model.name", "the encoder whose embeddings decide which sentences are neighbours")
     texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))

@@ -45,7 +45,7 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
         "from", "settings", "versions"}}}.
     """
     if not config.names:
-        raise ValueError("--names is missing: name data sets, such as snli, or a paper, such as raoe")
+        raise ValueError("--names is missing: data sets, such as snli, or a paper, such as raoe")
     target = Path(needed(config.output, "output", "the directory to write to")).expanduser()
     folder = Path(config.copies).expanduser() if config.copies else None
     if folder is not None and not folder.is_dir():

@@ -38,7 +38,7 @@ class CachedLoss(CachedLossMixin, Loss):
     """A loss for sentence-transformers whose batch can be encoded in mini-batches and compared across processes.
 
     A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``: the loss, (), of the (B, D) columns of a
-    whole batch. Its constructor keeps each keyword as an attribute of the same name, for model cards.
+    whole batch. Its constructor keeps each keyword as an attribute, for model cards.
 
     Args:
         model: the encoder.

@@ -189,7 +189,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return (model or self.model)(dict(run))["sentence_embedding"]  # a copy, because modules write into it
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: the loss of the embeddings of all runs; `labels` is the _Batch."""
+        """Hook of CachedLossMixin: the loss of all runs' embeddings; `labels` is the _Batch."""
         (runs,) = reps
         table = torch.cat(runs).detach().requires_grad_(with_backward)
         loss = self._value(table, labels)

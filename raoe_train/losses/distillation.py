@@ -92,7 +92,7 @@ class RankDistillationLoss(DistillationLoss):
 
 
 class ListMLELoss(CachedLoss):
-    """Each sentence of a list must rank the whole list in the teacher's order, by ``list_mle_loss``.
+    """Each sentence of a list must rank the list in the teacher's order, by ``list_mle_loss``.
 
     Row j has the cosines of x_j with *every* sentence of its list, including x_j (Eq. 8 and 9 of the ranking-sentences
     paper: s_j = [s_j,1 … s_j,n]; its code does the same). The teacher's row j has the same places, from the symmetric

@@ -100,7 +100,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     The columns are anchor, positive, negative and optionally neutral; InfoNCE uses neutrals as hard negatives, too. The
     angular part is CoSENT over ``pairwise_angle_sim`` of all pairs (anchor, other column) in the batch: Angle(positive)
     < Angle(neutral) < Angle(negative), also for different anchors. The appendix has these two parts. AnglE itself has a
-    third part, CoSENT over the cosines of the same pairs, and a scale of 1 for angles (recipe angle).
+    third part, CoSENT over the cosines of these pairs, and scale 1 for angles (recipe angle).
 
     Args:
         model, scale, contrastive: see InfoNCELoss; scale is for all parts, and only InfoNCE can learn it.
@@ -143,7 +143,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
-        """CoSENT of CLASSES over a similarity function of two (n, D) tensors, summed over widths."""
+        """CoSENT of CLASSES over a similarity of two (n, D) tensors, summed over widths."""
         anchor, *others = embeddings
         first, second = anchor.repeat(len(others), 1), torch.cat(others)
         widths = self.dims or (anchor.shape[1],)

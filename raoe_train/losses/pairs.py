@@ -132,7 +132,7 @@ class PairLoss(CachedLoss):
             return score, None if label is None else label.long()
         self._checked_labels = True
         if score.is_floating_point() and bool(score.isnan().any()):
-            raise ValueError(f"{type(self).__name__} got a NaN score: remove or complete such pairs")
+            raise ValueError(f"{type(self).__name__} got a NaN score: remove such pairs")
         if label is not None and bool(((label < 0) | (label != label.floor())).any() | label.isnan().any()):
             raise ValueError(
                 f"{type(self).__name__} needs labels that are whole numbers from 0, larger = less related "

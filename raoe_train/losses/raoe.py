@@ -21,7 +21,7 @@ class RankMarginLoss(OneSweep, PairLoss):
     Args:
         model, scale, cached: see OneSweep and PairLoss.
         margin: pairs count if their ranks in the (global) batch differ by more than this
-        ties: how to rank equal scores, as `method` of scipy's rankdata; only "ordinal" compares them
+        ties: how to rank equal scores (`method` of scipy's rankdata); only "ordinal" compares them
     """
 
     by_order = True

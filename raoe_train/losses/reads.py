@@ -134,7 +134,7 @@ def _distinct(source: str, names: list[str], **options: Any) -> Table:
 
 SCORED_PAIRS = Reads("scored pairs", _ranked_pairs, ScoreLabelCollator)
 COSINES = Reads("scored pairs", _cosines)  # with sentence-transformers' collator, in which the score is the label
-TRIPLETS = Reads("triplets", _triplets)  # anchor, positive, negative and, with data.neutral, neutral
+TRIPLETS = Reads("triplets", _triplets)  # and, with data.neutral, a neutral text
 TRIPLETS_WITH_TEXTS = Reads("triplets", _triplets, TextCollator)
 ONE_NEGATIVE = Reads("triplets", _one_negative)
 LABELLED_PAIRS = Reads("labelled pairs", _labelled_pairs)  # 1 similar, 0 not

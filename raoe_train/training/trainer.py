@@ -27,7 +27,7 @@ class Trainer(SentenceTransformerTrainer):
     It differs from its base class in this: The loss chooses the collator. Texts get the encoder's own prompt if `args`
     has none. Batches are encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an
     error that shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), and weight
-    decay skips those that are one number. The log is printed as lines, with more values for trackers.
+    decay skips those that are one number. The log is printed in lines; trackers get more values.
 
     Args:
         model: the encoder.
@@ -82,7 +82,7 @@ class Trainer(SentenceTransformerTrainer):
         self.meter = Meter(self)
         self.callback_handler.callbacks.insert(0, self.meter)  # first, so that trackers get the values that it adds
         self.add_callback(FiniteWeights(self))
-        # replace the trainer's default, which comes last; callbacks of the user and of notebooks stay
+        # replace the trainer's default, which comes last; those of users and notebooks stay
         own = [each for each in self.callback_handler.callbacks if type(each) in (PrinterCallback, ProgressCallback)]
         if own:
             self.remove_callback(own[-1])
@@ -198,5 +198,5 @@ def _collator(losses: list[Any]) -> Any:
     classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {SentenceTransformerDataCollator}
     if len(classes) > 1:
         names = " and ".join(sorted(each.__name__ for each in classes))
-        raise ValueError(f"the losses need different collators, {names}: pass your own data_collator")
+        raise ValueError(f"the losses need different collators, {names}: pass a data_collator")
     return next(iter(classes), SentenceTransformerDataCollator)

@@ -80,7 +80,7 @@ def test_split(tmp_path):
     with pytest.raises(ValueError, match=r"no split 'test'; splits: train \(2\), dev \(1\)"):
         read_pairs(path + "#test")
     nosplit = write(tmp_path / "b.tsv", "sentence1\tsentence2\na\tb\n")
-    with pytest.raises(ValueError, match="no column 'split', which #train needs"):
+    with pytest.raises(ValueError, match="no column 'split' for #train"):
         read_pairs(nosplit + "#train")
     mapped = write(tmp_path / "c.tsv", "sentence1\tsentence2\tfold\na\tb\tx\nc\td\ty\n")
     assert read_pairs(mapped + "#y", columns={"split": "fold"})["sentence1"] == ["c"]

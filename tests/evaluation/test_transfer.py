@@ -255,7 +255,7 @@ def test_malformed_lines_are_named_or_skipped(tmp_path):
 def test_columns_are_mapped(tmp_path):
     rows = [{"review": row["text"], "stars": row["label"]} for row in single()[0]]
     task = read(tmp_path, rows, columns={"sentence": "review", "label": "stars"})
-    texts, _, labels, _ = task.content
+    texts, _, labels, *_ = task.content
     assert (texts[0], labels[0], labels[-1]) == ("word00", "0", "1")
 
 
