@@ -32,7 +32,7 @@ def fingerprint(model: str) -> str | None:
     adapter. It changes when the model is trained again, but not when the folder moves. None for a name on a hub, which
     has to identify the model."""
     folder = Path(model).expanduser()
-    if not folder.is_dir():
+    if not model or not folder.is_dir():
         return None
     digests, seen = dict[str, str](), set[str]()
     for root, folders, names in os.walk(folder, followlinks=True):

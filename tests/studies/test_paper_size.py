@@ -57,6 +57,7 @@ def test_a_dry_run_of_each_recipe(papers, monkeypatch, recipe):
 SWEEPS = {"raoe-ablation": 51, "bellm-study": 5, "ranking-study": 19, "efficiency": 5, "margins": 144}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", SWEEPS)
 def test_the_cells_of_each_study(papers, monkeypatch, capsys, study):
     monkeypatch.chdir(papers)

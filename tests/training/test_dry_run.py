@@ -50,9 +50,9 @@ def test_steps_time_and_memory(asked, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("training", "steps"),
     [
-        ({"max_steps": 7}, 7),
-        ({"gradient_accumulation_steps": 2}, 6),
-        ({"min_steps": 30}, 30),
+        ({"max_steps": 2}, 2),
+        ({"gradient_accumulation_steps": 2, "num_train_epochs": 1}, 2),
+        ({"min_steps": 13}, 13),
         ({"num_train_epochs": 0.5}, 2),
     ],
 )
