@@ -15,12 +15,12 @@ from tests.tiny import SENTENCES, tiny_encoder
 def test_without_mteb(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "mteb", None)
     assert main(["evaluate", "--model.name", "x", "--tasks", "SciDocsRR", "--data.dir", str(tmp_path)]) == 2
-    assert "mteb is not installed: pip install 'raoe[eval]'" in capsys.readouterr().err
+    assert "mteb is not installed: run pip install -e '.[eval]'" in capsys.readouterr().err
 
 
 @pytest.fixture
 def mteb():
-    return pytest.importorskip("mteb", reason="mteb is not installed (pip install 'raoe[eval]')")
+    return pytest.importorskip("mteb", reason="mteb is not installed (pip install -e '.[eval]')")
 
 
 def order(encoder, first, second, prompt):

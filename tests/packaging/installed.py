@@ -2,7 +2,7 @@
 
     python -I installed.py cpu+cuda|cpu|none
 
-compiled modules are the ones named and run where torch can; with raoe[train], three lines train an encoder. Nothing of
+compiled modules are the ones named and run where torch can; with the extra `train`, three lines train an encoder. Nothing of
 the checkout may be in reach.
 """
 

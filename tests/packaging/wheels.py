@@ -98,7 +98,7 @@ def audited(wheel: Path, tools: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.packaging.wheels", description=__doc__)
-    parser.add_argument("--no-train", action="store_true", help="do not install torch and raoe[train] to train")
+    parser.add_argument("--no-train", action="store_true", help="do not install torch and the extra `train`")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     arguments = parser.parse_args()
     dist = arguments.dist.resolve()
