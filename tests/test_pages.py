@@ -17,7 +17,7 @@ TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in RUN if page != "README.md"])  # packaging runs README.md from a wheel
-def test_a_page_runs_as_it_stands(tmp_path, page):
+def test_page_runs(tmp_path, page):
     ours = runs(page, TEXT[page])
     for block, got in zip(ours, outputs(page, tmp_path, ours), strict=True):
         if block.kept is not None and block.compared:
@@ -25,7 +25,7 @@ def test_a_page_runs_as_it_stands(tmp_path, page):
 
 
 @pytest.mark.parametrize("page", NAMES)
-def test_a_block_is_run_or_read_or_no_code(page):
+def test_every_code_block_is_run_or_parsed(page):
     languages = {block.language for block in blocks(TEXT[page])}
     assert languages <= {"python", "sh", "text", "json", "yaml", "math"}
     assert "python" not in languages or page in RUN or page in READ
@@ -39,13 +39,13 @@ def test_a_block_is_run_or_read_or_no_code(page):
     assert page in READ or "sh" not in languages or ran
 
 
-def test_what_is_only_read_is_there():
+def test_lists_of_pages_are_up_to_date():
     assert not [page for page in READ if page not in TEXT or not (commands(TEXT[page]) or "```python" in TEXT[page])]
     assert not [page for page in RUN if page not in TEXT]
 
 
 @pytest.mark.parametrize("page", READ)
-def test_a_command_is_one_that_there_is(page):
+def test_commands_are_valid(page):
     """Its job, recipe, keys and values, up to what is the reader's own: names in capitals, and files."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for words in commands(TEXT[page]):

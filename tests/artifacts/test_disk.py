@@ -33,7 +33,7 @@ def small(folder, output="out"):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("file", ["optimizer.pt", "trainer_state.json", "config_sentence_transformers.json"])
-def test_a_disk_that_fills_up_at_a_checkpoint(tmp_path, file):
+def test_full_disk_at_a_checkpoint(tmp_path, file):
     """The checkpoint of step 8 cannot be written; that of step 4 is whole, and the run goes on from it."""
     made = small(tmp_path)
     whole = run("train", "raoe-s1", **small(tmp_path, "whole"))
@@ -60,7 +60,7 @@ def test_a_disk_that_fills_up_at_a_checkpoint(tmp_path, file):
 
 
 @pytest.mark.parametrize("job", ["train", "score", "generate"])
-def test_a_file_in_the_place_of_a_folder(tmp_path, capsys, job):
+def test_file_in_place_of_a_folder(tmp_path, capsys, job):
     keys = make_jobs(tmp_path / "inputs")[job].keys(tmp_path / "occupied")
     (tmp_path / "occupied").write_text("a file")
     with pytest.raises(OSError, match=r"occupied"):
@@ -73,7 +73,7 @@ PLACES = [("evaluate", "submission", "file"), ("evaluate", "polarity.reference.c
 
 
 @pytest.mark.parametrize(("job", "key", "kind"), PLACES)
-def test_places_are_looked_at_before_anything_else(tmp_path, monkeypatch, job, key, kind):
+def test_output_paths_are_checked_first(tmp_path, monkeypatch, job, key, kind):
     """No model and no data is given, which each job would say first."""
     (tmp_path / "file").write_text("")
     wrong = [(tmp_path / "file" / "x", "cannot be written: .*file is a file")]
@@ -87,7 +87,7 @@ def test_places_are_looked_at_before_anything_else(tmp_path, monkeypatch, job, k
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_the_command_says_it_in_a_line(tmp_path, capsys, monkeypatch):
+def test_command_prints_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("occupied").write_text("a file")
     assert main(["train", "demo", "--output", "occupied/run"]) == 2

@@ -133,7 +133,7 @@ def alone(tmp_path_factory):
         pytest.param("nodes", 2, None, marks=pytest.mark.exhaustive),
     ],
 )
-def test_training_is_of_the_global_batch(tmp_path, alone, by, processes, mini_batch_size):
+def test_processes_train_on_the_global_batch(tmp_path, alone, by, processes, mini_batch_size):
     """One, two, four processes with 8, 4, 2 pairs each, the last with cached gradients: the same losses and weights, up
     to rounding."""
     expected_losses, expected, before = alone
@@ -146,7 +146,7 @@ def test_training_is_of_the_global_batch(tmp_path, alone, by, processes, mini_ba
     assert metrics["after"]["spearman"] == pytest.approx(before["after"]["spearman"], abs=0.5)
 
 
-def test_rows_that_make_no_whole_batches(tmp_path):
+def test_rows_that_do_not_fill_whole_batches(tmp_path):
     """Several processes drop them; one that is told to, too, has the same rows in each step."""
     found = []
     for processes in (1, 2, 4):
@@ -161,7 +161,7 @@ def test_rows_that_make_no_whole_batches(tmp_path):
     # in the first epoch of 7 steps, after its end, in the second; 3 processes: of 6 rows and 9 steps
     [(2, 3, 5, 2), (2, 7, 8, 2), (2, 2, 11, 2), (3, 2, 13, 2), (2, 2, 8, 1)],
 )
-def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path, processes, saved, killed, sources):
+def test_interrupted_run_resumes_with_all_processes(tmp_path, processes, saved, killed, sources):
     """To the weights of an undisturbed run, whichever epoch it resumes in."""
     results, when = [], {"save_strategy": "steps", "eval_strategy": "no", "save_steps": saved}
     for name in ("whole", "stopped"):
@@ -179,7 +179,7 @@ def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path, process
     assert found == expected and all(torch.equal(weights[name], others[name]) for name in weights)
 
 
-def test_an_error_is_said_once_and_ends_all(tmp_path):
+def test_error_is_printed_once_and_stops_all_processes(tmp_path):
     path, output = recipe(tmp_path, "out", 2)
     output.mkdir()
     (output / "something").touch()
@@ -216,5 +216,5 @@ def shares(tmp_path_factory):
         *(pytest.param(name, 2, by, marks=pytest.mark.exhaustive) for name in ("score", "generate") for by in REAL),
     ],
 )
-def test_shares_are_merged_to_the_same(shares, name, processes, by):
+def test_shares_of_processes_merge_to_the_result_of_one(shares, name, processes, by):
     assert shares(name) == shares(name, processes, by)

@@ -45,7 +45,7 @@ def rows_of(run):
     return report.read([run.rows])
 
 
-def test_every_part_once_and_what_is_built_is_as_asked(machine, tmp_path):
+def test_every_part_runs_once_and_builds_for_the_gpu(machine, tmp_path):
     asked, _ = machine
     run, finished = do(tmp_path)
     titles = [step.title for step in asked]
@@ -67,7 +67,7 @@ def test_every_kernel_test_has_a_part():
     assert "tests/kernels/test_gpu_infonce.py" in gpu.tests_of("infonce")
 
 
-def test_it_goes_on_where_it_stopped(machine, tmp_path):
+def test_stopped_run_resumes(machine, tmp_path):
     asked, outcomes = machine
     outcomes |= {"cosine 512": "stopped", "test-cosine": "failed"}
     parts = "test-pairwise", "test-cosine", "cosine"
@@ -92,7 +92,7 @@ def test_it_goes_on_where_it_stopped(machine, tmp_path):
     assert [step.title for step in asked] == ["test-cosine"]
 
 
-def test_other_sources_are_another_run(machine, tmp_path, monkeypatch):
+def test_changed_sources_start_a_new_run(machine, tmp_path, monkeypatch):
     asked, _ = machine
     do(tmp_path, "test-cosine")
     monkeypatch.setattr(gpu, "sources", lambda: "other ones")
@@ -100,7 +100,7 @@ def test_other_sources_are_another_run(machine, tmp_path, monkeypatch):
     assert len(asked) == 2
 
 
-def test_red_tests_withhold_the_ratios_of_their_op_alone(machine, tmp_path):
+def test_failed_tests_hide_ratios_of_their_op_only(machine, tmp_path):
     asked, outcomes = machine
     outcomes |= {"test-cosine": "failed", "build": "failed"}
     run, finished = do(tmp_path)
@@ -116,14 +116,14 @@ def test_red_tests_withhold_the_ratios_of_their_op_alone(machine, tmp_path):
     ]
 
 
-def test_no_step_is_begun_late(machine, tmp_path):
+def test_no_step_starts_without_enough_time(machine, tmp_path):
     asked, _ = machine
     _, finished = do(tmp_path, "test-cosine", minutes=(gpu.TO_STOP + gpu.LEAST) / 60)
     assert not finished and asked == []
     assert do(tmp_path, "test-cosine", minutes=1)[1]
 
 
-def test_a_step_is_shown_as_it_comes_and_stopped_in_time(machine, tmp_path, monkeypatch):
+def test_output_of_a_step_is_streamed_and_stopped_in_time(machine, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(provenance, "describe", lambda device: {"gpu": "none", "commit": "abc"})
     monkeypatch.setattr(gpu.torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -145,7 +145,7 @@ def test_a_step_is_shown_as_it_comes_and_stopped_in_time(machine, tmp_path, monk
     assert run.stream(gpu.Step("stubborn", ["-c", stubborn], "op"))[0] == "stopped"
 
 
-def test_modules_of_other_sources_are_not_taken(monkeypatch):
+def test_modules_of_other_sources_are_not_used(monkeypatch):
     monkeypatch.setattr(gpu._build, "info", lambda: {"sources": "other ones"})
     monkeypatch.setattr(gpu.raoe_kernels, "backends", lambda device: {"raoe_loss": {"native": True}})
     assert not gpu.brought_along()
@@ -173,7 +173,7 @@ def faked(tmp_path, *command, **environment):
 SKIPPED = """
 import pytest
 
-def test_of_no_gpu(): pytest.skip("why not")
+def test_message_without_a_gpu(): pytest.skip("why not")
 @pytest.mark.gpu
 def test_of_the_gpu(): pytest.skip("no reason")
 @pytest.mark.parametrize("place", [("cuda", "scan"), ("cuda", "triton"), ("cuda", "native"), ("cpu", "native")])
@@ -193,7 +193,7 @@ def test_on_a_gpu_compiled_kernels_are_not_skipped(tmp_path, wish):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_all_of_it_on_a_faked_gpu(tmp_path):
+def test_whole_run_on_a_faked_gpu(tmp_path):
     """Tests are collected and not run; every benchmark is, with every contender that this machine has."""
     command = ["-m", "benchmarks.gpu", "--results", str(tmp_path / "results")]
     done = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
@@ -213,7 +213,7 @@ def test_all_of_it_on_a_faked_gpu(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_that_fails_on_a_faked_gpu(tmp_path):
+def test_failing_step_on_a_faked_gpu(tmp_path):
     """Its exit status is seen, what comes after it is done, and without ratios."""
     command = ["-m", "benchmarks.gpu", "--results", str(tmp_path), "test-listwise", "listwise"]
     done = faked(tmp_path, *command, PYTEST_ADDOPTS="--no-such-option")

@@ -49,7 +49,7 @@ def test_a_fused_linear_cross_entropy_is_info_nce(name, monkeypatch):
         torch.testing.assert_close(x, y)
 
 
-def test_peers_that_are_not_there_are_named(monkeypatch):
+def test_missing_peers_are_named(monkeypatch):
     assert set(infonce.GPU_PEERS) <= set(infonce.case(4, "cpu").missing)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device, dtype=None: self)  # a GPU that is none
     case = infonce.case(4, "cuda")

@@ -82,7 +82,7 @@ def test_opposites_take_the_same_objects():
     assert all(kind in words.objects for kinds in words.actions.values() for kind in kinds)
 
 
-def test_no_word_stands_for_two_things():
+def test_every_word_has_one_meaning():
     """Else the target would not follow from the sentences."""
     words = made.words()
     concepts = [*words.kind, *words.actions, *words.modifiers["agent"], *words.modifiers["object"], *words.places]

@@ -36,7 +36,7 @@ def check_invariance(name, attention, layers):
 
 
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
-def test_padding_and_batches_change_nothing(name, attention):
+def test_padding_and_batch_size_do_not_matter(name, attention):
     for layers in (0, 1, 3):
         check_invariance(name, attention, layers)
 
@@ -69,7 +69,7 @@ def test_flex_attention_compiles():
 
 
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
-def test_no_layer_is_the_decoder_itself(name, attention):
+def test_zero_layers_equal_the_decoder(name, attention):
     decoder = tiny_decoder(name, attention)
     ids, mask = padded("left", 0)
     expected = states(decoder, ids, mask)[mask.bool()]
@@ -78,7 +78,7 @@ def test_no_layer_is_the_decoder_itself(name, attention):
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "phi3"])
-def test_all_layers_are_transformers_own_bidirectional_model(name):
+def test_all_layers_equal_the_bidirectional_model_of_transformers(name):
     """is_causal=False is its way to make every layer look both ways."""
     ids, mask = padded("right", 0)
     own = tiny_decoder(name, "sdpa", is_causal=False)
@@ -114,7 +114,7 @@ def test_the_last_layer_by_hand(name, attention):
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
 
 
-def test_one_layer_changes_nothing_for_the_last_token():
+def test_last_token_is_unchanged_by_one_layer():
     """It saw all others before."""
     ids = sequences()[0][None]
     causal = states(tiny_decoder("llama", "sdpa"), ids)
@@ -158,7 +158,7 @@ def test_soft_capped_attention_runs_eager():
     assert BidirectionalModel(config).decoder.config._attn_implementation == "eager"
 
 
-def test_what_a_call_refuses():
+def test_invalid_calls():
     model = BidirectionalModel.around(tiny_decoder("llama", "sdpa"), 1)
     ids, mask = padded("left", 0)
     with pytest.raises(ValueError, match="no key-value cache"):
@@ -183,12 +183,12 @@ def test_what_a_call_refuses():
         ("llama", -1, "from 0 to 3, got -1"),
     ],
 )
-def test_what_cannot_be_made_bidirectional(decoder, layers, message):
+def test_models_that_cannot_become_bidirectional(decoder, layers, message):
     config = tiny_decoder(decoder).config if isinstance(decoder, str) else decoder
     with pytest.raises(ValueError, match=message):
         BidirectionalConfig(config, layers)
 
 
-def test_a_decoder_that_looks_both_ways_already_is_refused():
+def test_already_bidirectional_decoder_is_refused():
     with pytest.raises(ValueError, match="is already bidirectional in all layers"):
         BidirectionalConfig(tiny_decoder("llama", is_causal=False).config)

@@ -88,7 +88,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_loads_as_it_was_in_a_fresh_process_or_not_at_all(saved):
+def test_saved_model_loads_unchanged_in_a_fresh_process(saved):
     folder, made = saved
     folders = [folder / name for name in KINDS]
     registered = "from raoe_train.encoders.bidirectional import register; register()"
@@ -111,7 +111,7 @@ def _installed() -> bool:
     return subprocess.run([sys.executable, "-c", code], cwd="/", env={**os.environ, "PYTHONPATH": ""}).returncode == 0
 
 
-def test_what_is_saved_passes_the_check(saved):
+def test_saved_model_passes_the_check(saved):
     folder, made = saved
     for name in made:
         model = load_encoder(Model(name=str(folder / name), device="cpu"))
@@ -121,7 +121,7 @@ def test_what_is_saved_passes_the_check(saved):
         np.testing.assert_allclose(model.encode(SENTENCES), made[name][1], atol=1e-5, err_msg=name)
 
 
-def test_the_check_fails_where_it_should(saved, capsys):
+def test_check_detects_dependence_on_padding(saved, capsys):
     from raoe_train.encoders.bidirectional import modeling
 
     folder, _ = saved
@@ -155,7 +155,7 @@ def test_merging_leaves_plain_weights_with_the_same_embeddings(saved, tmp_path, 
         np.testing.assert_allclose(np.array(found[str(tmp_path / "merged")]), made[name][1], atol=1e-5)
 
 
-def test_merging_into_full_weights_what_was_trained_over_4_bits(saved, tmp_path):
+def test_4_bit_adapter_merges_into_full_weights(saved, tmp_path):
     folder, made = saved
     run("export", **{"model.name": str(folder / "qlora"), "merge": True, "output": str(tmp_path / "merged")})
     model = load_encoder(Model(name=str(tmp_path / "merged"), device="cpu"))
@@ -167,7 +167,7 @@ def test_merging_into_full_weights_what_was_trained_over_4_bits(saved, tmp_path)
     assert cosine.min() > 0.9 and np.abs(found - expected).max() > 1e-6
 
 
-def test_what_export_refuses(saved, tmp_path):
+def test_export_refuses_invalid_input(saved, tmp_path):
     folder, _ = saved
     with pytest.raises(ValueError, match="is an adapter: add --merge"):
         run("export", **{"model.name": str(folder / "lora"), "output": str(tmp_path / "out")})
@@ -179,7 +179,7 @@ def test_what_export_refuses(saved, tmp_path):
         run("export", **{"model.name": str(tmp_path), "output": str(tmp_path / "out")})
 
 
-def test_export_removes_nothing_but_the_model_that_it_replaces(saved, tmp_path, monkeypatch):
+def test_export_removes_only_the_model_it_replaces(saved, tmp_path, monkeypatch):
     folder, _ = saved
     source, old, thesis = (tmp_path / name for name in ("all/source", "old", "thesis"))
     shutil.copytree(folder / "full", source)
@@ -265,7 +265,7 @@ def test_the_bellm_recipe_trains_qlora(tmp_path, caplog, monkeypatch):
     assert trained(tmp_path, base) > 1e-3
 
 
-def test_4_bit_weights_have_their_gradient_after_an_evaluation(tmp_path):
+def test_4_bit_weights_have_gradients_after_evaluation(tmp_path):
     """bitsandbytes packs them for a forward in evaluation, on some CPUs, and forgets the gradient of what it packed."""
     config = Model(
         name=saved_decoder(tmp_path), device="cpu", load_in_4bit=True, lora=LORA, bidirectional_layers=1
@@ -310,7 +310,7 @@ def test_the_qwen_recipe_trains_raoe(tmp_path):
     assert trained(tmp_path, base) > 1e-3
 
 
-def test_a_second_stage_goes_on_with_the_adapter(tmp_path):
+def test_second_stage_continues_the_adapter(tmp_path):
     base = saved_decoder(tmp_path)
     made = recipe_settings(tmp_path, base, **{"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA,
                                               "model.bidirectional_layers": 1, "loss": "InfoNCELoss"})  # fmt: skip
@@ -349,7 +349,7 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
         ({"name": "scratch", "lora": LORA}, "need a pretrained model and cannot be used with model.name scratch"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path, changes, message):
+def test_invalid_settings(tmp_path, changes, message):
     settings = {"name": saved_decoder(tmp_path), "device": "cpu", **changes}
     with pytest.raises(ValueError, match=message):
         load_encoder(Model(**settings), sentences=SENTENCES, train=True)
@@ -376,7 +376,7 @@ def test_encoders(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_qlora_run_goes_on(tmp_path, capsys):
+def test_killed_qlora_run_resumes(tmp_path, capsys):
     """From its checkpoint, adapter only, over 4-bit weights, to the adapter of a run that nobody killed."""
     import yaml
     from safetensors.torch import load_file

@@ -85,7 +85,7 @@ def test_a_prompt_is_a_template_or_a_prefix(encoder):
     assert np.abs(with_prefix - without).max() > 1e-3
 
 
-def test_an_encoder_with_code_of_its_own_is_as_its_authors_made_it(tmp_path):
+def test_encoder_with_custom_code_is_loaded_unchanged(tmp_path):
     (tmp_path / "custom_st.py").write_text(CUSTOM)
     module = {"idx": 0, "name": "0", "path": "", "type": "custom_st.Letters", "kwargs": ["task"]}
     (tmp_path / "modules.json").write_text(json.dumps([module]))
@@ -99,7 +99,7 @@ def test_an_encoder_with_code_of_its_own_is_as_its_authors_made_it(tmp_path):
         load_encoder(str(tmp_path), trust_remote_code=True, device="cpu", lora={"r": 2})
 
 
-def test_what_an_encoder_says_is_kept(encoder, tmp_path, monkeypatch):
+def test_embeddings_are_cached(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "SHARD", 4)
     teacher = FrozenEncoder(encoder, device="cpu", cache=str(tmp_path))
     made = frozen.embeddings(teacher, SENTENCES, "reference")
@@ -113,7 +113,7 @@ def test_what_an_encoder_says_is_kept(encoder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["zeros", "cut", "another"])
-def test_damaged_embeddings_are_made_anew(encoder, tmp_path, monkeypatch, caplog, damage):
+def test_damaged_embeddings_are_computed_again(encoder, tmp_path, monkeypatch, caplog, damage):
     monkeypatch.setattr(resume, "SHARD", 4)
     teacher = FrozenEncoder(encoder, device="cpu", cache=str(tmp_path))
     made = frozen.embeddings(teacher, SENTENCES, "reference")

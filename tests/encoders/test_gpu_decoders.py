@@ -21,7 +21,7 @@ pytestmark = [
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])
-def test_as_on_the_cpu_whatever_the_padding(name, attention, dtype, tolerance):
+def test_agrees_with_the_cpu_for_any_padding(name, attention, dtype, tolerance):
     wide = {"hidden_size": 64, "head_dim": 16}  # on a GPU flex_attention takes no narrower heads
     truth = BidirectionalModel.around(tiny_decoder(name, "eager", **wide), 1).eval()
     model = BidirectionalModel.around(tiny_decoder(name, attention, **wide), 1).to("cuda", dtype).eval()

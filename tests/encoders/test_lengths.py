@@ -63,7 +63,7 @@ def test_the_cut_is_the_cheapest():
         assert cost(edges) == min(cost(way) for way in ways)
 
 
-def test_two_views_of_a_text_stay_two(monkeypatch):
+def test_two_views_of_a_text_are_kept(monkeypatch):
     """SimCSE's positive is the anchor, with another draw of dropout; an anchor of two rows is encoded once."""
     model = tiny_encoder(dropout=0.5)
     features = [model.preprocess(["dogs run", "a train", "dogs run"]) for _ in range(2)]
@@ -76,7 +76,7 @@ def test_two_views_of_a_text_stay_two(monkeypatch):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_encoding_by_length_changes_nothing(monkeypatch, batch_size):
+def test_encoding_by_length_gives_equal_embeddings(monkeypatch, batch_size):
     monkeypatch.setitem(FORWARD, "cpu", 1)
     model = tiny_encoder().eval()
     alone = np.concatenate([model.encode([text]) for text in SENTENCES])
@@ -104,7 +104,7 @@ POSITIONS = {  # learned, relative and rotary ones; counted from the front, or f
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("architecture", POSITIONS)
-def test_texts_are_read_as_in_their_padded_batches(architecture, side, monkeypatch):
+def test_positions_equal_those_in_padded_batches(architecture, side, monkeypatch):
     """Columns of different widths, with empty, single-token, equal and longest texts."""
     monkeypatch.setitem(FORWARD, "cpu", 1)
     config = AutoConfig.for_model(architecture, vocab_size=50, hidden_size=16, **POSITIONS[architecture])

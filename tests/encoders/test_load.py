@@ -35,7 +35,7 @@ def test_pooling_is_saved(tmp_path, pooling, saved):
     assert changed[1].pooling_mode == "max"
 
 
-def test_a_bare_encoder_gets_the_papers_pooling(tmp_path):
+def test_default_pooling_of_a_bare_encoder(tmp_path):
     from transformers import BertTokenizer, ModernBertConfig, ModernBertModel
 
     load_encoder(Model(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "st"))
@@ -81,7 +81,7 @@ def test_the_tokenizer_is_the_same_in_every_process():
     assert len(made) == 1
 
 
-def test_a_chat_template_is_not_around_texts(tmp_path):
+def test_chat_template_is_not_applied_to_texts(tmp_path):
     folder = saved_decoder(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = "{% for message in messages %}{{ bos_token + message['content'] }}{% endfor %}"

@@ -146,7 +146,7 @@ def test_with_gradient_checkpointing():
         check(model, texts())
 
 
-def test_a_text_is_the_same_whatever_stands_beside_it():
+def test_embedding_does_not_depend_on_neighbours():
     model = encoder("bert").double()
     alone = model(texts((8,)))["sentence_embedding"]
     torch.testing.assert_close(model(pack(model, texts(), HERE))["sentence_embedding"][:1], alone, rtol=0, atol=1e-12)
@@ -165,7 +165,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_who_cannot_is_said_once(name, caplog):
+def test_unsupported_model_warns_once(name, caplog):
     make, reason = REFUSED[name]
     model, features = make(), texts()
     assert pack(model, features, HERE) is features
@@ -180,7 +180,7 @@ def test_without_dropout_in_evaluation():
     assert "cu_seq_lens_q" in pack(check_model, texts(), HERE)
 
 
-def test_nothing_is_done_on_a_cpu_or_without_padding():
+def test_packing_is_skipped_on_cpu_and_without_padding():
     model, level = encoder("bert"), texts((4, 4))
     assert pack(model, level, HERE) is level
     features = texts()
@@ -190,7 +190,7 @@ def test_nothing_is_done_on_a_cpu_or_without_padding():
     assert pack(model, packed, HERE) is packed
 
 
-def test_saved_as_any_other_model(tmp_path):
+def test_packed_model_saves_its_usual_attention(tmp_path):
     model = decoder("llama", 1)
     pack(model, texts(), HERE)
     assert model[0].model.decoder.config._attn_implementation == PACKED

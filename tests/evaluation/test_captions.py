@@ -56,7 +56,7 @@ def test_by_hand(tmp_path, monkeypatch, block):
     assert score(write(tmp_path, two), two)["accuracy"] == 100.0
 
 
-def test_queries_of_other_images_are_found_too(tmp_path):
+def test_queries_of_other_images_count(tmp_path):
     # the query of "four" is nearer to that of "one" than its caption at 10
     images = {"one": IMAGES["one"], "four": [8, 200, 210, 220, 230]}
     assert score(write(tmp_path, images), images)["accuracy"] == 0.0
@@ -76,7 +76,7 @@ def test_more_than_five_captions_are_left_out(tmp_path):
     assert (found["accuracy"], found["images"], found["captions"]) == (100.0, 2, 10)
 
 
-def test_what_cannot_be(tmp_path):
+def test_invalid_settings(tmp_path):
     images = {**IMAGES, "short": [0, 1, 2, 3]}
     with pytest.raises(ValueError, match=r"image 'short' has 4 captions, but each image needs 5"):
         read_tasks([write(tmp_path, images)])

@@ -68,7 +68,7 @@ def test_the_layer_is_that_of_torch(optim, theirs, classes, tenacity):
 
 
 @pytest.mark.parametrize(("tenacity", "rounds"), [(0, 2), (3, 5)])
-def test_it_stops_after_so_many_rounds_without_a_better_one(monkeypatch, tenacity, rounds):
+def test_early_stopping(monkeypatch, tenacity, rounds):
     taken = []
     monkeypatch.setitem(classifiers.OPTIMIZERS, "adam", lambda _: SimpleNamespace(step=lambda: taken.append(1)))
     features, labels = examples(40)  # nothing is learnt, so the first round stays the best
@@ -82,7 +82,7 @@ def test_it_stops_after_so_many_rounds_without_a_better_one(monkeypatch, tenacit
     assert len(taken) == 208
 
 
-def test_torchs_own_random_numbers_go_on():
+def test_random_state_of_torch_is_unchanged():
     features, labels = examples(40)
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
@@ -117,12 +117,12 @@ def test_grids_and_settings_of_senteval():
         ({"name": "senteval", "optim": "sgd"}, "classifier.optim must be one of adam, rmsprop, got 'sgd'"),
     ],
 )
-def test_settings_that_cannot_be(given, message):
+def test_invalid_settings(given, message):
     with pytest.raises(ValueError, match=message):
         Classifier(**given).settings()
 
 
-def test_a_task_by_it(tmp_path):
+def test_task_with_this_classifier(tmp_path):
     """Two folds in which one of 40 examples has features of the other class; what a result depends on."""
     rows = [{"text": f"w{label}{number}", "label": label} for label in "01" for number in range(20)]
     write_rows(tmp_path / "set.jsonl", ["text", "label"], rows)

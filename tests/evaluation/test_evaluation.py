@@ -90,7 +90,7 @@ def test_evaluate_encoder(model, tasks):
     )
 
 
-def test_finding_tasks(tasks):
+def test_tasks_are_found_by_name(tasks):
     assert find_task("stsx", tasks) == f"{tasks}/sts/stsx.tsv.gz#test"
     assert find_task("stsx-all", tasks) == f"{tasks}/sts/stsx.tsv.gz"
     assert find_task("plain", tasks) == f"{tasks}/plain.jsonl"
@@ -112,7 +112,7 @@ def test_finding_tasks(tasks):
     assert find_task("hub:a/b#test", tasks) == "hub:a/b#test"
 
 
-def test_tasks_that_cannot_be(model, tasks):
+def test_invalid_tasks(model, tasks):
     write_rows(tasks / "noscore.tsv", ["sentence1", "sentence2"], rows("test"))
     with pytest.raises(ValueError, match="no column for score"):
         evaluate_encoder(model, ["noscore"], tasks)
@@ -140,7 +140,7 @@ def test_tasks_that_cannot_be(model, tasks):
             evaluate_encoder(model, nothing, tasks)
 
 
-def test_labels_have_no_part(model, tasks):
+def test_labels_are_ignored(model, tasks):
     write_rows(
         tasks / "odd.jsonl",
         ["sentence1", "sentence2", "score", "label"],
@@ -160,7 +160,7 @@ def test_correlations_by_hand():
 
 
 @pytest.mark.parametrize(("kind", "eps"), [(torch.float32, 2**-23), (torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
-def test_a_correlation_of_rounding_is_none(kind, eps):
+def test_no_correlation_of_rounding_errors(kind, eps):
     """Cosines of pairs that differ by roundings alone have an order, and it says nothing."""
     first = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)).expand(40, 64)
     rounded = first * (1 + eps / 4 * torch.randn(40, 64, generator=torch.Generator().manual_seed(1)))
@@ -201,7 +201,7 @@ def test_training_mode_is_kept(model):
         assert model.training is mode
 
 
-def test_an_encoder_that_gives_nan_is_an_error(tasks):
+def test_nan_embeddings_are_an_error(tasks):
     broken = tiny_encoder(double=False)
     next(broken.parameters()).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="NaN or infinity for 11 sentences"):
@@ -245,7 +245,7 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
     notes.unlink()
 
 
-def test_what_cannot_be_is_found_before_anything_is_scored(saved, tasks, tmp_path, monkeypatch):
+def test_input_is_checked_before_scoring(saved, tasks, tmp_path, monkeypatch):
     monkeypatch.setattr("raoe_train.jobs.evaluate.evaluate_tasks", lambda *_: pytest.fail("scored"))
     made = {"model.name": saved, "tasks": ["stsx"], "data.dir": str(tasks)}
     (tasks.parent / "folder").mkdir()

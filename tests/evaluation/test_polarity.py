@@ -51,7 +51,7 @@ def test_by_hand():
     assert np.allclose(polarity, [0.4 + 0.1, 0.3 + 0.2])
 
 
-def test_the_reference_is_asked_about_what_the_encoder_found():
+def test_reference_judges_the_neighbours_of_the_encoder():
     """Not about what the reference would have found, and lengths of embeddings have no part in either."""
     longer = EMBEDDINGS * np.arange(1, 7)[:, None]
     reference = circle(0, 0, 0, 60, 90, 180) * np.arange(2, 8)[:, None]
@@ -119,12 +119,12 @@ def test_as_an_evaluator():
         ({"reference": circle(0, 1)}, "reference has 2 rows for 6"),
     ],
 )
-def test_what_cannot_be(change, message):
+def test_invalid_settings(change, message):
     with pytest.raises(ValueError, match=message):
         evaluator(**change)
 
 
-def test_classes_that_cannot_be():
+def test_invalid_classes():
     with pytest.raises(ValueError, match="labels has 1 entries for 2 sentences"):
         PolarityEvaluator(["s", "t"], ["+"], ["a"], ["+"], circle(0, 1, 2), 1)
     with pytest.raises(ValueError, match="no source sentence is of class -"):
@@ -177,7 +177,7 @@ def test_as_a_task(folder):
     assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != found
 
 
-def test_what_a_result_depends_on(folder):
+def test_result_is_identified_by_its_settings(folder):
     """The reference, its files and how it is asked; not where or how fast. Of a bare name, as when it was all there
     was."""
 
@@ -198,7 +198,7 @@ def test_what_a_result_depends_on(folder):
     notes.unlink()
 
 
-def test_what_is_drawn(folder):
+def test_sampling(folder):
     def drawn(**options):
         task = read_polarity("set", Reading(folder, polarity=Polarity(FrozenEncoder("x"), **options)))
         count = len(task.content[1])

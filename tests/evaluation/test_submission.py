@@ -32,7 +32,7 @@ def test_submission(tmp_path):
     assert as_the_organisers_read(path) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_submission_that_would_not_be_scored_is_not_written(tmp_path):
+def test_invalid_submission_is_not_written(tmp_path):
     broken = tiny_encoder(double=False)
     next(broken.parameters()).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="NaN or infinity for"):

@@ -95,7 +95,7 @@ def test_all_kinds_together(model, folder, monkeypatch):
     assert "averages" not in evaluate_encoder(model, ["stsb"], folder)
 
 
-def test_batch_size_changes_nothing(model, folder):
+def test_batch_size_does_not_matter(model, folder):
     found = [evaluate_encoder(model, WORDS, folder, batch_size=size)["tasks"] for size in (1, 3, 64)]
     for word in WORDS:
         for each in found[1:]:
@@ -154,7 +154,7 @@ def read_length(name, reading):
     return Task("length", "long", "length", ["nobody reads"], score)
 
 
-def test_a_kind_is_a_function_and_a_line(model, monkeypatch, capsys):
+def test_new_kind_of_task(model, monkeypatch, capsys):
     monkeypatch.setitem(KINDS, "length", "tests.evaluation.test_tasks:read_length")
     found = evaluate_encoder(model, ["length:any"])
     assert found["tasks"]["length:any"]["long"] == 1.0 and found["average"] == 1.0

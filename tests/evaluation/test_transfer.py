@@ -114,7 +114,7 @@ def test_the_penalty_is_chosen_on_dev(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("others", [["test"], ["dev", "test"]])
-def test_only_train_is_trained_on(tmp_path, others):
+def test_classifier_trains_on_train_only(tmp_path, others):
     # 4 times as many examples as in train say the opposite
     rows = [row for row in split_rows() if row["split"] == "train"]
     rows += [
@@ -232,7 +232,7 @@ def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, mon
         ([{"text": "a", "label": "0"}, {"sentence1": "a", "sentence2": "b", "label": "1"}], "line 1: sentence1 is"),
     ],
 )
-def test_what_cannot_be(tmp_path, rows, message):
+def test_invalid_settings(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         read(tmp_path, rows)
 

@@ -88,7 +88,7 @@ def plainly(writer, sentence, method="guided", guidance=1.5):
 
 
 @pytest.mark.parametrize("method", ["guided", "iterative"])
-def test_chains_are_those_of_transformers_guidance(writer, sentences, tmp_path, method):
+def test_chains_equal_those_of_transformers(writer, sentences, tmp_path, method):
     output = tmp_path / "chains.jsonl"
     result = run("generate", **options(writer, sentences, output), **{"generation.method": method})
     found = lines(output)
@@ -107,7 +107,7 @@ def test_chains_are_those_of_transformers_guidance(writer, sentences, tmp_path, 
     assert result["run"]["tokens"] > 300 and result["run"]["tokens_per_second"] > 0
 
 
-def test_what_is_written_does_not_depend_on_how_many_fly(writer, sentences, tmp_path):
+def test_output_does_not_depend_on_batch_size(writer, sentences, tmp_path):
     common = {"generation.do_sample": True, "generation.temperature": 1.3}
     for size in (1, 3, 50):
         output = tmp_path / f"{size}.jsonl"
@@ -120,7 +120,7 @@ def test_what_is_written_does_not_depend_on_how_many_fly(writer, sentences, tmp_
     assert ours[0]["settings"]["temperature"] == 1.3
 
 
-def test_chains_that_break_a_rule_are_kept_apart(writer, sentences, tmp_path, capsys):
+def test_failed_chains_are_written_separately(writer, sentences, tmp_path, capsys):
     output = tmp_path / "chains.jsonl"
     result = run("generate", **options(writer, sentences, output), **{"generation.verify": True})
     failed = lines(tmp_path / "chains.jsonl.failed.jsonl")
@@ -136,7 +136,7 @@ def test_chains_that_break_a_rule_are_kept_apart(writer, sentences, tmp_path, ca
     assert output.read_bytes() == before[0]
 
 
-def test_going_on_after_a_failure(writer, sentences, tmp_path, monkeypatch):
+def test_resume_after_a_failure(writer, sentences, tmp_path, monkeypatch):
     whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
     run("generate", **options(writer, sentences, whole))
     real, asked = Chain.request, []
@@ -200,7 +200,7 @@ def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops
         assert not any(stop in text for stop in stops or [] for text in line["sentences"][1:])
 
 
-def test_whose_place_it_is(writer, sentences, tmp_path):
+def test_foreign_and_outdated_outputs_are_refused(writer, sentences, tmp_path):
     output = tmp_path / "chains.jsonl"
     output.write_text('{"id": 1, "sentences": ["of somebody else"]}\n')
     with pytest.raises(ValueError, match="was not written by raoe-train"):
@@ -221,7 +221,7 @@ def test_whose_place_it_is(writer, sentences, tmp_path):
     assert len(lines(output)) == 1
 
 
-def test_a_file_that_was_changed_is_not_gone_on_with(writer, sentences, tmp_path, monkeypatch):
+def test_changed_partial_file_is_refused(writer, sentences, tmp_path, monkeypatch):
     output = tmp_path / "chains.jsonl"
     with monkeypatch.context() as patch:
         patch.setattr(Lines, "merge", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
@@ -266,7 +266,7 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_going_on_after_a_kill(writer, sentences, tmp_path):
+def test_resume_after_a_kill(writer, sentences, tmp_path):
     """SIGKILL again and again; in the end every chain is there once, and none was done twice."""
     sentences.write_text("".join(f"{text} number {n}\n" for n in range(20) for text in SENTENCES))
     whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
@@ -330,14 +330,14 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
         ({"seeds.encoder.name": "/no/such/encoder"}, "seeds.clusters is 1000, but there are only 11 sentences"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_written(writer, sentences, tmp_path, more, message):
+def test_invalid_settings_are_reported_before_writing(writer, sentences, tmp_path, more, message):
     before = files(tmp_path)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("generate", **{**options(writer, sentences, tmp_path / "chains.jsonl"), **more})
     assert files(tmp_path) == before
 
 
-def test_a_model_without_room_is_said_before_seeds_are_chosen(writer, sentences, tmp_path, monkeypatch):
+def test_too_few_positions_are_reported_before_seeds_are_chosen(writer, sentences, tmp_path, monkeypatch):
     before = files(tmp_path)
     monkeypatch.setattr("raoe_train.encoders.preflight.device_memory", lambda device: 0)
     seeds = {"encoder": {"name": "/no/such"}, "clusters": 2}
@@ -364,7 +364,7 @@ def test_weights_without_a_head_are_refused(tmp_path, sentences):
         run("generate", **options(name, sentences, tmp_path / "chains.jsonl"))
 
 
-def test_seeds_choose_what_chains_begin_with(writer, sentences, tmp_path):
+def test_seeds_determine_the_sources(writer, sentences, tmp_path):
     from tests.tiny import tiny_encoder
 
     name = str(tmp_path / "encoder")

@@ -90,7 +90,7 @@ def llama():
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_chains_are_the_same_with_what_is_known(name):
+def test_cached_contexts_give_equal_chains(name):
     # as in test_decoding, Gemma's mask is NaN beside padding in float64
     double = name != "gemma"
     model = tiny_language_model(name, torch.float64 if double else torch.float32)
@@ -115,7 +115,7 @@ def test_chains_are_the_same_with_what_is_known(name):
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_windows_are_not_kept(name):
+def test_sliding_windows_are_not_cached(name):
     decoder = GuidedDecoder(tiny_language_model(name, torch.float32))
     found = grown(decoder)
     assert ids(found) == ids(grown(decoder, reuse=False))
@@ -134,7 +134,7 @@ def test_windows_are_not_kept(name):
     ],
     ids=["looked up", "from the mask"],
 )
-def test_positions_of_other_kinds(config):
+def test_other_kinds_of_positions(config):
     config.bos_token_id = config.eos_token_id = None
     torch.manual_seed(0)
     # Bloom's mask, too, is NaN beside padding in float64
@@ -156,7 +156,7 @@ def test_positions_of_other_kinds(config):
     ],
     ids=["random", "history", "both"],
 )
-def test_other_choices_than_the_best(llama, sampling):
+def test_sampling_with_cached_contexts(llama, sampling):
     decoder = GuidedDecoder(llama, sampling=sampling)
     wanted = ids(grown(decoder, reuse=False))
     assert ids(grown(decoder, slots=3)) == wanted
@@ -170,7 +170,7 @@ def shared(one, other) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def test_the_farther_context_is_not_read_and_the_nearer_from_where_it_differs(llama):
+def test_shared_prefix_of_contexts_is_not_computed_again(llama):
     decoder = Seeing(llama, sampling=Sampling(eos_token_id=[]))
     chain = grown(decoder, SOURCES[:1])[0]
     prompts = [prompt(SOURCES[0]), *(prompt([t for t in answer.ids if t != 2]) for answer in chain[:-1])]
@@ -200,7 +200,7 @@ def test_tails_of_rows_are_as_wide_as_the_longest(llama):
     assert [answer.ids for answer in mixed] == [a.ids for a in (found[0], *decoder.answers([new]), *found[1:])]
 
 
-def test_a_context_that_is_known_already(llama):
+def test_fully_cached_context(llama):
     decoder = Seeing(llama)
     row = prompt(SOURCES[2])
     (first,) = decoder.answers([Request(row, max_new_tokens=NEW, keep=True)])
@@ -223,7 +223,7 @@ def test_a_context_that_is_known_already(llama):
         close(found.context, wanted.context, 1e-10)
 
 
-def test_a_context_is_kept_only_if_asked_for_and_is_its_own(llama):
+def test_context_is_returned_only_on_request(llama):
     decoder = GuidedDecoder(llama, sampling=Sampling(eos_token_id=[]))
     requests = [Request(prompt(source), prompt([60]), 1.5, 2 + n) for n, source in enumerate(SOURCES)]
     assert all(answer.context is None for answer in decoder.answers(requests))

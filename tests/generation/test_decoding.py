@@ -81,7 +81,7 @@ def test_guidance_is_transformers_token_for_token(model):
     assert theirs != [generated(model, request.near) for request in requests]
 
 
-def test_an_answer_does_not_depend_on_its_company(model):
+def test_answer_does_not_depend_on_its_batch(model):
     decoder, requests = GuidedDecoder(model), guided()
     requests[1:1] = [Request(contexts()[4], max_new_tokens=NEW), Request(contexts()[0], [9, 8], 0.5, 5)]
     alone = [decoder.answers([request])[0] for request in requests]
@@ -102,7 +102,7 @@ def test_positions_that_are_looked_up():
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_windows_do_not_admit_others(name):
+def test_sliding_windows_run_without_joining(name):
     decoder = GuidedDecoder(tiny_language_model(name, torch.float32))
     decoder.add([("a", guided()[0])])
     assert not decoder.can_join
@@ -130,7 +130,7 @@ class Recorder:
         model.lm_head.forward = lambda x: (self.head.append(x.shape[0]), head(x))[1]
 
 
-def test_finished_rows_leave(llama):
+def test_finished_rows_leave_the_batch(llama):
     rows = contexts()
     requests = [
         Request(rows[0], rows[1], 1.5, 3),
@@ -148,7 +148,7 @@ def test_finished_rows_leave(llama):
     assert decoder.step() == []
 
 
-def test_requests_join_others_under_way(llama):
+def test_requests_join_a_running_batch(llama):
     requests, decoder = guided(), GuidedDecoder(tiny_language_model("llama"), None, Sampling(eos_token_id=[]))
     alone = [decoder.answers([request])[0] for request in requests]
     seen = Recorder(decoder.model)
@@ -166,7 +166,7 @@ def test_requests_join_others_under_way(llama):
     assert max(rows for rows, _ in seen.body) == 6
 
 
-def test_the_end_of_a_text_is_the_models_unless_said():
+def test_default_end_token_is_the_models():
     model = tiny_language_model("phi3")
     plain = GuidedDecoder(model).answers(guided())
     ended = [answer for answer in plain if answer.finish == "eos"]
@@ -195,7 +195,7 @@ def with_a_hook(model):
     ],
     ids=["soft cap", "times", "by", "hook"],
 )
-def test_what_comes_after_the_head_is_in_the_scores(make):
+def test_scores_include_scaling_after_the_head(make):
     torch.manual_seed(3)
     model, requests = make(), guided()
     assert ids(GuidedDecoder(model).answers(requests)) == [with_guidance(model, request) for request in requests]
@@ -304,7 +304,7 @@ def test_stop_strings(with_tokenizer):
         (Request([3], [3] * 60, 1.5, max_new_tokens=5), "need 65 positions"),
     ],
 )
-def test_requests_that_cannot_be(llama, request_, message):
+def test_invalid_requests(llama, request_, message):
     decoder = GuidedDecoder(llama)
     with pytest.raises(ValueError, match=message):
         decoder.add([("a", request_)])
@@ -312,7 +312,7 @@ def test_requests_that_cannot_be(llama, request_, message):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(do_sample=True)], ids=["greedy", "sampled"])
-def test_nan_is_an_error_and_not_a_text(sampling):
+def test_nan_scores_are_an_error(sampling):
     model = tiny_language_model("llama")
     decoder = GuidedDecoder(model, sampling=sampling)
     with torch.no_grad():

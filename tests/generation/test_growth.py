@@ -54,7 +54,7 @@ def chains_of(write, sources, slots=2, can_join=True, limit=None, prompt="{sente
     return found
 
 
-def test_each_step_is_led_away_from_the_one_before_the_last():
+def test_each_step_is_guided_by_the_step_before_the_last():
     asked = []
 
     def write(key, request):
@@ -74,7 +74,7 @@ def test_each_step_is_led_away_from_the_one_before_the_last():
 
 
 @pytest.mark.parametrize("method", ["guided", "iterative", "single-step"])
-def test_what_was_read_goes_along_the_chain_and_no_further(method):
+def test_cached_contexts_stay_within_their_chain(method):
     asked = []
 
     def write(key, request):
@@ -96,7 +96,7 @@ def test_what_was_read_goes_along_the_chain_and_no_further(method):
 
 
 @pytest.mark.parametrize("can_join", [True, False])
-def test_chains_take_each_others_places_and_keep_their_own_sentences(can_join):
+def test_waiting_chains_fill_free_places(can_join):
     sources = ["a" * (1 + 7 * n % 5) + str(n) for n in range(13)]
     seeds = []
 
@@ -141,7 +141,7 @@ def test_a_chain_ends_where_it_breaks_a_rule():
         assert chain.sentences[1:] == [w[0] if isinstance(w, tuple) else w for w in words[key]]
 
 
-def test_too_long_is_by_the_source_and_not_by_the_sentence_before():
+def test_maximum_length_depends_on_the_source():
     found = chains_of(lambda _, request: "x" * (60 if read(request.near[1:]) == "ab" else 150), ["ab"])[1]
     assert found.reason == "too long: 150 characters from a source of 2"
 
@@ -178,7 +178,7 @@ def test_a_list_at_once():
     assert kept[2].sentences == ["source", "1. one", "2. two"]
 
 
-def test_a_prompt_without_room_fails_its_chain_alone():
+def test_too_long_prompt_fails_only_its_chain():
     long = "y" * 30
     found = chains_of(lambda key, _: "fine" * key, [long, "b", long, "c"], limit=36, max_new_tokens=20)
     assert found[1].reason == "no room: 31 prompt tokens and 20 new ones, but the model has 36 positions"

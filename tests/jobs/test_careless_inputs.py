@@ -50,7 +50,7 @@ def a_layer_more(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["a linked folder", "a link to itself", "an adapter", "our adapter"])
-def test_what_stands_behind_a_model_is_part_of_it(how, tmp_path):
+def test_fingerprint_covers_links_and_base_models(how, tmp_path):
     base, model = Path(saved_encoder(tmp_path / "base")), tmp_path / "model"
     model.mkdir()
     (model / "weights.bin").write_bytes(b"1")
@@ -92,7 +92,7 @@ def test_what_stands_behind_a_model_is_part_of_it(how, tmp_path):
         lambda folder: a_layer_more(folder),
     ],
 )
-def test_a_damaged_encoder_is_an_error_in_a_sentence(damage, tmp_path):
+def test_damaged_encoder_is_one_clear_error(damage, tmp_path):
     damage(folder := Path(saved_encoder(tmp_path / "enc")))
     tasks = [write_pairs(tmp_path / "p.tsv")]
     for use in (rt.load_encoder, lambda name: rt.evaluate(tasks=tasks, model={"name": name})):
@@ -100,7 +100,7 @@ def test_a_damaged_encoder_is_an_error_in_a_sentence(damage, tmp_path):
             use(str(folder))
 
 
-def test_a_model_without_a_name_is_none(tmp_path):
+def test_missing_model_name_is_an_error(tmp_path):
     pairs = write_pairs(tmp_path / "p.tsv")
     tasks, out = {"tasks": [pairs]}, {"output": str(tmp_path / "out")}
     trained = partial(rt.train, data={"train": [pairs]}, loss="CoSENTLoss", **out)
@@ -135,7 +135,7 @@ def test_keys_that_have_no_effect_are_errors(tmp_path):
             load(job, None, {key: 1})
 
 
-def test_rows_in_memory_are_read_as_those_of_a_file(tmp_path):
+def test_rows_in_memory_equal_rows_of_a_file(tmp_path):
     path = write_pairs(tmp_path / "p.tsv")
     expected = rt.read_pairs(path).to_dict()
     table = pd.read_csv(path, sep="\t")
@@ -148,7 +148,7 @@ def test_rows_in_memory_are_read_as_those_of_a_file(tmp_path):
             rt.read_pairs(wrong)
 
 
-def test_what_a_loss_takes_for_numbers_and_rows():
+def test_types_of_labels_and_rows():
     model = tiny_encoder()
     features = [model.preprocess(["a", "b"]), model.preprocess(["a", "dog"])]
     loss = rt.losses.CoSENTLoss(model)
@@ -164,7 +164,7 @@ def test_what_a_loss_takes_for_numbers_and_rows():
             of(static, mini_batch_size=1)(columns, torch.tensor([1.0, 0.0]))
 
 
-def test_a_number_of_steps_says_when_to_save(tmp_path):
+def test_save_steps_implies_the_strategy(tmp_path):
     off = {"save_steps": 2, "save_strategy": "no"}
     for asked, when in (({"save_steps": 2}, "steps"), (off, "no"), ({}, "epoch")):
         training = load("train", None, {"training": asked}).training
@@ -172,7 +172,7 @@ def test_a_number_of_steps_says_when_to_save(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["data.input", "submission", "beside"])
-def test_an_input_is_no_output(key, tmp_path):
+def test_output_must_not_be_an_input(key, tmp_path):
     rows, model = Path(write_pairs(tmp_path / "rows.tsv")), saved_encoder(tmp_path / "enc")
     before = rows.read_bytes()
     settings = {"data": {"input": str(rows)}, "model": {"name": model}, "overwrite": True}
@@ -184,7 +184,7 @@ def test_an_input_is_no_output(key, tmp_path):
     assert rows.read_bytes() == before
 
 
-def test_what_is_not_ours_stays(tmp_path):
+def test_foreign_outputs_are_kept(tmp_path):
     model, record = saved_encoder(tmp_path / "enc"), tmp_path / "out.npy.json"
     (tmp_path / "s.txt").write_text("a man\na dog\n")
     record.write_text('{"mine": 1}')
@@ -202,7 +202,7 @@ def test_what_is_not_ours_stays(tmp_path):
     assert (run / "metrics.json").exists()
 
 
-def test_a_picture_ends_no_run(caplog):
+def test_plot_error_does_not_end_the_run(caplog):
     def draw():
         raise RuntimeError("matplotlib does not know \\q")
 
@@ -210,7 +210,7 @@ def test_a_picture_ends_no_run(caplog):
 
 
 @pytest.mark.parametrize("name", ["pairs.json", "pairs", "pairs.xlsx", "folder"])
-def test_a_file_of_an_unknown_kind_is_not_looked_for_on_a_hub(name, tmp_path, monkeypatch):
+def test_unknown_format_is_not_looked_up_on_a_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     shutil.copy(write_pairs(tmp_path / "x.tsv"), tmp_path / "pairs")
@@ -220,7 +220,7 @@ def test_a_file_of_an_unknown_kind_is_not_looked_for_on_a_hub(name, tmp_path, mo
         rt.read_pairs(name)
 
 
-def test_rows_that_a_table_writes_in_its_own_way(tmp_path):
+def test_values_reformatted_by_tables(tmp_path):
     file = tmp_path / "d.jsonl"
     good = [{"sentence1": "a", "sentence2": f"b{i}", "score": i} for i in range(5)]
     file.write_text("".join(json.dumps(row) + "\n" for row in [{"sentence1": "a", "sentence2": "b"}, *good]))
@@ -249,7 +249,7 @@ class Inherits(CoSENTLoss):
         return super().compute_loss_from_embeddings(embeddings, labels)
 
 
-def test_a_forward_of_ones_own_is_called():
+def test_custom_forward_is_called():
     model = tiny_encoder()
     assert not fits(Reads(model)) and not fits(Both()) and fits(Inherits(model)) and fits(CoSENTLoss(model))
     with pytest.raises(TypeError, match="RAOELoss has no keyword tau; "):
@@ -257,7 +257,7 @@ def test_a_forward_of_ones_own_is_called():
 
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "camembert"])
-def test_positions_that_padding_has_are_not_a_text_s(kind, tmp_path):
+def test_positions_reserved_for_padding(kind, tmp_path):
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     AutoTokenizer.from_pretrained(saved_encoder(tmp_path / "enc")).save_pretrained(tmp_path / "of")

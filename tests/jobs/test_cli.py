@@ -44,20 +44,20 @@ def does(monkeypatch):
     return replace
 
 
-def test_a_job_that_failed_in_part_fails(does):
+def test_partial_failure_has_exit_status_1(does):
     for failed, status in (["one"], 1), ([], 0):
         does(lambda config, failed=failed: {"failed": failed})
         assert cli.main(["encode"]) == status
 
 
 @pytest.mark.parametrize("job", ["mine", "evaluate"])
-def test_jobs_for_one_process_say_so(job, monkeypatch, capsys):
+def test_jobs_for_one_process_refuse_several(job, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main([job]) == 2
     assert f"{job} runs in one process: start it without torchrun" in capsys.readouterr().err
 
 
-def test_our_own_bugs_are_one_sentence_and_a_trace(monkeypatch, tmp_path, capsys, does):
+def test_unexpected_errors_are_one_line_and_a_traceback_file(monkeypatch, tmp_path, capsys, does):
     def broken(config):
         raise KeyError("a bug\nin \ud800 lines")
 
@@ -85,7 +85,7 @@ def test_our_own_bugs_are_one_sentence_and_a_trace(monkeypatch, tmp_path, capsys
         (MemoryError(), "out of memory: try --training."),
     ],
 )
-def test_what_is_not_there(capsys, does, error, said):
+def test_missing_package_or_file(capsys, does, error, said):
     def ends(config):
         raise error
 
@@ -106,7 +106,7 @@ def test_an_attention_that_is_not_installed(tmp_path, capsys):
     assert "FlashAttention2" in capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_is_no_error():
+def test_closed_pipe_is_not_an_error():
     code = "import sys; from raoe_train.cli import main; sys.exit(main(['--help']))"
     reader, writer = os.pipe()
     os.close(reader)
@@ -121,7 +121,7 @@ COMMANDS = [line.partition(" #")[0].split() for line in BLOCKS.splitlines() if l
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: "-".join(words[1:3]))
-def test_the_commands_of_a_page_are_understood(command):
+def test_commands_of_pages_are_parsed(command):
     """The job, its recipe and every key; nothing is run."""
     _, job, *rest = command
     config = cli.job_of(job).config

@@ -130,7 +130,7 @@ def test_another_loss_has_its_own_defaults(tmp_path):
     assert command("--loss.scale", "5", "--loss", "CoSENTLoss").loss.init_args["scale"] == 5
 
 
-def test_a_loss_of_ones_own(tmp_path, monkeypatch):
+def test_custom_loss(tmp_path, monkeypatch):
     own = "from raoe_train.losses import Loss\nclass MyLoss(Loss):\n  def __init__(self, model, power: int = 2): ...\n"
     (tmp_path / "my_losses.py").write_text(own)
     monkeypatch.syspath_prepend(tmp_path)
@@ -163,7 +163,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for 
 
 @pytest.mark.parametrize("text", ["data: {train: &t [*t]}", "model: &m {name: *m}", "x: &x {y: [*x]}", BOMB])
 @pytest.mark.parametrize("job", ["train", "score"])
-def test_recipes_that_have_no_end(tmp_path, text, job):
+def test_recursive_recipes_are_refused(tmp_path, text, job):
     (tmp_path / "r.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())  # a byte order mark is right
     for layers in ((tmp_path / "r.yaml", None), (None, yaml.safe_load(text))):
         with pytest.raises(ValueError, match=r"recursive YAML alias|more than 100,000 values"):
@@ -171,7 +171,7 @@ def test_recipes_that_have_no_end(tmp_path, text, job):
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_shipped_recipe_is_read_and_written_as_the_same(tmp_path, name):
+def test_shipped_recipes_survive_a_round_trip(tmp_path, name):
     job = "generate" if "generation" in yaml.safe_load(shipped()[name].read_text()) else "train"
     config = load(job, name)
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(to_dict(config)))
@@ -203,7 +203,7 @@ def test_help(capsys):
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "trian", "train no-such-recipe", "mine no.yaml"])
-def test_what_is_said_at_once_imports_nothing_heavy(words):
+def test_help_imports_nothing_heavy(words):
     code = "import sys; from raoe_train.cli import main; code = main(sys.argv[1:]); print(*sys.modules); sys.exit(code)"
     done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=False)
     assert done.returncode == (0 if words.startswith("--") else 2), done.stderr

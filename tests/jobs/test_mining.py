@@ -107,7 +107,7 @@ def test_the_threshold_is_applied(tmp_path, circle):
         mined(circle, tmp_path, **{"mining.threshold": 0.97})
 
 
-def test_the_threshold_itself_is_not_above_it(tmp_path, monkeypatch):
+def test_threshold_is_exclusive(tmp_path, monkeypatch):
     path = tmp_path / "x.tsv"
     path.write_text("text\tlabel\nup\t0\nacross\t0\n-up\t1\n", encoding="utf-8")
     vectors = {"up": (0, 1), "across": (1, 0), "-up": (0, -1)}
@@ -132,7 +132,7 @@ def test_thinning(tmp_path, circle):
     assert len(mined(circle, tmp_path, overwrite=True, **{"mining.drop": 0.5, "mining.count": 3})[0]) == 3
 
 
-def test_what_is_asked_for_and_not_there_is_said(tmp_path, circle, capsys):
+def test_fewer_examples_than_requested_are_reported(tmp_path, circle, capsys):
     mined(circle, tmp_path, **{"mining.count": 50})
     assert "fewer than mining.count 50: lower mining.threshold" in capsys.readouterr().out
 
@@ -144,7 +144,7 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
     assert len(mined(circle, tmp_path, "contrastive", **options)[0]) == len(PAIRS)
 
 
-def test_a_killed_job_goes_on(tmp_path, circle, monkeypatch):
+def test_killed_job_resumes(tmp_path, circle, monkeypatch):
     whole = mined(circle, tmp_path)[0]
     (tmp_path / "triplet.jsonl").unlink()
     monkeypatch.setattr(resume, "SHARD", 2)
@@ -318,7 +318,7 @@ def test_the_input_is_never_replaced(circle):
     assert Path(circle).read_bytes() == before
 
 
-def test_other_settings_do_not_replace(tmp_path, circle):
+def test_output_of_other_settings_is_kept(tmp_path, circle):
     mined(circle, tmp_path)
     for name, value in {"k": 1, "threshold": 0.6, "drop": 0.5, "count": 3, "seed": 1}.items():
         with pytest.raises(ValueError, match="exists with other settings or inputs"):

@@ -77,7 +77,7 @@ def test_a_folder_in_the_hubs_layout(copies, tmp_path):
     assert [row["label"] for row in rows(made["output"])] == ["contradiction", "entailment", "neutral", "entailment"]
 
 
-def test_lists_that_are_text(tmp_path):
+def test_lists_as_text(tmp_path):
     with open(tmp_path / "rankingsentences_n:32.csv", "w", newline="") as file:
         csv.writer(file).writerows([["list_sent"], [str(["a", 'b "c"', "d's"])], ["['e', 'f', 'g']"]])
     asked = {"copies": str(tmp_path), "output": str(tmp_path / "data")}
@@ -103,7 +103,7 @@ def test_a_file_of_objects(tmp_path):
     ]  # fmt: skip
 
 
-def test_wrong_numbers_leave_nothing(copies, tmp_path, monkeypatch):
+def test_wrong_row_counts_leave_no_output(copies, tmp_path, monkeypatch):
     asked = {"copies": str(copies), "output": str(tmp_path / "data")}
     with pytest.raises(ValueError, match=r"snli has 3 rows of train in .*copies, but 549367 were published \(https"):
         rt.prepare(names=["snli"], **asked)
@@ -113,7 +113,7 @@ def test_wrong_numbers_leave_nothing(copies, tmp_path, monkeypatch):
     assert rt.prepare(names=["snli"], **asked)["sets"]["snli"]["rows"]["test"] == 3
 
 
-def test_what_is_there_is_not_made_again(copies, tmp_path, monkeypatch):
+def test_existing_sets_are_skipped(copies, tmp_path, monkeypatch):
     asked = {"copies": str(copies), "counts": False, "output": str(tmp_path / "data")}
     first = rt.prepare(names=["cr"], **asked)
     opened = []
@@ -126,7 +126,7 @@ def test_what_is_there_is_not_made_again(copies, tmp_path, monkeypatch):
         rt.prepare(names=["cr"], **{**asked, "counts": True})
 
 
-def test_what_cannot_be_had(copies, tmp_path, monkeypatch):
+def test_unavailable_sets_are_reported(copies, tmp_path, monkeypatch):
     out = str(tmp_path / "data")
     for names, more, message in [
         ([], {"output": out}, "--names is missing"),
@@ -163,7 +163,7 @@ def test_the_table():
     assert counts["sick"]["test"] == 4927 and counts["headlines"] == {"": 28_619}
 
 
-def test_what_was_killed_before_its_summary_is_made_again(tmp_path, monkeypatch):
+def test_set_without_summary_is_made_again(tmp_path, monkeypatch):
     copies = tmp_path / "copies" / "TREC"
     copies.mkdir(parents=True)
     for file in ("train_5500.label", "TREC_10.label"):

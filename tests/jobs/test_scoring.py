@@ -107,7 +107,7 @@ def test_scores(pairs, teachers, tmp_path, small_shards, drawn):
     )
 
 
-def test_going_on_after_a_failure(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
+def test_resume_after_a_failure(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
     whole = tmp_path / "whole.tsv"
     scored(pairs, teachers, whole)
     shards = [16] * 6 + [4]
@@ -139,7 +139,7 @@ def test_going_on_after_a_failure(pairs, teachers, tmp_path, small_shards, encod
 
 
 @pytest.mark.slow
-def test_going_on_after_a_kill(pairs, teachers, tmp_path):
+def test_resume_after_a_kill(pairs, teachers, tmp_path):
     """SIGKILL once the first shards are on disk; the next run must finish without redoing them."""
     more = "".join(f"a man number {i}\tpeople walk\tneutral\ttrain\n" for i in range(3000))
     pairs.write_text(pairs.read_text() + more)
@@ -173,7 +173,7 @@ def test_going_on_after_a_kill(pairs, teachers, tmp_path):
     ]
 
 
-def test_unfinished_work_of_other_settings_is_not_taken(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
+def test_partial_work_of_other_settings_is_not_reused(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
     whole, output, parts = tmp_path / "whole.tsv", tmp_path / "scored.tsv", tmp_path / "scored.tsv.parts"
     scored(pairs, teachers, whole)
     encoded.clear()
@@ -242,7 +242,7 @@ def test_processes_share_the_work(pairs, teachers, tmp_path, small_shards, encod
     assert not (tmp_path / "scored.tsv.parts").exists()
 
 
-def test_whose_place_it_is(pairs, teachers, tmp_path, encoded):
+def test_output_of_other_settings_is_refused(pairs, teachers, tmp_path, encoded):
     output = tmp_path / "scored.jsonl"
     scored(pairs, teachers, output)
     for source, others, more in (
@@ -299,7 +299,7 @@ def test_teachers():
         resolved(["a", "b"], {"a": {"propmt": "x"}})
 
 
-def test_a_folder_of_a_default_teachers_name_runs_nothing(pairs, tmp_path, monkeypatch):
+def test_folder_named_like_a_teacher_runs_no_code(pairs, tmp_path, monkeypatch):
     """With code that leaves a mark: neither without a word nor when the hub's code was trusted."""
     folder = tmp_path / "Lajavaness" / "bilingual-embedding-large"
     folder.mkdir(parents=True)
@@ -320,7 +320,7 @@ def test_a_job_is_a_function(pairs, teachers, tmp_path):
     assert found["settings"]["teachers"][0] == identity(teacher) == identity(Model(teachers[0]))
 
 
-def test_wrong_input_shows_before_any_teacher_is_loaded(pairs, tmp_path):
+def test_input_is_checked_before_teachers_are_loaded(pairs, tmp_path):
     def run(content, output="out.tsv", name="in.tsv", **more):
         (tmp_path / name).write_text(content)
         return scored(tmp_path / name, ["no/such/teacher/a", "no/such/teacher/b"], tmp_path / output, **more)
@@ -346,7 +346,7 @@ def test_wrong_input_shows_before_any_teacher_is_loaded(pairs, tmp_path):
         run(header + "a\tb\n")
 
 
-def test_left_out_rows_are_counted(teachers, tmp_path):
+def test_skipped_rows_are_counted(teachers, tmp_path):
     path = tmp_path / "in.tsv"
     path.write_text("sentence1\tsentence2\na\tb\n\nbroken\nc\td\n")
     result = scored(path, teachers, tmp_path / "out.tsv", **{"data.on_error": "skip"})

@@ -98,7 +98,7 @@ CACHED = [{}, {"mini_batch_size": 3}, {"mini_batch_num_tokens": 12}]
 
 @pytest.mark.parametrize("settings", CACHED, ids=["at once", "by rows", "by tokens"])
 @pytest.mark.parametrize("matryoshka", [False, True])
-def test_every_loss_of_ours(settings, matryoshka):
+def test_every_loss_of_raoe(settings, matryoshka):
     model = tiny_encoder()
     pairs, labels = batch(model)
     lists = [model.preprocess(SENTENCES)], {"lengths": torch.tensor([4, 7])}
@@ -116,7 +116,7 @@ def test_every_loss_of_ours(settings, matryoshka):
         compared(model, whole, *given)
 
 
-def test_every_loss_of_theirs():
+def test_every_loss_of_sentence_transformers():
     model = tiny_encoder()
     pairs, triplets = columns_of(model, 2), columns_of(model, 3)
     score, classes = torch.linspace(0, 1, 7).double(), torch.tensor([0, 1, 1, 0, 1, 2, 2])
@@ -170,7 +170,7 @@ class Counted:
         model[0].register_forward_pre_hook(lambda module, given: self.shapes.append(given[0]["input_ids"].shape))
 
 
-def test_what_is_computed():
+def test_each_text_is_computed_once():
     model = tiny_encoder()
     texts = [" ".join(["dog"] * length) for length in [1] * 20 + [2] * 20 + [9] * 20]
     features = [model.preprocess(texts), model.preprocess(texts[::-1])]
@@ -234,7 +234,7 @@ def test_a_compiled_model():
     assert all(shape[1] % 16 == 0 for shape in counted.shapes)
 
 
-def test_batches_that_are_no_tokens_go_to_the_loss_as_they_are():
+def test_batches_without_tokens_are_unchanged():
     class Means(torch.nn.Module):
         def forward(self, features):
             return {"sentence_embedding": features["pixel_values"].mean(1)}

@@ -38,11 +38,11 @@ def best(spread, noise, **settings):
     return rt.calibrate(model, RankMarginLoss(None), dataset, seed=1, **settings)
 
 
-def test_only_the_product_of_scale_and_spread_counts():
+def test_scale_is_relative_to_the_spread_of_scores():
     assert best(0.1, 0.3) == pytest.approx(4 * best(0.4, 0.3), rel=0.02)
 
 
-def test_noisier_scores_want_a_smaller_scale():
+def test_noisier_scores_get_a_smaller_scale():
     chosen = [best(0.25, noise) for noise in (0.1, 0.3, 1.0)]
     assert chosen[0] > chosen[1] > chosen[2]
 

@@ -74,7 +74,7 @@ def value(loss: Any, columns: list[torch.Tensor], given: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("made", "settings", "columns", "labels"), CASES)
-def test_the_mean_over_processes_is_the_whole_batchs(made, settings, columns, labels, monkeypatch):
+def test_mean_over_processes_equals_the_whole_batch(made, settings, columns, labels, monkeypatch):
     """Of the loss, and of the gradient of every row and of the loss's own numbers."""
     dist = threads_as_processes(PROCESSES)
     whole = [x.requires_grad_() for x in rows(2 * PROCESSES, columns)]

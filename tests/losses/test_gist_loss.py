@@ -114,7 +114,7 @@ def test_is_sentence_transformers_loss(model, negatives, strategy, margin):
 
 
 @pytest.mark.parametrize("settings", [{}, {"margin": 0.05, "mini_batch_size": 3}], ids=str)
-def test_trains_as_theirs(model, guide, settings):
+def test_trains_like_sentence_transformers(model, guide, settings):
     """With a guide that reads; by default all is theirs."""
     columns = texts(3)
     features = [model.preprocess(column) for column in columns]
@@ -148,7 +148,7 @@ def test_by_hand(strategy, margin, left):
     torch.testing.assert_close(found, expected)
 
 
-def test_the_guide_is_asked_once_a_batch(model, guide):
+def test_guide_encodes_once_per_batch(model, guide):
     """By length, cached, inside a MatryoshkaLoss, and is no part of the module."""
     columns, asked = texts(3), []
 
@@ -210,7 +210,7 @@ def teacher(tmp_path_factory):
     return str(folder)
 
 
-def test_by_recipe_and_from_what_was_made_before(tmp_path, monkeypatch, teacher):
+def test_recipe_and_teacher_cache(tmp_path, monkeypatch, teacher):
     common = {
         "model.name": "scratch", "model.device": "cpu", "model.scratch": SCRATCH, "teacher.device": "cpu",
         "data.train": [write_nli(tmp_path / "nli.tsv")], "loss": "GISTLoss", "loss.scale": 20, "loss.margin": 0.05,
@@ -229,7 +229,7 @@ def test_by_recipe_and_from_what_was_made_before(tmp_path, monkeypatch, teacher)
         assert losses[0] == pytest.approx(losses[1], rel=1e-4) and min(losses[0]) > 0.01
 
 
-def test_remembered_answers_of_a_teacher(tmp_path, teacher):
+def test_cache_of_a_teacher(tmp_path, teacher):
     teacher = FrozenEncoder(name=teacher, device="cpu")
     known = ["a dog", "a cat", "a dog"]
     ask = frozen.remembered(teacher, known, "teacher", tmp_path / "kept")

@@ -176,5 +176,5 @@ def test_one_process_in_a_group(tmp_path):
         pytest.param(4, torch.float32, marks=pytest.mark.exhaustive),
     ],
 )
-def test_parts_are_the_whole(tmp_path, world, dtype):
+def test_shares_equal_the_whole_batch(tmp_path, world, dtype):
     together(compare, world, str(tmp_path), dtype)

@@ -126,7 +126,7 @@ def test_a_negative_that_is_another_rows_positive():
     assert_same(found, by_definition(given, 5.0, GTE, texts.tolist()), given)
 
 
-def test_chains_of_pairs_are_one():
+def test_chained_duplicates_are_one_group():
     texts = torch.tensor([(6, 7), (5, 6), (1, 2), (7, 5), (3, 9), (9, 8), (8, 3), (20, 21)])
     anchors, columns = related_as_ids(texts)
     number = linked(texts.tolist())
@@ -136,7 +136,7 @@ def test_chains_of_pairs_are_one():
     assert len(torch.cat(related_as_ids(long)).unique()) == 1
 
 
-def test_both_halves_are_nt_xent():
+def test_symmetric_directions_equal_nt_xent():
     """Chen et al. 2020, Eq. 1: rows of both columns, each among all 2 N - 1 others, temperature 0.2."""
     given = embeddings(2, 7)
     rows = torch.nn.functional.normalize(torch.cat(given))
@@ -157,7 +157,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_cached_is_uncached(model, form):
+def test_cached_equals_uncached(model, form):
     plain = InfoNCELoss(model, **form).double()
     value, gradient = step(plain, model, tokenised(model), None)
     for loss in (InfoNCELoss(model, **form, mini_batch_size=3), InfoNCELoss(model, **form)):
@@ -188,7 +188,7 @@ def test_the_gradient_of_a_learned_scale(form):
 
 
 @pytest.mark.parametrize("wrapped", ["plain", "by length", "matryoshka"])
-def test_what_is_put_before_a_cached_loss_is_before_a_learned_scale(model, wrapped):
+def test_scaled_loss_scales_the_gradient_of_a_learned_scale(model, wrapped):
     """A quarter of the loss, as gradient accumulation takes it, has a quarter of each gradient."""
 
     def gradient(factor, **cached):
@@ -206,7 +206,7 @@ def test_what_is_put_before_a_cached_loss_is_before_a_learned_scale(model, wrapp
         torch.testing.assert_close(gradient(0.25, **cached), whole / 4, rtol=1e-7, atol=1e-9)
 
 
-def test_a_learned_scale_stays_within_clips_bounds():
+def test_learned_scale_stays_within_bounds():
     loss = InfoNCELoss(None, 99.0, learn_scale=True)
     for beyond, bound in ((5.0, 100.0), (-1.0, 1.0)):
         loss.log_scale.data.fill_(beyond)
@@ -228,6 +228,6 @@ def test_a_learned_scale_stays_within_clips_bounds():
         ({"learn_scale": True, "scale": 200.0}, "with learn_scale the scale must be from 1 to 100, got 200"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         InfoNCELoss(None, **settings).compute_loss_from_embeddings(embeddings(2))

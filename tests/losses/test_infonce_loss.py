@@ -60,7 +60,7 @@ def assert_same(found, expected, columns):
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("columns", [2, 3, 4])
-def test_is_the_formula(columns, symmetric):
+def test_equals_the_formula(columns, symmetric):
     given = embeddings(columns)
     found = InfoNCELoss(None, 5.0, symmetric=symmetric).compute_loss_from_embeddings(given)
     assert found.dtype == torch.float64
@@ -143,7 +143,7 @@ def test_finds_the_duplicates_of_a_batch(symmetric):
 
 
 @pytest.mark.parametrize("mini_batch_size", [1, 3, 100])
-def test_cached_is_uncached(mini_batch_size):
+def test_cached_equals_uncached(mini_batch_size):
     model = tiny_encoder()
     value, gradient = step(InfoNCELoss(model, symmetric=True), model, tokenised(model), None)
     assert gradient.abs().max() > 1e-3

@@ -81,7 +81,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])
-def test_is_the_papers_formula(scale):
+def test_equals_the_papers_formula(scale):
     vectors, squares = embeddings(), teachers()
     found = ListMLELoss(None, scale).compute_loss_from_embeddings([vectors], labels(squares))
     assert found.dtype == torch.float64 and found.shape == ()
@@ -99,7 +99,7 @@ def test_ranking_only_is_the_order_of_the_list():
 
 
 @pytest.mark.parametrize("fill", [0.0, 1e4, float("nan"), float("inf")])
-def test_ragged_lists_are_one_by_one(fill):
+def test_ragged_lists_equal_single_lists(fill):
     """What is beyond a list does not matter, and each row counts the same."""
     vectors, squares, loss = embeddings(), teachers(), ListMLELoss(None)
     alone = [
@@ -110,7 +110,7 @@ def test_ragged_lists_are_one_by_one(fill):
     assert_same(together, sum(alone) / sum(LENGTHS), vectors)
 
 
-def test_lists_of_one_length_are_averaged_and_no_list_meets_another():
+def test_equal_lengths_are_averaged_list_by_list():
     vectors, loss = embeddings(8), ListMLELoss(None)
     squares = teachers([4, 4])
     parts = [
@@ -197,7 +197,7 @@ def test_a_batch_of_the_encoder():
 
 
 @pytest.mark.parametrize("mini_batch_size", [1, 4, 100])
-def test_cached_is_uncached(mini_batch_size):
+def test_cached_equals_uncached(mini_batch_size):
     model = tiny_encoder()
     features, made = collated(model, squares=teachers())
     value, gradient = step(ListMLELoss(model), model, features, made)

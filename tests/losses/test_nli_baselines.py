@@ -273,7 +273,7 @@ def test_labels_that_are_left_out(tmp_path):
         read_pairs(str(path), labels={"neutral": "x"})
 
 
-def test_a_teacher_is_asked_for(tmp_path):
+def test_missing_teacher_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"--teacher\.name is missing: set it to the encoder that RankDist"):
         run("train", None, **{"loss": "RankDistillationLoss", "data.train": ["builtin#train"]}, output=str(tmp_path))
 

@@ -26,7 +26,7 @@ def by_definition(columns, texts, scale, bias):
 
 
 @pytest.mark.parametrize("columns", [2, 3, 4])
-def test_is_the_formula(columns):
+def test_equals_the_formula(columns):
     given, loss = embeddings(columns), SigmoidLoss(None, 5.0, bias=-2.0).double()
     found = loss.compute_loss_from_embeddings(given)
     learned = [x.detach().clone().requires_grad_() for x in (loss.log_scale, loss.logit_bias)]
@@ -37,7 +37,7 @@ def test_is_the_formula(columns):
         torch.testing.assert_close(x, y)
 
 
-def test_begins_as_the_paper_does():
+def test_initial_scale_and_bias_are_the_papers():
     loss = SigmoidLoss(None)
     assert loss.differentiable_scale().item() == pytest.approx(10) and loss.current_scale == 10
     assert loss.logit_bias.item() == -10
@@ -72,7 +72,7 @@ def learned(loss, model, own):
 
 
 @pytest.mark.parametrize("mini_batch_size", [1, 3, 100])
-def test_cached_is_uncached(mini_batch_size):
+def test_cached_equals_uncached(mini_batch_size):
     model = tiny_encoder()
     plain = SigmoidLoss(model, bias=-2.0)
     expected = learned(plain, model, plain)

@@ -38,7 +38,7 @@ def inputs(model, loss):
 @pytest.mark.parametrize("mini_batch_size", [None, 4])
 @pytest.mark.parametrize("by_length", [False, True])
 @pytest.mark.parametrize(("loss", "settings"), PAIRS + TRIPLETS)
-def test_it_is_matryoshka_loss(loss, settings, mini_batch_size, by_length):
+def test_equals_matryoshka_loss(loss, settings, mini_batch_size, by_length):
     model = tiny_encoder()
     features, labels = inputs(model, loss)
     expected = step(MatryoshkaLoss(model, loss(model, **settings), DIMS), model, features, labels)
@@ -74,7 +74,7 @@ def test_one_width_less_than_all():
     torch.testing.assert_close(value, losses.CoSENTLoss(model).compute_loss_from_embeddings(cut, labels).detach())
 
 
-def test_the_scale_is_that_of_all_dimensions():
+def test_scale_is_measured_on_all_dimensions():
     from datasets import Dataset
 
     model = tiny_encoder()
@@ -86,7 +86,7 @@ def test_the_scale_is_that_of_all_dimensions():
     assert found[0] == found[1]
 
 
-def test_with_a_loop_of_no_gradient():
+def test_without_gradients():
     model = tiny_encoder()
     features, labels = batch(model)
     with torch.no_grad():
@@ -104,6 +104,6 @@ def test_with_a_loop_of_no_gradient():
         ({"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims work only with cosines"),
     ],
 )
-def test_what_it_cannot_have(settings, message):
+def test_unsupported_widths(settings, message):
     with pytest.raises(ValueError, match=message):
         losses.CoSENTLoss(tiny_encoder(), **settings)

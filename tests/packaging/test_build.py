@@ -123,7 +123,7 @@ assert "was not built: the build used RAOE_KERNELS_BUILD=none" in ours.backends(
 """
 
 
-def test_the_kernels_as_hubs_load_them(checkout, python, tmp_path):
+def test_kernels_load_through_the_hub_library(checkout, python, tmp_path):
     hub_kernel.write(build(checkout, tmp_path, "none"), tmp_path / "hub")
     assert sorted(path.name for path in (tmp_path / "hub" / "build").iterdir()) == ["torch-cpu", "torch-cuda"]
     if pip(borrowing(python), "install", "kernels>=0.17", check=False).returncode:
@@ -141,18 +141,18 @@ def test_the_kernels_as_hubs_load_them(checkout, python, tmp_path):
         ("gpu", {}, "must be one of auto, none, cpu, cuda, got 'gpu'"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_an_error(checkout, python, wish, environ, missing):
+def test_build_option_that_fails_is_an_error(checkout, python, wish, environ, missing):
     result = pip(python, "install", "--no-deps", checkout, check=False, RAOE_KERNELS_BUILD=wish, **environ)
     assert result.returncode and missing in result.stdout + result.stderr
 
 
-def test_auto_installs_without_a_compiler_and_keeps_the_reason(checkout, python, tmp_path):
+def test_auto_installs_without_a_compiler_and_records_the_reason(checkout, python, tmp_path):
     pip(python, "install", "--no-deps", checkout, CXX="/no/such/compiler")
     info = json.loads((installed(python, tmp_path) / "_build_info.json").read_text())
     assert all("/no/such/compiler" in module["reason"] for module in info["modules"].values())
 
 
-def test_auto_installs_when_compiling_fails_and_keeps_the_reason(checkout, python, tmp_path):
+def test_auto_installs_when_compiling_fails_and_records_the_reason(checkout, python, tmp_path):
     pip(python, "install", "--no-deps", checkout, CXXFLAGS="-include /no/such/header.h", CUDA_HOME="/x")
     package = installed(python, tmp_path)
     info = json.loads((package / "_build_info.json").read_text())
@@ -161,7 +161,7 @@ def test_auto_installs_when_compiling_fails_and_keeps_the_reason(checkout, pytho
     assert not list(package.glob("*.so"))
 
 
-def test_the_sdist_builds_elsewhere(checkout, tmp_path):
+def test_sdist_builds_outside_the_checkout(checkout, tmp_path):
     """Every header is in it: the modules are compiled from the unpacked archive, with nothing of the checkout near."""
     archive = sdist(checkout, tmp_path)
     with tarfile.open(archive) as content:

@@ -108,7 +108,7 @@ def test_the_gpus_of_this_machine_are_the_default(build, tools, tmp_path, monkey
     assert build._arch_flags("nvcc", {})[0] == [75, 80, 90, 100]
 
 
-def test_the_old_module_stays_until_the_new_one_is_whole(build, tools, tmp_path, monkeypatch):
+def test_old_module_stays_until_the_new_one_is_complete(build, tools, tmp_path, monkeypatch):
     package = tmp_path / "package"
     environ = {**tools, "RAOE_KERNELS_BUILD": "cpu"}
     build.build(package, environ)

@@ -39,7 +39,7 @@ def test_imports_keep_to_the_contracts_of_pyproject(monkeypatch, capsys):
     assert not [path for path, text in texts.items() if re.search(r"\bbenchmarks[./]", text)]  # by a string
 
 
-def test_rooms_keep_to_their_budgets():
+def test_packages_stay_within_their_budgets():
     sizes: Counter[str] = Counter()
     for name, count in lines().items():
         sizes[name.partition("/")[0] if "/" in name else "the root"] += count
@@ -47,7 +47,7 @@ def test_rooms_keep_to_their_budgets():
     assert not {room: (size, BUDGETS[room]) for room, size in sizes.items() if size > BUDGETS[room]}
 
 
-def test_files_have_one_subject():
+def test_files_are_short():
     assert not {name: count for name, count in lines().items() if count > LONGEST}
 
 
@@ -64,7 +64,7 @@ def test_benchmarks_and_pages_use_public_names():
             assert module.count(".") <= 1 and (ROOT / module.replace(".", "/")).is_dir(), f"{path}: {module}"
 
 
-def test_pages_and_benchmarks_name_files_that_are_there():
+def test_pages_and_benchmarks_name_existing_tests():
     rooms = [ROOT / name for name in ("docs", "benchmarks", "raoe_kernels", "csrc")]
     pages = [*ROOT.glob("*.md"), *(page for room in rooms for page in room.rglob("*") if page.suffix in (".md", ".py"))]
     texts = {page: page.read_text(encoding="utf-8") for page in pages if page.name != "report.md"}

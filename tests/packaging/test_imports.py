@@ -39,7 +39,7 @@ def files(package: str) -> list[Path]:
     return found
 
 
-def test_the_kernels_know_torch_triton_and_the_standard_library():
+def test_kernels_import_only_torch_triton_and_the_standard_library():
     for path in files("raoe_kernels"):
         allowed = {"torch", "raoe_kernels", *sys.stdlib_module_names}
         if "triton" in path.name:
@@ -55,7 +55,7 @@ def test_training_uses_the_public_names_of_the_kernels():
         assert used <= public, path
 
 
-def test_what_is_copied_beside_models_needs_nothing_else_of_ours():
+def test_files_copied_beside_models_import_nothing_of_raoe():
     for name in ("configuration", "modeling"):
         used = imported(ROOT / "raoe_train" / "encoders" / "bidirectional" / f"{name}.py")
         assert not {n for n in used if n.startswith("raoe_")}

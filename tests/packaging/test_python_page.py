@@ -23,7 +23,7 @@ def test_the_page_shows_every_public_name():
     assert shown >= set(raoe_train.__all__) - {"ListCollator", "TextCollator", "register", "run"}
 
 
-def test_the_front_door_says_its_names_once_for_readers_and_once_for_type_checkers():
+def test_type_checkers_see_every_public_name():
     source = Path(raoe_train.__file__).read_text(encoding="utf-8")
     declared = {}
     for node in ast.walk(ast.parse(source)):
@@ -34,7 +34,7 @@ def test_the_front_door_says_its_names_once_for_readers_and_once_for_type_checke
 
 
 @pytest.mark.parametrize("name", sorted(raoe_train.__all__))
-def test_public_names_are_there_and_say_what_they_do(name):
+def test_public_names_have_docstrings(name):
     found = getattr(raoe_train, name)
     assert inspect.getdoc(found)
     if inspect.isfunction(found):

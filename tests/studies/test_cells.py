@@ -56,13 +56,13 @@ def test_cells_with_the_same_settings_are_one_run(tmp_path):
     }
 
 
-def test_each_start_is_evaluated_once(tmp_path):
+def test_starting_encoder_is_evaluated_once(tmp_path):
     variants = {"a": {}, "b": {"loss.init_args.margin": 3}, "cls": {"model.pooling": "cls"}, "c": {"after": "a"}}
     before = {c.name: c.overrides["evaluation"]["before"] for c in cells_of(tmp_path, variants=variants)}
     assert [name for name, evaluated in before.items() if evaluated] == ["a-seed1", "cls-seed1"]
 
 
-def test_a_scale_is_on_top_of_every_variant(tmp_path):
+def test_scale_overrides_every_variant(tmp_path):
     asked = {"seeds": [1], "variants": {
         "short": {"data.max_rows": 7, "loss.init_args.margin": 3},
         "curve": {"grid": {"training.num_train_epochs": [4]}},
@@ -102,7 +102,7 @@ def test_a_scale_is_on_top_of_every_variant(tmp_path):
         ({"variants": {"a": {}}, "compare": [["a", "b"]]}, "compare takes pairs of variants"),
     ],
 )
-def test_what_a_study_cannot_ask_for(tmp_path, changes, message):
+def test_invalid_studies(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         cells_of(tmp_path, **changes)
 
@@ -117,7 +117,7 @@ def test_placeholders(tmp_path):
         expand(read_study(path), {**WORDS, "data_dir": None})
 
 
-def test_what_is_prepared(tmp_path):
+def test_needed_preparations(tmp_path):
     """The jobs whose output a cell names, and those that they need, before them."""
     prepare = {
         "unused": {"job": "train", "recipe": "demo", "output": "{output}/demo"},

@@ -41,14 +41,14 @@ def test_drift_by_hand():
     assert found["by_distance"][4] == pytest.approx(cos(40)) and np.isnan(found["by_distance"][5])
 
 
-def test_chains_of_one_sentence_again_and_again():
+def test_chains_that_repeat_one_sentence():
     found = drift([at(0, 30, 30, 30)], length=4)
     assert (found["repeated"], found["descending"], found["interval"]) == (1, None, None)
     found = drift([at(0, 30, 30, 30), at(0, 10, 20)], length=4)  # some samples have no neighbours that differ
     assert (found["repeated"], found["descending"], found["interval"]) == (pytest.approx(2 / 3), 1, [1, 1])
 
 
-def test_what_is_beyond_the_length_is_not_read():
+def test_sentences_beyond_the_length_are_ignored():
     found = drift([at(0, 10, 20, 15, 40)], length=3)
     assert (found["neighbours"], found["descending"]) == (1, 1.0)
     np.testing.assert_allclose(found["to_source"], [1, cos(10), cos(20)])
@@ -179,7 +179,7 @@ def test_invalid_input(files, encoder, tmp_path, words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_hole_is_an_error_or_a_skip(files, encoder, tmp_path, capsys):
+def test_missing_sentence_is_an_error_or_skipped(files, encoder, tmp_path, capsys):
     broken = tmp_path / "broken.jsonl"
     broken.write_text(files[0].read_text() + '{"id": 3, "sentences": ["a", null, "b"]}\n')
     words = ["report", str(broken), "--model", str(encoder), "--output", str(tmp_path / "page")]

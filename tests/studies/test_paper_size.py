@@ -40,7 +40,7 @@ TASKS = {"bellm-csts": ["data/csts_train.csv"]}  # its prompt has conditions
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_what_each_recipe_would_take(without_weights, monkeypatch, recipe):
+def test_dry_run_of_each_recipe(without_weights, monkeypatch, recipe):
     monkeypatch.chdir(without_weights)
     # these evaluate every so many steps
     dev = "data/sts/stsb.jsonl.gz#dev" if recipe == "ranking-post" else None
@@ -57,7 +57,7 @@ SWEEPS = {"raoe-ablation": 51, "bellm-study": 5, "ranking-study": 19, "efficienc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", SWEEPS)
-def test_what_each_cell_would_take(without_weights, monkeypatch, study):
+def test_dry_run_of_each_cell(without_weights, monkeypatch, study):
     monkeypatch.chdir(without_weights)
     model = {"raoe-ablation": "bert-base-uncased", "ranking-study": BERTS[2], "bellm-study": LLAMA}.get(study)
     before = sorted(without_weights.rglob("*"))
@@ -120,7 +120,7 @@ def test_three_steps_at_the_papers_settings(tmp_path, monkeypatch, study, only, 
 
 
 @pytest.mark.slow
-def test_stage_two_of_a_decoder_goes_on_from_its_adapter(tmp_path, monkeypatch):
+def test_stage_two_of_a_decoder_continues_its_adapter(tmp_path, monkeypatch):
     """4 bits, LoRA, the prompt and the last token as stage 1 left them; what is trained is the same adapter."""
     monkeypatch.chdir(tmp_path)
     stand_ins(tmp_path, weights=True)

@@ -118,7 +118,7 @@ def test_page(tmp_path):
     assert json.loads((tmp_path / "page" / "report.json").read_text())["scores"] == found["scores"]
 
 
-def test_what_comes_from_files_is_data_in_the_page(tmp_path):
+def test_names_from_files_are_escaped(tmp_path):
     """No tag, link, image, address or column of a hostile result; a page is one, whoever renders it."""
     evil = "<script>x</script>|[a](http://evil)![b](//evil) *b* `c` www.evil.org"
     task = {"kind": evil, "main": evil, evil: 1.0}
@@ -225,13 +225,13 @@ def test_a_directory_of_train_is_a_result(tmp_path):
         '{"tasks": {"a": {"spearman": 1}}, "settings": [1]}',
     ],
 )
-def test_what_is_no_result(tmp_path, content, capsys):
+def test_files_that_are_not_results(tmp_path, content, capsys):
     (tmp_path / "x.json").write_text(content)
     assert main(["report", str(tmp_path / "x.json"), "--output", str(tmp_path / "page")]) == 2
     assert "is not a result of raoe-train evaluate" in capsys.readouterr().err
 
 
-def test_what_does_not_go_together(tmp_path, capsys):
+def test_incompatible_results(tmp_path, capsys):
     one = result(tmp_path, "one", {"stsb": sts(1.0)}, settings={"tasks": {"stsb": "a"}})
     two = result(tmp_path, "two", {"stsb": sts(2.0)}, settings={"tasks": {"stsb": "b"}})
     for results, message in (

@@ -18,14 +18,14 @@ def checkpoints(tmp_path):
     return tmp_path
 
 
-def test_the_newest_that_is_whole(checkpoints, capsys):
+def test_newest_complete_checkpoint_is_used(checkpoints, capsys):
     assert newest_checkpoint(checkpoints).name == "checkpoint-10"
     assert capsys.readouterr().out == ""
     assert newest_checkpoint(checkpoints / "none") is None
 
 
 @pytest.mark.parametrize("left", [0, 5])
-def test_a_state_that_was_cut_off(checkpoints, capsys, left):
+def test_truncated_state(checkpoints, capsys, left):
     path = checkpoints / "checkpoint-10" / "trainer_state.json"
     path.write_bytes(path.read_bytes()[:left])
     assert newest_checkpoint(checkpoints).name == "checkpoint-4"
@@ -33,7 +33,7 @@ def test_a_state_that_was_cut_off(checkpoints, capsys, left):
     assert capsys.readouterr().out == f"skipping checkpoint {damaged}: its trainer_state.json is damaged\n"
 
 
-def test_no_state_of_the_optimizer(checkpoints, capsys):
+def test_missing_optimizer_state(checkpoints, capsys):
     for step in (4, 10):
         (checkpoints / f"checkpoint-{step}" / "optimizer.pt").unlink()
     assert newest_checkpoint(checkpoints) is None  # all begins anew, and is said to

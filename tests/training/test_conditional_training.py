@@ -71,7 +71,7 @@ def test_the_prompt_is_saved_and_fills_in_conditions_again(trained):
     assert whole.endswith('Given the context A, summarize the sentence b in one word:"')
 
 
-def test_the_condition_counts(trained):
+def test_condition_changes_the_embedding(trained):
     folder, _ = trained
     model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     before, _ = split_conditional(PROMPT)
@@ -102,7 +102,7 @@ def test_submission(trained):
         ({"data.train": ["hidden.csv"]}, "label -1 is a hidden label"),
     ],
 )
-def test_what_cannot_be(trained, tmp_path, monkeypatch, changes, message):
+def test_invalid_settings(trained, tmp_path, monkeypatch, changes, message):
     folder, _ = trained
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "hidden.csv", hidden=True)
@@ -118,7 +118,7 @@ def test_what_cannot_be(trained, tmp_path, monkeypatch, changes, message):
         run("train", **settings)
 
 
-def test_what_a_submission_needs(trained, tmp_path):
+def test_submission_needs_rows_and_a_prompt(trained, tmp_path):
     folder, _ = trained
     asked = {"model.name": str(folder / "llama"), "submission": str(tmp_path / "out.json")}
     with pytest.raises(ValueError, match="input is missing: the C-STS rows"):

@@ -54,7 +54,7 @@ def test_steps_tokens_and_memory_by_hand(asked, tmp_path, monkeypatch, capsys):
     assert f"{found['steps']} steps" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
-def test_what_takes_less(asked):
+def test_settings_that_reduce_memory(asked):
     plain = run("train", **asked)["memory_gb"]
     smaller = run("train", **{**asked, "loss": {"mini_batch_size": 1}})["memory_gb"]
     assert smaller["activations"] == pytest.approx(plain["activations"] / 4) and smaller["weights"] == plain["weights"]
@@ -66,7 +66,7 @@ def test_what_takes_less(asked):
     assert run("train", **{**asked, "model": asked["model"] | lora})["trained"] == 3 * 2 * 2 * (16 + 16)
 
 
-def test_what_does_not_fit(asked, tmp_path, monkeypatch):
+def test_settings_that_do_not_fit(asked, tmp_path, monkeypatch):
     """An error before anything is loaded: the folder has no weights."""
     size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
     monkeypatch.setattr(sizes, "device_memory", lambda device: 16 * size - 1)
@@ -78,7 +78,7 @@ def test_what_does_not_fit(asked, tmp_path, monkeypatch):
         run("train", **real)
 
 
-def test_what_is_missing_is_said(asked, tmp_path):
+def test_missing_files_are_reported(asked, tmp_path):
     data = {**asked["data"], "dev": str(tmp_path / "dev.tsv")}
     with pytest.raises(FileNotFoundError, match=r"no such file: .*dev\.tsv"):
         run("train", **{**asked, "data": data})
@@ -86,7 +86,7 @@ def test_what_is_missing_is_said(asked, tmp_path):
         run("train", **{**asked, "model": {"name": "./nowhere"}})
 
 
-def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
+def test_hub_error_names_the_model(asked, tmp_path, monkeypatch):
     """Theirs has several lines, and none that says which model it is."""
     from transformers import AutoConfig
 
@@ -100,7 +100,7 @@ def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
             run("train", **{**asked, "model": {"name": "a/b"}, "dry_run": dry, "output": str(tmp_path / "out")})
 
 
-def test_what_has_no_config(asked):
+def test_models_without_a_config(asked):
     with pytest.raises(ValueError, match=r"dry_run cannot estimate model\.name scratch"):
         run("train", **{**asked, "model": {"name": "scratch"}})
 

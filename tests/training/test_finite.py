@@ -72,7 +72,7 @@ def of_gradient(loss):
         (of_gradient, "its gradient left weights that are not finite", 3),  # seen at the next step's loss
     ],
 )
-def test_the_run_stops_at_the_step_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):
+def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):
     made = {**small(tmp_path), "data.train": [pairs]}
     made["training"]["save_steps"] = every
     whole = run("train", "raoe-s1", **{**made, "output": str(tmp_path / "whole")})
@@ -102,7 +102,7 @@ def test_the_run_stops_at_the_step_and_names_the_rows(pairs, tmp_path, monkeypat
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
-def test_a_learning_rate_that_is_too_large(tmp_path, capsys, monkeypatch):
+def test_too_large_learning_rate(tmp_path, capsys, monkeypatch):
     """Nothing is put in its way here: real weights that overflow; told by the command line, without a traceback."""
     monkeypatch.chdir(tmp_path)
     words = ["train", "raoe-s1", "--model.name", "scratch", "--model.device", "cpu", "--output", "out"]

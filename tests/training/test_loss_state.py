@@ -75,7 +75,7 @@ def learned(trainer):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_has_the_loss_it_stopped_with(tmp_path, encoder, case):
+def test_loss_parameters_are_resumed(tmp_path, encoder, case):
     loss, by_length = CASES[case]
     whole = trained(tmp_path, encoder, loss, by_length)
     expected = learned(whole)
@@ -89,7 +89,7 @@ def test_a_resumed_run_has_the_loss_it_stopped_with(tmp_path, encoder, case):
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_a_loss_of_sentence_transformers_own(tmp_path, encoder):
+def test_loss_of_sentence_transformers(tmp_path, encoder):
     """SoftmaxLoss has a classifier, which its own trainer forgets."""
 
     def softmax(model):

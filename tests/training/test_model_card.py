@@ -24,7 +24,7 @@ def trained(tmp_path_factory):
     return folder, source, run("train", "raoe-s1", **made)
 
 
-def test_the_card_says_what_the_run_was(trained):
+def test_model_card_describes_the_run(trained):
     folder, _, metrics = trained
     card = (folder / "out" / "README.md").read_text()
     ours = card.partition("## Recipe and scores")[2].partition("## Training Details")[0]
@@ -40,7 +40,7 @@ def test_the_card_says_what_the_run_was(trained):
     assert f"torch {metrics['versions']['torch']}" in ours
 
 
-def test_what_comes_from_files_is_text(trained):
+def test_text_from_files_is_escaped(trained):
     folder, _, _ = trained
     card = (folder / "out" / "README.md").read_text()
     details = card.partition("## Training Details")[2]

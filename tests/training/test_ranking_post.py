@@ -92,7 +92,7 @@ def test_the_teacher_is_refined_raw_cosines(tmp_path, encoders):
         assert max(moved) > 0.1 if expected else max(moved) < 1e-5
 
 
-def test_ranking_only_asks_no_teacher(tmp_path, encoders, monkeypatch):
+def test_ranking_only_needs_no_teacher(tmp_path, encoders, monkeypatch):
     monkeypatch.setattr(teaching, "embedder", None)
     made = settings(tmp_path, encoders, **{"teacher.information": "ranking", "teacher.name": None})
     assert targets(made) == (CHAINS, None)
@@ -111,7 +111,7 @@ def test_shuffled_lists(tmp_path, encoders, monkeypatch):
     assert targets({**made, "data.shuffle_lists": False}, seed=1)[0] == CHAINS
 
 
-def test_the_teacher_sees_what_is_trained_on(tmp_path, encoders):
+def test_teacher_scores_only_the_training_lists(tmp_path, encoders):
     made = settings(tmp_path, encoders, **{"data.max_rows": 2, "teacher.cache": str(tmp_path / "cache")})
     lists, squares = targets(made)
     assert len(lists) == 2 and all(texts in CHAINS for texts in lists)
@@ -119,7 +119,7 @@ def test_the_teacher_sees_what_is_trained_on(tmp_path, encoders):
     assert np.load(shard).size == sum(len(texts) ** 2 for texts in lists) == sum(square.numel() for square in squares)
 
 
-def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders, monkeypatch):
+def test_similarities_are_computed_once_and_resumed(tmp_path, encoders, monkeypatch):
     monkeypatch.setattr(once, "SHARD", 32)
     teacher, asked, killed = FrozenEncoder(encoders[1], device="cpu"), [], []
     embedder = teaching.embedder
@@ -240,7 +240,7 @@ def test_a_malformed_file(tmp_path, encoders, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"loss.mini_batch_size": 3, "data.shuffle_lists": True}])
-def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
+def test_killed_run_resumes_exactly(tmp_path, encoders, changes, capsys):
     """Killed after a checkpoint, with dropout and random ties."""
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 5)):
@@ -276,7 +276,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
         ({"data.train": "nowhere.jsonl"}, "no such file"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path, encoders, changes, message):
+def test_invalid_settings(tmp_path, encoders, changes, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("train", "ranking-post", **settings(tmp_path, encoders, **changes))
 
@@ -300,13 +300,13 @@ def test_the_weak_encoder(tmp_path):
         ({"teacher.name": None, "data.shuffle_lists": True}, "CoSENTLoss does not train on lists: remove"),
     ],
 )
-def test_what_a_loss_does_not_ask_is_an_error(tmp_path, encoders, changes, message):
+def test_options_that_a_loss_does_not_use_are_errors(tmp_path, encoders, changes, message):
     made = settings(tmp_path, encoders, **{"loss": "CoSENTLoss", "data.dev": None})
     with pytest.raises(ValueError, match=message):
         run("train", "raoe-s1", **{**made, **changes})
 
 
-def test_a_head_is_there_in_training_alone(tmp_path, encoders):
+def test_head_is_used_in_training_only(tmp_path, encoders):
     """SimCSE's: it learns with tanh of a linear layer; what is evaluated and saved is the embedding below."""
     from raoe_train.encoders.load import load_encoder
 
@@ -343,7 +343,7 @@ def test_a_head_is_there_in_training_alone(tmp_path, encoders):
 
 
 @pytest.mark.parametrize(("name", "pooler"), [("my-simcse", True), ("my-bert", True), ("my-syncse", False)])
-def test_a_head_goes_on_from_what_its_family_has_as_pooler(tmp_path, encoders, name, pooler):
+def test_head_starts_from_the_pooler(tmp_path, encoders, name, pooler):
     """In others a pooler is BERT's, of next sentences, and in some there is none."""
     from transformers import AutoTokenizer, BertModel
 
@@ -364,7 +364,7 @@ def test_a_head_goes_on_from_what_its_family_has_as_pooler(tmp_path, encoders, n
         assert head.weight.std() < 0.025 and not head.bias.any()
 
 
-def test_the_mean_of_two_sets_chooses(tmp_path, encoders, monkeypatch):
+def test_best_model_by_the_mean_of_two_sets(tmp_path, encoders, monkeypatch):
     """STS-B's and SICK's dev, in the paper: a checkpoint that is best on neither may be the one that is kept."""
     dev = [write_pairs(tmp_path / name, rows=rows) for name, rows in (("one.tsv", 24), ("two.tsv", 40))]
     made = settings(tmp_path, encoders, **{"data.dev": dev})

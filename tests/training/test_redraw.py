@@ -45,7 +45,7 @@ def drawn(batches):
     return [text for batch in batches for text in batch]
 
 
-def test_each_epoch_has_other_rows(tmp_path):
+def test_each_epoch_draws_other_rows(tmp_path):
     found = epochs(tmp_path, range(4))
     for batches in found.values():
         assert [len(batch) for batch in batches] == [5, 5, 2]
@@ -57,13 +57,13 @@ def test_each_epoch_has_other_rows(tmp_path):
     assert epochs(tmp_path, [3], seed=7)[3] != found[3]
 
 
-def test_so_many_of_each_source(tmp_path):
+def test_rows_per_source(tmp_path):
     (batches,) = epochs(tmp_path, [0], sizes=(40, 9, 30)).values()
     counts = {name: sum(text.split()[0] == name for text in drawn(batches)) for name in ("40", "9", "30")}
     assert counts == {"40": ROWS, "9": 9, "30": ROWS}
 
 
-def test_steps_are_those_of_what_is_drawn(tmp_path):
+def test_steps_count_drawn_rows(tmp_path):
     """Of 48 rows 12 an epoch; the same recipe gives the same encoder, and without redraw another."""
     pairs = write_pairs(tmp_path / "many.tsv", rows=48)
     made = settings(tmp_path, **{"data.train": [pairs], "data.dev": None, "data.max_rows": ROWS, "data.redraw": True,
@@ -74,7 +74,7 @@ def test_steps_are_those_of_what_is_drawn(tmp_path):
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_at_least_so_many_steps_are_of_what_is_drawn():
+def test_min_steps_count_drawn_rows():
     """12 of 48 rows in batches of 5 are 3 steps, so 12 steps are 4 epochs."""
     config = TrainConfig(data=Data(max_rows=ROWS, redraw=True), training=Training(min_steps=12))
     settings = {"per_device_train_batch_size": 5, "num_train_epochs": 3, "gradient_accumulation_steps": 1}
@@ -89,7 +89,7 @@ def test_at_least_so_many_steps_are_of_what_is_drawn():
     ],
     ids=str,
 )
-def test_what_cannot_be(tmp_path, changes, problem):
+def test_invalid_settings(tmp_path, changes, problem):
     made = settings(tmp_path, **{"data.redraw": True, "data.max_rows": ROWS, **changes})
     with pytest.raises(ValueError, match=problem):
         run("train", **made)
