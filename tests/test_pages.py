@@ -1,4 +1,4 @@
-"""Code in README.md and docs: run, or, where that needs more than CI has, read."""
+"""Code in README.md and docs is run, or parsed if it needs more than CI has."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_lists_of_pages_are_up_to_date():
 
 @pytest.mark.parametrize("page", READ)
 def test_commands_are_valid(page):
-    """Its job, recipe, keys and values, up to what is the reader's own: names in capitals, and files."""
+    """Jobs, recipes, keys and values exist, except the reader's own: files, and names in capitals."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for words in commands(TEXT[page]):
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
@@ -78,8 +78,8 @@ def test_commands_are_valid(page):
                 if word.startswith("--"):
                     options.append([])
                 options[-1].append(word)
-            said = (word for option in options if not option[-1].isupper() for word in option)
-            assert parse_words(config, [*layers, *said]), words
+            output = (word for option in options if not option[-1].isupper() for word in option)
+            assert parse_words(config, [*layers, *output]), words
 
 
 def test_outputs_are_compared():

@@ -1,4 +1,4 @@
-"""What a page shows of a name."""
+"""Escaping of names in Markdown pages."""
 
 from raoe_train.artifacts.report import cell
 

@@ -1,4 +1,4 @@
-"""Outputs: whether one is finished and whose it is; shards and lines that a kill cannot halve; one owner at a time."""
+"""Outputs: finished or foreign, shards and lines that survive a kill, and one owner at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER = {"model": {"name": "n"}, "rows": None}
 
 
 def finished(path, settings=SETTINGS, **how):
-    """An output that was made from settings: a file or a folder of one file."""
+    """A finished output with these settings: a file, or a folder with one file."""
     output = Output(path, settings, **how)
     assert output.finished() is None
     output.begin("a")
@@ -33,7 +33,7 @@ def finished(path, settings=SETTINGS, **how):
 @pytest.mark.parametrize("folder", [False, True])
 def test_finished_output_is_matched_by_its_settings(tmp_path, folder):
     output = finished(tmp_path / "out", folder=folder)
-    output.parts.mkdir(parents=True)  # as a kill right after the record leaves it
+    output.parts.mkdir(parents=True)  # left by a kill right after the record
     again = Output(tmp_path / "out", SETTINGS, folder=folder).finished()
     assert (again["rows"], again["settings"], again["output"]) == (3, SETTINGS, str(tmp_path / "out"))
     assert "torch" in again["versions"] and not output.all_parts.exists()
@@ -41,7 +41,7 @@ def test_finished_output_is_matched_by_its_settings(tmp_path, folder):
         Output(tmp_path / "out", OTHER, folder=folder).finished()
     assert Output(tmp_path / "out", OTHER, overwrite=True, folder=folder).finished() is None
     if not folder:
-        (tmp_path / "out").unlink()  # by the user, who wants it again
+        (tmp_path / "out").unlink()  # the user wants a new one
         assert Output(tmp_path / "out", SETTINGS).finished() is None
 
 
@@ -84,8 +84,8 @@ def test_overwriting_removes_only_recorded_files(tmp_path):
         (saved / "1_Pooling").mkdir()
         (saved / "1_Pooling/config.json").touch()
     assert sorted(os.listdir(old.path / "1_Pooling")) == ["config.json", "mine.txt"]
-    assert not new.replaces and new.finished() is None  # begun, and not finished
-    new.begin("c")  # on resuming nothing is forgotten
+    assert not new.replaces and new.finished() is None  # started, not finished
+    new.begin("c")  # resuming keeps the earlier entries
     assert json.loads(new.record.read_text())["files"] == ["b", "1_Pooling", "c"]
 
 
@@ -187,9 +187,9 @@ def test_lines_of_all_processes_are_merged_in_order(ranks):
     first, second = ranks
     write(first, {"id": 3, "word": "drei é"}, {"id": 1, "word": "one", "reason": "too short"})
     assert first.own.read_bytes().count(b"\n") == 2
-    assert first.merge([1, 2, 3], dict) is None and not first.output.exists()  # the other's is missing
+    assert first.merge([1, 2, 3], dict) is None and not first.output.exists()  # the other's line is missing
     with open(second.own, "wb") as file:
-        file.write(b'{"id": 2, "wo')  # what a kill leaves
+        file.write(b'{"id": 2, "wo')  # left by a kill
     assert first.done() == {1, 3}
     write(second, {"id": 2, "word": "two"})
     assert first.done() == {1, 2, 3}
@@ -200,7 +200,7 @@ def test_lines_of_all_processes_are_merged_in_order(ranks):
 
 
 def test_last_line_without_a_newline(ranks):
-    """What is written after it would stand in the same line."""
+    """The next line must not be appended to it."""
     lines, _ = ranks
     write(lines, {"id": 1})
     with open(lines.own, "ab") as file:

@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: what it does with its time, its failures and what is done already, and once all of it."""
+"""`make gpu` without a GPU: time limits, failures, finished steps, and one whole run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAKED_GPU = Path(__file__).with_name("faked_gpu")
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A GPU by name, steps that are not done but asked for, and their outcomes."""
+    """A fake GPU name, the requested steps (which are not run), and their outcomes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     describe = provenance.describe
     monkeypatch.setattr(provenance, "describe", lambda device: describe("cpu") | {"gpu": "No GPU (1)"})
@@ -109,7 +109,7 @@ def test_failed_tests_hide_ratios_of_their_op_only(machine, tmp_path):
         assert ("--untested" in step.arguments) == (step.op == "cosine" and not step.tests)
     assert [row["op"] for row in rows_of(run) if row.get("tests") == "failed"] == ["cosine"]
     assert gate.passes("pairwise", ["no such file"], "cuda"), "its tests have passed here"
-    # a failure of before is one still
+    # earlier failures still count
     assert [title for title, outcome in do(tmp_path)[0].outcomes.items() if outcome == "failed"] == [
         "build",
         "test-cosine",
@@ -186,18 +186,18 @@ def test_of_a_place(place): pytest.skip("no reason")
 def test_on_a_gpu_compiled_kernels_are_not_skipped(tmp_path, wish):
     (tmp_path / "test_skipped.py").write_text(SKIPPED)
     command = ["-m", "pytest", "-q", "-p", "tests.kernels.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
-    done = faked(tmp_path, *command, str(tmp_path / "test_skipped.py"), RAOE_KERNELS_BUILD=wish)
-    assert ("3 failed, 3 skipped" if wish == "cuda" else "6 skipped") in done.stdout, done.stdout + done.stderr
-    assert ("skipped, and must run here: no reason" in done.stdout) == (wish == "cuda")
+    process = faked(tmp_path, *command, str(tmp_path / "test_skipped.py"), RAOE_KERNELS_BUILD=wish)
+    assert ("3 failed, 3 skipped" if wish == "cuda" else "6 skipped") in process.stdout, process.stdout + process.stderr
+    assert ("skipped, and must run here: no reason" in process.stdout) == (wish == "cuda")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_whole_run_on_a_faked_gpu(tmp_path):
-    """Tests are collected and not run; every benchmark is, with every contender that this machine has."""
+    """Tests are only collected. Every benchmark runs, with every contender available on this machine."""
     command = ["-m", "benchmarks.gpu", "--results", str(tmp_path / "results")]
-    done = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    process = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
+    assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-3000:]
     (lines,) = (tmp_path / "results").glob("Faked-GPU-abc.jsonl")
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     assert {row["outcome"] for row in rows if "outcome" in row} == {"passed"}
@@ -214,10 +214,10 @@ def test_whole_run_on_a_faked_gpu(tmp_path):
 
 @pytest.mark.slow
 def test_failing_step_on_a_faked_gpu(tmp_path):
-    """Its exit status is seen, what comes after it is done, and without ratios."""
+    """The exit status shows it; later steps still run, without ratios."""
     command = ["-m", "benchmarks.gpu", "--results", str(tmp_path), "test-listwise", "listwise"]
-    done = faked(tmp_path, *command, PYTEST_ADDOPTS="--no-such-option")
+    process = faked(tmp_path, *command, PYTEST_ADDOPTS="--no-such-option")
     rows = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
-    assert done.returncode == 1 and "failed, exit 4" in done.stdout, done.stdout + done.stderr
+    assert process.returncode == 1 and "failed, exit 4" in process.stdout, process.stdout + process.stderr
     assert [row["outcome"] for row in rows if "outcome" in row] == ["failed", "passed"]
     assert {row["tested"] for row in rows if "median_s" in row} == {False}

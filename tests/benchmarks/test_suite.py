@@ -1,4 +1,4 @@
-"""The benchmark suite itself, on contenders that cost nothing. Nothing here looks at how long anything took."""
+"""The benchmark suite itself, on trivial contenders. No test checks a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def case():
 
 def test_no_ratio_without_passing_tests(case):
     rows = suite.measure(case, "cpu")
-    for row in rows[:2]:  # a time may well be 1.00 us
+    for row in rows[:2]:  # a time can be 1.00 us
         row |= dict.fromkeys(("median_s", "min_s", "device_s"), 2e-6)
     shown, hidden = suite.table(case, rows, tested=True), suite.table(case, rows, tested=False)
     assert "x ours" in shown and "1.00" in shown
@@ -109,7 +109,7 @@ def test_failing_peer_does_not_hide_others(case, capsys):
         assert rows["absent"]["missing"] == "ImportError: No module named 'x'"
         assert [name for name, row in rows.items() if row.get("failed")] == ["broken"]
     assert "ValueError: is wrong" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="is wrong"):  # it would be our own
+    with pytest.raises(ValueError, match="is wrong"):  # an error of our own raises
         suite.measure(replace(case, contenders={**case.contenders, "ours": raising(peers["broken"])}), "cpu")
 
 
@@ -155,8 +155,8 @@ def test_one_row_of_eight_may_differ_by_rounding():
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory to be had")
 def test_the_peak_of_a_call():
     """256 MiB that are written and freed in the call; the kernel counts resident pages roughly."""
-    found = [timing.single(lambda i: torch.ones(1 << 26).sum(), "cpu")[1] for _ in range(2)]
-    assert all(abs(peak - (1 << 28)) < 1 << 26 for peak in found)
+    results = [timing.single(lambda i: torch.ones(1 << 26).sum(), "cpu")[1] for _ in range(2)]
+    assert all(abs(peak - (1 << 28)) < 1 << 26 for peak in results)
 
 
 def test_quantiles_and_ratio():
@@ -166,7 +166,7 @@ def test_quantiles_and_ratio():
     assert timing.ratio([2.0, 8.0, 3.0], [1.0, 2.0, 3.0]) == 2.0
 
 
-# steps of MiniLM take their time: minutes, where cores are shared
+# steps of MiniLM take minutes where cores are shared
 HEAVY = [pytest.mark.slow, pytest.mark.timeout(900)]
 SLOW = dict.fromkeys(("generation", "chains", "train_step", "equal_lengths", "large_batch"), HEAVY)
 

@@ -1,4 +1,4 @@
-"""SentEval's folders, as its script leaves them."""
+"""SentEval's folders as its download script writes them."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def read(tasks, folder):
 
 
 def columns(task):
-    """What a transfer task holds, by name."""
+    """The content of each transfer task."""
     return dict(zip(("text", "second", "label", "split"), task.content, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What a source's name stands for: a file, a hub's dataset, several files as one pool; how its content is known."""
+"""Names of sources: a file, a dataset on a hub, a pool of files; and the digest of their content."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_which_names_are_files(tmp_path, monkeypatch):
 
 
 def test_hub_dataset(monkeypatch):
-    """load_dataset is the boundary: a real DatasetDict stands in for what it would download."""
+    """A real DatasetDict replaces the download of load_dataset."""
     import datasets
 
     classes = datasets.ClassLabel(names=["contradiction", "neutral", "entailment"])  # not our order

@@ -1,4 +1,4 @@
-"""Triplets: made of NLI pairs, read as they are, and what becomes of every row."""
+"""Triplets built from NLI pairs or read from files, and the count of every dropped row."""
 
 import json
 from pathlib import Path
@@ -112,9 +112,9 @@ def test_a_text_is_never_both_positive_and_negative(tmp_path):
     data, counts = triplet_table(write(tmp_path / "a.tsv", text), pairing="all")
     assert rows_of(data) == [("p", "y", "z")]
     assert counts["dropped"] == {"text in two roles": 2, "neutral": 1}
-    given = write(tmp_path / "b.tsv", "anchor\tpositive\tnegative\np\tx\tx\np\ty\tz\n")
-    assert rows_of(read_triplets(given)) == [("p", "y", "z")]
-    assert triplet_table(given)[1]["dropped"] == {"text in two roles": 1}
+    inputs = write(tmp_path / "b.tsv", "anchor\tpositive\tnegative\np\tx\tx\np\ty\tz\n")
+    assert rows_of(read_triplets(inputs)) == [("p", "y", "z")]
+    assert triplet_table(inputs)[1]["dropped"] == {"text in two roles": 1}
 
 
 def test_the_order_of_the_columns(tmp_path):

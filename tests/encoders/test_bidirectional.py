@@ -1,4 +1,4 @@
-"""Decoders with bidirectional layers: against masks written out, whatever the padding, and what is refused."""
+"""Decoders with bidirectional layers: against explicit masks, independent of padding, and invalid input."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def check_invariance(name, attention, layers):
     alone = [states(model, row[None])[0] for row in sequences()]
     for side, fill in itertools.product(("left", "right"), (0, 9)):
         ids, mask = padded(side, fill)
-        found = states(model, ids, mask)
+        result = states(model, ids, mask)
         for number, expected in enumerate(alone):
-            torch.testing.assert_close(found[number][mask[number].bool()], expected, atol=5e-6, rtol=0)
+            torch.testing.assert_close(result[number][mask[number].bool()], expected, atol=5e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
@@ -61,11 +61,11 @@ def test_padding_and_batches_change_nothing_with_flex_attention(name, flex_uncom
 def test_flex_attention_compiles():
     torch._dynamo.reset()
     ids, mask = padded("left", 9)
-    found, expected = (
+    result, expected = (
         states(BidirectionalModel.around(tiny_decoder("mistral-window", attention), 3).eval(), ids, mask)[mask.bool()]
         for attention in ("flex_attention", "sdpa")
     )
-    torch.testing.assert_close(found, expected, atol=5e-6, rtol=0)
+    torch.testing.assert_close(result, expected, atol=5e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
@@ -73,23 +73,23 @@ def test_zero_layers_equal_the_decoder(name, attention):
     decoder = tiny_decoder(name, attention)
     ids, mask = padded("left", 0)
     expected = states(decoder, ids, mask)[mask.bool()]
-    found = states(BidirectionalModel.around(decoder, 0), ids, mask)[mask.bool()]
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    result = states(BidirectionalModel.around(decoder, 0), ids, mask)[mask.bool()]
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "phi3"])
 def test_all_layers_equal_the_bidirectional_model_of_transformers(name):
-    """is_causal=False is its way to make every layer look both ways."""
+    """is_causal=False makes every layer of transformers' model bidirectional."""
     ids, mask = padded("right", 0)
     own = tiny_decoder(name, "sdpa", is_causal=False)
     expected = states(own, ids, mask)[mask.bool()]
-    found = states(BidirectionalModel.around(tiny_decoder(name, "sdpa"), 3), ids, mask)[mask.bool()]
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
+    result = states(BidirectionalModel.around(tiny_decoder(name, "sdpa"), 3), ids, mask)[mask.bool()]
+    torch.testing.assert_close(result, expected, atol=2e-6, rtol=0)
     assert (expected - states(tiny_decoder(name, "sdpa"), ids, mask)[mask.bool()]).abs().max() > 1e-3
 
 
 def by_hand(decoder, ids, allowed):
-    """A decoder whose last layer attends where the mask [length, length] `allowed` says."""
+    """A decoder whose last layer attends where the mask `allowed`, [length, length], is true."""
     with torch.no_grad():
         before = decoder(input_ids=ids, output_hidden_states=True).hidden_states[-2]
         place = torch.arange(ids.shape[1])[None]
@@ -110,12 +110,12 @@ def test_the_last_layer_by_hand(name, attention):
     decoder = tiny_decoder(name, attention)
     ids = sequences()[0][None]
     expected = by_hand(decoder, ids, near)
-    found = states(BidirectionalModel.around(decoder, 1), ids)
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
+    result = states(BidirectionalModel.around(decoder, 1), ids)
+    torch.testing.assert_close(result, expected, atol=2e-6, rtol=0)
 
 
 def test_last_token_is_unchanged_by_one_layer():
-    """It saw all others before."""
+    """It attends to all other tokens anyway."""
     ids = sequences()[0][None]
     causal = states(tiny_decoder("llama", "sdpa"), ids)
     one, two = (states(BidirectionalModel.around(tiny_decoder("llama", "sdpa"), n), ids) for n in (1, 2))

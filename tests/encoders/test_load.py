@@ -1,4 +1,4 @@
-"""Encoders made, loaded and saved: pooling, random weights, the tokenizer of scratch."""
+"""Creating, loading and saving encoders: pooling, random weights, the tokenizer of scratch models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_pooling_is_saved(tmp_path, pooling, saved):
     again = SentenceTransformer(str(tmp_path / "m"), device="cpu")
     assert again[1].pooling_mode == saved
     assert torch.equal(torch.tensor(again.encode(SENTENCES)), torch.tensor(model.encode(SENTENCES)))
-    # A saved encoder keeps its pooling unless another is asked for, and then keeps that.
+    # A saved encoder keeps its pooling unless another one is set.
     assert load_encoder(Model(name=str(tmp_path / "m"), device="cpu"))[1].pooling_mode == saved
     changed = load_encoder(Model(name=str(tmp_path / "m"), pooling="max", device="cpu"))
     assert changed[1].pooling_mode == "max"
@@ -69,15 +69,15 @@ def test_random_weights_and_dropout(tmp_path):
 
 @pytest.mark.slow
 def test_the_tokenizer_is_the_same_in_every_process():
-    """Hash tables are in a random order; a vocabulary must not depend on it."""
+    """A vocabulary must not depend on the random order of hash tables."""
     code = f"from raoe_train.encoders.scratch import train_word_pieces as t\nprint(t({SENTENCES * 3}, 90))"
     made = set()
     for seed in "01":
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
         )  # fmt: skip
-        made.add(done.stdout)
+        made.add(process.stdout)
     assert len(made) == 1
 
 

@@ -1,6 +1,6 @@
-"""Texts packed in one row: embeddings and gradients are the padded model's, and who cannot be packed is told apart.
+"""Texts packed in one row have the embeddings and gradients of the padded model; other models are refused.
 
-On the CPU, through the attention that stands in for the GPU's kernel there.
+On the CPU, with the attention that replaces the GPU's kernel there.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def check(model, features, dtype=torch.float64, rounded=False):
     expected = results(deepcopy(model), features)
     packed = pack(model, features, HERE)
     assert packed["input_ids"].shape == (1, int(features["attention_mask"].sum()))
-    found = results(model, packed)
+    result = results(model, packed)
     # One of all gradients: those of the keys' biases are 0 but for rounding.
     scale = [expected[0].abs().max()] + [max(g.abs().max() for g in expected[1:])] * (len(expected) - 1)
-    for a, b, largest in zip(found, expected, scale, strict=True):
+    for a, b, largest in zip(result, expected, scale, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance * float(largest))
     again = results(model, features)  # a padded batch in the same model, after it
     for a, b, largest in zip(again, expected, scale, strict=True):
@@ -170,8 +170,8 @@ def test_unsupported_model_warns_once(name, caplog):
     model, features = make(), texts()
     assert pack(model, features, HERE) is features
     assert pack(model, features, HERE) is features
-    said = [record.getMessage() for record in caplog.records if "padded" in record.getMessage()]
-    assert len(said) <= 1
+    output = [record.getMessage() for record in caplog.records if "padded" in record.getMessage()]
+    assert len(output) <= 1
     assert reason in why_not(model, 11)
 
 

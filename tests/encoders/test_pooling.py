@@ -1,4 +1,4 @@
-"""Pooling of models whose folder does not say it: a family's by name, a guess with a warning; else what was saved."""
+"""Pooling of models that do not declare it: by family name, or a guess with a warning; else the saved one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ META = {"format": "pt"}
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """A function: a BERT saved by transformers alone, in a folder of that name."""
+    """A function that saves a BERT by transformers alone, in a folder of that name."""
     model = tiny_encoder()
 
     def save(name: str) -> str:
@@ -36,7 +36,7 @@ def pooling(model) -> str:
 )
 def test_simcse_uses_the_first_token(bare, caplog, name):
     assert pooling(load_encoder(bare(name))) == "cls" and not caplog.text
-    assert pooling(load_encoder(FrozenEncoder(bare(name)))) == "cls"  # teachers and references, too
+    assert pooling(load_encoder(FrozenEncoder(bare(name)))) == "cls"  # also for teachers and references
     assert pooling(load_encoder(bare(name), pooling="mean")) == "mean"
 
 
@@ -50,7 +50,7 @@ def test_guessed_pooling_warns(bare, caplog):
 
 
 def test_missing_weights_are_an_error(bare):
-    """They would be random. A pooler's are used by nothing."""
+    """They would be random. Missing pooler weights are allowed: nothing uses them."""
     folder = bare("bert-base-uncased")
     weights = load_file(f"{folder}/model.safetensors")
     pooler = [key for key in weights if "pooler" in key]

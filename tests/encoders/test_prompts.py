@@ -1,4 +1,4 @@
-"""Prompts with text on both sides of the sentence: token ids, truncation, padding, and what a saved model keeps."""
+"""Prompts with text on both sides of the sentence: token ids, truncation, padding, and saved models."""
 
 from __future__ import annotations
 
@@ -393,19 +393,19 @@ def test_the_stock_library_applies_the_saved_template_in_a_fresh_process(tmp_pat
         apply_template(model, "{text} is:")
         assert ids(loaded, *texts) == ids(model, *texts), kind
     command = [sys.executable, "-c", FRESH, json.dumps(texts), *expected]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for folder, line in zip(expected, done.stdout.splitlines(), strict=True):
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    for folder, line in zip(expected, process.stdout.splitlines(), strict=True):
         name, tokens, vectors = json.loads(line)
         assert [name, tokens] == expected[folder][:2], folder
         assert torch.tensor(vectors).allclose(torch.from_numpy(expected[folder][2]), atol=1e-6), folder
 
 
-# --- what cannot be ---
+# --- invalid input ---
 
 
 def refused(model, template, problem):
-    """The error, and that the model is as before."""
+    """The error is raised and the model is unchanged."""
     tokenizer, prompts = model[0].processor, dict(model.prompts)
     with pytest.raises(ValueError, match=problem):
         apply_template(model, template)

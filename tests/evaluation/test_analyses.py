@@ -1,4 +1,4 @@
-"""Degradation, intra-sentence dependency and representative words, against another way to each."""
+"""Degradation, intra-sentence dependency and representative words, each against a second implementation."""
 
 import copy
 
@@ -69,7 +69,7 @@ def spread(model):
 
 
 class Wrapper:
-    """As much of a SentenceTransformer as first_layers looks at."""
+    """The parts of a SentenceTransformer that first_layers reads."""
 
     def __init__(self, model):
         self.first = nn.Module()
@@ -171,7 +171,7 @@ def test_degradation_refuses_unknown_models():
 
 
 def by_hand(model, text, pivot):
-    """One sentence, without padding, a pair of tokens at a time."""
+    """One unpadded sentence, one pair of tokens at a time."""
     features = model.preprocess([text], prompt=model.prompts.get("default"))
     with torch.no_grad():
         hidden = model[0](features)["token_embeddings"][0].numpy()
@@ -195,9 +195,9 @@ def test_dependency(settings, place, side):
     model = encoder(**settings).train()
     expected = [by_hand(model.eval(), text, place) for text in SENTENCES]
     model.train().tokenizer.padding_side = side
-    found = [pivot_correlations(model, SENTENCES, batch_size=size) for size in (1, 4, 64)]
-    assert model.training and found[0].dtype == np.float64
-    for values in found:
+    results = [pivot_correlations(model, SENTENCES, batch_size=size) for size in (1, 4, 64)]
+    assert model.training and results[0].dtype == np.float64
+    for values in results:
         np.testing.assert_allclose(values, expected, atol=1e-9)
     assert np.ptp(expected) > 0.01
 
@@ -266,7 +266,7 @@ def checkpoint(tmp_path_factory):
 
 
 def written(whole, tokenizer, text):
-    """What the language model itself would write after a text."""
+    """The next tokens that the language model would write."""
     features = tokenizer([text], return_tensors="pt", truncation=True)
     with torch.no_grad():
         logits = whole(**features).logits[0, -1]
@@ -341,7 +341,7 @@ def test_word_report(monkeypatch):
     words = iter(["."] * 3)
     assert word_report(model, sentences)["wordless_share"] == 1
     with pytest.raises(ValueError, match="no words"):
-        word_report(None, ["..."])  # before the model is asked
+        word_report(None, ["..."])  # before the model runs
 
 
 def test_the_plot_of_degradation(task, drawn, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The classifiers of transfer tasks: SentEval's layer, one penalty at a time by torch's own layers and optimizers."""
+"""The classifiers of transfer tasks: SentEval's layer against torch's layers and optimizers, one penalty at a time."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ def examples(count=200, columns=6, classes=2, scale=1.0, noise=1.0):
 
 
 def by_torch(features, labels, train, dev, penalty, optimizer, its):
-    """SentEval's procedure of torch's own parts, a layer at a time: (best accuracy, rounds, the best layer)."""
+    """SentEval's procedure with torch's layers, one at a time: (best accuracy, rounds, best layer)."""
     random = np.random.RandomState(SEED)
     torch.manual_seed(SEED)
     layer = torch.nn.Linear(features.shape[1], int(labels.max()) + 1)
@@ -38,8 +38,8 @@ def by_torch(features, labels, train, dev, penalty, optimizer, its):
                 torch.nn.functional.cross_entropy(layer(x[places]), y[places]).backward()
                 step.step()
         rounds += 1
-        said = layer(torch.tensor(features[dev], dtype=torch.float32)).argmax(1).numpy()
-        accuracy = (said == labels[dev]).mean()
+        output = layer(torch.tensor(features[dev], dtype=torch.float32)).argmax(1).numpy()
+        accuracy = (output == labels[dev]).mean()
         if accuracy > best:
             best, chosen = accuracy, [part.detach().clone() for part in layer.parameters()]
         else:
@@ -63,15 +63,15 @@ def test_the_layer_is_that_of_torch(optim, theirs, classes, tenacity):
         assert weights[at] == pytest.approx(np.column_stack([weight, bias]), abs=2e-5)
         # without dev a twentieth of train says when to stop
         _, _, (weight, bias) = by_torch(features, labels, train, None, penalty, theirs, its)
-        said = (features[test] @ weight.numpy().T + bias.numpy()).argmax(1)
-        assert (model.predicted(train, dev[:0], test, penalty) == said).all()
+        output = (features[test] @ weight.numpy().T + bias.numpy()).argmax(1)
+        assert (model.predicted(train, dev[:0], test, penalty) == output).all()
 
 
 @pytest.mark.parametrize(("tenacity", "rounds"), [(0, 2), (3, 5)])
 def test_early_stopping(monkeypatch, tenacity, rounds):
     taken = []
     monkeypatch.setitem(classifiers.OPTIMIZERS, "adam", lambda _: SimpleNamespace(step=lambda: taken.append(1)))
-    features, labels = examples(40)  # nothing is learnt, so the first round stays the best
+    features, labels = examples(40)  # nothing is learned, so the first round stays the best
     its = Classifier("senteval", tenacity=tenacity, batch_size=10, epoch_size=2).settings()
     classifier(features, labels, its).predicted(np.arange(40), np.arange(40), np.arange(40), 0.1)
     assert len(taken) == rounds * 2 * 4
@@ -127,20 +127,20 @@ def test_task_with_this_classifier(tmp_path):
     rows = [{"text": f"w{label}{number}", "label": label} for label in "01" for number in range(20)]
     write_rows(tmp_path / "set.jsonl", ["text", "label"], rows)
     word = f"transfer:{tmp_path}/set.jsonl"
-    plain, task, others = (
+    plain, task, rest = (
         read_tasks([word], classifier=its)[word]
         for its in (Classifier(), Classifier("senteval", kfold=2, epoch_size=201), Classifier("senteval", kfold=5))
     )
     at = np.zeros((40, 100), dtype=np.float32)  # the wider, the nearer to 0 the layer starts
     at[:, 0] = [1.0 if row["label"] == "1" or row["text"] == "w00" else -1.0 for row in rows]
-    found, right = task.score(at)
-    assert (found["accuracy"], found["examples"]) == (pytest.approx(97.5), 40) and right.values.sum() == 3900
-    assert len(plain.content) == 4 and task.content[:4] == plain.content and others.content != task.content
+    result, right = task.score(at)
+    assert (result["accuracy"], result["examples"]) == (pytest.approx(97.5), 40) and right.values.sum() == 3900
+    assert len(plain.content) == 4 and task.content[:4] == plain.content and rest.content != task.content
     with pytest.raises(ValueError, match="20 training examples, too few for 20 folds"):
         read_tasks([word], classifier=Classifier("senteval", kfold=20))
 
 
 def test_the_keys_of_jobs():
     assert load("evaluate", None, {"classifier": {"name": "senteval"}}).classifier == Classifier("senteval")
-    asked = {"evaluation.classifier.name": "senteval", "evaluation.classifier.tenacity": "3"}
-    assert load("train", None, asked).evaluation.classifier == Classifier("senteval", tenacity=3)
+    options = {"evaluation.classifier.name": "senteval", "evaluation.classifier.tenacity": "3"}
+    assert load("train", None, options).evaluation.classifier == Classifier("senteval", tenacity=3)

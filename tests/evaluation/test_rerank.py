@@ -19,15 +19,15 @@ def read(folder, rows, **options):
 
 
 def at(degrees):
-    """An embedding so many degrees away from the queries', which are all (1, 0); of any length."""
+    """An embedding at this angle to the queries, which are all (1, 0); of any length."""
     return [np.cos(np.radians(degrees)) * 3, np.sin(np.radians(degrees)) * 3]
 
 
 def score(task, angles):
     embeddings = [[1, 0] if t.startswith("q") else at(angles[t]) for t in task.sentences]
-    found, examples = task.score(np.array(embeddings, np.float32))
-    assert examples.values.mean() == pytest.approx(found["map"]) and len(examples.values) == found["queries"]
-    return found
+    result, examples = task.score(np.array(embeddings, np.float32))
+    assert examples.values.mean() == pytest.approx(result["map"]) and len(examples.values) == result["queries"]
+    return result
 
 
 def test_by_hand(tmp_path):
@@ -51,11 +51,11 @@ def test_ties_are_broken_against_the_encoder(tmp_path):
 
 
 def test_all_candidates_count(tmp_path):
-    """Not the first ten alone, as MTEB's mrr_at_10."""
+    """Unlike MTEB's mrr_at_10, which reads only the first ten."""
     angles = {f"n{k}": k for k in range(11)} | {"last": 90}
     rows = [{"query": "q", "positive": ["last"], "negative": [name for name in angles if name != "last"]}]
-    found = score(read(tmp_path, rows), angles)
-    assert found["mrr"] == found["map"] == pytest.approx(100 / 12)
+    result = score(read(tmp_path, rows), angles)
+    assert result["mrr"] == result["map"] == pytest.approx(100 / 12)
 
 
 def test_splits_and_names(tmp_path):

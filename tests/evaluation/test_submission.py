@@ -1,4 +1,4 @@
-"""The file of predictions that C-STS's organisers score. All rows are made up."""
+"""The file of predictions for C-STS's organisers. All rows are invented."""
 
 import json
 
@@ -16,7 +16,7 @@ def rows(count):
 
 
 def as_the_organisers_read(path):
-    """What make_test_submission.py does with the file before it sends the values."""
+    """The checks of make_test_submission.py before it sends the values."""
     loaded = json.loads(path.read_text(encoding="utf-8"))
     return [float(value) for _, value in sorted(loaded.items(), key=lambda item: int(item[0]))]
 

@@ -1,4 +1,4 @@
-"""The job generate with a real (tiny) language model: what it writes, how it goes on, who shares the work."""
+"""The job generate with a tiny language model: output, resuming and several processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory):
-    """A saved language model with room for prompts, that writes something else after every sentence."""
+    """A saved language model with enough positions for prompts, whose answers differ by sentence."""
     name = saved_decoder(tmp_path_factory.mktemp("writer"))
     model = AutoModelForCausalLM.from_pretrained(name).double()
     model.config.max_position_embeddings = 256
@@ -68,7 +68,7 @@ def files(folder):
 
 
 def plainly(writer, sentence, method="guided", guidance=1.5):
-    """A chain by transformers' own generate, step by step."""
+    """A chain by transformers' generate, step by step."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(writer), AutoTokenizer.from_pretrained(writer)
 
     def ids(text):
@@ -79,10 +79,10 @@ def plainly(writer, sentence, method="guided", guidance=1.5):
         led = step and method == "guided"
         extra = {"guidance_scale": guidance, "negative_prompt_ids": ids(chain[-2])} if led else {}
         near = ids(chain[-1])
-        found = model.generate(
+        result = model.generate(
             near, max_new_tokens=8, do_sample=False, stop_strings=["\n"], tokenizer=tokenizer, **extra
         )
-        text = tokenizer.decode(found[0, near.shape[1] :], skip_special_tokens=True)
+        text = tokenizer.decode(result[0, near.shape[1] :], skip_special_tokens=True)
         chain.append(text.partition("\n")[0].strip())
     return chain
 
@@ -91,11 +91,11 @@ def plainly(writer, sentence, method="guided", guidance=1.5):
 def test_chains_equal_those_of_transformers(writer, sentences, tmp_path, method):
     output = tmp_path / "chains.jsonl"
     result = run("generate", **options(writer, sentences, output), **{"generation.method": method})
-    found = lines(output)
-    assert [line["id"] for line in found] == list(range(1, 12))
-    for line, sentence in list(zip(found, SENTENCES, strict=True))[:4]:
+    results = lines(output)
+    assert [line["id"] for line in results] == list(range(1, 12))
+    for line, sentence in list(zip(results, SENTENCES, strict=True))[:4]:
         assert line["sentences"] == plainly(writer, sentence, method)
-    for line in found:
+    for line in results:
         assert len(line["sentences"]) == STEPS + 1
         assert list(line) == ["id", "sentences", "method", "settings", "model", "versions"]
         assert (line["method"], line["model"]) == (method, writer)
@@ -155,7 +155,7 @@ def test_resume_after_a_failure(writer, sentences, tmp_path, monkeypatch):
     kept = lines(unfinished)
     assert 0 < len(kept) < 11 and not output.exists()
     text = unfinished.read_bytes()
-    unfinished.write_bytes(text + b'{"id": 11, "sentences": ["nobody re')  # what a kill may leave
+    unfinished.write_bytes(text + b'{"id": 11, "sentences": ["nobody re')  # as left by a kill
     asked.clear()
     monkeypatch.setattr(Chain, "request", lambda chain, limit: (asked.append(chain.key), real(chain, limit))[1])
     result = run("generate", **options(writer, sentences, output), **{"generation.batch_size": 2})
@@ -206,7 +206,7 @@ def test_foreign_and_outdated_outputs_are_refused(writer, sentences, tmp_path):
     with pytest.raises(ValueError, match="was not written by raoe-train"):
         run("generate", **options(writer, sentences, output))
     assert "somebody" in output.read_text() and files(tmp_path) == ["chains.jsonl", "in.txt"]
-    with pytest.raises(ValueError, match="was not written by raoe-train"):  # whose it is, it stays
+    with pytest.raises(ValueError, match="was not written by raoe-train"):  # overwriting does not remove it either
         run("generate", **options(writer, sentences, output), overwrite=True)
     output.unlink()
     run("generate", **options(writer, sentences, output))
@@ -216,7 +216,7 @@ def test_foreign_and_outdated_outputs_are_refused(writer, sentences, tmp_path):
         run("generate", **options(writer, sentences, output))
     assert output.read_bytes() == first
     assert run("generate", **options(writer, sentences, output), overwrite=True)["chains"] == 1
-    output.unlink()  # and a result that is gone is made anew
+    output.unlink()  # a deleted result is made again
     assert run("generate", **options(writer, sentences, output))["chains"] == 1
     assert len(lines(output)) == 1
 
@@ -267,7 +267,7 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_resume_after_a_kill(writer, sentences, tmp_path):
-    """SIGKILL again and again; in the end every chain is there once, and none was done twice."""
+    """After repeated SIGKILL every chain is in the output once, and none was generated twice."""
     sentences.write_text("".join(f"{text} number {n}\n" for n in range(20) for text in SENTENCES))
     whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
     run("generate", **options(writer, sentences, whole))
@@ -294,7 +294,7 @@ def test_resume_after_a_kill(writer, sentences, tmp_path):
 
 @pytest.mark.slow
 def test_processes_at_the_same_time(writer, sentences, tmp_path):
-    """Whoever ends last merges, and it does not matter who that is."""
+    """The process that ends last merges, whichever it is."""
     whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
     expected = run("generate", **options(writer, sentences, whole))
     code = "import json, sys, raoe_train; print(json.dumps(raoe_train.run('generate', **json.loads(sys.argv[1]))))"
@@ -302,10 +302,10 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
     environments = [{**os.environ, "RANK": str(rank), "WORLD_SIZE": "3"} for rank in range(3)]
     ended = [one.end() for one in [Python("-c", code, words, env=environment) for environment in environments]]
     assert [one.returncode for one in ended] == [0, 0, 0]
-    said = [one.stdout.splitlines()[-1] for one in ended]
+    message = [one.stdout.splitlines()[-1] for one in ended]
     assert output.read_bytes() == whole.read_bytes()
     assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt", "whole.jsonl", "whole.jsonl.json"]
-    assert any(json.loads(line).get("chains") == expected["chains"] for line in said)
+    assert any(json.loads(line).get("chains") == expected["chains"] for line in message)
 
 
 # Settings
@@ -369,12 +369,12 @@ def test_seeds_determine_the_sources(writer, sentences, tmp_path):
 
     name = str(tmp_path / "encoder")
     tiny_encoder(double=False).save(name)
-    found = []
+    results = []
     for number, encoder in enumerate(({"name": name}, {"name": name, "prompt": "two dogs and a man: "})):
         output = tmp_path / f"{number}.jsonl"
         seeds = {"encoder": encoder, "clusters": 2, "per_cluster": 2}
         result = run("generate", **options(writer, sentences, output, seeds=seeds))
         assert result["chains"] == len(lines(output)) == 4
         assert all(line["sentences"][0] == SENTENCES[line["id"] - 1] for line in lines(output))
-        found.append([line["id"] for line in lines(output)])
-    assert found[0] != found[1]
+        results.append([line["id"] for line in lines(output)])
+    assert results[0] != results[1]

@@ -1,4 +1,4 @@
-"""The decoding engine: against transformers' generate and guidance token for token, alone and in company."""
+"""The decoding engine against transformers' generate and guidance, token for token, alone and in batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def contexts() -> list[list[int]]:
 
 
 def guided(guidance: float = 1.5, new: int = NEW) -> list[Request]:
-    """Each context led away from the one before it."""
+    """Requests whose contexts are guided away from the previous one."""
     rows = contexts()
     return [Request(row, rows[number - 1], guidance, new, seed=number) for number, row in enumerate(rows)]
 
@@ -32,10 +32,10 @@ def ids(answers) -> list[list[int]]:
 
 
 def generated(model, context, **options) -> list[int]:
-    found = model.generate(
+    result = model.generate(
         torch.tensor([context]), max_new_tokens=NEW, do_sample=False, pad_token_id=0, **options
     )
-    return found[0, len(context) :].tolist()
+    return result[0, len(context) :].tolist()
 
 
 def with_guidance(model, request: Request, **options) -> list[int]:
@@ -63,9 +63,9 @@ def test_without_guidance_it_is_generate_token_for_token(model):
     batch = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     together = model.generate(batch, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-    found = ids(GuidedDecoder(model).answers([Request(row, max_new_tokens=NEW) for row in rows]))
-    assert found == alone
-    for ours, theirs in zip(found, together[:, width:].tolist(), strict=True):
+    result = ids(GuidedDecoder(model).answers([Request(row, max_new_tokens=NEW) for row in rows]))
+    assert result == alone
+    for ours, theirs in zip(result, together[:, width:].tolist(), strict=True):
         assert theirs == ours + [0] * (len(theirs) - len(ours))
     # guidance 1 and a farther context equal to the nearer one are lambda = 0, too
     assert ids(GuidedDecoder(model).answers(guided(1.0))) == alone
@@ -92,7 +92,7 @@ def test_answer_does_not_depend_on_its_batch(model):
 
 
 def test_positions_that_are_looked_up():
-    """GPT-2's are rows of a table, which has none for padding."""
+    """GPT-2's positions are rows of a table, which has no row for padding."""
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4)
     config.bos_token_id = config.eos_token_id = None
     torch.manual_seed(0)
@@ -140,8 +140,8 @@ def test_finished_rows_leave_the_batch(llama):
     ]
     decoder = GuidedDecoder(model := tiny_language_model("llama"), None, Sampling(eos_token_id=[]))
     seen = Recorder(model)
-    found = decoder.answers(requests)
-    assert [len(answer.ids) for answer in found] == [3, 6, 5, 1]
+    result = decoder.answers(requests)
+    assert [len(answer.ids) for answer in result] == [3, 6, 5, 1]
     assert seen.body == [(6, 8), (5, 1), (5, 1), (3, 1), (3, 1), (2, 1)]
     assert seen.head == [6, 5, 5, 3, 3, 2]
     assert decoder.active == 0
@@ -153,16 +153,16 @@ def test_requests_join_a_running_batch(llama):
     alone = [decoder.answers([request])[0] for request in requests]
     seen = Recorder(decoder.model)
     short = Request(requests[1].near, requests[1].far, 1.5, 2)
-    found = dict(decoder.add([(0, requests[0]), ("short", short)]))
-    found.update(decoder.step())
+    result = dict(decoder.add([(0, requests[0]), ("short", short)]))
+    result.update(decoder.step())
     assert decoder.active == 1
-    found.update(decoder.add([(4, requests[4])]))  # a longer one
-    found.update(decoder.step())
-    found.update(decoder.add([(3, requests[3])]))  # a shorter one
+    result.update(decoder.add([(4, requests[4])]))  # a longer one
+    result.update(decoder.step())
+    result.update(decoder.add([(3, requests[3])]))  # a shorter one
     while decoder.active:
-        found.update(decoder.step())
-    assert {key: found[key] for key in (0, 3, 4)} == {key: alone[key] for key in (0, 3, 4)}
-    assert found["short"].ids == alone[1].ids[:2]
+        result.update(decoder.step())
+    assert {key: result[key] for key in (0, 3, 4)} == {key: alone[key] for key in (0, 3, 4)}
+    assert result["short"].ids == alone[1].ids[:2]
     assert max(rows for rows, _ in seen.body) == 6
 
 
@@ -223,8 +223,8 @@ def test_random_answers_depend_on_their_seed_alone(llama):
 def test_draws_follow_the_probabilities():
     scores = torch.tensor([0.0, -torch.inf, 1.0, -1.0, -torch.inf])
     count = 20000
-    drawn = draw(scores.expand(count, 5), uniforms(7, count))
-    shares = torch.bincount(drawn, minlength=5) / count
+    sample = draw(scores.expand(count, 5), uniforms(7, count))
+    shares = torch.bincount(sample, minlength=5) / count
     torch.testing.assert_close(shares, scores.softmax(-1), atol=0.02, rtol=0)
     assert shares[1] == shares[4] == 0
     edge = torch.tensor([0.0, 1 - 2**-24])
@@ -245,9 +245,9 @@ def test_processors_are_transformers(options):
     model = tiny_language_model("phi3")
     sampling = Sampling(**options)
     decoder, requests = GuidedDecoder(model, sampling=sampling), guided()
-    found = ids(decoder.answers(requests))
-    assert found == [with_guidance(model, request, **options) for request in requests]
-    assert found != ids(GuidedDecoder(model).answers(requests))
+    result = ids(decoder.answers(requests))
+    assert result == [with_guidance(model, request, **options) for request in requests]
+    assert result != ids(GuidedDecoder(model).answers(requests))
     plain = [Request(row, max_new_tokens=NEW) for row in contexts()]
     assert ids(decoder.answers(plain, 2)) == [generated(model, row, **options) for row in contexts()]
 
@@ -283,14 +283,14 @@ def test_stop_strings(with_tokenizer):
     stop = text[start : start + 8]
     place = text.index(stop)
     decoder = GuidedDecoder(model, tokenizer, Sampling(eos_token_id=[], stop_strings=["no such thing", stop]))
-    found = decoder.answers(requests)
-    assert (found[0].text, found[0].finish) == (text[:place], "stop")
+    result = decoder.answers(requests)
+    assert (result[0].text, result[0].finish) == (text[:place], "stop")
     needed = next(n for n in range(20) if stop in tokenizer.decode(whole[0].ids[:n]))
-    assert found[0].ids == whole[0].ids[:needed]
-    assert found[1] == whole[1]
+    assert result[0].ids == whole[0].ids[:needed]
+    assert result[1] == whole[1]
 
 
-# What cannot be
+# Invalid input
 
 
 @pytest.mark.parametrize(

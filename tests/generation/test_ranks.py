@@ -1,4 +1,4 @@
-"""Which process this is, by what torchrun says."""
+"""Rank and GPU of a process, from torchrun's environment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_rank_and_world_size(monkeypatch, said, expected):
 
 
 def test_gpu_of_a_rank(monkeypatch):
-    """Pretended: four GPUs, of which a process takes the one of its number on the machine."""
+    """Four fake GPUs: a process takes the one of its local rank."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert (from_environment("LOCAL_RANK", 0), default_device()) == (0, "cuda:0")

@@ -1,4 +1,4 @@
-"""Instructions, rules, starts and seeds: what is asked, what is kept, what chains begin with."""
+"""Instructions, rules, starts and seeds of chains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE = "A man plays a guitar on the stage."
 
 
 class Letters:
-    """A tokenizer of characters, with what templates need."""
+    """A tokenizer of characters with the methods that templates need."""
 
     chat_template = None
     eos_token_id = 3

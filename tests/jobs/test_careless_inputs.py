@@ -1,4 +1,4 @@
-"""Inputs that nobody means to give: what they gave once was another's result, a traceback, or work that was lost."""
+"""Unintended input that once gave a wrong result, a traceback or lost work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.training.small_runs import write_pairs
 
 
 def changed(folder: Path) -> None:
-    """An encoder trained anew: its weights are others."""
+    """Change the weights of an encoder, as further training does."""
     (file,) = folder.rglob("model.safetensors")
     save_file({name: weight + 0.1 for name, weight in load_file(file).items()}, file, {"format": "pt"})
 
@@ -37,13 +37,13 @@ SAID = "config_sentence_transformers.json"
 
 
 def configured(folder: Path, **values: object) -> None:
-    """Its config.json says something else."""
+    """Change values of config.json."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **values}))
 
 
 def a_layer_more(folder: Path) -> None:
-    """Its weights have a layer that its config.json does not have."""
+    """Add a layer to the weights but not to config.json."""
     weights = load_file(folder / "model.safetensors")
     more = {name.replace("layer.0.", "layer.1."): weight.clone() for name, weight in weights.items()}
     save_file({**more, **weights}, folder / "model.safetensors", {"format": "pt"})
@@ -122,10 +122,10 @@ def test_missing_model_name_is_an_error(tmp_path):
 )
 def test_names_that_look_like_numbers_stay_names(text, key, value, tmp_path):
     (tmp_path / "r.yaml").write_text(text)
-    found = load("train", tmp_path / "r.yaml")
+    result = load("train", tmp_path / "r.yaml")
     for part in key.split("."):
-        found = getattr(found, part)
-    assert found == value
+        result = getattr(result, part)
+    assert result == value
 
 
 def test_keys_that_have_no_effect_are_errors(tmp_path):
@@ -196,7 +196,7 @@ def test_foreign_outputs_are_kept(tmp_path):
     wrong = {"model": {"name": model}, "loss": "CoSENTLoss", "training": {"max_steps": 1}, "output": str(run)}
     with pytest.raises(ValueError, match=r"is not a known label .x"):
         rt.train(**wrong | {"loss": "RAOELoss"}, data={"train": [pairs], "labels": {"x": 0}})
-    rt.train(**wrong, data={"train": [pairs]})  # nothing of the failed one is in the way
+    rt.train(**wrong, data={"train": [pairs]})  # the failed run left nothing behind
     with pytest.raises(ValueError, match="holds a run of `train`"):
         rt.export(model={"name": model}, output=str(run), overwrite=True)
     assert (run / "metrics.json").exists()

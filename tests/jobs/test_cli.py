@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from raoe_train import cli
-from raoe_train.config import parse_words
 from raoe_train.jobs.encode import EncodeConfig
 
 
@@ -35,7 +34,7 @@ def test_user_errors_are_one_line(words, message, capsys, tmp_path, monkeypatch)
 
 @pytest.fixture
 def does(monkeypatch):
-    """does(work): the command's job, whatever it is called, is `work` of its configuration."""
+    """does(work): replace the job of every command by `work`, a function of its configuration."""
 
     def replace(work):
         work.config = EncodeConfig
@@ -65,9 +64,9 @@ def test_unexpected_errors_are_one_line_and_a_traceback_file(monkeypatch, tmp_pa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for words in ([], ["--output", str(tmp_path / "out")], ["--output", str(tmp_path / "nowhere" / "out")]):
         assert cli.main(["encode", *words]) == 3
-        said = capsys.readouterr().err
-        assert said.startswith("raoe-train: KeyError: 'a bug") and said.count("\n") == 1
-        trace = Path(re.search(r"the traceback is in (.*)\)", said)[1])
+        output = capsys.readouterr().err
+        assert output.startswith("raoe-train: KeyError: 'a bug") and output.count("\n") == 1
+        trace = Path(re.search(r"the traceback is in (.*)\)", output)[1])
         assert trace.parent == tmp_path and "in broken" in trace.read_text()
     with pytest.raises(KeyError):
         cli.main(["encode", "--traceback"])
@@ -78,7 +77,7 @@ def test_unexpected_errors_are_one_line_and_a_traceback_file(monkeypatch, tmp_pa
     [
         (ModuleNotFoundError("no tqdm", name="tqdm"), "tqdm is not installed: run pip install -e '.[train]'"),
         (ModuleNotFoundError("no mteb", name="mteb"), "mteb is not installed: run pip install -e '.[eval]'"),
-        # what a model's own code wants, and what another version of a library that is there lacks: none of ours
+        # packages that a model's own code imports, and modules missing from another version, are not extras of raoe
         (ModuleNotFoundError("No module named 'einops'", name="einops"), "No module named 'einops'"),
         (ModuleNotFoundError("No module named 'peft.new'", name="peft.new"), "No module named 'peft.new'"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory: try --training."),
@@ -113,18 +112,3 @@ def test_closed_pipe_is_not_an_error():
     done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
-BLOCKS = re.sub(r" *\\\n +", " ", PAGE.read_text(encoding="utf-8"))
-COMMANDS = [line.partition(" #")[0].split() for line in BLOCKS.splitlines() if line.startswith("    raoe-train ")]
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: "-".join(words[1:3]))
-def test_commands_of_pages_are_parsed(command):
-    """The job, its recipe and every key; nothing is run."""
-    _, job, *rest = command
-    config = cli.job_of(job).config
-    if not rest[0].startswith("--"):
-        rest.insert(0, "--names" if job == "prepare" else "--config")
-    assert isinstance(parse_words(config, rest), config)

@@ -1,4 +1,4 @@
-"""The term that holds an encoder's embeddings where they were: its value, its gradient, and what it keeps."""
+"""The regularizer that keeps embeddings near their start: value, gradient and effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 
 
 def moved(model: Any) -> Any:
-    """The encoder with other weights than its start had."""
+    """An encoder whose weights differ from its start."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -54,20 +54,20 @@ def test_cached_gradients_are_those_of_the_whole_batch(kind, cached, monkeypatch
     model = tiny_encoder()
     term = Keep(model, 30.0)
     features, labels = batch(moved(model))
-    found = []
+    results = []
     for settings in ({}, cached):
         model.zero_grad()
         value = total(ByLength(kind(model, **settings), keep=term)([dict(each) for each in features], labels))
         value.backward()
-        found.append((value.detach(), gradients(model)))
-    (whole, its), (value, own) = found
+        results.append((value.detach(), gradients(model)))
+    (whole, its), (value, own) = results
     tolerance = 1e-12 if REPLAYS_IN_DOUBLE else 1e-5
     assert abs(value - whole) <= tolerance * abs(whole)
     assert (own - its).abs().max() <= tolerance * its.abs().max()
     plain = tiny_encoder()
     moved(plain)
     total(kind(plain)(features, labels)).backward()
-    assert (gradients(plain) - its).abs().max() > 1e-3 * its.abs().max()  # the term has a gradient of its own
+    assert (gradients(plain) - its).abs().max() > 1e-3 * its.abs().max()  # the regularizer has a gradient
 
 
 def test_regularizer_is_zero_at_the_start_and_without_gradients():
@@ -142,7 +142,7 @@ def test_invalid_keep(tmp_path):
     model = tiny_encoder()
     with pytest.raises(ValueError, match="keep must be a number of at least 0, got -1"):
         Keep(model, -1)
-    with pytest.raises(ValueError, match="keep must be a number of at least 0, got 'maybe'"):  # a word other than auto
+    with pytest.raises(ValueError, match="keep must be a number of at least 0, got 'maybe'"):  # not auto
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=theirs.CoSENTLoss(model), keep="maybe")
     with pytest.raises(ValueError, match="keep needs batches by length"):
         Trainer(

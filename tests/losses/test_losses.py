@@ -61,8 +61,8 @@ def test_pearson_equals_scipy_for_any_scale():
     assert loss.item() == pytest.approx(1 - pearsonr(cosine.detach(), score).statistic, abs=1e-12)
     by_hand = 1 - torch.corrcoef(torch.stack([cosine, score]))[0, 1]
     for value in (loss, PearsonLoss(None).compute_loss_from_embeddings(pair, 7 * score - 3)):
-        found = (torch.autograd.grad(of, pair, retain_graph=True) for of in (value, by_hand))
-        for own, its in zip(*found, strict=True):
+        result = (torch.autograd.grad(of, pair, retain_graph=True) for of in (value, by_hand))
+        for own, its in zip(*result, strict=True):
             torch.testing.assert_close(own, its, rtol=1e-9, atol=1e-12)
     widths = PearsonLoss(None, matryoshka_dims=[2, 6]).compute_loss_from_embeddings(pair, score)
     narrow = PearsonLoss(None).compute_loss_from_embeddings([each[:, :2] for each in pair], score)
@@ -289,7 +289,7 @@ def test_what_the_model_card_needs():
 def test_wrappers_scale_and_add_losses(wrapper):
     """Parts are scaled and added by name: their sum is what the wrapper makes of a loss that is one number."""
     assert LossParts(rank=torch.tensor(6.0)) / 4 == {"rank": 1.5}
-    found = []
+    results = []
     for parts in (True, False):
         torch.manual_seed(0)
         random.seed(0)
@@ -301,8 +301,8 @@ def test_wrappers_scale_and_add_losses(wrapper):
             loss.forward = lambda *given, whole=whole: total(whole(*given))
         made = total(wrapper(model, loss)(features, labels))
         made.backward()
-        found.append((made.detach(), gradients(model)))
-    torch.testing.assert_close(found[0], found[1])
+        results.append((made.detach(), gradients(model)))
+    torch.testing.assert_close(results[0], results[1])
 
 
 def test_collator():

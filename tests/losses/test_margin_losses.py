@@ -68,8 +68,8 @@ def test_online_contrastive_by_hand():
 
 def test_multiple_negatives_by_hand():
     """Anchors at 0 and 90 degrees, their positives at 60 each: cosines 0.5, 0.5 and sin 60, sin 60 times 2."""
-    found = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, AT60 + AT60], scale=2.0)
-    assert found == pytest.approx(math.log(2), abs=1e-5)
+    result = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, AT60 + AT60], scale=2.0)
+    assert result == pytest.approx(math.log(2), abs=1e-5)
     sharp = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, ANCHOR + AT90], scale=2.0)
     assert sharp == pytest.approx(math.log(1 + math.exp(-2)), abs=1e-5)
 

@@ -1,4 +1,4 @@
-"""Losses that make all Matryoshka widths from one sweep: what a MatryoshkaLoss around them is."""
+"""Losses that compute all Matryoshka widths in one sweep, against a MatryoshkaLoss around them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAIRS = [
 TRIPLETS = [
     (losses.InfoNCELoss, {}),
     (losses.InfoNCELoss, {"symmetric": True}),
-    (losses.InfoNCELoss, {"directions": ["query_to_doc", "query_to_query"]}),  # a sweep a width
+    (losses.InfoNCELoss, {"directions": ["query_to_doc", "query_to_query"]}),  # one sweep per width
     (losses.InfoNCELoss, {"learn_scale": True}),
     (losses.AnglEContrastiveLoss, {}),
 ]
@@ -59,10 +59,10 @@ def test_its_parts_are_sums_of_the_widths_parts(mini_batch_size):
         losses.RAOELoss(model).compute_loss_from_embeddings([column[:, :dim] for column in columns], labels)
         for dim in DIMS
     ]
-    found = losses.RAOELoss(model, mini_batch_size=mini_batch_size, matryoshka_dims=DIMS)(features, labels)
-    assert list(found) == ["rank", "angle"]
-    for name in found:
-        torch.testing.assert_close(found[name].detach(), sum(each[name] for each in parts).detach())
+    result = losses.RAOELoss(model, mini_batch_size=mini_batch_size, matryoshka_dims=DIMS)(features, labels)
+    assert list(result) == ["rank", "angle"]
+    for name in result:
+        torch.testing.assert_close(result[name].detach(), sum(each[name] for each in parts).detach())
 
 
 def test_one_width_less_than_all():
@@ -79,11 +79,11 @@ def test_scale_is_measured_on_all_dimensions():
 
     model = tiny_encoder()
     rows = {"sentence1": SENTENCES[:8], "sentence2": SENTENCES[3:11], "score": [0.1 * k for k in range(8)]}
-    found = [
+    results = [
         calibrate(model, losses.CoSENTLoss(model, **dims), Dataset.from_dict(rows), batch_size=8, seed=1)
         for dims in ({}, {"matryoshka_dims": [4, 16]})
     ]
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 def test_without_gradients():

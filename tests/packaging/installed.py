@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 def compiled(package: Path, kinds: list[str]) -> None:
-    """The modules by themselves: without torch, and without what else there is of raoe."""
+    """Load the compiled modules alone, without torch and the rest of raoe."""
     modules = {kind: package / f"_native_{kind}.abi3.so" for kind in kinds}
     assert sorted(package.glob("_native_*")) == sorted(modules.values()), list(package.glob("_native_*"))
     built = json.loads((package / "_build_info.json").read_text(encoding="utf-8"))["modules"]
@@ -50,14 +50,14 @@ def called(module) -> None:
     fields = (*pairs, *options, 1.0, 1, 1.0, 1.0, *results)
     module.pairwise(*fields, 1, 1)
     assert abs(loss.value - 0.6931472) < 1e-6 and [round(x, 6) for x in grads] == [-0.5, 0.5], (loss.value, list(grads))
-    for wrong in (fields, (*fields, "1", 1)):  # an argument too few, a word for a number
+    for wrong in (fields, (*fields, "1", 1)):  # one argument missing; a string in place of a number
         with contextlib.suppress(TypeError):
             module.pairwise(*wrong)
             raise AssertionError("no TypeError")
 
 
 def computes(kinds: list[str]) -> None:
-    """A loss and its gradient by what calls take, and by scan."""
+    """Compare a loss and its gradient by the default backend and by scan."""
     import torch
 
     import raoe_kernels

@@ -1,4 +1,4 @@
-"""The build as users meet it: pip, its isolated environment, no torch; a wish is met, or refused with the reason."""
+"""Builds as users run them, with pip in an isolated environment without torch; failures name the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """The tracked and untracked files of this checkout, somewhere else, without anything that was built."""
+    """A copy of this checkout's tracked and untracked files, without build products."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in sh(["git", "ls-files", "-co", "--exclude-standard"]).stdout.splitlines():
         if (ROOT / name).is_file():
@@ -35,11 +35,11 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture
 def python(tmp_path):
-    """A fresh environment with nothing in it."""
+    """A Python of a new, empty environment."""
     return environment(sys.executable, tmp_path / "venv")
 
 
-# Packages are found on import, and nothing is imported by finding them.
+# find_spec finds a package without importing it.
 WHERE = "import importlib.util as u; print(u.find_spec('raoe_kernels').submodule_search_locations[0])"
 
 
@@ -48,7 +48,7 @@ def installed(python, tmp_path):
 
 
 def loads(python, module: Path, tmp_path) -> list[str]:
-    """The public names of a compiled module, loaded by itself: what holds it together must not be torch."""
+    """The public names of a compiled module, loaded alone: it must not need torch."""
     code = (
         "import importlib.util as u, sys; "
         f"s = u.spec_from_file_location({module.name.split('.')[0]!r}, {str(module)!r}); "
@@ -73,7 +73,7 @@ def test_editable_install_without_torch(checkout, python, tmp_path):
 
 
 def borrowing(python: Path) -> Path:
-    """The environment with this one's packages, and without what an editable installation puts into a process."""
+    """Add this environment's packages to another one, without this one's editable installation."""
     site = sh([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).stdout.strip()
     Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
@@ -162,27 +162,27 @@ def test_auto_installs_when_compiling_fails_and_records_the_reason(checkout, pyt
 
 
 def test_sdist_builds_outside_the_checkout(checkout, tmp_path):
-    """Every header is in it: the modules are compiled from the unpacked archive, with nothing of the checkout near."""
+    """The archive has every header: the modules are compiled from it, outside the checkout."""
     archive = sdist(checkout, tmp_path)
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
-    wanted = {p.relative_to(checkout).as_posix() for p in (checkout / "csrc").rglob("*") if p.is_file()}
-    wanted |= {p.relative_to(checkout).as_posix() for p in checkout.glob("raoe_*/**/*") if p.is_file()}
-    wanted |= {p.relative_to(checkout).as_posix() for p in (checkout / "tests").rglob("*") if p.is_file()}
-    assert {name for name in wanted if "__pycache__" not in name and not name.endswith((".so", ".json"))} <= names
-    # An object from another build must not stand in for a header that is missing. -O0: soon made.
+    expected = {p.relative_to(checkout).as_posix() for p in (checkout / "csrc").rglob("*") if p.is_file()}
+    expected |= {p.relative_to(checkout).as_posix() for p in checkout.glob("raoe_*/**/*") if p.is_file()}
+    expected |= {p.relative_to(checkout).as_posix() for p in (checkout / "tests").rglob("*") if p.is_file()}
+    assert {name for name in expected if "__pycache__" not in name and not name.endswith((".so", ".json"))} <= names
+    # The cache is empty, so that no old object hides a missing header. -O0 compiles fast.
     wheel = build(archive, tmp_path, "cpu", RAOE_KERNELS_CACHE=str(tmp_path / "cache"), CXXFLAGS="-O0")
     inside = zipfile.ZipFile(wheel).namelist()
     assert "raoe_kernels/_native_cpu.abi3.so" in inside and wheel.name.startswith("raoe-0.1.0-cp310-abi3-linux_")
     assert {"raoe_kernels/py.typed", "raoe_kernels/_build_info.json", "raoe_train/recipes/raoe-s1.yaml"} <= set(inside)
     assert not any(name.startswith(("tests", "benchmarks", "csrc")) for name in inside)
-    for version, path in pythons().items():  # one binary for all of them
+    for version, path in pythons().items():  # one binary for all versions
         assert f"Python {version}" in try_out(wheel, environment(path, tmp_path / version), "--no-deps")
 
 
 def test_build_in_place_as_on_a_gpu_machine(checkout, tmp_path):
-    """No network, the Python given; a second build compiles nothing."""
-    environ = {"RAOE_KERNELS_CACHE": str(tmp_path), "RAOE_KERNELS_BUILD": "cpu", "CXXFLAGS": "-O0"}  # soon made
+    """Without a network, with this Python; a second build compiles nothing."""
+    environ = {"RAOE_KERNELS_CACHE": str(tmp_path), "RAOE_KERNELS_BUILD": "cpu", "CXXFLAGS": "-O0"}  # compiles fast
     first = sh([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=checkout, **environ)
     assert " -c " in first.stdout
     second = sh([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=checkout, **environ)

@@ -1,4 +1,4 @@
-"""The rules that keep raoe_train lean: which way imports go, how much room a room has, which names outsiders use."""
+"""Rules that keep raoe_train small: direction of imports, line budgets, and public names in docs and benchmarks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lines() -> dict[str, int]:
 
 def test_imports_keep_to_the_contracts_of_pyproject(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("logging.config.dictConfig", lambda config: None)  # it would switch other loggers off
+    monkeypatch.setattr("logging.config.dictConfig", lambda config: None)  # it would disable other loggers
     assert lint_imports(no_cache=True) == 0, capsys.readouterr().out
     texts = {path: path.read_text("utf-8") for path in PACKAGE.rglob("*") if path.suffix in (".py", ".yaml")}
     assert not [path for path, text in texts.items() if re.search(r"\bbenchmarks[./]", text)]  # by a string
@@ -52,7 +52,7 @@ def test_files_are_short():
 
 
 def test_benchmarks_and_pages_use_public_names():
-    """But benchmarks/studies/jobs.py, where all that the studies use of the package stands in one place."""
+    """Only benchmarks/studies/jobs.py may use other names of raoe_train."""
     code = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks").rglob("*.py"))}
     studies = {path: code.pop(path) for path in list(code) if path.parent.name == "studies"}
     importing = [path.name for path, text in studies.items() if re.search(r"^(from|import) raoe_train", text, re.M)]

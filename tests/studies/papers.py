@@ -1,4 +1,4 @@
-"""What the papers' tables need, in small: models under the hub's names, files as `raoe-train prepare` leaves them."""
+"""Tiny stand-ins for the papers' tables: models under hub names, and files as `raoe-train prepare` writes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 
 
 def stand_ins(folder: Path, *, weights: bool) -> None:
-    """Folders by the names of the hub, in which these names are looked up first."""
+    """Folders named like models on a hub, which take precedence over the hub."""
     tokenizer = tiny_encoder(double=False).tokenizer
     for name in (*BERTS, *MODERN):
         kind = ModernBertConfig(**SIZES, pad_token_id=0) if name in MODERN else BertConfig(**SIZES)
@@ -42,7 +42,7 @@ def stand_ins(folder: Path, *, weights: bool) -> None:
 
 
 def prepared(folder: Path) -> None:
-    """FOLDER/data, and what a sweep's own `prepare` makes of it in FOLDER/out."""
+    """FOLDER/data, and FOLDER/out with the results of a sweep's `prepare`."""
     words = ("entailment", "neutral", "contradiction")
     some = [row for _, row in itertools.islice(open_source("builtin#train").rows, 120)]
     nli = [row for _, row in itertools.islice(open_source("builtin-nli#train").rows, 96)]
@@ -68,7 +68,7 @@ def prepared(folder: Path) -> None:
 
 
 def mined(folder: Path) -> None:
-    """What `mine` would make, in FOLDER/out/mined."""
+    """FOLDER/out/mined, as `mine` writes it."""
     kinds = {"triplet": ["anchor", "positive", "negative"], "positive": ["sentence1", "sentence2"]}
     kinds |= {kind: ["sentence1", "sentence2", last] for kind, last in (("contrastive", "label"), ("random", "score"))}
     for kind, columns in kinds.items():

@@ -1,4 +1,4 @@
-"""The papers' tables at their own size, with tiny models: a dry run of each cell, and three steps of some."""
+"""The papers' settings with tiny models: a dry run of each cell, and three steps of some."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_dry_run_of_each_recipe(without_weights, monkeypatch, recipe):
     # these evaluate every so many steps
     dev = "data/sts/stsb.jsonl.gz#dev" if recipe == "ranking-post" else None
     tasks = {"tasks": TASKS.get(recipe, ["stsb"])}
-    asked = {"data": {"train": [RECIPES[recipe]], "dir": "data", "dev": dev}, "evaluation": tasks}
-    asked |= {"model": {"name": BERTS[2]}} if recipe == "ranking-post" else {}
-    found = run("train", recipe, dry_run=True, **asked)
-    assert found["steps"] > 0 and found["memory_gb"]["sum"] > 0
-    assert (found["trained"] < found["parameters"]) is ("7b" in recipe or "bellm" in recipe)
+    options = {"data": {"train": [RECIPES[recipe]], "dir": "data", "dev": dev}, "evaluation": tasks}
+    options |= {"model": {"name": BERTS[2]}} if recipe == "ranking-post" else {}
+    result = run("train", recipe, dry_run=True, **options)
+    assert result["steps"] > 0 and result["memory_gb"]["sum"] > 0
+    assert (result["trained"] < result["parameters"]) is ("7b" in recipe or "bellm" in recipe)
 
 
 SWEEPS = {"raoe-ablation": 51, "bellm-study": 5, "ranking-study": 19, "efficiency": 5, "margins": 144}
@@ -61,15 +61,15 @@ def test_dry_run_of_each_cell(without_weights, monkeypatch, study):
     monkeypatch.chdir(without_weights)
     model = {"raoe-ablation": "bert-base-uncased", "ranking-study": BERTS[2], "bellm-study": LLAMA}.get(study)
     before = sorted(without_weights.rglob("*"))
-    found = sweep(study, "out", data_dir="data", scale="paper", model=model, dry_run=True)
-    assert found["failed"] == [] and len(found["results"]) == SWEEPS[study]
-    assert sorted(without_weights.rglob("*")) == before  # nothing is made
+    result = sweep(study, "out", data_dir="data", scale="paper", model=model, dry_run=True)
+    assert result["failed"] == [] and len(result["results"]) == SWEEPS[study]
+    assert sorted(without_weights.rglob("*")) == before  # nothing is written
 
 
 def test_a_dry_run_names_what_is_missing(without_weights, monkeypatch, capsys):
     monkeypatch.chdir(without_weights)
-    found = sweep("efficiency", "elsewhere", data_dir="data", scale="paper", only=["raoe"], dry_run=True)
-    assert found == {"results": {}, "failed": ["raoe-seed42"]}
+    result = sweep("efficiency", "elsewhere", data_dir="data", scale="paper", only=["raoe"], dry_run=True)
+    assert result == {"results": {}, "failed": ["raoe-seed42"]}
     printed = capsys.readouterr().out
     assert "[prepare] snli: elsewhere/nli.jsonl.gz does not exist yet; the job score makes it" in printed
     assert "no such file: 'elsewhere/nli.jsonl.gz'" in printed
@@ -112,10 +112,10 @@ def test_three_steps_at_the_papers_settings(tmp_path, monkeypatch, study, only, 
     few = {"training": training, "model": {"device": "cpu"}}
     task = "polarity:sst2-phrases" if study == "margins" else "stsb"
     changes = {"scales": {"paper": {"settings": few, "tasks": [task]}}}
-    found = sweep(study, "out", data_dir="data", scale="paper", model=model, only=only, changes=changes)
+    result = sweep(study, "out", data_dir="data", scale="paper", model=model, only=only, changes=changes)
     # other cells may have the same settings, and then the same run
-    assert found["failed"] == [] and {row["variant"] for row in found["results"]} >= {name[:-7] for name in only}
-    for row in found["results"]:
+    assert result["failed"] == [] and {row["variant"] for row in result["results"]} >= {name[:-7] for name in only}
+    for row in result["results"]:
         assert row["steps"] == 3 and list(row["after"]["tasks"]) == [task]
 
 
@@ -129,11 +129,11 @@ def test_stage_two_of_a_decoder_continues_its_adapter(tmp_path, monkeypatch):
     cpu = {"device": "cpu", "lora": {"r": 4}}
     run("train", "raoe-qwen2.5-7b", model=cpu, data={"train": ["out/nli.jsonl.gz"]}, training=few, output="s1")
     stsb = {"train": ["data/sts/stsb.jsonl.gz#train"]}
-    asked = {"model": {**cpu, "name": "s1"}, "data": stsb}
-    would = run("train", "raoe-s2-qwen2.5-7b", **asked, training=few, dry_run=True)
-    run("train", "raoe-s2-qwen2.5-7b", **asked, training=few, output="s2")
+    options = {"model": {**cpu, "name": "s1"}, "data": stsb}
+    would = run("train", "raoe-s2-qwen2.5-7b", **options, training=few, dry_run=True)
+    run("train", "raoe-s2-qwen2.5-7b", **options, training=few, output="s2")
     first, second = (load_file(*Path(stage).rglob("adapter_model.safetensors")) for stage in ("s1", "s2"))
     assert first.keys() == second.keys() and any(not torch.equal(first[key], second[key]) for key in first)
     assert would["trained"] == sum(weight.numel() for weight in first.values())
-    said = [load_encoder(stage, device="cpu").encode("a man plays").shape for stage in ("s1", "s2")]
-    assert said == [(64,), (64,)]
+    output = [load_encoder(stage, device="cpu").encode("a man plays").shape for stage in ("s1", "s2")]
+    assert output == [(64,), (64,)]

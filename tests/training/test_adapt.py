@@ -1,4 +1,4 @@
-"""The recipe `adapt` end to end on a tiny encoder: scores, labels or both; what its page says; what cannot be."""
+"""The recipe `adapt` end to end on a tiny encoder: scores, labels or both; its page; invalid input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def encoder(tmp_path_factory) -> str:
 
 
 def pairs(path: Path, rows: int = 60, **columns: Any) -> str:
-    """Rows of two sentences and what `columns` say of a row's number."""
+    """Rows of two sentences, with `columns` as functions of the row number."""
     lines = ["\t".join(["sentence1", "sentence2", *columns])]
     for row in range(rows):
         cells = [SENTENCES[row % 11], SENTENCES[(row * 7 // 11 + row) % 11], *(of(row) for of in columns.values())]
@@ -40,9 +40,9 @@ def pairs(path: Path, rows: int = 60, **columns: Any) -> str:
 
 
 def adapt(folder: Path, encoder: str, source: str, **changed: Any) -> dict[str, Any]:
-    asked = {"model.name": encoder, "model.device": "cpu", "data.train": [source], "output": str(folder / "out")}
+    options = {"model.name": encoder, "model.device": "cpu", "data.train": [source], "output": str(folder / "out")}
     small = {"training.min_steps": 8, "training.per_device_train_batch_size": 16, "training.logging_steps": 2}
-    return run("train", "adapt", **{**asked, **small, **changed})
+    return run("train", "adapt", **{**options, **small, **changed})
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_page_agrees_with_results(tmp_path, encoder, capsys):
     source = pairs(tmp_path / "mine.tsv", score=lambda row: row % 7)
     watched = {"evaluation.tasks": [pairs(tmp_path / "a.tsv", score=lambda row: row % 5), "builtin#test"]}
     adapt(tmp_path, encoder, source, **watched)
-    said, page = capsys.readouterr().out, (tmp_path / "out" / "README.md").read_text()
-    assert re.search(r"^dev +-?\d+\.\d\d +-?\d+\.\d\d +[+-]\d+\.\d\d$", said, re.M)
+    output, page = capsys.readouterr().out, (tmp_path / "out" / "README.md").read_text()
+    assert re.search(r"^dev +-?\d+\.\d\d +-?\d+\.\d\d +[+-]\d+\.\d\d$", output, re.M)
     assert re.search(r"^\| dev \| -?\d+\.\d\d \| -?\d+\.\d\d \| [+-]\d+\.\d\d \|$", page, re.M)
     picture = tmp_path / "out" / "run.png"
     assert "![run](run.png)" in page and picture.stat().st_size > 5000
@@ -141,8 +141,8 @@ def test_swapped_dev_pairs_are_reported(tmp_path, encoder, capsys):
     swapped = ["\t".join([second, first, score]) for first, second, score in (line.split("\t") for line in lines)]
     (tmp_path / "dev.tsv").write_text("\n".join([header, *swapped[:6], "new\ttexts\t3"]) + "\n")
     adapt(tmp_path, encoder, source, **{"data.dev": [str(tmp_path / "dev.tsv")]})
-    said = capsys.readouterr().out
-    assert "warning: 6 of the 7 dev pairs of dev.tsv are also training pairs" in said
+    output = capsys.readouterr().out
+    assert "warning: 6 of the 7 dev pairs of dev.tsv are also training pairs" in output
 
 
 def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):
@@ -163,17 +163,17 @@ def test_at_least_one_premise_is_left_for_training():
 
 def test_batches_are_drawn_for_all_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    found = for_all_processes({"per_device_train_batch_size": 4, "accelerator_config": {"even_batches": False}})
+    result = for_all_processes({"per_device_train_batch_size": 4, "accelerator_config": {"even_batches": False}})
     config = {"even_batches": False, "split_batches": True}
-    assert found == {"per_device_train_batch_size": 12, "accelerator_config": config}
+    assert result == {"per_device_train_batch_size": 12, "accelerator_config": config}
 
 
 def test_min_steps():
     sizes = {"a": range(100), "b": range(30)}
-    asked = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "gradient_accumulation_steps": 1}
+    options = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "gradient_accumulation_steps": 1}
 
     def epochs(least, **changes):
-        return enough_steps({**asked, **changes}, sizes, TrainConfig(training=Training(min_steps=least)))
+        return enough_steps({**options, **changes}, sizes, TrainConfig(training=Training(min_steps=least)))
 
     assert epochs(0)["num_train_epochs"] == 2
     assert epochs(18)["num_train_epochs"] == 2  # nine batches an epoch

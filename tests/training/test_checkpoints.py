@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, where some are damaged."""
+"""Which checkpoint a run resumes from if some are damaged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def checkpoints(tmp_path):
         folder.mkdir()
         (folder / "optimizer.pt").touch()
         (folder / "trainer_state.json").write_text('{"global_step": 10}')
-    (tmp_path / "checkpoint-12" / "trainer_state.json").unlink()  # a kill came before it
+    (tmp_path / "checkpoint-12" / "trainer_state.json").unlink()  # killed before it was written
     return tmp_path
 
 
@@ -36,6 +36,6 @@ def test_truncated_state(checkpoints, capsys, left):
 def test_missing_optimizer_state(checkpoints, capsys):
     for step in (4, 10):
         (checkpoints / f"checkpoint-{step}" / "optimizer.pt").unlink()
-    assert newest_checkpoint(checkpoints) is None  # all begins anew, and is said to
+    assert newest_checkpoint(checkpoints) is None  # starts again, with a message
     assert capsys.readouterr().out.count(": it has no optimizer state") == 2
     assert newest_checkpoint(checkpoints, only_model=True).name == "checkpoint-10"

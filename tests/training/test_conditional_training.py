@@ -1,4 +1,4 @@
-"""Conditional STS from (made-up) rows to the organisers' file: training by a rank loss, evaluation, submission."""
+"""Conditional STS on invented rows: training with a rank loss, evaluation and the submission file."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_the_prompt_is_saved_and_fills_in_conditions_again(trained):
     folder, metrics = trained
     # given again, or as saved with the model
     tasks = [str(folder / "dev.csv")]
-    found = run("evaluate", **{"model.name": str(folder / "out"), "model.device": "cpu", "tasks": tasks})
-    assert found["tasks"] == {tasks[0]: pytest.approx(metrics["after"]["tasks"][tasks[0]], abs=1e-4)}
+    result = run("evaluate", **{"model.name": str(folder / "out"), "model.device": "cpu", "tasks": tasks})
+    assert result["tasks"] == {tasks[0]: pytest.approx(metrics["after"]["tasks"][tasks[0]], abs=1e-4)}
     model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     assert model.prompts["conditional"] == split_conditional(PROMPT)[0]
     whole = model.tokenizer.decode(model.preprocess(["Given the context A, summarize the sentence b"])["input_ids"][0])
@@ -83,8 +83,8 @@ def test_condition_changes_the_embedding(trained):
 def test_submission(trained):
     folder, _ = trained
     source, path = write_rows(folder / "test.csv", rows=7, hidden=True), folder / "predictions.json"
-    asked = {"model.name": str(folder / "out"), "model.device": "cpu", "data.input": source, "submission": str(path)}
-    assert run("evaluate", **asked)["predictions"] == 7
+    options = {"model.name": str(folder / "out"), "model.device": "cpu", "data.input": source, "submission": str(path)}
+    assert run("evaluate", **options)["predictions"] == 7
     written = json.loads(path.read_text())
     assert list(written) == [str(row) for row in range(7)]
     model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
@@ -120,8 +120,8 @@ def test_invalid_settings(trained, tmp_path, monkeypatch, changes, message):
 
 def test_submission_needs_rows_and_a_prompt(trained, tmp_path):
     folder, _ = trained
-    asked = {"model.name": str(folder / "llama"), "submission": str(tmp_path / "out.json")}
+    options = {"model.name": str(folder / "llama"), "submission": str(tmp_path / "out.json")}
     with pytest.raises(ValueError, match="input is missing: the C-STS rows"):
-        run("evaluate", **asked)
+        run("evaluate", **options)
     with pytest.raises(ValueError, match="needs a prompt with"):
-        run("evaluate", **asked, **{"data.input": str(folder / "dev.csv")})
+        run("evaluate", **options, **{"data.input": str(folder / "dev.csv")})

@@ -69,7 +69,7 @@ def test_infonce_trains_a_bidirectional_decoder(decoder, tmp_path):
     results = {}
     for mini in (None, 4):
         out = tmp_path / f"out{mini}"
-        made = {
+        options = {
             "model.name": str(folder / "out"),
             "model.device": "cpu",
             "model.prompt": prompt,
@@ -81,7 +81,7 @@ def test_infonce_trains_a_bidirectional_decoder(decoder, tmp_path):
             "training": {"num_train_epochs": 3, "per_device_train_batch_size": 12, "learning_rate": 1e-3},
             "output": str(out),
         }
-        metrics = run("train", "bellm-tiny", **made)
+        metrics = run("train", "bellm-tiny", **options)
         assert metrics["steps"] == 3 and metrics["scale"] == {"nli": 20}
         results[mini] = load_encoder(Model(name=str(out), device="cpu"))
         assert check_encoder(results[mini])["failed"] == []
@@ -94,7 +94,7 @@ def test_evaluate_with_analyses(decoder, tmp_path):
     folder = decoder
     lines = ["sentence1\tsentence2\tscore", *(f"{text} 1\t{SENTENCES[0]}\t{n}" for n, text in enumerate(SENTENCES))]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
-    asked = {
+    options = {
         "model.name": str(folder / "out"),
         "model.device": "cpu",
         "model.prompt": 'Summarize sentence {text} in one word:"',
@@ -102,15 +102,15 @@ def test_evaluate_with_analyses(decoder, tmp_path):
         "analyses": ["degradation", "dependency", "words"],
         "output": str(tmp_path / "found.json"),
     }
-    found = run("evaluate", **asked)["analyses"]
-    assert found["degradation"]["layers"] == [1, 2]
-    score = json.loads((tmp_path / "found.json").read_text())["tasks"][asked["tasks"][0]]["spearman"]
-    assert found["degradation"]["average"][-1] == pytest.approx(score)
-    assert -1 <= found["dependency"]["lower_quartile"] <= found["dependency"]["upper_quartile"] <= 1
-    assert found["words"]["sentences"] == 12 and 0 <= found["words"]["rare_share"] <= 1
+    result = run("evaluate", **options)["analyses"]
+    assert result["degradation"]["layers"] == [1, 2]
+    score = json.loads((tmp_path / "found.json").read_text())["tasks"][options["tasks"][0]]["spearman"]
+    assert result["degradation"]["average"][-1] == pytest.approx(score)
+    assert -1 <= result["dependency"]["lower_quartile"] <= result["dependency"]["upper_quartile"] <= 1
+    assert result["words"]["sentences"] == 12 and 0 <= result["words"]["rare_share"] <= 1
     assert [path.name for path in tmp_path.glob("*.png")] == ["found-degradation.png"]
     with pytest.raises(ValueError, match="analyses must be a list, each one of degradation, dependency, words, got"):
-        run("evaluate", **{**asked, "analyses": ["layers"]})
+        run("evaluate", **{**options, "analyses": ["layers"]})
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a run would take: of a small BERT of which there is a config and a tokenizer, and no weights."""
+"""Dry runs with a small BERT that has a config and a tokenizer, but no weights."""
 
 import math
 
@@ -32,16 +32,16 @@ def asked(tmp_path_factory):
 
 def test_steps_tokens_and_memory_by_hand(asked, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    found = run("train", **asked)
-    assert found["rows"] == {"a": 10, "b": 3} and found["steps"] == 3 * (3 + 1)  # incomplete batches, and none mixed
+    result = run("train", **asked)
+    assert result["rows"] == {"a": 10, "b": 3} and result["steps"] == 3 * (3 + 1)  # incomplete batches, and none mixed
     tokenizer = tiny_encoder().tokenizer
     tokens = {text: min(len(ids), 8) for text, ids in zip(SENTENCES, tokenizer(SENTENCES)["input_ids"], strict=True)}
     rows = {name: [tokens[SENTENCES[n % 11]] + tokens[SENTENCES[(n + 1) % 11]] for n in range(count)]
-            for name, count in found["rows"].items()}  # fmt: skip
-    assert found["tokens"] == 3 * (sum(rows["a"]) + sum(rows["b"]))
+            for name, count in result["rows"].items()}  # fmt: skip
+    assert result["tokens"] == 3 * (sum(rows["a"]) + sum(rows["b"]))
     size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
-    assert found["parameters"] == found["trained"] == size
-    assert (memory := found["memory_gb"])["weights"] == pytest.approx(4 * size / 1e9)
+    assert result["parameters"] == result["trained"] == size
+    assert (memory := result["memory_gb"])["weights"] == pytest.approx(4 * size / 1e9)
     assert memory["gradients and optimizer"] == pytest.approx(12 * size / 1e9)
     row = max(sum(its) / len(its) for its in rows.values())  # of the longer source
     bert, kept = BertModel(BertConfig(**SIZES, max_position_embeddings=64)), {}
@@ -51,7 +51,7 @@ def test_steps_tokens_and_memory_by_hand(asked, tmp_path, monkeypatch, capsys):
     size = sum(x.untyped_storage().nbytes() for place, x in kept.items() if place not in own)
     assert memory["activations"] == pytest.approx(size * (row / 2) / math.ceil(row / 2) / 1e9, rel=0.2)
     assert memory["sum"] == pytest.approx(sum(value for name, value in memory.items() if name != "sum"))
-    assert f"{found['steps']} steps" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert f"{result['steps']} steps" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
 def test_settings_that_reduce_memory(asked):
@@ -67,7 +67,7 @@ def test_settings_that_reduce_memory(asked):
 
 
 def test_settings_that_do_not_fit(asked, tmp_path, monkeypatch):
-    """An error before anything is loaded: the folder has no weights."""
+    """An error before anything is loaded, because the folder has no weights."""
     size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
     monkeypatch.setattr(sizes, "device_memory", lambda device: 16 * size - 1)
     real = {**asked, "dry_run": False, "output": str(tmp_path / "out")}
@@ -87,7 +87,7 @@ def test_missing_files_are_reported(asked, tmp_path):
 
 
 def test_hub_error_names_the_model(asked, tmp_path, monkeypatch):
-    """Theirs has several lines, and none that says which model it is."""
+    """The hub's own error has several lines, and none names the model."""
     from transformers import AutoConfig
 
     def gated(*args, **keys):

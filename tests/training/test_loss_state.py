@@ -70,8 +70,8 @@ def trained(folder, encoder, loss, by_length, checkpoint=None):
 def learned(trainer):
     """Our parameters and buffers, by the loss's name."""
     losses = trainer.loss if isinstance(trainer.loss, dict) else {"": trainer.loss}
-    found = {name: each for name, loss in losses.items() for each in loss.modules() if isinstance(each, Learned)}
-    return {name: (float(loss.factor.detach()), int(loss.seen)) for name, loss in found.items()}
+    result = {name: each for name, loss in losses.items() for each in loss.modules() if isinstance(each, Learned)}
+    return {name: (float(loss.factor.detach()), int(loss.seen)) for name, loss in result.items()}
 
 
 @pytest.mark.parametrize("case", CASES)

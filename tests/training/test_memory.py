@@ -34,10 +34,10 @@ def peak(encoder, loss, columns: int, rows: int, labels) -> int:
         total(loss(features, labels)).backward()
 
     step(0)
-    _, found = timing.single(step, "cpu")
-    if found is None:
+    _, result = timing.single(step, "cpu")
+    if result is None:
         pytest.skip("the peak of resident memory cannot be reset here")
-    return found
+    return result
 
 
 def labels(kind, rows: int):

@@ -16,12 +16,12 @@ EVIL = "</code><script>alert(1)</script> a | b **bold** [x](http://y.z) `c`"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("card")
-    made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
-    source = Path(made["data.train"][0]).rename(folder / "tr*ain* <b>.tsv")
+    options = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
+    source = Path(options["data.train"][0]).rename(folder / "tr*ain* <b>.tsv")
     head, *lines = source.read_text().splitlines()
     source.write_text("\n".join([head, *(EVIL + line for line in lines)]) + "\n")
-    made["data.train"] = [str(source)]
-    return folder, source, run("train", "raoe-s1", **made)
+    options["data.train"] = [str(source)]
+    return folder, source, run("train", "raoe-s1", **options)
 
 
 def test_model_card_describes_the_run(trained):

@@ -33,12 +33,12 @@ def epochs(folder, numbers, seed=42, sizes=(40,), rows=ROWS):
         str(folder), per_device_train_batch_size=5, seed=seed, use_cpu=True, batch_sampler=partial(redrawn, rows=rows)
     )
     trainer = Trainer(tiny_encoder(), arguments, DatasetDict(data), loss=CoSENTLoss)
-    loader, found = trainer.get_train_dataloader(), {}
+    loader, result = trainer.get_train_dataloader(), {}
     texts = [text for dataset in data.values() for text in dataset["sentence1"][:]]
     for number in numbers:
         loader.batch_sampler.set_epoch(number)
-        found[number] = [[texts[row] for row in batch] for batch in loader.batch_sampler]
-    return found
+        result[number] = [[texts[row] for row in batch] for batch in loader.batch_sampler]
+    return result
 
 
 def drawn(batches):
@@ -46,15 +46,15 @@ def drawn(batches):
 
 
 def test_each_epoch_draws_other_rows(tmp_path):
-    found = epochs(tmp_path, range(4))
-    for batches in found.values():
+    result = epochs(tmp_path, range(4))
+    for batches in result.values():
         assert [len(batch) for batch in batches] == [5, 5, 2]
         assert len(set(drawn(batches))) == ROWS
-    assert len({tuple(drawn(batches)) for batches in found.values()}) == 4
-    assert len({text for batches in found.values() for text in drawn(batches)}) > 2 * ROWS  # of all 40
+    assert len({tuple(drawn(batches)) for batches in result.values()}) == 4
+    assert len({text for batches in result.values() for text in drawn(batches)}) > 2 * ROWS  # of all 40
     # a run that goes on in its fourth epoch draws that epoch's; another seed draws others
-    assert epochs(tmp_path, [3])[3] == found[3]
-    assert epochs(tmp_path, [3], seed=7)[3] != found[3]
+    assert epochs(tmp_path, [3])[3] == result[3]
+    assert epochs(tmp_path, [3], seed=7)[3] != result[3]
 
 
 def test_rows_per_source(tmp_path):
@@ -68,8 +68,8 @@ def test_steps_count_drawn_rows(tmp_path):
     pairs = write_pairs(tmp_path / "many.tsv", rows=48)
     made = settings(tmp_path, **{"data.train": [pairs], "data.dev": None, "data.max_rows": ROWS, "data.redraw": True,
                                  "training": {"num_train_epochs": 3, "per_device_train_batch_size": 5}})  # fmt: skip
-    found = [run("train", **{**made, "output": str(tmp_path / name), "data.redraw": name != "c"}) for name in "abc"]
-    assert [metrics["steps"] for metrics in found] == [9, 9, 9]
+    results = [run("train", **{**made, "output": str(tmp_path / name), "data.redraw": name != "c"}) for name in "abc"]
+    assert [metrics["steps"] for metrics in results] == [9, 9, 9]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
     assert weights[0] == weights[1] != weights[2]
 
@@ -90,6 +90,6 @@ def test_min_steps_count_drawn_rows():
     ids=str,
 )
 def test_invalid_settings(tmp_path, changes, problem):
-    made = settings(tmp_path, **{"data.redraw": True, "data.max_rows": ROWS, **changes})
+    options = settings(tmp_path, **{"data.redraw": True, "data.max_rows": ROWS, **changes})
     with pytest.raises(ValueError, match=problem):
-        run("train", **made)
+        run("train", **options)

@@ -69,14 +69,14 @@ def test_device_is_not_part_of_the_settings():
 def test_second_stage_is_stale_after_its_first_stage_is_retrained(tmp_path, key):
     """Nor what a teacher taught."""
     first = saved_encoder(tmp_path / "first")
-    made = settings(tmp_path, **{"data.dev": None, "training.max_steps": 1, key: first})
-    made |= {"loss": "RankDistillationLoss"} if key == "teacher.name" else {}
-    metrics = run("train", None, **made)
-    assert run("train", None, **made) == metrics
+    options = settings(tmp_path, **{"data.dev": None, "training.max_steps": 1, key: first})
+    options |= {"loss": "RankDistillationLoss"} if key == "teacher.name" else {}
+    metrics = run("train", None, **options)
+    assert run("train", None, **options) == metrics
     weights = load_file(Path(first) / "model.safetensors")
     save_file({name: 1.5 * value for name, value in weights.items()}, Path(first) / "model.safetensors")
     with pytest.raises(ValueError, match=f"different: contents.{key}"):
-        run("train", None, **made)
+        run("train", None, **options)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_killed_run_resumes_exactly(tmp_path, changes, capsys):
     """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 13)):
-        made = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
-        made["training"] = {**made["training"], "num_train_epochs": 4}
+        options = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
+        options["training"] = {**options["training"], "num_train_epochs": 4}
         recipe = tmp_path / f"{name}.yaml"
-        recipe.write_text(yaml.safe_dump(to_dict(load("train", "raoe-s1", {**made, **changes}))))
+        recipe.write_text(yaml.safe_dump(to_dict(load("train", "raoe-s1", {**options, **changes}))))
         if kill_at:
-            done = python("-c", KILLED, recipe, kill_at)
-            assert done.returncode == 9, done.stderr
+            process = python("-c", KILLED, recipe, kill_at)
+            assert process.returncode == 9, process.stderr
             checkpoints = tmp_path / name / "checkpoints"
             assert (checkpoints / "checkpoint-10").is_dir()
             (checkpoints / "checkpoint-15").mkdir()
@@ -165,12 +165,12 @@ def test_killed_write_leaves_no_partial_file(tmp_path, monkeypatch):
 
 def test_old_adapter_is_removed_when_a_model_replaces_it(tmp_path):
     """It would be loaded into that."""
-    made = {**settings(tmp_path), "model.name": saved_encoder(tmp_path / "start")}
+    options = {**settings(tmp_path), "model.name": saved_encoder(tmp_path / "start")}
     out = tmp_path / "out"
-    run("train", "raoe-s1", **made, **{"model.lora": {"r": 2, "target_modules": ["query"]}})
+    run("train", "raoe-s1", **options, **{"model.lora": {"r": 2, "target_modules": ["query"]}})
     (out / "notes.txt").write_text("mine")
     assert (out / "adapter_config.json").is_file()
-    run("train", "raoe-s1", **made, overwrite=True)
+    run("train", "raoe-s1", **options, overwrite=True)
     assert not list(out.glob("adapter*")) and (out / "notes.txt").read_text() == "mine"
     saved = load_file(out / "model.safetensors")
     loaded = SentenceTransformer(str(out), device="cpu")[0].model.state_dict()

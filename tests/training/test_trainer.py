@@ -34,9 +34,9 @@ def encoder(tmp_path_factory):
 
 
 def arguments(folder, **changes):
-    made = {"output_dir": str(folder / "checkpoints"), "num_train_epochs": 1, "per_device_train_batch_size": 8,
+    options = {"output_dir": str(folder / "checkpoints"), "num_train_epochs": 1, "per_device_train_batch_size": 8,
             "learning_rate": 1e-3, "report_to": "none", "use_cpu": True, "save_strategy": "no", "seed": 7}  # fmt: skip
-    return SentenceTransformerTrainingArguments(**{**made, **changes})
+    return SentenceTransformerTrainingArguments(**{**options, **changes})
 
 
 def pairs(path, **options):
@@ -147,7 +147,7 @@ def test_by_length_trains_like_padded_batches(tmp_path, monkeypatch, settings):
     """A run without dropout: the same losses at every step, the same weights, but for rounding; and less computed. By
     SGD, as Adam would not see a gradient of another size."""
     monkeypatch.setitem(FORWARD, "cpu", 1)
-    data, found = pairs(tmp_path / "a.tsv", rows=48), []
+    data, result = pairs(tmp_path / "a.tsv", rows=48), []
     for by_length in (True, False):
         set_seed(7)
         model = tiny_encoder(dropout=0.0)
@@ -162,8 +162,8 @@ def test_by_length_trains_like_padded_batches(tmp_path, monkeypatch, settings):
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         assert len(losses) == 12
-        found.append((losses, torch.cat([weight.flatten() for weight in model.parameters()]), sum(computed)))
-    (losses, weights, computed), (padded, expected, most) = found
+        result.append((losses, torch.cat([weight.flatten() for weight in model.parameters()]), sum(computed)))
+    (losses, weights, computed), (padded, expected, most) = result
     rounding = 1e-6 if settings and not REPLAYS_IN_DOUBLE else 1e-9
     assert losses == pytest.approx(padded, rel=rounding) and len(set(padded)) > 6
     torch.testing.assert_close(weights, expected, rtol=rounding, atol=rounding)
@@ -223,15 +223,15 @@ def test_model_init_for_each_trial(tmp_path, encoder):
 
 
 def test_other_processes_prepare_the_same_batches(tmp_path, encoder):
-    data, found = pairs(tmp_path / "a.tsv"), []
+    data, result = pairs(tmp_path / "a.tsv"), []
     for workers in (0, 2):
         set_seed(7)
         model = SentenceTransformer(encoder, device="cpu")
         args = arguments(tmp_path, max_steps=3, logging_steps=1, dataloader_num_workers=workers)
         trainer = Trainer(model, args, data, loss=RAOELoss(model))
         trainer.train()
-        found.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-    assert len(found[0]) == 3 and found[0] == found[1]
+        result.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(result[0]) == 3 and result[0] == result[1]
 
 
 @pytest.mark.parametrize("names", itertools.permutations(NLI_LABELS))
@@ -242,7 +242,7 @@ def test_labels_are_read_by_class_name(tmp_path, encoder, names):
     classes = ClassLabel(names=list(names))
     named = data.remove_columns("label").add_column("label", numbered).cast_column("label", classes)
     model = SentenceTransformer(encoder, device="cpu")
-    for given in (named, DatasetDict({"a": named})):
-        trainer = Trainer(model, arguments(tmp_path), given, loss=RAOELoss(model))
-        found = trainer.train_dataset if given is named else trainer.train_dataset["a"]
-        assert found["label"][:] == data["label"][:]
+    for inputs in (named, DatasetDict({"a": named})):
+        trainer = Trainer(model, arguments(tmp_path), inputs, loss=RAOELoss(model))
+        result = trainer.train_dataset if inputs is named else trainer.train_dataset["a"]
+        assert result["label"][:] == data["label"][:]
