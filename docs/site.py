@@ -30,6 +30,7 @@ PLACES = {
 }
 TRAIN = "ops/train.md"  # generated from docstrings
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+INLINE = re.compile(r"\$(\\[^$\n]+)\$")  # such as $\tau$
 MATH = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(^```[\s\S]*?^```$|^(?: {4}.*\n)+)", re.MULTILINE)
 
@@ -47,6 +48,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     source = next((of for of, at in PLACES.items() if at == place), f"docs/{place}")
     # leave code unchanged
     parts = CODE.split(MATH.sub(lambda match: _formula(match[1]), markdown))
+    parts[::2] = [INLINE.sub(lambda match: convert(match[1]), part) for part in parts[::2]]
     parts[::2] = [LINK.sub(lambda match: _link(match, source, place), part) for part in parts[::2]]
     markdown = "".join(parts)
     if place.startswith("ops/") and place != TRAIN:
