@@ -70,8 +70,8 @@ def cases(module: ModuleType, size: int, device: str) -> Iterable[Case]:
 
 def chosen(case: Case, words: list[str]) -> Case:
     """Restrict a case to the contenders whose names contain one of `words`."""
-    found = {name: call for name, call in case.contenders.items() if any(word in name for word in words)}
-    return replace(case, contenders=found)
+    contenders = {name: call for name, call in case.contenders.items() if any(word in name for word in words)}
+    return replace(case, contenders=contenders)
 
 
 def measure(case: Case, device: str) -> list[dict[str, Any]]:
@@ -95,21 +95,21 @@ def measure(case: Case, device: str) -> list[dict[str, Any]]:
         row["ratio_to_first"] = timing.ratio(wall, [pair[0] for pair in times[first]])
         row["peak_bytes"] = single[name][1] if single else None
         rows.append(row | {"least_bytes": case.bytes, "least_flops": case.flops})
-    named = [{"contender": name, "missing": why} for name, why in case.missing.items()]
-    return rows + [{"title": case.title} | row for row in named + missing]
+    unavailable = [{"contender": name, "missing": why} for name, why in case.missing.items()]
+    return rows + [{"title": case.title} | row for row in unavailable + missing]
 
 
 def begun(case: Case, device: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run each contender's first call, which compiles. Return (its time and memory, rows of contenders without one). A
     peer without a package or enough memory is missing, any other error is a failure. An error of ours raises."""
-    took: dict[str, Any] = {}
+    single: dict[str, Any] = {}
     missing: list[dict[str, Any]] = []
     for name, call in case.contenders.items():
         try:
-            took[name] = timing.single(call, device)
+            single[name] = timing.single(call, device)
             continue
         except Exception as error:
-            if not took:
+            if not single:
                 raise
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             missing.append({"contender": name, "missing": why})
@@ -118,7 +118,7 @@ def begun(case: Case, device: str) -> tuple[dict[str, Any], list[dict[str, Any]]
                 missing[-1]["failed"] = True
         gc.collect()
         torch.cuda.empty_cache()
-    return took, missing
+    return single, missing
 
 
 def table(case: Case, rows: list[dict[str, Any]], tested: bool) -> str:
@@ -167,18 +167,18 @@ def main() -> int:
     if arguments.base:
         base.compare(ops, arguments.device, arguments.sizes, arguments.base)
         return 0
-    red, failed = [], []
+    untested, failed = [], []
     for op in ops:
         tests = declared(op).TESTS
         if not arguments.untested and not gate.passes(op, tests, arguments.device):
-            red.append(op)
-        tested = not arguments.untested and op not in red
+            untested.append(op)
+        tested = not arguments.untested and op not in untested
         failed += run(op, arguments.device, arguments.sizes, arguments.json, tested, arguments.contenders)
-    if red:
-        print(f"\nno ratios for {', '.join(red)}: the tests failed")
+    if untested:
+        print(f"\nno ratios for {', '.join(untested)}: the tests failed")
     if failed:
         print(f"\nfailed: {', '.join(failed)}")
-    return 1 if red or failed else 0
+    return 1 if untested or failed else 0
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ TCGEN05 = re.compile(r"ttng\.tc_gen5_mma %.* : !ttg\.memdesc<(\d+)x\d+x(\w+), .*
 
 def dots(ttgir: str) -> list[Dot]:
     layouts = {name: (kind, _lists(text)) for name, kind, text in LAYOUT.findall(ttgir)}
-    found = []
+    products = []
     for operation, rows, dtype, columns, layout in DOT.findall(ttgir):
         kind, lists = layouts[layout]
         shape, warps = (int(rows), int(columns)), lists["warpsPerCTA"]
@@ -44,14 +44,14 @@ def dots(ttgir: str) -> list[Dot]:
         replicated = 1
         for size, of_warp, count in zip(shape, unit, warps, strict=True):
             replicated *= max(1, of_warp * count // max(size, of_warp))
-        found.append(Dot(*shape, dtype, by, replicated))
-    return found + [Dot(int(m), int(n), dtype, "tcgen05", 1) for m, dtype, n in TCGEN05.findall(ttgir)]
+        products.append(Dot(*shape, dtype, by, replicated))
+    return products + [Dot(int(m), int(n), dtype, "tcgen05", 1) for m, dtype, n in TCGEN05.findall(ttgir)]
 
 
 def _lists(text: str) -> dict[str, list[int]]:
     """Return the lists of numbers in "a = [1, 2], b = 3, c = [4]" by name."""
     return {
-        name: [int(x) for x in re.findall(r"\d+", given)] for name, given in re.findall(r"(\w+) = \[([^]]*)\]", text)
+        name: [int(x) for x in re.findall(r"\d+", values)] for name, values in re.findall(r"(\w+) = \[([^]]*)\]", text)
     }
 
 
@@ -74,12 +74,12 @@ def accesses(ptx: str) -> list[Access]:
     inside = [False] * len(lines)
     for begin, end in loops(lines):
         inside[begin : end + 1] = [True] * (end + 1 - begin)
-    found = []
+    result = []
     for line, looped in zip(lines, inside, strict=True):
         for kind, vector, bits in GLOBAL.findall(line):
-            found.append(Access(kind, int(vector or 1) * int(bits) // 8, looped))
-        found += [Access("ld", int(size, 0), looped) for size in COPY.findall(line)]
-    return found
+            result.append(Access(kind, int(vector or 1) * int(bits) // 8, looped))
+        result += [Access("ld", int(size, 0), looped) for size in COPY.findall(line)]
+    return result
 
 
 def loops(lines: list[str]) -> Iterator[tuple[int, int]]:
@@ -117,7 +117,7 @@ def sass(binary: Path, *options: str) -> dict[str, list[Instruction]]:
 def functions(text: str) -> dict[str, list[Instruction]]:
     """Parse the output of `cuobjdump -sass`. Returns each function's instructions that a warp reaches if it does not
     diverge, without called functions, which run rarely: __noinline__ code, and special cases of roots and quotients."""
-    found = {}
+    result = {}
     for part in re.split(r"\bFunction : ", text)[1:]:
         name, _, body = part.partition("\n")
         code = []
@@ -125,8 +125,8 @@ def functions(text: str) -> dict[str, list[Instruction]]:
             jump = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if operation == "BRA" and ".DIV" not in more else None
             target = int(jump[1], 16) if jump else None
             code.append(Instruction(int(address, 16), operation, target, not predicate))
-        found[name.strip()] = _reached(code)
-    return found
+        result[name.strip()] = _reached(code)
+    return result
 
 
 def _reached(code: list[Instruction]) -> list[Instruction]:

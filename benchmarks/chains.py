@@ -42,9 +42,9 @@ def case(rows: int, device: str) -> Case:
         "transformers guidance_scale": lambda i: _theirs(model, chains),
         "transformers, instruction cached": lambda i: _theirs(model, chains, cached=True),
     }
-    found = {name: call(0) for name, call in result.items()}
-    for name, steps in found.items():
-        same_tokens(name, _by_chain(steps), _by_chain(found["transformers guidance_scale"]))
+    outputs = {name: call(0) for name, call in result.items()}
+    for name, steps in outputs.items():
+        same_tokens(name, _by_chain(steps), _by_chain(outputs["transformers guidance_scale"]))
     title = f"{rows} chains, {STEPS} steps of {NEW} tokens, vocabulary {VOCABULARY:,}"
     return Case(title, result, bytes=read_bytes(model) * STEPS * NEW)
 
@@ -75,8 +75,8 @@ def _ours(decoder: GuidedDecoder, chains: _Chains, keep: bool = True) -> list[Ro
     steps = []
     for step in range(STEPS):
         more = keep and step < STEPS - 1
-        asked = zip(near, far, known, strict=True)
-        answers = decoder.answers([Request(a, b, GUIDANCE, NEW, keep=more, known=c) for a, b, c in asked])
+        requests = zip(near, far, known, strict=True)
+        answers = decoder.answers([Request(a, b, GUIDANCE, NEW, keep=more, known=c) for a, b, c in requests])
         steps.append([answer.ids for answer in answers])
         near, far, known = chains.prompts(steps[-1]), near, [answer.context for answer in answers]
     return steps
@@ -96,8 +96,8 @@ def _theirs(model: Any, chains: _Chains, cached: bool = False) -> list[Rows]:
             options["past_key_values"] = copy.deepcopy(cache)
             options["past_key_values"].batch_repeat_interleave(len(near))
         ids, mask = padded(near, device, INSTRUCTION if cached else 0)
-        found = model.generate(ids, attention_mask=mask, **options)
-        steps.append(found[:, ids.shape[1] :].tolist())
+        tokens = model.generate(ids, attention_mask=mask, **options)
+        steps.append(tokens[:, ids.shape[1] :].tolist())
         negative, its_mask = padded(near, device)
         options |= {"negative_prompt_ids": negative, "negative_prompt_attention_mask": its_mask}
         options["guidance_scale"] = GUIDANCE

@@ -54,8 +54,8 @@ def encoder(device: str, shape: dict[str, Any], name: str = "scratch") -> Any:
 def rows(pairs: int) -> list[dict[str, Any]]:
     """Return `pairs` rows of the built-in corpus, repeated if needed. Avoids read_pairs, which requires datasets."""
     lines = gzip.decompress((ROOT / "raoe_train/data/builtin.jsonl.gz").read_bytes()).splitlines()
-    found = [row for row in map(json.loads, lines) if row.pop("split") == "train"]
-    return list(itertools.islice(itertools.cycle(found), pairs))
+    train = [row for row in map(json.loads, lines) if row.pop("split") == "train"]
+    return list(itertools.islice(itertools.cycle(train), pairs))
 
 
 def collated(model: Any, pairs: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -110,11 +110,11 @@ def case(pairs: int, device: str) -> Case:
         f"InfoNCELoss{cached}": (ours.InfoNCELoss(model, **small), None),
         f"{st} Cached…RankingLoss{cached}": (theirs.CachedMultipleNegativesRankingLoss(model, **small), None),
     }
-    contenders = {title: step(model, loss, features, given) for title, (loss, given) in steps.items()}
-    listed, collator = rows(pairs), ScoreLabelCollator(preprocess_fn=model.preprocess)
+    contenders = {title: step(model, loss, features, target) for title, (loss, target) in steps.items()}
+    batch, collator = rows(pairs), ScoreLabelCollator(preprocess_fn=model.preprocess)
     contenders |= {
         "of it: the loss": _loss_alone(model, features, labels),
-        "of it: collation": lambda i: collator(listed),
+        "of it: collation": lambda i: collator(batch),
     }
     missing = {}
     try:
@@ -133,8 +133,8 @@ def _loss_alone(model: Any, features: list[dict[str, Any]], labels: dict[str, An
     from raoe_train.losses import RAOELoss
 
     with torch.no_grad():
-        made = [model(dict(each))["sentence_embedding"] for each in features]
-    embeddings = [each.detach().clone().requires_grad_() for each in made]
+        outputs = [model(dict(each))["sentence_embedding"] for each in features]
+    embeddings = [each.detach().clone().requires_grad_() for each in outputs]
     loss = RAOELoss(model)
 
     def call(_: int) -> None:
@@ -145,9 +145,9 @@ def _loss_alone(model: Any, features: list[dict[str, Any]], labels: dict[str, An
     return call
 
 
-def _sum(found: Any) -> Any:
+def _sum(losses: Any) -> Any:
     """Sum the parts of a loss that returns them by name for the log; other losses return one number."""
-    return sum(found.values()) if isinstance(found, dict) else found
+    return sum(losses.values()) if isinstance(losses, dict) else losses
 
 
 def _logging(model: Any) -> Call:

@@ -79,21 +79,21 @@ def as_on_cuda(compiled: bool):
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
-        ours = event == "call" and path.name in FILES and "raoe_kernels" in path.parts
-        if ours and frame.f_code.co_name not in (*CHOOSE, "<module>", "<genexpr>", "<lambda>"):
+        is_call = event == "call" and path.name in FILES and "raoe_kernels" in path.parts
+        if is_call and frame.f_code.co_name not in (*CHOOSE, "<module>", "<genexpr>", "<lambda>"):
             raise Served(path.name)
 
     for path in Path(rk.__file__).parent.rglob("*.py"):  # import first: class bodies would count as calls
         if path.name in (*FILES, "by_case.py"):
             import_module(".".join(("raoe_kernels", *path.relative_to(Path(rk.__file__).parent).with_suffix("").parts)))
-    kept = Op._missing, Op.select
+    originals = Op._missing, Op.select
     Op._missing, Op.select = missing, select  # type: ignore[method-assign, assignment]
     sys.setprofile(watch)
     try:
         yield
     finally:
         sys.setprofile(None)
-        Op._missing, Op.select = kept  # type: ignore[method-assign]
+        Op._missing, Op.select = originals  # type: ignore[method-assign]
 
 
 def served(call: Callable[[], Any], compiled: bool) -> str:
@@ -101,8 +101,8 @@ def served(call: Callable[[], Any], compiled: bool) -> str:
     try:
         with as_on_cuda(compiled):
             call()
-    except Served as found:
-        return FILES[str(found)]
+    except Served as stop:
+        return FILES[str(stop)]
     raise RuntimeError("the call reached no backend of raoe_kernels")
 
 

@@ -23,9 +23,9 @@ def passes(op: str, tests: list[str], device: str) -> bool:
         return True
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
     print(f"{op}: running its tests first ({' '.join(tests)})", flush=True)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        print(done.stdout[-4000:] + done.stderr[-2000:])
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode != 0:
+        print(process.stdout[-4000:] + process.stderr[-2000:])
         return False
     remember(op, device)
     return True
@@ -33,9 +33,9 @@ def passes(op: str, tests: list[str], device: str) -> bool:
 
 def remember(op: str, device: str) -> None:
     """Record that the op's tests have passed on these sources."""
-    known = [*_remembered(), _key(op, device)]
+    keys = [*_remembered(), _key(op, device)]
     _memory().parent.mkdir(parents=True, exist_ok=True)
-    _memory().write_text(json.dumps(known[-32:]))
+    _memory().write_text(json.dumps(keys[-32:]))
 
 
 def _remembered() -> list[str]:

@@ -38,19 +38,19 @@ def case(rows: int, device: str) -> Case:
     result["GuidedDecoder"] = lambda i: _ours(decoder, *inputs[i % COPIES])
     result["transformers guidance_scale"] = lambda i: _theirs(model, *inputs[i % COPIES])
     for i in range(COPIES):
-        found = {name: call(i) for name, call in result.items()}
-        for name, tokens in found.items():
-            same_tokens(name, tokens, found["transformers guidance_scale"])
+        outputs = {name: call(i) for name, call in result.items()}
+        for name, tokens in outputs.items():
+            same_tokens(name, tokens, outputs["transformers guidance_scale"])
     result["transformers without guidance"] = lambda i: _theirs(model, inputs[i % COPIES][0])
     return Case(f"{rows} rows, {NEW} tokens each, vocabulary {VOCABULARY:,}", result, bytes=read_bytes(model) * NEW)
 
 
-def same_tokens(name: str, tokens: list[list[int]], wanted: list[list[int]]) -> None:
+def same_tokens(name: str, tokens: list[list[int]], expected: list[list[int]]) -> None:
     """Raise AssertionError if more than an eighth of the rows differ from transformers'. In float32, rounding can
     decide between two close tokens, and the rest of the row then differs. A wrong decoder differs in most rows."""
-    apart = sum(ours != theirs for ours, theirs in zip(tokens, wanted, strict=True))
-    if apart > len(wanted) / 8:
-        raise AssertionError(f"{name}: {apart} of {len(wanted)} rows differ from transformers' tokens")
+    wrong = sum(ours != theirs for ours, theirs in zip(tokens, expected, strict=True))
+    if wrong > len(expected) / 8:
+        raise AssertionError(f"{name}: {wrong} of {len(expected)} rows differ from transformers' tokens")
 
 
 def language_model(device: str) -> Any:
@@ -102,12 +102,13 @@ def _ours(decoder: GuidedDecoder, near: list[list[int]], far: list[list[int]]) -
 
 def _theirs(model: Any, near: list[list[int]], far: list[list[int]] | None = None) -> list[list[int]]:
     ids, mask = padded(near, model.device)
-    led: dict[str, object] = {}
+    options: dict[str, object] = {}
     if far is not None:
         negative, its_mask = padded(far, model.device)
-        led = {"negative_prompt_ids": negative, "negative_prompt_attention_mask": its_mask, "guidance_scale": GUIDANCE}
-    found = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **led)
-    return found[:, ids.shape[1] :].tolist()
+        options = {"negative_prompt_ids": negative, "negative_prompt_attention_mask": its_mask}
+        options["guidance_scale"] = GUIDANCE
+    tokens = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **options)
+    return tokens[:, ids.shape[1] :].tolist()
 
 
 def padded(rows: list[list[int]], device: Any, after: int = 0) -> tuple[Tensor, Tensor]:

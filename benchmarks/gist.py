@@ -29,11 +29,11 @@ def case(rows: int, device: str) -> Case:
     seeded, width = torch.Generator().manual_seed(rows), COLUMNS[device]
     sizes = [width] * 3 + [width // 2] * 3
     bases = {columns: torch.randn(rows, columns, generator=seeded) for columns in sizes}
-    made = [
+    matrices = [
         (bases[columns] + noise * torch.randn(rows, columns, generator=seeded)).to(device)
         for columns, noise in zip(sizes, (0, 0.5, 1) * 2, strict=True)
     ]
-    leaves, guide = [x.requires_grad_() for x in made[:3]], made[3:]
+    leaves, guide = [x.requires_grad_() for x in matrices[:3]], matrices[3:]
 
     def ours(i: int) -> None:
         for x in leaves:

@@ -35,10 +35,10 @@ def write(files: list[Path], folder: Path) -> Path:
     page = ["# Benchmarks", "", *HEAD, ""]
     for op in dict.fromkeys(row["op"] for row in rows):
         for number, where in enumerate(dict.fromkeys(_where(row) for row in rows if row["op"] == op)):
-            chosen = [row for row in rows if row["op"] == op and _where(row) == where]
+            section = [row for row in rows if row["op"] == op and _where(row) == where]
             plot = folder / f"{op}-{number}.png"
-            page += [f"## {op}", "", where, "", *_table(chosen), "", f"![{op}]({plot.name})", ""]
-            _plot(chosen, plot)
+            page += [f"## {op}", "", where, "", *_table(section), "", f"![{op}]({plot.name})", ""]
+            _plot(section, plot)
     result = folder / "README.md"
     result.write_text("\n".join(page))
     return result
@@ -53,8 +53,8 @@ def _table(rows: list[Row]) -> list[str]:
     names = list(dict.fromkeys(row["contender"] for row in rows))
     lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for size, title in dict.fromkeys((row["size"], row["title"]) for row in rows if "title" in row):
-        found = {row["contender"]: row for row in rows if row.get("title", title) == title and row["size"] == size}
-        lines.append(f"| {title} | " + " | ".join(_cell(found.get(name)) for name in names) + " |")
+        cells = {row["contender"]: row for row in rows if row.get("title", title) == title and row["size"] == size}
+        lines.append(f"| {title} | " + " | ".join(_cell(cells.get(name)) for name in names) + " |")
     return lines
 
 

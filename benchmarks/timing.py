@@ -89,12 +89,12 @@ def quantiles(seconds: list[float]) -> tuple[float, float, float]:
 def rates(device: str) -> dict[str, float]:
     """Rates of this machine: bytes/s of a copy (read + written), and FLOP/s of a square matrix product."""
     cells, side = (1 << 28, 8192) if device == "cuda" else (1 << 25, 2048)
-    found = {"copy_bytes_s": 8 * cells / _copy(cells, device)}
+    result = {"copy_bytes_s": 8 * cells / _copy(cells, device)}
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.randn(side, side, dtype=dtype, device=device)  # random, because products of ones run faster
         name = str(dtype).removeprefix("torch.")
-        found[f"matmul_{name}_flop_s"] = 2 * side**3 / _best(lambda i, a=a: a @ a, device)
-    return found
+        result[f"matmul_{name}_flop_s"] = 2 * side**3 / _best(lambda i, a=a: a @ a, device)
+    return result
 
 
 def _copy(cells: int, device: str) -> float:

@@ -108,8 +108,8 @@ class Computed:
         self.tokens = 0
         model[0].register_forward_pre_hook(self.count)
 
-    def count(self, module: Any, given: Any) -> None:
-        self.tokens += given[0]["input_ids"].numel()
+    def count(self, module: Any, inputs: Any) -> None:
+        self.tokens += inputs[0]["input_ids"].numel()
 
     @torch.no_grad()
     def by(self, loss: Any, columns: Any, labels: Any) -> int:
@@ -129,11 +129,11 @@ def autocast(call: Call, device: str | None) -> Call:
 def drawn(source: str, pairs: int) -> list[np.ndarray]:
     """Draw the lengths of the texts of two columns."""
     generator = np.random.default_rng(pairs)
-    found = []
+    result = []
     for counts in json.loads(LENGTHS.read_text())[source].values():
         shares = np.array(counts) / sum(counts)
-        found.append(generator.choice(len(counts), pairs, p=shares))
-    return found
+        result.append(generator.choice(len(counts), pairs, p=shares))
+    return result
 
 
 def rows_of(lengths: np.ndarray, device: str) -> dict[str, Any]:
@@ -148,17 +148,17 @@ def rows_of(lengths: np.ndarray, device: str) -> dict[str, Any]:
 def write_lengths(data: Path) -> None:
     """Write token_lengths.json from the files of SOURCES: per column, the number of texts with 0, 1, 2 … tokens."""
     tokenizer = minilm("cpu")[0].tokenizer
-    found: dict[str, dict[str, list[int]]] = {}
+    tables: dict[str, dict[str, list[int]]] = {}
     for source, (file, split, columns) in SOURCES.items():
         with gzip.open(data / f"{file}.tsv.gz", "rt", encoding="utf-8") as lines:
             rows = [
                 row for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row["split"] == split
             ]
-        found[source] = {}
+        tables[source] = {}
         for column in columns:
             counts = Counter(map(len, tokenizer([row[column] for row in rows])["input_ids"]))
-            found[source][column] = [counts[length] for length in range(max(counts) + 1)]
-    LENGTHS.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+            tables[source][column] = [counts[length] for length in range(max(counts) + 1)]
+    LENGTHS.write_text(json.dumps(tables, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

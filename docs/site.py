@@ -1,8 +1,7 @@
-"""A hook of mkdocs: the repository's own pages as a site, where they also read well without one.
+"""A hook of mkdocs that builds the site from the repository's pages.
 
-Pages outside docs/ get a place in the site; links between pages of the repository become links of the site, and those
-to what has no page, such as a test, become words; formulas (fences of `math`, which forges render, too) become MathML;
-an op's page ends with its functions.
+Pages outside docs/ get a place in the site. Links between pages of the repository become links of the site; links to
+files without a page, such as tests, become text. Fences of `math` become MathML. Pages of ops end with their functions.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-# page in the repository: page of the site; those in docs/ keep their places
+# page in the repository: page of the site; pages in docs/ keep their places
 PLACES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "project/contributing.md",
@@ -29,8 +28,9 @@ PLACES = {
         for path in ROOT.glob("raoe_kernels/*/README.md")
     },
 }
-TRAIN = "ops/train.md"  # of no page in the repository: what it says is in the code
+TRAIN = "ops/train.md"  # generated from docstrings
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+INLINE = re.compile(r"\$(\\[^$\n]+)\$")  # such as $\tau$
 MATH = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(^```[\s\S]*?^```$|^(?: {4}.*\n)+)", re.MULTILINE)
 
@@ -46,9 +46,10 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     place = page.file.src_uri
     source = next((of for of, at in PLACES.items() if at == place), f"docs/{place}")
-    # what is code is no link and no formula
-    parts = CODE.split(MATH.sub(lambda found: _formula(found[1]), markdown))
-    parts[::2] = [LINK.sub(lambda found: _link(found, source, place), part) for part in parts[::2]]
+    # leave code unchanged
+    parts = CODE.split(MATH.sub(lambda match: _formula(match[1]), markdown))
+    parts[::2] = [INLINE.sub(lambda match: convert(match[1]), part) for part in parts[::2]]
+    parts[::2] = [LINK.sub(lambda match: _link(match, source, place), part) for part in parts[::2]]
     markdown = "".join(parts)
     if place.startswith("ops/") and place != TRAIN:
         markdown += "\n\n## Functions\n" + "".join(f"\n::: raoe_kernels.{name}\n" for name in _functions(source))
@@ -60,21 +61,21 @@ def _formula(latex: str) -> str:
     return "\n".join(['<div class="math">', *lines, "</div>"])
 
 
-def _link(found: re.Match[str], source: str, place: str) -> str:
-    picture, text, target = found.groups()
+def _link(match: re.Match[str], source: str, place: str) -> str:
+    picture, text, target = match.groups()
     path, mark, anchor = target.partition("#")
     if not path or re.match(r"[a-z]+:", target):
-        return found[0]
-    named = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-    if (ROOT / named).is_dir():
-        named += "/README.md"
-    goal = PLACES.get(named) or (named.removeprefix("docs/") if named.startswith("docs/") else None)
+        return match[0]
+    file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+    if (ROOT / file).is_dir():
+        file += "/README.md"
+    goal = PLACES.get(file) or (file.removeprefix("docs/") if file.startswith("docs/") else None)
     if goal is None or goal.endswith((".py", ".jsonl")):
-        # one that is nowhere stays a link, which the strict build does not let pass
+        # a dead link stays a link, which fails the strict build
         return (
             text
-            if (ROOT / named).exists() or ((ROOT / named).parent.is_dir() and named.endswith("/README.md"))
-            else found[0]
+            if (ROOT / file).exists() or ((ROOT / file).parent.is_dir() and file.endswith("/README.md"))
+            else match[0]
         )
     return f"{picture}[{text}]({posixpath.relpath(goal, posixpath.dirname(place) or '.')}{mark}{anchor})"
 
@@ -90,7 +91,7 @@ def _exported(path: Path) -> list[str]:
 
 
 def _train_page() -> str:
-    """Everything of raoe_train that a script imports."""
+    """The public names of raoe_train."""
     front = (ROOT / "raoe_train" / "__init__.py").read_text(encoding="utf-8").partition("HOMES")[2]
     homes = re.findall(r'"(\w+)": "([\w.]+)"', front)
     names = [f"{home}.{name}" for name, home in homes if not name.startswith("__")]
@@ -98,11 +99,11 @@ def _train_page() -> str:
     return "\n\n".join(
         [
             "# Losses and trainer",
-            "`import raoe_train as rt`; [From Python](../python.md) shows each.",
-            "## Front door",
+            "Import them with `import raoe_train as rt`. [Python](../python.md) has an example of each.",
+            "## Data, trainer and jobs",
             *(f"::: {name}" for name in names),
             "## Losses",
-            "`rt.losses`, or by name in a recipe's section `loss`.",
+            "Import a loss from `rt.losses`, or name it in a recipe's section `loss`.",
             *(f"::: {name}" for name in losses),
         ]
     )

@@ -156,7 +156,7 @@ def _hide_bars() -> None:
 
 def _explain(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        return f"{error.name} is not installed: pip install 'raoe[{EXTRAS[error.name]}]'"
+        return f"{error.name} is not installed: run pip install -e '.[{EXTRAS[error.name]}]' in a checkout of raoe"
     if _no_memory(error):
         reason = str(error).partition("\n")[0][:200]
         return f"out of memory: try --training.per_device_train_batch_size 32 or a smaller model ({reason})"

@@ -1,4 +1,4 @@
-"""No test asks a hub, whether there is one or not: without a network each question is half a minute of retries."""
+"""Tests never contact a model hub: without a network, each request takes half a minute of retries."""
 
 import os
 

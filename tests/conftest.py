@@ -1,4 +1,4 @@
-"""What has to be so before any test is imported, and what tests of several rooms use."""
+"""Settings that must precede every import, and fixtures of several folders."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ REST = ("adversary", "benchmarks", "cuda_emulator", "faults", "packaging", "sani
 
 
 def pytest_collection_modifyitems(items):
-    """Rooms that a newcomer's `make test` leaves out; what may take longest comes first, so that no process is left
-    alone with it at the end."""
+    """Mark the folders that `make test` leaves out as slow, and start the longest tests first, so that none of them
+    is left for the end."""
     for item in items:
         if set(REST) & set(item.path.relative_to(item.config.rootpath).parts):
             item.add_marker("slow")
@@ -33,26 +33,26 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is imported and collected by now stays; looking at it as garbage took a third of the tests' time."""
+    """Exclude imported modules from garbage collection, which took a third of the tests' time."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure():
-    gc.unfreeze()  # a library that counts what is left at the end finds nothing
+    gc.unfreeze()  # so that a library that counts leaked objects at exit finds none
 
 
 @pytest.fixture(scope="session")
 def elsewhere():
-    """elsewhere(function, *arguments): its result in a process whose Triton compiles. One for all tests, as importing
-    takes longer than most kernels; what it has compiled is in Triton's cache for all of them."""
+    """elsewhere(function, *arguments): the result of a call in a process whose Triton compiles. All tests share the
+    process, because importing takes longer than most kernels."""
     with ProcessPoolExecutor(1, get_context("spawn"), without_interpreter) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures as they are saved."""
+    """A list of the figures that are saved."""
     from raoe_train.artifacts import report
 
     made, real = [], report.save

@@ -1,4 +1,4 @@
-"""Decoders of every architecture we know, small enough for a test, and a saved one with a tokenizer."""
+"""Tiny decoders of every supported architecture, and a saved one with a tokenizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# name: (model_type, what it has of its own)
+# name: (model_type, further settings)
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "mistral": ("mistral", {}),
@@ -42,7 +42,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny_decoder(name: str, attention: str = "eager", **changes: Any) -> Any:
-    """A decoder of three layers with random weights, the same ones for the same arguments."""
+    """A decoder of three layers. Equal arguments give equal random weights."""
     kind, own = DECODERS[name]
     config = CONFIG_MAPPING[kind](**{**SIZES, **own, **changes})
     with torch.random.fork_rng(devices=[]):

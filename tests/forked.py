@@ -1,6 +1,6 @@
-"""Python processes that begin where imports end: forked from one that has made them, once for all tests of a session.
+"""Python processes forked from one that has finished its imports, shared by all tests of a session.
 
-Importing sentence-transformers takes longer than most of what the tests do in a process of its own.
+Importing sentence-transformers takes longer than most tests that need a process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CONTEXT.set_forkserver_preload(
 
 @cache
 def context() -> multiprocessing.context.ForkServerContext:
-    """Of multiprocessing, its imports made, with one thread for torch. Its Triton compiles, as a user's."""
+    """A forkserver context with finished imports and one torch thread, in which Triton compiles as for users."""
     kept = dict(os.environ)
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -61,12 +61,12 @@ class Python:
         return self._process.is_alive()
 
     def kill(self) -> None:
-        """SIGKILL, and its end."""
+        """Send SIGKILL and wait."""
         self._process.kill()
         self._process.join()
 
     def end(self, seconds: float = 600) -> subprocess.CompletedProcess[str]:
-        """What subprocess.run would have returned; TimeoutExpired, and it is killed, after so long."""
+        """Wait and return as subprocess.run does. After `seconds`, kill the process and raise TimeoutExpired."""
         self._process.join(seconds)
         late = self.running()
         if late:
@@ -79,12 +79,12 @@ class Python:
 
 
 def python(*words: object, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`python` and these words, to its end."""
+    """Run `python` with these words and wait."""
     return Python(*words, cwd=cwd, env=env).end()
 
 
 def together(function: Callable[..., None], processes: int, *arguments: object) -> None:
-    """function(rank, processes, *arguments) in each of so many; what one raises is raised."""
+    """Run function(rank, processes, *arguments) in each process and raise the error of any."""
     context()
     start_processes(function, (processes, *arguments), nprocs=processes, start_method="forkserver")
 

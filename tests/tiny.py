@@ -1,4 +1,4 @@
-"""A real encoder, made from scratch in a fraction of a second, for tests of training."""
+"""A tiny encoder for tests of training, created in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def gradients(model: Any) -> torch.Tensor:
 
 
 def total(loss: Any) -> torch.Tensor:
-    """The loss a trainer makes of what a loss module returns."""
+    """The number that a trainer computes from the result of a loss module."""
     return torch.stack(list(loss.values())).sum() if isinstance(loss, dict) else loss
 
 

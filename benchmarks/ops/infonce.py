@@ -79,16 +79,16 @@ def cases(rows: int, device: str) -> Iterator[Case]:
 
 
 def form(name: str, rows: int, device: str) -> Case:
-    given, step, missing = FORMS[name], steps(rows, device), {}
-    logits = rows * rows * (6 if "directions" in given else 2)
-    result = {"info_nce_loss": step(lambda a, p, n: info_nce_loss(a, p, n, scale=SCALE, **given))}
+    options, step, missing = FORMS[name], steps(rows, device), {}
+    logits = rows * rows * (6 if "directions" in options else 2)
+    result = {"info_nce_loss": step(lambda a, p, n: info_nce_loss(a, p, n, scale=SCALE, **options))}
     peers = {"MultipleNegativesRankingLoss": _stock, "CachedMultipleNegativesRankingLoss": _cached}
     for peer, make in peers.items():
         if make is _stock and logits > LOGITS_UP_TO**2:
             missing[peer] = "stores all logits, some of them more than once"
             continue
         try:
-            result[peer] = step(make(**given))
+            result[peer] = step(make(**options))
         except ImportError as error:
             missing[peer] = str(error)
     title = f"{name}, {rows:,} anchors, 2 x {rows:,} columns of {COLUMNS[device]}, forward + backward"
@@ -149,24 +149,24 @@ def _compiled_scan() -> Loss:
     return Scan.apply
 
 
-def _stock(**given: Any) -> Loss:
+def _stock(**options: Any) -> Loss:
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    loss = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=SCALE, **given)
+    loss = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=SCALE, **options)
     return lambda a, p, n: loss.compute_loss_from_embeddings([a, p, n], torch.empty(0))
 
 
-def _cached(**given: Any) -> Loss:
+def _cached(**options: Any) -> Loss:
     """The cached class without encoding: only its loss, which keeps the rows of every finished chunk."""
     from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
     model = torch.nn.Sequential(torch.nn.Identity())
-    loss = CachedMultipleNegativesRankingLoss(model, scale=SCALE, mini_batch_size=CHUNK, **given)
+    loss = CachedMultipleNegativesRankingLoss(model, scale=SCALE, mini_batch_size=CHUNK, **options)
 
     class Cached(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *given):
-            leaves = [x.detach().requires_grad_() for x in given]
+        def forward(ctx, *matrices):
+            leaves = [x.detach().requires_grad_() for x in matrices]
             with torch.enable_grad():
                 value = loss.calculate_loss([[x] for x in leaves], with_backward=True)
             ctx.save_for_backward(*(x.grad for x in leaves))

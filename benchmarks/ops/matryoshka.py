@@ -26,13 +26,13 @@ Loss = Callable[..., torch.Tensor]
 
 def cases(size: int, device: str) -> list[Case]:
     """Return the cases of `size` pairs, and of `size` anchors with equally many positives and hard negatives."""
-    made = []
+    result = []
     for dims in WIDTHS:
         if size in PAIRS or size not in ANCHORS:
-            made.append(_pairs(size, dims, device))
+            result.append(_pairs(size, dims, device))
         if size in ANCHORS:
-            made.append(_contrast(size, dims, device))
-    return made
+            result.append(_contrast(size, dims, device))
+    return result
 
 
 def _pairs(count: int, dims: Sequence[int], device: str) -> Case:

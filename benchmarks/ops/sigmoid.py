@@ -40,16 +40,16 @@ def case(rows: int, device: str) -> Case:
     seeded = torch.Generator().manual_seed(rows)
     columns, dtype = COLUMNS[device], DTYPES[device]
     base = torch.randn(rows, columns, generator=seeded)
-    given = [(base + noise * torch.randn(rows, columns, generator=seeded)).to(device, dtype) for noise in (0, 0.5)]
-    given += [torch.tensor(x, device=device) for x in (SCALE, BIAS)]
-    for x in given:
+    leaves = [(base + noise * torch.randn(rows, columns, generator=seeded)).to(device, dtype) for noise in (0, 0.5)]
+    leaves += [torch.tensor(x, device=device) for x in (SCALE, BIAS)]
+    for x in leaves:
         x.requires_grad_()
 
     def step(loss: Loss) -> Call:
         def call(i: int) -> None:
-            for x in given:
+            for x in leaves:
                 x.grad = None
-            loss(*given).backward()
+            loss(*leaves).backward()
 
         return call
 

@@ -67,16 +67,16 @@ def parser() -> argparse.ArgumentParser:
 
 def other_keys(words: Sequence[str]) -> dict[str, Any]:
     """Read ``--section.key value …``: several values are a list, none is true, and each is read as YAML."""
-    found: dict[str, list[Any]] = {}
+    keys: dict[str, list[Any]] = {}
     for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
-            found[key] = [yaml.safe_load(value)] if equals else []
-        elif not found:
+            keys[key] = [yaml.safe_load(value)] if equals else []
+        elif not keys:
             raise ValueError(f"expected --section.key, got {word!r}")
         else:
-            found[key].append(yaml.safe_load(word))
-    return {key: True if not values else values[0] if len(values) == 1 else values for key, values in found.items()}
+            keys[key].append(yaml.safe_load(word))
+    return {key: True if not values else values[0] if len(values) == 1 else values for key, values in keys.items()}
 
 
 def sections(keys: Mapping[str, Any], *names: str) -> dict[str, dict[str, Any]]:
@@ -104,45 +104,45 @@ def report(
     if not all(scores) and not model.get("name"):
         raise ValueError("--model is missing: the encoder that measures the lists")
     stems = [Path(path).name if Path(path).is_dir() else Path(path.partition("#")[0]).stem for path in results]
-    # files of one name are told apart by their paths
-    named = {path if stems.count(stem) > 1 else stem: path for path, stem in zip(results, stems, strict=True)}
+    # equal names are replaced by paths
+    files = {path if stems.count(stem) > 1 else stem: path for path, stem in zip(results, stems, strict=True)}
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     if all(scores):
-        found, lines = report_scores(named, folder, resamples, options["seed"])
+        summary, lines = report_scores(files, folder, resamples, options["seed"])
     else:
-        found, lines = report_drift(named, folder, model=model, **options)
-    found = json.loads(json.dumps(found), parse_constant=lambda _: None)  # NaN: a place that no list has
-    write_text(folder / "report.json", json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        summary, lines = report_drift(files, folder, model=model, **options)
+    summary = json.loads(json.dumps(summary), parse_constant=lambda _: None)  # NaN: a place that no list has
+    write_text(folder / "report.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     write_text(folder / "report.md", "\n".join(lines) + "\n")
     print("\n".join(lines))
-    return found
+    return summary
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line. Exit status: 0 done, 1 cells of a sweep failed, 2 invalid input, 130 interrupted."""
     arguments, rest = parser().parse_known_args(words)
-    asked = vars(arguments)
-    command = asked.pop("command")
+    options = vars(arguments)
+    command = options.pop("command")
     try:
         changes = other_keys(rest)
         if command == "sweep":
             from benchmarks.studies.sweep import sweep
 
-            return 1 if sweep(asked.pop("study"), asked.pop("output"), changes=changes, **asked)["failed"] else 0
+            return 1 if sweep(options.pop("study"), options.pop("output"), changes=changes, **options)["failed"] else 0
         if command == "models":
             from benchmarks.studies.models import make_models
 
-            make_models(**asked, **sections(changes))
+            make_models(**options, **sections(changes))
         elif command == "pretrain":
             from benchmarks.studies.pretrain import pretrain
 
-            pretrain(**{**asked, **sections(changes, "sizes", "training")})
+            pretrain(**{**options, **sections(changes, "sizes", "training")})
         else:
             from benchmarks.studies.bellm import analyse, submit
 
-            model = {"name": asked.pop("model"), **sections(changes, "model")["model"]}
-            {"report": report, "bellm": analyse, "csts": submit}[command](model=model, **asked)
+            model = {"name": options.pop("model"), **sections(changes, "model")["model"]}
+            {"report": report, "bellm": analyse, "csts": submit}[command](model=model, **options)
     except (ValueError, OSError) as error:
         print(f"python -m benchmarks.studies: {error}", file=sys.stderr)
         return 2

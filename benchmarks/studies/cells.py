@@ -1,4 +1,4 @@
-"""The cells of a study: which training runs its recipe asks for, and what they need to be prepared."""
+"""The cells of a study: its training runs, and the jobs that prepare their data."""
 
 from __future__ import annotations
 
@@ -51,32 +51,32 @@ def read_study(study: str | Path, changes: Mapping[str, Any] | None = None, scal
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in RECIPES.glob("*.yaml")))
         raise FileNotFoundError(f"no study {str(study)!r}: name a YAML file, or one of {known}")
-    found = nest(numbers(yaml.safe_load(path.read_text(encoding="utf-8"))), deep=False)
-    found = merge(found, nest(numbers(changes or {}), deep=False))
-    if unknown := found.keys() - DEFAULTS.keys():
+    result = nest(numbers(yaml.safe_load(path.read_text(encoding="utf-8"))), deep=False)
+    result = merge(result, nest(numbers(changes or {}), deep=False))
+    if unknown := result.keys() - DEFAULTS.keys():
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}; a study has {', '.join(DEFAULTS)}")
-    # one word for a list, as the command line has it
-    found = {key: [value] if isinstance(DEFAULTS[key], list) and not isinstance(value, list) else value
-             for key, value in {**DEFAULTS, **found}.items()}  # fmt: skip
-    for pair in found["compare"]:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(name in found["variants"] for name in pair)):
+    # the command line gives a list of one as a word
+    result = {key: [value] if isinstance(DEFAULTS[key], list) and not isinstance(value, list) else value
+             for key, value in {**DEFAULTS, **result}.items()}  # fmt: skip
+    for pair in result["compare"]:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(name in result["variants"] for name in pair)):
             raise ValueError(f"compare takes pairs of variants, got {pair!r}")
     if scale is None:
-        return found
-    if scale not in found["scales"]:
-        raise ValueError(f"unknown scale {scale!r}; this study has {', '.join(found['scales']) or 'no scales'}")
-    its = dict(found["scales"][scale])
-    on_top = {"*": its.pop("settings", {}), **its.pop("variants", {})}
+        return result
+    if scale not in result["scales"]:
+        raise ValueError(f"unknown scale {scale!r}; this study has {', '.join(result['scales']) or 'no scales'}")
+    its_keys = dict(result["scales"][scale])
+    on_top = {"*": its_keys.pop("settings", {}), **its_keys.pop("variants", {})}
     for pattern, changed in on_top.items():
-        names = fnmatch.filter(found["variants"], pattern)
+        names = fnmatch.filter(result["variants"], pattern)
         if not names:
-            raise ValueError(f"scales.{scale}.variants.{pattern} matches none of {', '.join(found['variants'])}")
-        found["variants"] |= {name: merge(nest(found["variants"][name] or {}), nest(changed)) for name in names}
-    more = {name: nest(entry) for name, entry in its.pop("prepare", {}).items()}
-    found["prepare"] = merge({name: nest(entry) for name, entry in found["prepare"].items()}, more)
-    if unknown := its.keys() - {"base", "tasks", "only"}:
+            raise ValueError(f"scales.{scale}.variants.{pattern} matches none of {', '.join(result['variants'])}")
+        result["variants"] |= {name: merge(nest(result["variants"][name] or {}), nest(changed)) for name in names}
+    more = {name: nest(entry) for name, entry in its_keys.pop("prepare", {}).items()}
+    result["prepare"] = merge({name: nest(entry) for name, entry in result["prepare"].items()}, more)
+    if unknown := its_keys.keys() - {"base", "tasks", "only"}:
         raise ValueError(f"scales.{scale} has base, settings, variants, prepare, tasks and only, not {sorted(unknown)}")
-    return {**found, **its}
+    return {**result, **its_keys}
 
 
 def expand(study: Mapping[str, Any], words: Mapping[str, str | None]) -> list[Cell]:
@@ -132,18 +132,18 @@ def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
         if not any(matches(cell, pattern) for cell in cells):
             families = ", ".join(dict.fromkeys(cell.family for cell in cells))
             raise ValueError(f"--only {pattern} matches no cell; variants: {families}")
-    wanted = {cell.name for cell in cells if not only or any(matches(cell, pattern) for pattern in only)}
+    names = {cell.name for cell in cells if not only or any(matches(cell, pattern) for pattern in only)}
     for cell in reversed(cells):
-        if cell.name in wanted and cell.after is not None:
-            wanted.add(cell.after.name)
-    return [cell for cell in cells if cell.name in wanted]
+        if cell.name in names and cell.after is not None:
+            names.add(cell.after.name)
+    return [cell for cell in cells if cell.name in names]
 
 
 def preparations(
     study: Mapping[str, Any], words: Mapping[str, str | None], cells: Sequence[Cell]
 ) -> dict[str, Preparation]:
-    """List the jobs of `prepare` whose output these cells, or another job in the list, name."""
-    needed: dict[str, Preparation] = {}
+    """List the jobs of `prepare` whose output one of these cells, or another job in the list, reads."""
+    result: dict[str, Preparation] = {}
     texts = [json.dumps(cell.overrides) for cell in cells]
     for name, entry in reversed(study["prepare"].items()):
         overrides = fill(nest(entry), words)
@@ -151,9 +151,9 @@ def preparations(
         if job is None or "output" not in overrides:
             raise ValueError(f"prepare.{name} needs a job and an output, got {entry!r}")
         if any(overrides["output"] in text for text in texts):
-            needed[name] = job, recipe, overrides
+            result[name] = job, recipe, overrides
             texts.append(json.dumps(overrides))
-    return dict(reversed(needed.items()))
+    return dict(reversed(result.items()))
 
 
 def fill(values: Any, words: Mapping[str, str | None]) -> Any:
@@ -209,15 +209,15 @@ def numbers(values: Any) -> Any:
 
 
 def _start(family: str, after: str, seed: int, cells: Mapping[str, Cell]) -> Cell:
-    """The cell of `after` with the same seed, or its only one."""
-    others = [cell for cell in cells.values() if cell.family == after]
-    if not others:
+    """The cell of `after` with the same seed, or its only cell."""
+    candidates = [cell for cell in cells.values() if cell.family == after]
+    if not candidates:
         above = ", ".join(dict.fromkeys(cell.family for cell in cells.values())) or "none"
         raise ValueError(f"variant {family!r} comes after {after!r}, which is not among the variants above it: {above}")
-    same = [cell for cell in others if cell.name == f"{after}-seed{seed}"]
-    if len(others) > 1 and not same:
+    same = [cell for cell in candidates if cell.name == f"{after}-seed{seed}"]
+    if len(candidates) > 1 and not same:
         raise ValueError(f"variant {family!r} comes after {after!r}, which has no single run with seed {seed}")
-    return (same or others)[0]
+    return (same or candidates)[0]
 
 
 def _axes(grid: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, list[Any]]]:

@@ -26,15 +26,14 @@ def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, 
 
     Args:
         lists: unit embeddings [n, d] of each list's sentences, the source first.
-        length: sentences of a list that count; 16 in Figure 1.
-        seed: of the bootstrap over lists.
+        length: number of sentences of a list to use; 16 in Figure 1.
+        seed: seed of the bootstrap over lists.
 
     Returns:
         - "chains": number of lists; "neighbours": pairs x_i, x_i+1, i >= 1; "repeated": the share of them whose
-          embeddings are equal, as those of one sentence written twice.
-        - "descending": the share of the other neighbours of which the first is the more similar one to the source, as
-          Table 5 marks them; 0.5 for sentences in no order. The source itself, nearest to itself, is in no pair.
-          None without such neighbours.
+          embeddings are equal, as those of a repeated sentence.
+        - "descending": the share of the other neighbours whose first sentence is more similar to the source, as in
+          Table 5; 0.5 for sentences in random order. The source itself is in no pair. None without such neighbours.
         - "interval": [lowest, highest], 95 %, whole lists resampled.
         - "similarity": [length][length], the mean cosine of x_i and x_j over lists that have both (Figure 1), NaN for
           places that no list has.
@@ -67,8 +66,8 @@ def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, 
 
 
 def unrelated(sources: np.ndarray) -> float | None:
-    """The mean cosine of two different rows of [n, d] unit embeddings, where lists that lost their source end; None
-    for fewer than two rows."""
+    """The mean cosine of two distinct rows of [n, d] unit embeddings, which lists approach that forget their source;
+    None for fewer than two rows."""
     rows = sources.astype(np.float64)
     if len(rows) < 2:
         return None
@@ -81,7 +80,7 @@ def _ratio(total: Any, count: Any) -> Any:
 
 
 def report_drift(
-    named: Mapping[str, str],
+    files: Mapping[str, str],
     output: Path,
     *,
     model: Mapping[str, Any],
@@ -96,28 +95,28 @@ def report_drift(
 
     Args:
         model: the encoder's name and settings, as of rt.load_encoder.
-        length: sentences of a list that count, its source included.
-        max_chains: at most so many lists of a file, drawn with `seed`.
-        examples: lists to show, of sources that all files have.
-        on_error: what a malformed row does: raise, or skip.
-        batch_size: sentences that are encoded at a time.
+        length: number of sentences of a list to use, with its source.
+        max_chains: maximum number of lists of a file, drawn with `seed`.
+        examples: number of lists to show, of sources that all files have.
+        on_error: "raise" or "skip" a malformed row.
+        batch_size: number of sentences to encode at a time.
 
     Returns:
         ({"chains": {label: result of drift}, "unrelated": mean cosine of different sources, "sources",
         "given_up": {label: {reason: lists}}, "cases", "model"}, the lines of the report's page).
     """
-    lists = {label: _drawn(read_lists(file, on_error), max_chains, seed) for label, file in named.items()}
+    lists = {label: _drawn(read_lists(file, on_error), max_chains, seed) for label, file in files.items()}
     lists = {label: [sentences[:length] for sentences in some] for label, some in lists.items()}
     texts = list(dict.fromkeys(text for some in lists.values() for sentences in some for text in sentences))
-    encoded = load_encoder(**model).encode(texts, batch_size=batch_size, normalize_embeddings=True)
-    if not np.isfinite(encoded).all():
+    embeddings = load_encoder(**model).encode(texts, batch_size=batch_size, normalize_embeddings=True)
+    if not np.isfinite(embeddings).all():
         raise ValueError(f"the encoder {model['name']} returns NaN or infinity")
-    unit = dict(zip(texts, encoded, strict=True))
+    unit = dict(zip(texts, embeddings, strict=True))
     rows = {
         label: [np.stack([unit[text] for text in sentences]) for sentences in some] for label, some in lists.items()
     }
     sources = dict.fromkeys(sentences[0] for some in lists.values() for sentences in some)
-    summaries = {label: Path(f"{file}.json") for label, file in named.items()}  # what `generate` counted
+    summaries = {label: Path(f"{file}.json") for label, file in files.items()}  # written by `generate`
     counts = {label: json.loads(path.read_text("utf-8")) for label, path in summaries.items() if path.is_file()}
     result: dict[str, Any] = {
         "chains": {label: drift(some, length, seed) for label, some in rows.items()},
@@ -132,7 +131,7 @@ def report_drift(
 
 
 def _drawn(lists: list[list[str]], most: int, seed: int) -> list[list[str]]:
-    """At most so many lists, in their order."""
+    """Draw at most `most` lists; their order is kept."""
     if len(lists) <= most:
         return lists
     return [lists[place] for place in sorted(random.Random(seed).sample(range(len(lists)), most))]
@@ -144,14 +143,14 @@ def _cases(lists: Lists, rows: Mapping[str, Sequence[np.ndarray]], examples: int
         label: {sentences[0]: (sentences, of) for sentences, of in zip(some, rows[label], strict=True)}
         for label, some in lists.items()
     }
-    first, *others = by_source.values()
-    shared = [source for source in first if all(source in more for more in others)] or list(first)
+    first, *rest = by_source.values()
+    shared = [source for source in first if all(source in more for more in rest)] or list(first)
     cases = []
     for source in shared[:examples]:
         case: dict[str, Any] = {"source": source, "chains": {}}
-        for label, its in by_source.items():
-            if source in its:
-                sentences, unit = its[source]
+        for label, lists_of in by_source.items():
+            if source in lists_of:
+                sentences, unit = lists_of[source]
                 cosines = [round(float(value), 4) for value in unit @ unit[0]]
                 case["chains"][label] = list(zip(sentences[1:], cosines[1:], strict=True))
         cases.append(case)
@@ -159,20 +158,20 @@ def _cases(lists: Lists, rows: Mapping[str, Sequence[np.ndarray]], examples: int
 
 
 def _page(result: dict[str, Any]) -> list[str]:
-    found, given_up = result["chains"], result["given_up"]
-    length = len(next(iter(found.values()))["to_source"])
+    files, given_up = result["chains"], result["given_up"]
+    length = len(next(iter(files.values()))["to_source"])
     places = sorted({place for place in PLACES if place < length} | {length - 1})
 
     def cosines(of: Sequence[float | None]) -> list[str]:
         return [number(of[place], 3) for place in places]
 
-    lost = {label: str(sum(reasons.values())) for label, reasons in given_up.items()}
-    measured = [
+    failures = {label: str(sum(reasons.values())) for label, reasons in given_up.items()}
+    rows = [
         [
-            *(cell(label), str(of["chains"]), lost.get(label, "-"), _share(of), _percent(of["repeated"])),
+            *(cell(label), str(of["chains"]), failures.get(label, "-"), _share(of), _percent(of["repeated"])),
             *cosines(of["to_source"]),
         ]
-        for label, of in found.items()
+        for label, of in files.items()
     ]
     lines = [
         "# Chains of sentences",
@@ -181,40 +180,40 @@ def _page(result: dict[str, Any]) -> list[str]:
         f"sources have a mean cosine of {number(result['unrelated'], 3)}.",
         "",
         "Descending: the share of neighbours in a chain, without the source, of which the first is more similar to the "
-        "source than the second (95 % interval, chains resampled); half means no order. Neighbours that are equal are "
-        "not among them: their share is the next column.",
+        "source than the second (95 % interval, chains resampled); half means no order. Equal neighbours are left out: "
+        "their share is the next column.",
         *table(
             ["file", "chains", "given up", "descending", "repeated", *(f"cosine at {place}" for place in places)],
-            measured,
+            rows,
         ),
     ]
     for label, reasons in given_up.items():
         if reasons:
             counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
             lines += ["", cell(f"Given up, {label}: {counts}")]
-    apart = [[cell(label), *cosines(of["by_distance"])] for label, of in found.items()]
+    by_distance = [[cell(label), *cosines(of["by_distance"])] for label, of in files.items()]
     lines += ["", "Mean cosine of two sentences of a chain, by the distance between them:"]
-    lines += [*table(["file", *map(str, places)], apart), "", "![mean cosines within a chain](similarity.png)"]
+    lines += [*table(["file", *map(str, places)], by_distance), "", "![mean cosines within a chain](similarity.png)"]
     for case in result["cases"]:
-        shown = [[_sentence(of, place) for place in range(len(of))] for of in case["chains"].values()]
-        by_place = enumerate(itertools.zip_longest(*shown, fillvalue=""), 1)
-        lines += ["", "## " + cell(case["source"]), "", "In bold what is no further from it than the one before."]
+        columns = [[_sentence(of, place) for place in range(len(of))] for of in case["chains"].values()]
+        by_place = enumerate(itertools.zip_longest(*columns, fillvalue=""), 1)
+        lines += ["", f"## {cell(case['source'])}", "", "Bold: no less similar to the source than the sentence before."]
         lines += table(["", *map(cell, case["chains"])], ([str(place), *cells] for place, cells in by_place))
     return lines
 
 
 def _sentence(case: Sequence[tuple[str, float]], place: int) -> str:
     text, cosine = case[place]
-    shown = f"{cell(text)} [{cosine:.4f}]"
-    return f"**{shown}**" if place and cosine >= case[place - 1][1] else shown
+    words = f"{cell(text)} [{cosine:.4f}]"
+    return f"**{words}**" if place and cosine >= case[place - 1][1] else words
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def _share(drifted: dict[str, Any]) -> str:
-    if drifted["descending"] is None:
+def _share(drift: dict[str, Any]) -> str:
+    if drift["descending"] is None:
         return "-"
-    low, high = drifted["interval"]
-    return f"{_percent(drifted['descending'])} ({100 * low:.1f} to {100 * high:.1f})"
+    low, high = drift["interval"]
+    return f"{_percent(drift['descending'])} ({100 * low:.1f} to {100 * high:.1f})"

@@ -1,4 +1,4 @@
-"""Real models from wheels of the package index, for studies and slow tests: no hub is needed.
+"""Real models from wheels on the package index, for studies and slow tests. No model hub is needed.
 
 - minilm: all-MiniLM-L6-v2, 23 million parameters;
 - mpnet: all-mpnet-base-v2, 109 million;
@@ -38,11 +38,11 @@ def make_models(names: Sequence[str], output: str | Path) -> dict[str, Path]:
     """Make a folder for each model that is not there yet, and return {name: folder}.
 
     Args:
-        names: of minilm, mpnet and smollm2.
-        output: the folder for them: OUTPUT/smollm2, say.
+        names: some of minilm, mpnet and smollm2.
+        output: the parent folder, as of OUTPUT/smollm2.
 
     Raises:
-        OSError: pip cannot download a wheel, or its checksum is another one.
+        OSError: pip cannot download a wheel, or its checksum differs.
     """
     folders = {name: Path(output) / name for name in names}
     for name, folder in folders.items():
@@ -62,9 +62,9 @@ def _download(wheels: dict[str, str], folder: Path) -> list[Path]:
     requirements.write_text("".join(f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in wheels.items()))
     command = ["pip", "download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(folder)]
     command += ["--requirement", str(requirements)]
-    found = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
-    if found.returncode:
-        raise OSError(f"pip cannot download {', '.join(wheels)}: {found.stderr.strip()}")
+    process = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+    if process.returncode:
+        raise OSError(f"pip cannot download {', '.join(wheels)}: {process.stderr.strip()}")
     names = (wheel.partition("==")[0].replace("-", "_") for wheel in wheels)
     return [next(folder.glob(f"{name}-*.whl")) for name in names]
 

@@ -43,19 +43,19 @@ def plot_lines(
     figure.savefig(path, dpi=150)
 
 
-def plot_drift(found: Panels, path: str | Path) -> None:
+def plot_drift(drifts: Panels, path: str | Path) -> None:
     """Draw a heatmap of mean similarities for each file, {label: result of drift}, and the curves of all files by
     distance (the ranking-sentences paper's Figure 1). The heatmaps share a scale and leave the diagonal of ones out."""
-    figure, axes = subplots(1, len(found) + 1, (3.6 * (len(found) + 1), 3.4))
-    maps = [np.where(np.eye(len(drifted["similarity"])), np.nan, drifted["similarity"]) for drifted in found.values()]
+    figure, axes = subplots(1, len(drifts) + 1, (3.6 * (len(drifts) + 1), 3.4))
+    maps = [np.where(np.eye(len(drift["similarity"])), np.nan, drift["similarity"]) for drift in drifts.values()]
     lowest, highest = min(map(np.nanmin, maps)), max(map(np.nanmax, maps))
-    for axis, label, values in zip(axes, found, maps, strict=False):
+    for axis, label, values in zip(axes, drifts, maps, strict=False):
         image = axis.imshow(values, vmin=lowest, vmax=highest)
         axis.set(title=label, xlabel="place in the chain")
     figure.colorbar(image, ax=axes[-2], label="mean cosine")
-    for (label, drifted), colour in zip(found.items(), itertools.cycle(COLOURS), strict=False):
-        apart = drifted["by_distance"][1:]
-        axes[-1].plot(range(1, len(apart) + 1), apart, "o-", markersize=3, color=colour, label=label)
+    for (label, drift), colour in zip(drifts.items(), itertools.cycle(COLOURS), strict=False):
+        curve = drift["by_distance"][1:]
+        axes[-1].plot(range(1, len(curve) + 1), curve, "o-", markersize=3, color=colour, label=label)
     axes[-1].locator_params(axis="x", integer=True)
     axes[-1].set(xlabel="distance in the chain", ylabel="mean cosine")
     axes[-1].legend(frameon=False)
@@ -97,9 +97,9 @@ def plot_rows(panels: Panels, path: str | Path) -> None:
     for axis, (title, of) in zip(axes, panels.items(), strict=True):
         for model, row in of.items():
             colour, mark = looks[model]
-            apart = 0.7 * ((models.index(model) + 0.5) / len(models) - 0.5)
-            found = [(tasks[title].index(task) + apart, *values) for task, values in row.items() if values is not None]
-            places, low, value, high = np.array(found).reshape(-1, 4).T
+            shift = 0.7 * ((models.index(model) + 0.5) / len(models) - 0.5)
+            points = [(tasks[title].index(task) + shift, *values) for task, values in row.items() if values is not None]
+            places, low, value, high = np.array(points).reshape(-1, 4).T
             axis.plot([low, high], [places, places], color=colour)
             axis.plot(value, places, mark, color=colour, label=model)
         axis.set(title=title, yticks=range(len(tasks[title])), ylim=(len(tasks[title]) - 0.5, -0.5))

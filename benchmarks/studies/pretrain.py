@@ -1,4 +1,4 @@
-"""A small Llama made from scratch and pretrained as a language model: a start for decoders, and a writer of chains."""
+"""Pretrain a small Llama from scratch, as a start for decoder encoders and as a generator of chains."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def pretrain(
     """Pretrain a decoder and its tokenizer, and save both in OUTPUT.
 
     Args:
-        data: files of pairs, or .txt files; each distinct sentence is trained on once an epoch.
+        data: files of pairs, or .txt files; an epoch has each distinct sentence once.
         output: the folder to write. `generate` reads it as a language model, `train` as an encoder.
         max_length: tokens of a sentence, its end included; longer ones are cut.
         sizes: changes of SIZES.
@@ -106,21 +106,21 @@ def pretrain(
     model, tokenizer = small_llama(sentences, max_length, **{**SIZES, **(sizes or {})}, seed=arguments.seed)
     ids = tokenizer(sentences, truncation=True, max_length=max_length - 1)["input_ids"]
     rows = [{"input_ids": [*row, tokenizer.eos_token_id]} for row in ids]
-    trained = [row for number, row in enumerate(rows) if number % HELD_OUT]
+    train = [row for number, row in enumerate(rows) if number % HELD_OUT]
     trainer = Trainer(
         model=model,
         args=arguments,
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
-        train_dataset=Dataset.from_list(trained),
+        train_dataset=Dataset.from_list(train),
         eval_dataset=Dataset.from_list(rows[::HELD_OUT]),
     )
     trainer.train()
-    found = {
+    summary = {
         "perplexity": math.exp(trainer.evaluate()["eval_loss"]),
-        "tokens": sum(len(row["input_ids"]) for row in trained),
+        "tokens": sum(len(row["input_ids"]) for row in train),
         "parameters": model.num_parameters(),
     }
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
-    print(f"perplexity {found['perplexity']:.1f} on {len(rows[::HELD_OUT])} held-out sentences; saved to {output}")
-    return found
+    print(f"perplexity {summary['perplexity']:.1f} on {len(rows[::HELD_OUT])} held-out sentences; saved to {output}")
+    return summary

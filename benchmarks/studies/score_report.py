@@ -19,7 +19,7 @@ from benchmarks.studies.sweep_report import number
 
 PUBLISHED = Path(__file__).with_name("published.yaml")
 LEVEL = 95  # of intervals, in percent
-DRAWN = 2**20  # numbers that the bootstrap draws at a time
+DRAWS = 2**20  # numbers that the bootstrap draws at a time
 Rows = dict[str, dict[str, "float | None"]]  # {label: {task or "average": main metric x 100}}
 
 
@@ -35,12 +35,12 @@ class Result:
 
 
 def report_scores(
-    named: Mapping[str, str], output: Path, resamples: int, seed: int
+    files: Mapping[str, str], output: Path, resamples: int, seed: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Compare results, {label: path}, with the first of them, and draw OUTPUT/scores.png.
 
     Returns:
-        ({"scores": {kind: {label: {task: main metric x 100, "average"}}}, "published": {kind: {label: the same}},
+        ({"scores": {kind: {label: {task: main metric x 100, "average"}}}, "published": {kind: {label: {task: …}}},
         "differences": {label: {task: {"difference", "low", "high", "examples"}}}, "made_by": {label: …}}, the lines
         of the report's page).
 
@@ -48,9 +48,9 @@ def report_scores(
         FileNotFoundError: a path without a result.
         ValueError: a file that is no result, or results of different data for one task.
     """
-    results = read_results(named)
+    results = read_results(files)
     scores = _by_kind(results)
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "scores": scores,
         "published": published(scores, results),
         "differences": _differences(results, resamples, seed),
@@ -63,17 +63,17 @@ def report_scores(
         }
         for kind, rows in scores.items()
     }
-    if found["differences"]:
+    if summary["differences"]:
         panels[f"difference from {results[0].label}, {LEVEL} % interval"] = {
             label: {task: (row["low"], row["difference"], row["high"]) for task, row in rows.items()}
-            for label, rows in found["differences"].items()
+            for label, rows in summary["differences"].items()
         }
     plot_rows(panels, output / "scores.png")
-    return found, [*_page(found, results, resamples), "", "![scores](scores.png)", *_makers(results)]
+    return summary, [*_page(summary, results, resamples), "", "![scores](scores.png)", *_makers(results)]
 
 
-def read_results(named: Mapping[str, str]) -> list[Result]:
-    results = [_result(label, Path(path).expanduser()) for label, path in named.items()]
+def read_results(files: Mapping[str, str]) -> list[Result]:
+    results = [_result(label, Path(path).expanduser()) for label, path in files.items()]
     for task in dict.fromkeys(task for result in results for task in result.tasks):
         of = {result.data[task]: result.label for result in results if task in result.data}
         if len(of) > 1:
@@ -89,14 +89,14 @@ def _result(label: str, path: Path) -> Result:
     if not file.is_file():
         raise FileNotFoundError(f"no such result: {file}")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        tasks = found.get("after", found)["tasks"]  # `train` has the metrics after training there
-        settings = found.get("settings") or {}
+        metrics = json.loads(file.read_text(encoding="utf-8"))
+        tasks = metrics.get("after", metrics)["tasks"]  # `train` has the metrics after training there
+        settings = metrics.get("settings") or {}
         made_by = {
-            "model": found.get("model") or str(path),
+            "model": metrics.get("model") or str(path),
             "files": str((settings.get("model") or {}).get("files") or ""),
-            "commit": found.get("commit"),
-            "versions": dict(found.get("versions") or {}),
+            "commit": metrics.get("commit"),
+            "versions": dict(metrics.get("versions") or {}),
         }
         data = dict(settings.get("tasks") or {})
         valid = bool(tasks) and all(
@@ -117,59 +117,59 @@ def kind_of(task: str, result: Mapping[str, Any]) -> str:
 def _by_kind(results: Sequence[Result]) -> dict[str, Rows]:
     """{kind: the row of each result that has tasks of this kind}."""
     kinds = {task: kind_of(task, of) for result in results for task, of in result.tasks.items()}
-    found: dict[str, Rows] = {}
+    by_kind: dict[str, Rows] = {}
     for kind in dict.fromkeys(kinds.values()):
         tasks = [task for task in kinds if kinds[task] == kind]
-        having = [result for result in results if any(task in result.tasks for task in tasks)]
-        found[kind] = {of.label: _row({task: main_score(of.tasks.get(task, {})) for task in tasks}) for of in having}
-    return found
+        owners = [result for result in results if result.tasks.keys() & tasks]
+        by_kind[kind] = {of.label: _row({task: main_score(of.tasks.get(task, {})) for task in tasks}) for of in owners}
+    return by_kind
 
 
 def _row(values: dict[str, float | None]) -> dict[str, float | None]:
-    """Scores, and of several tasks their average, which is None where one is."""
+    """Scores and, for several tasks, their average, which is None if a score is."""
     scores = [value for value in values.values() if value is not None]
     average = float(np.mean(scores)) if len(scores) == len(values) else None
     return {**values, "average": average} if len(values) > 1 else values
 
 
 def published(scores: Mapping[str, Rows], results: Sequence[Result]) -> dict[str, Rows]:
-    """The papers' rows for the columns of `scores`, where a task is the paper's: the same set, number of pairs and
-    classifier. Averages are over these columns, not the papers' own."""
-    known = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
-    found: dict[str, Rows] = {}
-    for kind in (kind for kind in scores if kind in known):
-        tasks, sizes, classifier = (known[kind].get(key) for key in ("tasks", "sizes", "classifier"))
+    """The papers' rows for those columns of `scores` that have the paper's set, number of pairs and classifier.
+    Averages are over these columns, not the papers' averages."""
+    papers = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    rows: dict[str, Rows] = {}
+    for kind in (kind for kind in scores if kind in papers):
+        tasks, sizes, classifier = (papers[kind].get(key) for key in ("tasks", "sizes", "classifier"))
         places: dict[str, int | None] = {}
         for task in (task for task in next(iter(scores[kind].values())) if task != "average"):
             name = split_word(task)[1]
-            ours = [result.tasks[task] for result in results if task in result.tasks]
-            same = name in tasks and all((of.get("classifier") or None) == classifier for of in ours)
+            task_results = [result.tasks[task] for result in results if task in result.tasks]
+            same = name in tasks and all((of.get("classifier") or None) == classifier for of in task_results)
             if name in (sizes or {}):
-                same = same and {of.get("pairs", of.get("examples")) for of in ours} == {sizes[name]}
+                same = same and {of.get("pairs", of.get("examples")) for of in task_results} == {sizes[name]}
             places[task] = tasks.index(name) if same else None
         if any(place is not None for place in places.values()):
-            found[kind] = {
+            rows[kind] = {
                 f"{model} ({paper})": _row({w: None if at is None else values[at] for w, at in places.items()})
-                for paper, models in known[kind]["papers"].items()
+                for paper, models in papers[kind]["papers"].items()
                 for model, values in models.items()
             }
-    return found
+    return rows
 
 
 def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], resamples: int, seed: int) -> np.ndarray:
     """Values of a statistic on paired bootstrap samples: [resamples], NaN where it is undefined.
 
     Args:
-        data: arrays [n], of which the same places are drawn together.
+        data: arrays [n]; a sample has the same places of each.
         statistic: takes arrays [batch, n] and `axis`; returns [batch].
     """
-    if len(data[0]) == 1:  # which scipy refuses
+    if len(data[0]) == 1:  # scipy raises
         return np.repeat(statistic(*data, axis=-1), resamples)
-    with warnings.catch_warnings():  # scipy warns of NaN and of constant values; its own interval is not used
+    with warnings.catch_warnings():  # scipy warns of NaN and constant values in its interval, which is not used
         warnings.simplefilter("ignore")
         return stats.bootstrap(
             data, statistic, paired=True, vectorized=True, n_resamples=resamples, method="percentile",
-            batch=max(1, DRAWN // len(data[0])), random_state=np.random.default_rng(seed),
+            batch=max(1, DRAWS // len(data[0])), random_state=np.random.default_rng(seed),
         ).bootstrap_distribution  # fmt: skip
 
 
@@ -202,52 +202,52 @@ def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) ->
 
 
 def _differences(results: Sequence[Result], resamples: int, seed: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """{label: {task: difference from the first result}} of the other results; an average if all tasks are of a kind."""
-    first, *others = results
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for other in others:
+    """{label: {task: difference from the first result}} of the other results; an average if all tasks have one kind."""
+    first, *rest = results
+    result: dict[str, dict[str, dict[str, Any]]] = {}
+    for other in rest:
         rows: dict[str, dict[str, Any]] = {}
-        drawn = []
+        samples = []
         for task in first.tasks:
             a, b = main_score(first.tasks[task]), main_score(other.tasks.get(task, {}))
             if a is None or b is None or not (task in first.outcomes and task in other.outcomes):
                 continue
             try:
-                drawn.append(differences(first.outcomes[task], other.outcomes[task], resamples, seed))
+                samples.append(differences(first.outcomes[task], other.outcomes[task], resamples, seed))
             except ValueError as error:
                 raise ValueError(f"task {task!r} of {first.label} and {other.label}: {error}") from None
-            rows[task] = _between(b - a, drawn[-1], len(first.outcomes[task].values))
+            rows[task] = _between(b - a, samples[-1], len(first.outcomes[task].values))
         if len(rows) > 1 and len({kind_of(task, first.tasks[task]) for task in rows}) == 1:
             mean = float(np.mean([row["difference"] for row in rows.values()]))
-            rows["average"] = _between(mean, np.mean(drawn, axis=0), sum(row["examples"] for row in rows.values()))
+            rows["average"] = _between(mean, np.mean(samples, axis=0), sum(row["examples"] for row in rows.values()))
         if rows:
-            found[other.label] = rows
-    return found
+            result[other.label] = rows
+    return result
 
 
-def _between(difference: float, drawn: np.ndarray, examples: int) -> dict[str, Any]:
-    low, high = interval(drawn)
+def _between(difference: float, samples: np.ndarray, examples: int) -> dict[str, Any]:
+    low, high = interval(samples)
     return {"difference": difference, "low": low, "high": high, "examples": examples}
 
 
-def _page(found: Mapping[str, Any], results: Sequence[Result], resamples: int) -> list[str]:
+def _page(summary: Mapping[str, Any], results: Sequence[Result], resamples: int) -> list[str]:
     lines = ["# Scores", "", "**Best** and <u>second</u> of the models that were evaluated here."]
-    for kind, rows in found["scores"].items():
+    for kind, rows in summary["scores"].items():
         columns = list(next(iter(rows.values())))
         metrics = {r.tasks[c].get("main", "spearman") for r in results for c in columns if c in r.tasks}
         marked = zip(*(_marks([row[column] for row in rows.values()]) for column in columns), strict=True)
-        papers = found["published"].get(kind, {})
-        shown = [[cell(label), *cells] for label, cells in zip(rows, marked, strict=True)]
-        shown += [[f"*{cell(label)}*", *(number(row[column]) for column in columns)] for label, row in papers.items()]
+        papers = summary["published"].get(kind, {})
+        body = [[cell(label), *cells] for label, cells in zip(rows, marked, strict=True)]
+        body += [[f"*{cell(label)}*", *(number(row[column]) for column in columns)] for label, row in papers.items()]
         head = ["model", *map(cell, columns)]
-        lines += ["", f"## {cell(kind)}", "", f"{', '.join(map(cell, sorted(metrics)))} x 100", *table(head, shown)]
+        lines += ["", f"## {cell(kind)}", "", f"{', '.join(map(cell, sorted(metrics)))} x 100", *table(head, body)]
         if papers:
-            lines += ["", "In italics: the papers' numbers for their models, averaged over these columns."]
-    if others := found["differences"]:
-        counts = {task: str(row["examples"]) for rows in reversed(others.values()) for task, row in rows.items()}
-        tasks = list(dict.fromkeys(task for rows in others.values() for task in rows))
-        shown = [
-            [cell(task), counts[task], *(_difference(rows.get(task)) for rows in others.values())] for task in tasks
+            lines += ["", "Italics: the papers' numbers for their models, averaged over these columns."]
+    if differences := summary["differences"]:
+        counts = {task: str(row["examples"]) for rows in reversed(differences.values()) for task, row in rows.items()}
+        tasks = list(dict.fromkeys(task for rows in differences.values() for task in rows))
+        body = [
+            [cell(task), counts[task], *(_difference(of.get(task)) for of in differences.values())] for task in tasks
         ]
         lines += [
             "",
@@ -256,18 +256,18 @@ def _page(found: Mapping[str, Any], results: Sequence[Result], resamples: int) -
             f"From {cell(results[0].label)}, with the {LEVEL} % interval of a paired bootstrap over examples "
             f"({resamples:,} resamples): variation over other examples, not over seeds of training. Bold where the "
             "interval excludes 0.",
-            *table(["task", "examples", *map(cell, others)], shown),
+            *table(["task", "examples", *map(cell, differences)], body),
         ]
     return lines
 
 
 def _marks(values: Sequence[float | None]) -> list[str]:
     """Numbers as text, the highest bold and the second underlined."""
-    shown = [number(value) for value in values]
-    if len(shown) < 2:
-        return shown
-    best, second = [*sorted({text for text in shown if text != "-"}, key=float, reverse=True), None, None][:2]
-    return [f"**{text}**" if text == best else f"<u>{text}</u>" if text == second else text for text in shown]
+    texts = [number(value) for value in values]
+    if len(texts) < 2:
+        return texts
+    best, second = [*sorted({text for text in texts if text != "-"}, key=float, reverse=True), None, None][:2]
+    return [f"**{text}**" if text == best else f"<u>{text}</u>" if text == second else text for text in texts]
 
 
 def _difference(row: Mapping[str, Any] | None) -> str:
@@ -282,6 +282,6 @@ def _makers(results: Sequence[Result]) -> list[str]:
     for result in results:
         of = result.made_by
         about = {"model": of["model"], "its files": of["files"][:12], "commit": of["commit"]}
-        known = {name: value for name, value in about.items() if value}
-        lines.append(f"- {cell(result.label)}: {made_with({**known, **of['versions']})}")
+        facts = {name: value for name, value in about.items() if value}
+        lines.append(f"- {cell(result.label)}: {made_with({**facts, **of['versions']})}")
     return lines

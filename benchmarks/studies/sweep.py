@@ -61,32 +61,32 @@ def sweep(
         FileNotFoundError: a file of the study, or the data of a task, does not exist and nothing prepares it.
     """
     _digest.cache_clear()
-    asked = read_study(study, changes, scale)
+    definition = read_study(study, changes, scale)
     words = {"data_dir": data_dir, "model": model, "output": str(output)}
-    cells = expand(asked, words)
-    wanted = chosen(cells, only or asked["only"])
-    needed = preparations(asked, words, wanted)
-    for job, recipe, keys in needed.values():
+    cells = expand(definition, words)
+    selection = chosen(cells, only or definition["only"])
+    prepare_jobs = preparations(definition, words, selection)
+    for job, recipe, keys in prepare_jobs.values():
         jobs.check(job, recipe, keys)
-    for cell in wanted:
+    for cell in selection:
         jobs.check("train", cell.recipe, cell.overrides)
-    if needed:
-        _check_files(wanted, needed)
+    if prepare_jobs:
+        _check_files(selection, prepare_jobs)
         # data of polarity tasks is mined, so it is among the files
-        jobs.check_tasks([task for task in asked["tasks"] if not task.startswith("polarity:")], data_dir)
+        jobs.check_tasks([task for task in definition["tasks"] if not task.startswith("polarity:")], data_dir)
     if dry_run:
-        print("\n".join([*(f"[prepare] {name}" for name in needed), *(cell.name for cell in wanted)]))
+        print("\n".join([*(f"[prepare] {name}" for name in prepare_jobs), *(cell.name for cell in selection)]))
         return {"results": [], "failed": []}
-    for name, (job, recipe, keys) in needed.items():
+    for name, (job, recipe, keys) in prepare_jobs.items():
         print(f"[prepare] {name}", flush=True)
         jobs.run(job, recipe, keys)
-    runner = _Runner(Path(output), cells, overwrite, asked["keep_models"], asked["measure"])
-    shown = {"study": str(study), "scale": scale, "data_dir": data_dir, "model": model, **asked}
-    report = SweepReport(Path(output), asked["tasks"], asked["compare"], asked["measure"], shown)
+    runner = _Runner(Path(output), cells, overwrite, definition["keep_models"], definition["measure"])
+    settings = {"study": str(study), "scale": scale, "data_dir": data_dir, "model": model, **definition}
+    report = SweepReport(Path(output), definition["tasks"], definition["compare"], definition["measure"], settings)
     failed: list[str] = []
-    for number, cell in enumerate(wanted, 1):
+    for number, cell in enumerate(selection, 1):
         if runner.metrics[cell.run] is None and cell.run not in failed:
-            print(f"[{number}/{len(wanted)}] {cell.name}", flush=True)
+            print(f"[{number}/{len(selection)}] {cell.name}", flush=True)
             if error := runner.attempt(cell, failed):
                 failed.append(cell.run)
                 print(f"{cell.name} failed: {error}", flush=True)
@@ -99,7 +99,7 @@ def sweep(
 
 
 class _Runner:
-    """Trains cells and knows which are finished."""
+    """Trains cells and records which are finished."""
 
     def __init__(self, output: Path, cells: Sequence[Cell], overwrite: bool, keep: bool, measure: bool) -> None:
         self.runs, self.cells, self.overwrite, self.keep = output / "runs", cells, overwrite, keep
@@ -110,12 +110,12 @@ class _Runner:
 
     def settings(self, cell: Cell) -> dict[str, Any]:
         """What a cell's result depends on; files and weights count by their content."""
-        named = {text: digest for text in texts_of(cell.overrides) if (digest := _content(text))}
+        content = {text: digest for text in texts_of(cell.overrides) if (digest := _content(text))}
         start = self.settings(cell.after) if cell.after else None
-        return {"recipe": cell.recipe, "overrides": cell.overrides, "content": named, "after": start}
+        return {"recipe": cell.recipe, "overrides": cell.overrides, "content": content, "after": start}
 
     def attempt(self, cell: Cell, failed: Sequence[str]) -> str | None:
-        """Train and evaluate one cell; return what went wrong, if anything did."""
+        """Train and evaluate one cell; return the error message, or None."""
         trace = self.runs / f"{cell.run}.error.txt"
         try:
             self._make(cell, failed)
@@ -138,7 +138,7 @@ class _Runner:
         settings = self.settings(cell)
         if record.is_file():
             if not self.overwrite and _read(record).get("settings") != settings:
-                raise ValueError(f"{record} is of other settings or other data: --overwrite trains the cell again")
+                raise ValueError(f"{record} has other settings or data: --overwrite trains the cell again")
             shutil.rmtree(folder, ignore_errors=True)
         self.metrics[cell.run] = self.train("train", cell.recipe, overrides)
         write_text(record, json.dumps({"settings": settings, "metrics": self.metrics[cell.run]}, indent=1) + "\n")
@@ -154,7 +154,7 @@ class _Runner:
         for run, metrics in self.metrics.items():
             if metrics is None or run in needed or self.keep or not (self.runs / run / "modules.json").is_file():
                 continue
-            # First the file that makes the folder look like a model.
+            # Remove the file first that makes the folder a model.
             for pattern in ("modules.json", "**/*.safetensors", "**/pytorch_model*.bin"):
                 for path in (self.runs / run).glob(pattern):
                     path.unlink()
@@ -193,15 +193,15 @@ def _content(text: str) -> str | None:
 @lru_cache(None)
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        found = hashlib.sha256()
+        result = hashlib.sha256()
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            result.update(block)
+    return result.hexdigest()
 
 
-def _check_files(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> None:
-    """Find a missing file before hours of preparation; what only some cells lack fails these cells alone."""
-    outputs = [keys["output"] for _, _, keys in needed.values()]
+def _check_files(cells: Sequence[Cell], prepare_jobs: Mapping[str, Preparation]) -> None:
+    """Raise FileNotFoundError before hours of preparation, unless at least one cell has all its files."""
+    outputs = [keys["output"] for _, _, keys in prepare_jobs.values()]
 
     def check(overrides: Mapping[str, Any]) -> None:
         data = overrides.get("data", {})
@@ -210,7 +210,7 @@ def _check_files(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> No
                 if "/" in path and path not in outputs and not Path(path).expanduser().exists():
                     raise FileNotFoundError(f"no such file: {path}")
 
-    for _, _, keys in needed.values():
+    for _, _, keys in prepare_jobs.values():
         check(keys)
     problems = []
     for cell in cells:

@@ -68,12 +68,12 @@ class SweepReport:
         if polarity:
             lines += best_of_each(polarity, runs)
         if draw:
-            drawn = self._draw_polarity(polarity, runs, starts) if polarity else self._draw_curves(runs, starts)
-            lines += [line for path in drawn for line in ("", f"![{path.stem}]({path.name})")]
-        made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
-        shown = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True).rstrip()
-        lines += ["", "## Made with", "", *(made_with(json.loads(entry)) for entry in sorted(made))]
-        return [*lines, "", "## Settings", "", "````yaml", shown, "````"]
+            plot_paths = self._draw_polarity(polarity, runs, starts) if polarity else self._draw_curves(runs, starts)
+            lines += [line for path in plot_paths for line in ("", f"![{path.stem}]({path.name})")]
+        origins = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
+        settings = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True).rstrip()
+        lines += ["", "## Made with", "", *(made_with(json.loads(entry)) for entry in sorted(origins))]
+        return [*lines, "", "## Settings", "", "````yaml", settings, "````"]
 
     def _variants(self, runs: pd.DataFrame, names: Sequence[str], starts: Mapping[str, Any]) -> list[str]:
         """The table of starting encoders and variants."""
@@ -84,8 +84,8 @@ class SweepReport:
             rows.append([cell(f"before: {model}"), "", *scores, *[""] * (2 + len(costs))])
         for variant, of in runs.groupby("variant", sort=False):
             steps, minutes = "/".join(map(str, sorted(set(of["steps"])))), f"{of['seconds'].mean() / 60:.1f}"
-            scores, paid = ([mean(of[name]) for name in some] for some in (names, costs))
-            rows.append([cell(variant), str(len(of)), *scores, steps, minutes, *paid])
+            scores, cost_texts = ([mean(of[name]) for name in some] for some in (names, costs))
+            rows.append([cell(variant), str(len(of)), *scores, steps, minutes, *cost_texts])
         return table(["variant", "seeds", *map(cell, names), "steps", "minutes", *costs], rows)
 
     def _comparisons(self, runs: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -100,8 +100,8 @@ class SweepReport:
                 differences = first.loc[seeds] - second.loc[seeds]
                 p = stats.ttest_rel(first.loc[seeds], second.loc[seeds]).pvalue
                 means = [mean(differences[name]) for name in names]
-                shown = [text if text == "-" else f"{text} (p {at:.3f})" for text, at in zip(means, p, strict=True)]
-                rows.append([cell(" - ".join(pair)), str(len(seeds)), *shown])
+                texts = [text if text == "-" else f"{text} (p {at:.3f})" for text, at in zip(means, p, strict=True)]
+                rows.append([cell(" - ".join(pair)), str(len(seeds)), *texts])
         text = "Differences, x 100, with the p of a paired t-test over seeds:"
         return ["", text, *table(["difference", "seeds", *map(cell, names)], rows)] if rows else []
 
@@ -110,12 +110,12 @@ class SweepReport:
         metrics = runs.reindex(columns=["average", "dev"]).bfill(axis=1)[["average"]]
         averages = {f"before: {model}": result.get("average") for model, result in starts.items()}
         levels = {name: average for name, average in averages.items() if average is not None}
-        drawn = []
+        paths = []
         for key in numeric_keys(runs):
             if lines := curves(runs, key, metrics):
-                drawn.append(self.output / f"{_file_name(key)}.png")
-                plots.plot_lines({"": lines}, key, "main metric x 100, average over tasks (or dev)", drawn[-1], levels)
-        return drawn
+                paths.append(self.output / f"{_file_name(key)}.png")
+                plots.plot_lines({"": lines}, key, "main metric x 100, average over tasks (or dev)", paths[-1], levels)
+        return paths
 
     def _draw_polarity(self, tasks: Sequence[str], runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:
         """P against S with the Pareto front; P and S along each numeric key and, of starting encoders, along the number
@@ -127,21 +127,21 @@ class SweepReport:
         for task in tasks:
             means = runs.groupby("variant", sort=False)[sides(task)].mean().dropna()
             points[task] = {point[0]: point[1:] for point in means.itertuples(name=None)}
-            found = {f"before: {model}": result["tasks"].get(PREFIX + task) for model, result in starts.items()}
-            found = {name: of for name, of in found.items() if of}
-            before[task] = {name: (of["polarity"], of["similarity"]) for name, of in found.items()}
+            before_runs = {f"before: {model}": result["tasks"].get(PREFIX + task) for model, result in starts.items()}
+            before_runs = {name: of for name, of in before_runs.items() if of}
+            before[task] = {name: (of["polarity"], of["similarity"]) for name, of in before_runs.items()}
             by_k[task] = {
                 name: [(int(k), at["polarity"], at["similarity"]) for k, at in of["curve"].items()]
-                for name, of in found.items()
+                for name, of in before_runs.items()
                 if "curve" in of
             }
-        drawn = [self.output / "polarity-against-similarity.png"]
-        plots.plot_tradeoff(points, before, drawn[0])
+        paths = [self.output / "polarity-against-similarity.png"]
+        plots.plot_tradeoff(points, before, paths[0])
         for key, panels in {**along, "k": by_k}.items():
-            if shown := {task: lines for task, lines in panels.items() if lines}:
-                drawn.append(self.output / f"polarity-{_file_name(key)}.png")
-                plots.plot_lines(shown, key, "P (solid) and S (dotted), x 100", drawn[-1])
-        return drawn
+            if present := {task: lines for task, lines in panels.items() if lines}:
+                paths.append(self.output / f"polarity-{_file_name(key)}.png")
+                plots.plot_lines(present, key, "P (solid) and S (dotted), x 100", paths[-1])
+        return paths
 
 
 def _file_name(key: str) -> str:
@@ -150,32 +150,32 @@ def _file_name(key: str) -> str:
 
 def starting_encoders(results: Results) -> dict[str, dict[str, Any]]:
     """{starting encoder and its settings: its result before training}."""
-    found: dict[str, dict[str, Any]] = {}
+    encoders: dict[str, dict[str, Any]] = {}
     labels: dict[str, str] = {}
     for row in results:
         if not row["start"] or not row["before"].get("tasks"):
             continue
         start = row["start"]
         name = str(start.get("name") or start["recipe"])
-        told = {key: value for key, value in start.items() if key not in NO_DIFFERENCE}
-        settings = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in told.items())
-        key = json.dumps([name, start["recipe"], told])
+        settings_of = {key: value for key, value in start.items() if key not in NO_DIFFERENCE}
+        settings = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings_of.items())
+        key = json.dumps([name, start["recipe"], settings_of])
         if key not in labels:
             short = f"{Path(name).name} ({settings})" if settings else Path(name).name
-            labels[key] = short if short not in found else short.replace(Path(name).name, name, 1)
-        result = found.setdefault(labels[key], {**row["before"], "tasks": {}})
+            labels[key] = short if short not in encoders else short.replace(Path(name).name, name, 1)
+        result = encoders.setdefault(labels[key], {**row["before"], "tasks": {}})
         result["tasks"] = {**result["tasks"], **row["before"]["tasks"]}
-    return found
+    return encoders
 
 
 def columns(tasks: Sequence[str], results: Results) -> list[str]:
     """Names of the table's columns: dev, the main metrics of tasks, their average, and P and S of polarity tasks."""
     single = [task for task in tasks if not task.startswith(PREFIX)]
-    others = [task.removeprefix(PREFIX) for task in tasks if task.startswith(PREFIX)]
-    dev = single or not others or any(metric(row["after"], "dev") is not None for row in results)
+    polarity = [task.removeprefix(PREFIX) for task in tasks if task.startswith(PREFIX)]
+    dev = single or not polarity or any(metric(row["after"], "dev") is not None for row in results)
     names = ["dev"] if dev else []
     names += [*single, "average"] if single else []
-    return names + [column for task in others for column in sides(task)]
+    return names + [column for task in polarity for column in sides(task)]
 
 
 def sides(task: str) -> list[str]:
@@ -223,9 +223,9 @@ def curves(runs: pd.DataFrame, key: str, metrics: pd.DataFrame) -> dict[str, lis
     of = runs[[is_number(point.get(key)) for point in runs["point"]]]
     names = pd.Series([line(run) for run in of.itertuples()], of.index, dtype=object)
     x = pd.Series([point[key] for point in of["point"]], of.index, dtype=float)
-    found = metrics.loc[of.index].dropna()
-    means = found.groupby([names, x]).mean()
-    lines = {name: list(means.loc[name].itertuples(name=None)) for name in names[found.index].unique()}
+    values = metrics.loc[of.index].dropna()
+    means = values.groupby([names, x]).mean()
+    lines = {name: list(means.loc[name].itertuples(name=None)) for name in names[values.index].unique()}
     return {name: points for name, points in lines.items() if len(points) > 1}
 
 

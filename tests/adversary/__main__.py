@@ -33,13 +33,13 @@ def ends(case: Case, folder: Path) -> str:
     for name, content in {**KEPT, **case.files}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
-    said, before, old = io.StringIO(), os.getcwd(), tempfile.tempdir
+    output, before, old = io.StringIO(), os.getcwd(), tempfile.tempdir
     os.chdir(folder)
     tempfile.tempdir = str(folder / "tmp")
     signal.signal(signal.SIGALRM, _hung)
     signal.alarm(60)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(output):
             status = main(list(case.words))
     except BaseException as error:  # whatever comes out of the command is what a user would see
         return f"crash ({type(error).__name__})"
@@ -51,31 +51,31 @@ def ends(case: Case, folder: Path) -> str:
         return "lost"
     if (folder / "ran").exists():
         return "ran code"
-    last = [line for line in said.getvalue().splitlines() if line.startswith("raoe-train: ")]
+    last = [line for line in output.getvalue().splitlines() if line.startswith("raoe-train: ")]
     if status == 3:
         return f"unforeseen ({last[-1].split(':')[1].strip() if last else '?'})"
     if case.pairs:
         if status:
             return f"refused ({last[-1] if last else status})"
         rows = [json.loads(line) for line in (folder / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-        found = [({row["sentence1"], row["sentence2"]}, row["score"]) for row in rows]
-        return "right" if found == [(set(case.pairs), 0)] else "wrong"
+        results = [({row["sentence1"], row["sentence2"]}, row["score"]) for row in rows]
+        return "right" if results == [(set(case.pairs), 0)] else "wrong"
     if status == 0:
         return "silent"
-    return "error" if not case.words or (last and len(said.getvalue()) < 20_000) else "unclear"
+    return "error" if not case.words or (last and len(output.getvalue()) < 20_000) else "unclear"
 
 
 def tried(chosen: list[Case]) -> tuple[Counter[str], list[tuple[str, Case]]]:
     """(how many end how, those that end as they should not)."""
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     bad = []
     with tempfile.TemporaryDirectory() as folder:
         for case in chosen:
             end = ends(case, Path(folder) / "here")
-            found[end] += 1
+            result[end] += 1
             if end != ("right" if case.pairs else "error"):
                 bad.append((end, case))
-    return found, bad
+    return result, bad
 
 
 def sample(count: int | None, seed: int) -> list[Case]:

@@ -8,11 +8,11 @@ from tests.adversary.cases import right
 CASES = 300
 
 
-def test_every_error_is_a_sentence():
+def test_every_error_is_one_sentence():
     counts, bad = tried(sample(CASES, seed=0))
     assert not bad and counts["error"] + counts["right"] == CASES
 
 
-def test_what_is_odd_and_right_is_done():
+def test_unusual_valid_input_works():
     counts, bad = tried(list(right())[::8])
     assert not bad and counts["right"] > 15

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written and disks that are full: what is said, and what is left.
+"""Outputs that cannot be written, and full disks: the error message, and the files left behind.
 
 Real here: /dev/full, which refuses every write with ENOSPC, in the place of one file of a checkpoint; a file in the
 place of a folder, which stops root too; where mounting is allowed (root, in Linux), a tmpfs that does fill up, and one
@@ -25,17 +25,17 @@ from tests.training.small_runs import settings
 
 
 def small(folder, output="out"):
-    made = settings(folder, **{"data.dev": None, "output": str(folder / output)})
-    made["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3,
+    options = settings(folder, **{"data.dev": None, "output": str(folder / output)})
+    options["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3,
                         "save_strategy": "steps", "save_steps": 4}  # fmt: skip
-    return made
+    return options
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("file", ["optimizer.pt", "trainer_state.json", "config_sentence_transformers.json"])
-def test_a_disk_that_fills_up_at_a_checkpoint(tmp_path, file):
-    """The checkpoint of step 8 cannot be written; that of step 4 is whole, and the run goes on from it."""
-    made = small(tmp_path)
+def test_full_disk_at_a_checkpoint(tmp_path, file):
+    """The checkpoint of step 8 cannot be written; the run resumes from that of step 4."""
+    options = small(tmp_path)
     whole = run("train", "raoe-s1", **small(tmp_path, "whole"))
     real = os.makedirs
 
@@ -48,19 +48,19 @@ def test_a_disk_that_fills_up_at_a_checkpoint(tmp_path, file):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "makedirs", makedirs)
         with pytest.raises(OSError, match=r"the disk is full: .*free some space and run the same command again"):
-            run("train", "raoe-s1", **made)
+            run("train", "raoe-s1", **options)
     checkpoints = tmp_path / "out" / "checkpoints"
     last = checkpoints / "checkpoint-4"
     assert check_encoder(load_encoder(Model(name=str(last), device="cpu")))["failed"] == []
-    (checkpoints / "checkpoint-8" / file).unlink()  # there is room again
-    again = run("train", "raoe-s1", **made)
+    (checkpoints / "checkpoint-8" / file).unlink()  # the disk has room again
+    again = run("train", "raoe-s1", **options)
     assert again["steps"] == whole["steps"]
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "whole"))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 @pytest.mark.parametrize("job", ["train", "score", "generate"])
-def test_a_file_in_the_place_of_a_folder(tmp_path, capsys, job):
+def test_file_in_place_of_a_folder(tmp_path, capsys, job):
     keys = make_jobs(tmp_path / "inputs")[job].keys(tmp_path / "occupied")
     (tmp_path / "occupied").write_text("a file")
     with pytest.raises(OSError, match=r"occupied"):
@@ -78,13 +78,13 @@ def test_places_are_looked_at_before_anything_else(tmp_path, monkeypatch, job, k
     for path in (tmp_path / "file" / "x", tmp_path / "file"):
         with pytest.raises(ValueError, match=rf"^{key} {path} cannot be written: .*file is a file"):
             run(job, None, **{key: str(path)})
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root can write everywhere
     with pytest.raises(ValueError, match=rf"^{key} .* cannot be written: {tmp_path} is read-only"):
         run(job, None, **{key: str(tmp_path / "new" / "x")})
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_the_command_says_it_in_a_line(tmp_path, capsys, monkeypatch):
+def test_command_prints_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("occupied").write_text("a file")
     assert main(["train", "demo", "--output", "occupied/run"]) == 2
@@ -109,10 +109,10 @@ if refused:
 def on_a_mount(folder, options, code, *words):
     """What `python -c code` does with words, where `folder` is such a tmpfs."""
     folder.mkdir()
-    done = python("-c", MOUNTING + code, folder, options, *words)
-    if done.returncode == 77:
+    process = python("-c", MOUNTING + code, folder, options, *words)
+    if process.returncode == 77:
         pytest.skip("mounting is not allowed here")
-    return done
+    return process
 
 
 EVERY_JOB = """
@@ -133,8 +133,8 @@ for name, job in make_jobs(Path(sys.argv[1])).items():
 @pytest.mark.parametrize(("options", "said"), [("ro", "Read-only file"), ("size=8k", "the disk is full: cannot write")])
 def test_every_job_on_a_real_file_system(tmp_path, options, said):
     mounted = tmp_path / "mounted"
-    done = on_a_mount(mounted, options, EVERY_JOB, tmp_path / "inputs", mounted)
-    assert done.returncode == 0, done.stderr
-    found = [line.removeprefix("job ") for line in done.stdout.splitlines() if line.startswith("job ")]
-    assert len(found) == 8
-    assert all(said in line and f"{mounted}/" in line for line in found), found
+    process = on_a_mount(mounted, options, EVERY_JOB, tmp_path / "inputs", mounted)
+    assert process.returncode == 0, process.stderr
+    results = [line.removeprefix("job ") for line in process.stdout.splitlines() if line.startswith("job ")]
+    assert len(results) == 8
+    assert all(said in line and f"{mounted}/" in line for line in results), results

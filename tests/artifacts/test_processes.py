@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def port() -> str:
-    """A free one, for a moment."""
+    """Return a port that is free now."""
     with socket.socket() as held:
         held.bind(("localhost", 0))
         return str(held.getsockname()[1])
@@ -41,7 +41,7 @@ def launchers(by: str, processes: int) -> list[tuple[list[str], dict[str, str]]]
     if by == "torchrun":
         return [([*run, str(processes), "--standalone"], {})]
     if by == "accelerate":
-        # --multi_gpu is accelerate's word for torchrun; the recipe says cpu
+        # --multi_gpu makes accelerate behave like torchrun; the recipe sets cpu
         words = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
         words += "--num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0".split()
         return [(words, {})]
@@ -76,7 +76,7 @@ def recipe(folder: Path, name: str, processes: int, rows: tuple[int, int] = (40,
     whose scores cannot be compared."""
     sources = [write_pairs(folder / "train.tsv", rows[0]), write_pairs(folder / "other.tsv", rows[1], scale=500.0)]
     dev = write_pairs(folder / "dev.tsv", rows=24)
-    made = {
+    options = {
         "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "dropout": 0.0}},
         "data": {"train": sources, "dev": [dev]},
         "loss": {"gather_across_devices": True, "scale": 5.0},
@@ -85,9 +85,9 @@ def recipe(folder: Path, name: str, processes: int, rows: tuple[int, int] = (40,
         "output": str(folder / name),
     }  # fmt: skip
     for section, values in changes.items():
-        made[section] = {**made[section], **values}
+        options[section] = {**options[section], **values}
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(made))
+    path.write_text(yaml.safe_dump(options))
     return path, folder / name
 
 
@@ -99,8 +99,8 @@ def losses(output: Path) -> list[float]:
 def trained(folder: Path, processes: int, by: str, **changes) -> tuple[list[float], dict[str, torch.Tensor], dict]:
     """(losses, weights, metrics.json) of a run."""
     path, output = recipe(folder, "run", processes, **changes)
-    said = launch(processes, "-m", "raoe_train", "train", str(path), by=by).stdout
-    assert said.count("saved to ") == said.count("train.tsv: ") == 1  # only the first process prints
+    message = launch(processes, "-m", "raoe_train", "train", str(path), by=by).stdout
+    assert message.count("saved to ") == message.count("train.tsv: ") == 1  # only the first process prints
     metrics = json.loads((output / "metrics.json").read_text())
     assert (metrics["steps"], metrics["processes"]) == (14, processes)
     assert not list(output.glob(".partial*")) and not (output / "checkpoints").exists()
@@ -108,7 +108,7 @@ def trained(folder: Path, processes: int, by: str, **changes) -> tuple[list[floa
 
 
 def test_the_command_line_leaves_the_process_group(tmp_path):
-    """A process that ends within it is now and then aborted by gloo's threads."""
+    """gloo's threads sometimes abort a process that ends inside a group."""
     words = ["export", "--model.name", saved_encoder(tmp_path / "model"), "--output", str(tmp_path / "out")]
     code = (
         "import torch.distributed as dist; from raoe_train.cli import main; "
@@ -133,9 +133,9 @@ def alone(tmp_path_factory):
         pytest.param("nodes", 2, None, marks=pytest.mark.exhaustive),
     ],
 )
-def test_training_is_of_the_global_batch(tmp_path, alone, by, processes, mini_batch_size):
-    """One, two, four processes with 8, 4, 2 pairs each, the last with cached gradients: the same losses and weights, up
-    to rounding."""
+def test_processes_train_on_the_global_batch(tmp_path, alone, by, processes, mini_batch_size):
+    """One, two and four processes with 8, 4 and 2 pairs each, the last with cached gradients, have equal losses and
+    weights up to rounding."""
     expected_losses, expected, before = alone
     assert len(expected_losses) == 14
     listed, weights, metrics = trained(tmp_path, processes, by, loss={"mini_batch_size": mini_batch_size})
@@ -146,14 +146,14 @@ def test_training_is_of_the_global_batch(tmp_path, alone, by, processes, mini_ba
     assert metrics["after"]["spearman"] == pytest.approx(before["after"]["spearman"], abs=0.5)
 
 
-def test_rows_that_make_no_whole_batches(tmp_path):
-    """Several processes drop them; one that is told to, too, has the same rows in each step."""
-    found = []
+def test_rows_that_do_not_fill_whole_batches(tmp_path):
+    """Several processes drop them. So does one process with the same setting, with equal rows in each step."""
+    results = []
     for processes in (1, 2, 4):
         (tmp_path / str(processes)).mkdir()
         changes = {"training": {"dataloader_drop_last": True}}
-        found.append(trained(tmp_path / str(processes), processes, "hand", rows=(43, 19), **changes)[0])
-    assert found[1] == pytest.approx(found[0], rel=1e-4) and found[2] == pytest.approx(found[0], rel=1e-4)
+        results.append(trained(tmp_path / str(processes), processes, "hand", rows=(43, 19), **changes)[0])
+    assert results[1] == pytest.approx(results[0], rel=1e-4) and results[2] == pytest.approx(results[0], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_rows_that_make_no_whole_batches(tmp_path):
     # in the first epoch of 7 steps, after its end, in the second; 3 processes: of 6 rows and 9 steps
     [(2, 3, 5, 2), (2, 7, 8, 2), (2, 2, 11, 2), (3, 2, 13, 2), (2, 2, 8, 1)],
 )
-def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path, processes, saved, killed, sources):
-    """To the weights of an undisturbed run, whichever epoch it resumes in."""
+def test_interrupted_run_resumes_with_all_processes(tmp_path, processes, saved, killed, sources):
+    """The weights equal those of an undisturbed run, in whichever epoch it resumes."""
     results, when = [], {"save_strategy": "steps", "eval_strategy": "no", "save_steps": saved}
     for name in ("whole", "stopped"):
         path, output = recipe(tmp_path, name, processes, training=when)
@@ -172,25 +172,25 @@ def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path, process
         if name == "stopped":
             launch(processes, "-c", KILLED, str(path), str(killed), expect=9)
             assert (output / "checkpoints" / f"checkpoint-{saved * ((killed - 1) // saved)}").is_dir()
-        said = launch(processes, "-m", "raoe_train", "train", str(path)).stdout
-        assert said.count("resuming from") == (name == "stopped")
+        message = launch(processes, "-m", "raoe_train", "train", str(path)).stdout
+        assert message.count("resuming from") == (name == "stopped")
         results.append((losses(output), load_file(output / "model.safetensors")))
-    (expected, weights), (found, others) = results
-    assert found == expected and all(torch.equal(weights[name], others[name]) for name in weights)
+    (expected, weights), (result, rest) = results
+    assert result == expected and all(torch.equal(weights[name], rest[name]) for name in weights)
 
 
-def test_an_error_is_said_once_and_ends_all(tmp_path):
+def test_error_is_printed_once_and_stops_all_processes(tmp_path):
     path, output = recipe(tmp_path, "out", 2)
     output.mkdir()
     (output / "something").touch()
-    done = launch(2, "-m", "raoe_train", "train", str(path), expect=2)
-    said = [line for line in done.stderr.splitlines() if line.startswith("raoe-train: ")]
-    assert len(said) == 1 and "was not written by raoe-train" in said[0]
+    process = launch(2, "-m", "raoe_train", "train", str(path), expect=2)
+    message = [line for line in process.stderr.splitlines() if line.startswith("raoe-train: ")]
+    assert len(message) == 1 and "was not written by raoe-train" in message[0]
 
 
 @pytest.fixture(scope="module")
 def shares(tmp_path_factory):
-    """(job's name, processes, launcher) -> its result, always in the same place; one process is asked once."""
+    """(job, processes, launcher) -> result, always in the same folder; results of one process are cached."""
     folder = tmp_path_factory.mktemp("shares")
     jobs, output, path = make_jobs(folder / "inputs"), folder / "out", folder / "job.yaml"
 
@@ -198,8 +198,8 @@ def shares(tmp_path_factory):
     def shares(name: str, processes: int = 1, by: str = "itself") -> object:
         output.mkdir()
         path.write_text(yaml.safe_dump(jobs[name].keys(output)))
-        said = launch(processes, "-m", "raoe_train", name, str(path), by=by).stdout
-        assert said.count(f"-> {output}") == 1
+        message = launch(processes, "-m", "raoe_train", name, str(path), by=by).stdout
+        assert message.count(f"-> {output}") == 1
         result = jobs[name].result(output)
         assert not list(output.glob("*.parts"))
         shutil.rmtree(output)
@@ -216,5 +216,5 @@ def shares(tmp_path_factory):
         *(pytest.param(name, 2, by, marks=pytest.mark.exhaustive) for name in ("score", "generate") for by in REAL),
     ],
 )
-def test_shares_are_merged_to_the_same(shares, name, processes, by):
+def test_shares_of_processes_merge_to_the_result_of_one(shares, name, processes, by):
     assert shares(name) == shares(name, processes, by)

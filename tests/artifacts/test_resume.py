@@ -1,4 +1,4 @@
-"""Outputs: whether one is finished and whose it is; shards and lines that a kill cannot halve; one owner at a time."""
+"""Outputs: finished or foreign, shards and lines that survive a kill, and one owner at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER = {"model": {"name": "n"}, "rows": None}
 
 
 def finished(path, settings=SETTINGS, **how):
-    """An output that was made from settings: a file or a folder of one file."""
+    """A finished output with these settings: a file, or a folder with one file."""
     output = Output(path, settings, **how)
     assert output.finished() is None
     output.begin("a")
@@ -31,9 +31,9 @@ def finished(path, settings=SETTINGS, **how):
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_a_finished_output_is_known_by_its_settings(tmp_path, folder):
+def test_finished_output_is_matched_by_its_settings(tmp_path, folder):
     output = finished(tmp_path / "out", folder=folder)
-    output.parts.mkdir(parents=True)  # as a kill right after the record leaves it
+    output.parts.mkdir(parents=True)  # left by a kill right after the record
     again = Output(tmp_path / "out", SETTINGS, folder=folder).finished()
     assert (again["rows"], again["settings"], again["output"]) == (3, SETTINGS, str(tmp_path / "out"))
     assert "torch" in again["versions"] and not output.all_parts.exists()
@@ -41,13 +41,13 @@ def test_a_finished_output_is_known_by_its_settings(tmp_path, folder):
         Output(tmp_path / "out", OTHER, folder=folder).finished()
     assert Output(tmp_path / "out", OTHER, overwrite=True, folder=folder).finished() is None
     if not folder:
-        (tmp_path / "out").unlink()  # by the user, who wants it again
+        (tmp_path / "out").unlink()  # the user wants a new one
         assert Output(tmp_path / "out", SETTINGS).finished() is None
 
 
 @pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_is_not_ours_is_never_replaced(tmp_path, folder, overwrite):
+def test_foreign_files_are_never_replaced(tmp_path, folder, overwrite):
     foreign = tmp_path / "out" / "thesis.tex" if folder else tmp_path / "out"
     foreign.parent.mkdir(exist_ok=True)
     foreign.write_text("two years")
@@ -58,7 +58,7 @@ def test_what_is_not_ours_is_never_replaced(tmp_path, folder, overwrite):
     assert foreign.read_text() == "two years"
 
 
-def test_overwriting_a_folder_removes_what_the_record_names(tmp_path):
+def test_overwriting_removes_only_recorded_files(tmp_path):
     old = Output(tmp_path / "out", SETTINGS, folder=True)
     old.path.mkdir()
     old.begin("../escape", "note", "link/theirs")
@@ -84,12 +84,12 @@ def test_overwriting_a_folder_removes_what_the_record_names(tmp_path):
         (saved / "1_Pooling").mkdir()
         (saved / "1_Pooling/config.json").touch()
     assert sorted(os.listdir(old.path / "1_Pooling")) == ["config.json", "mine.txt"]
-    assert not new.replaces and new.finished() is None  # begun, and not finished
-    new.begin("c")  # on resuming nothing is forgotten
+    assert not new.replaces and new.finished() is None  # started, not finished
+    new.begin("c")  # resuming keeps the earlier entries
     assert json.loads(new.record.read_text())["files"] == ["b", "1_Pooling", "c"]
 
 
-def test_a_link_in_the_place_of_a_folder_is_replaced_and_not_followed(tmp_path):
+def test_link_in_place_of_a_folder_is_replaced_and_not_followed(tmp_path):
     output = Output(tmp_path / "out", SETTINGS, folder=True)
     for folder in (output.path, tmp_path / "elsewhere" / "deep"):
         folder.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_a_link_in_the_place_of_a_folder_is_replaced_and_not_followed(tmp_path):
     assert not (output.path / "1_Pooling").is_symlink()
 
 
-def test_a_kill_while_old_files_go_leaves_nothing_that_is_finished(tmp_path, monkeypatch):
+def test_kill_while_old_files_are_removed_leaves_no_finished_output(tmp_path, monkeypatch):
     old = finished(tmp_path / "out", folder=True)
     monkeypatch.setattr(resume, "remove", lambda path: [path.unlink(), 1 / 0])
     with pytest.raises(ZeroDivisionError):
@@ -114,7 +114,7 @@ def test_a_kill_while_old_files_go_leaves_nothing_that_is_finished(tmp_path, mon
     assert old.finished() is None
 
 
-def test_what_a_kill_leaves_of_a_record_is_ours_and_a_damaged_one_is_not(tmp_path):
+def test_partial_record_is_accepted_and_damaged_record_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / ".partial.made_from.json").write_text('{"sett')
     assert Output(tmp_path / "folder", SETTINGS, folder=True).finished() is None
@@ -141,7 +141,7 @@ def squares(folder, items=range(10), made=None):
     return resume.gathered(resume.share(folder, items, 3, make, "squares")).tolist()
 
 
-def test_shards_are_made_once_and_made_again_where_they_are_damaged(tmp_path, caplog):
+def test_shards_are_computed_once_and_again_if_damaged(tmp_path, caplog):
     made: list = []
     assert squares(tmp_path, made=made) == [n * n for n in range(10)] and len(made) == 4
     assert squares(tmp_path, made=made) == [n * n for n in range(10)] and len(made) == 4
@@ -187,9 +187,9 @@ def test_lines_of_all_processes_are_merged_in_order(ranks):
     first, second = ranks
     write(first, {"id": 3, "word": "drei é"}, {"id": 1, "word": "one", "reason": "too short"})
     assert first.own.read_bytes().count(b"\n") == 2
-    assert first.merge([1, 2, 3], dict) is None and not first.output.exists()  # the other's is missing
+    assert first.merge([1, 2, 3], dict) is None and not first.output.exists()  # the other's line is missing
     with open(second.own, "wb") as file:
-        file.write(b'{"id": 2, "wo')  # what a kill leaves
+        file.write(b'{"id": 2, "wo')  # left by a kill
     assert first.done() == {1, 3}
     write(second, {"id": 2, "word": "two"})
     assert first.done() == {1, 2, 3}
@@ -199,8 +199,8 @@ def test_lines_of_all_processes_are_merged_in_order(ranks):
     assert second.merge([3], lambda line: line["id"]) == ([3], []) and not first.failed.exists()
 
 
-def test_a_last_line_that_lacks_only_its_end(ranks):
-    """What is written after it would stand in the same line."""
+def test_last_line_without_a_newline(ranks):
+    """The next line must not be appended to it."""
     lines, _ = ranks
     write(lines, {"id": 1})
     with open(lines.own, "ab") as file:
@@ -211,7 +211,7 @@ def test_a_last_line_that_lacks_only_its_end(ranks):
 
 
 @pytest.mark.parametrize("line", ['{"word": "two"}', "[]", "{"])
-def test_a_line_that_is_none_of_ours(ranks, line):
+def test_foreign_line_is_refused(ranks, line):
     lines, _ = ranks
     lines.folder.mkdir(parents=True)
     lines.own.write_text(line + "\n" + '{"id": 1}\n')
@@ -219,7 +219,7 @@ def test_a_line_that_is_none_of_ours(ranks, line):
         lines.done()
 
 
-def test_one_writer_of_a_process_lines(ranks):
+def test_lines_have_one_writer(ranks):
     lines, other = ranks
     with lines.writing():
         with pytest.raises(ValueError, match="another process is writing to"), lines.writing():
@@ -232,7 +232,7 @@ HOLDER = "import sys; from raoe_train.artifacts.resume import owned\n" \
     "with owned(sys.argv[1]): print(flush=True); sys.stdin.read()"  # fmt: skip
 
 
-def test_one_owner_whatever_the_name_and_a_killed_one_owns_nothing(tmp_path, capsys):
+def test_output_has_one_owner_under_any_name_until_it_is_killed(tmp_path, capsys):
     output = tmp_path / "new" / "out.json"
     (tmp_path / "link").symlink_to(tmp_path / "new")
     (tmp_path / "other.json").symlink_to(output)

@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: what it does with its time, its failures and what is done already, and once all of it."""
+"""`make gpu` without a GPU: time limits, failures, finished steps, and one whole run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAKED_GPU = Path(__file__).with_name("faked_gpu")
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A GPU by name, steps that are not done but asked for, and their outcomes."""
+    """A fake GPU name, the requested steps (which are not run), and their outcomes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     describe = provenance.describe
     monkeypatch.setattr(provenance, "describe", lambda device: describe("cpu") | {"gpu": "No GPU (1)"})
@@ -45,7 +45,7 @@ def rows_of(run):
     return report.read([run.rows])
 
 
-def test_every_part_once_and_what_is_built_is_as_asked(machine, tmp_path):
+def test_every_part_runs_once_and_builds_for_the_gpu(machine, tmp_path):
     asked, _ = machine
     run, finished = do(tmp_path)
     titles = [step.title for step in asked]
@@ -67,7 +67,7 @@ def test_every_kernel_test_has_a_part():
     assert "tests/kernels/test_gpu_infonce.py" in gpu.tests_of("infonce")
 
 
-def test_it_goes_on_where_it_stopped(machine, tmp_path):
+def test_stopped_run_resumes(machine, tmp_path):
     asked, outcomes = machine
     outcomes |= {"cosine 512": "stopped", "test-cosine": "failed"}
     parts = "test-pairwise", "test-cosine", "cosine"
@@ -92,7 +92,7 @@ def test_it_goes_on_where_it_stopped(machine, tmp_path):
     assert [step.title for step in asked] == ["test-cosine"]
 
 
-def test_other_sources_are_another_run(machine, tmp_path, monkeypatch):
+def test_changed_sources_start_a_new_run(machine, tmp_path, monkeypatch):
     asked, _ = machine
     do(tmp_path, "test-cosine")
     monkeypatch.setattr(gpu, "sources", lambda: "other ones")
@@ -100,7 +100,7 @@ def test_other_sources_are_another_run(machine, tmp_path, monkeypatch):
     assert len(asked) == 2
 
 
-def test_red_tests_withhold_the_ratios_of_their_op_alone(machine, tmp_path):
+def test_failed_tests_hide_ratios_of_their_op_only(machine, tmp_path):
     asked, outcomes = machine
     outcomes |= {"test-cosine": "failed", "build": "failed"}
     run, finished = do(tmp_path)
@@ -109,21 +109,21 @@ def test_red_tests_withhold_the_ratios_of_their_op_alone(machine, tmp_path):
         assert ("--untested" in step.arguments) == (step.op == "cosine" and not step.tests)
     assert [row["op"] for row in rows_of(run) if row.get("tests") == "failed"] == ["cosine"]
     assert gate.passes("pairwise", ["no such file"], "cuda"), "its tests have passed here"
-    # a failure of before is one still
+    # earlier failures still count
     assert [title for title, outcome in do(tmp_path)[0].outcomes.items() if outcome == "failed"] == [
         "build",
         "test-cosine",
     ]
 
 
-def test_no_step_is_begun_late(machine, tmp_path):
+def test_no_step_starts_without_enough_time(machine, tmp_path):
     asked, _ = machine
     _, finished = do(tmp_path, "test-cosine", minutes=(gpu.TO_STOP + gpu.LEAST) / 60)
     assert not finished and asked == []
     assert do(tmp_path, "test-cosine", minutes=1)[1]
 
 
-def test_a_step_is_shown_as_it_comes_and_stopped_in_time(machine, tmp_path, monkeypatch):
+def test_output_of_a_step_is_streamed_and_stopped_in_time(machine, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(provenance, "describe", lambda device: {"gpu": "none", "commit": "abc"})
     monkeypatch.setattr(gpu.torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -145,7 +145,7 @@ def test_a_step_is_shown_as_it_comes_and_stopped_in_time(machine, tmp_path, monk
     assert run.stream(gpu.Step("stubborn", ["-c", stubborn], "op"))[0] == "stopped"
 
 
-def test_modules_of_other_sources_are_not_taken(monkeypatch):
+def test_modules_of_other_sources_are_not_used(monkeypatch):
     monkeypatch.setattr(gpu._build, "info", lambda: {"sources": "other ones"})
     monkeypatch.setattr(gpu.raoe_kernels, "backends", lambda device: {"raoe_loss": {"native": True}})
     assert not gpu.brought_along()
@@ -173,7 +173,7 @@ def faked(tmp_path, *command, **environment):
 SKIPPED = """
 import pytest
 
-def test_of_no_gpu(): pytest.skip("why not")
+def test_message_without_a_gpu(): pytest.skip("why not")
 @pytest.mark.gpu
 def test_of_the_gpu(): pytest.skip("no reason")
 @pytest.mark.parametrize("place", [("cuda", "scan"), ("cuda", "triton"), ("cuda", "native"), ("cpu", "native")])
@@ -186,18 +186,18 @@ def test_of_a_place(place): pytest.skip("no reason")
 def test_on_a_gpu_compiled_kernels_are_not_skipped(tmp_path, wish):
     (tmp_path / "test_skipped.py").write_text(SKIPPED)
     command = ["-m", "pytest", "-q", "-p", "tests.kernels.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
-    done = faked(tmp_path, *command, str(tmp_path / "test_skipped.py"), RAOE_KERNELS_BUILD=wish)
-    assert ("3 failed, 3 skipped" if wish == "cuda" else "6 skipped") in done.stdout, done.stdout + done.stderr
-    assert ("skipped, and must run here: no reason" in done.stdout) == (wish == "cuda")
+    process = faked(tmp_path, *command, str(tmp_path / "test_skipped.py"), RAOE_KERNELS_BUILD=wish)
+    assert ("3 failed, 3 skipped" if wish == "cuda" else "6 skipped") in process.stdout, process.stdout + process.stderr
+    assert ("skipped, and must run here: no reason" in process.stdout) == (wish == "cuda")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_all_of_it_on_a_faked_gpu(tmp_path):
-    """Tests are collected and not run; every benchmark is, with every contender that this machine has."""
+def test_whole_run_on_a_faked_gpu(tmp_path):
+    """Tests are only collected. Every benchmark runs, with every contender available on this machine."""
     command = ["-m", "benchmarks.gpu", "--results", str(tmp_path / "results")]
-    done = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    process = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
+    assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-3000:]
     (lines,) = (tmp_path / "results").glob("Faked-GPU-abc.jsonl")
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     assert {row["outcome"] for row in rows if "outcome" in row} == {"passed"}
@@ -213,11 +213,11 @@ def test_all_of_it_on_a_faked_gpu(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_that_fails_on_a_faked_gpu(tmp_path):
-    """Its exit status is seen, what comes after it is done, and without ratios."""
+def test_failing_step_on_a_faked_gpu(tmp_path):
+    """The exit status shows it; later steps still run, without ratios."""
     command = ["-m", "benchmarks.gpu", "--results", str(tmp_path), "test-listwise", "listwise"]
-    done = faked(tmp_path, *command, PYTEST_ADDOPTS="--no-such-option")
+    process = faked(tmp_path, *command, PYTEST_ADDOPTS="--no-such-option")
     rows = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
-    assert done.returncode == 1 and "failed, exit 4" in done.stdout, done.stdout + done.stderr
+    assert process.returncode == 1 and "failed, exit 4" in process.stdout, process.stdout + process.stderr
     assert [row["outcome"] for row in rows if "outcome" in row] == ["failed", "passed"]
     assert {row["tested"] for row in rows if "median_s" in row} == {False}

@@ -1,4 +1,4 @@
-"""Other people's fused cross entropies as InfoNCE, each by its public signature, a stand-in behind it."""
+"""Fused cross entropies of other libraries used as InfoNCE, with stand-ins of the same signature."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_a_fused_linear_cross_entropy_is_info_nce(name, monkeypatch):
         torch.testing.assert_close(x, y)
 
 
-def test_peers_that_are_not_there_are_named(monkeypatch):
+def test_missing_peers_are_named(monkeypatch):
     assert set(infonce.GPU_PEERS) <= set(infonce.case(4, "cpu").missing)
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, dtype=None: self)  # a GPU that is none
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, dtype=None: self)  # not a real GPU
     case = infonce.case(4, "cuda")
     for name in STAND_INS:
         assert "No module named" in case.missing[name] and name not in case.contenders

@@ -1,4 +1,4 @@
-"""The benchmark suite itself, on contenders that cost nothing. Nothing here looks at how long anything took."""
+"""The benchmark suite itself, on trivial contenders. No test checks a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def case():
 
 def test_no_ratio_without_passing_tests(case):
     rows = suite.measure(case, "cpu")
-    for row in rows[:2]:  # a time may well be 1.00 us
+    for row in rows[:2]:  # a time can be 1.00 us
         row |= dict.fromkeys(("median_s", "min_s", "device_s"), 2e-6)
     shown, hidden = suite.table(case, rows, tested=True), suite.table(case, rows, tested=False)
     assert "x ours" in shown and "1.00" in shown
@@ -41,7 +41,7 @@ def test_no_ratio_without_passing_tests(case):
         assert "theirs" in text and "absent" in text and "missing: No module named 'absent'" in text
 
 
-def test_the_page_says_what_serves_a_call_on_cuda():
+def test_page_names_the_backend_of_each_call_on_cuda():
     assert forms.table() in forms.PAGE.read_text(encoding="utf-8")
 
 
@@ -68,7 +68,7 @@ def test_the_gate(tmp_path, monkeypatch, capsys):
     assert not gate.passes("op", [str(tmp_path / "test_fails.py")], "cpu")
 
 
-def test_calls_take_the_copies_in_turn():
+def test_calls_alternate_between_copies():
     seen = []
     timing.measure({"a": seen.append}, "cpu", rounds=3, block=1e-9)
     assert seen == [0, 0, 0, 0, 0, 0], "one call a block: each block starts with the first copy"
@@ -77,7 +77,7 @@ def test_calls_take_the_copies_in_turn():
     assert seen == [0, 1, 2]
 
 
-def test_what_comes_before_a_call():
+def test_before_runs_ahead_of_each_call():
     seen = []
     timing._block(seen.append, 2, "cpu", before=lambda i: seen.append(f"before {i}"))
     assert seen == ["before 0", 0, "before 1", 1]
@@ -92,7 +92,7 @@ def test_long_calls_are_made_once():
     assert all(row["median_s"] > 0 and "peak_bytes" in row for row in rows)
 
 
-def test_a_peer_that_fails_hides_no_other(case, capsys):
+def test_failing_peer_does_not_hide_others(case, capsys):
     def raising(error):
         def call(i):
             raise error
@@ -109,7 +109,7 @@ def test_a_peer_that_fails_hides_no_other(case, capsys):
         assert rows["absent"]["missing"] == "ImportError: No module named 'x'"
         assert [name for name, row in rows.items() if row.get("failed")] == ["broken"]
     assert "ValueError: is wrong" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="is wrong"):  # it would be our own
+    with pytest.raises(ValueError, match="is wrong"):  # an error of our own raises
         suite.measure(replace(case, contenders={**case.contenders, "ours": raising(peers["broken"])}), "cpu")
 
 
@@ -128,7 +128,7 @@ def test_a_failed_contender_shows_in_the_exit_status(case, monkeypatch, capsys):
     assert "failed: b (3 pairs)" in capsys.readouterr().out
 
 
-def test_cosent_is_not_asked_for_matrices_that_do_not_fit(monkeypatch):
+def test_cosent_is_skipped_if_its_matrices_do_not_fit(monkeypatch):
     import sentence_transformers
 
     from benchmarks.ops import pairwise
@@ -143,7 +143,7 @@ def test_cosent_is_not_asked_for_matrices_that_do_not_fit(monkeypatch):
                     pairwise._cosent(pairs)
 
 
-def test_a_row_of_other_tokens_in_eight_is_rounding():
+def test_one_row_of_eight_may_differ_by_rounding():
     from benchmarks.generation import same_tokens
 
     same_tokens("ours", [[1, 2]] * 7 + [[1, 3]], [[1, 2]] * 8)
@@ -155,8 +155,8 @@ def test_a_row_of_other_tokens_in_eight_is_rounding():
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory to be had")
 def test_the_peak_of_a_call():
     """256 MiB that are written and freed in the call; the kernel counts resident pages roughly."""
-    found = [timing.single(lambda i: torch.ones(1 << 26).sum(), "cpu")[1] for _ in range(2)]
-    assert all(abs(peak - (1 << 28)) < 1 << 26 for peak in found)
+    results = [timing.single(lambda i: torch.ones(1 << 26).sum(), "cpu")[1] for _ in range(2)]
+    assert all(abs(peak - (1 << 28)) < 1 << 26 for peak in results)
 
 
 def test_quantiles_and_ratio():
@@ -166,7 +166,7 @@ def test_quantiles_and_ratio():
     assert timing.ratio([2.0, 8.0, 3.0], [1.0, 2.0, 3.0]) == 2.0
 
 
-# steps of MiniLM take their time: minutes, where cores are shared
+# steps of MiniLM take minutes where cores are shared
 HEAVY = [pytest.mark.slow, pytest.mark.timeout(900)]
 SLOW = dict.fromkeys(("generation", "chains", "train_step", "equal_lengths", "large_batch"), HEAVY)
 
@@ -203,7 +203,7 @@ def test_report(case, tmp_path):
         report.write([lines], tmp_path / "out")
 
 
-def test_the_ledger_says_what_the_files_say(tmp_path):
+def test_ledger_agrees_with_result_files(tmp_path):
     about = {"gpu": "a GPU", "commit": "abc", "date": "2026-01-02"}
     old = about | {"date": "2026-01-01", "commit": "old"}
     rows = [
@@ -224,11 +224,11 @@ def test_the_ledger_says_what_the_files_say(tmp_path):
         ledger.update(("pairwise",), tmp_path)
 
 
-def test_the_ledger_is_true():
+def test_committed_ledger_is_up_to_date():
     assert (ledger.RESULTS / "README.md").read_text() == ledger.page(gpu.LEDGER)
 
 
-def test_wrong_words(monkeypatch, capsys):
+def test_invalid_arguments(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["benchmarks", "pairwize"])
     with pytest.raises(SystemExit):
         suite.main()

@@ -58,7 +58,7 @@ SPLITS = {"train": 6000, "dev": 1000, "test": 1000}
 
 @dataclass(frozen=True)
 class Filler:
-    """What fills a slot: the concept ("word" or "word|synonym") and the word that stands for it, perhaps its kind."""
+    """The content of a slot: a concept ("word" or "word|synonym") and the word used for it, which may be its kind."""
 
     concept: str
     word: str
@@ -81,7 +81,7 @@ Core = tuple[str, str, str]
 
 
 class Words:
-    """corpus_words.yaml, and of each concept in it what it is a `kind` of and what its `opposite` is, if any."""
+    """corpus_words.yaml, with the `kind` and the `opposite` of each concept that has one."""
 
     def __init__(self) -> None:
         read = yaml.safe_load(Path(__file__).with_name("corpus_words.yaml").read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ def _cores() -> dict[str, list[Core]]:
 
 
 def core_of(scene: Scene) -> Core:
-    """What decides a scene's split."""
+    """The parts of a scene that determine its split."""
     return scene.agent.concept, scene.action.concept, scene.object.concept if scene.object else ""
 
 
@@ -198,7 +198,7 @@ class _Generator:
         )
 
     def reword(self, scene: Scene) -> Scene:
-        """An edit after which the scene says the same or less."""
+        """An edit after which the scene means the same or less."""
         slot = self.rng.choice([slot for slot in WEIGHTS if getattr(scene, slot) is not None])
         filler = getattr(scene, slot)
         kind = words().kind.get(filler.concept)
@@ -220,7 +220,7 @@ class _Generator:
         return _with(scene, slot, self.filler(words().opposite[getattr(scene, slot).concept]))
 
     def change(self, scene: Scene) -> Scene:
-        """An edit after which the scene says something more or something else."""
+        """An edit that adds or changes information."""
         slot = self.rng.choice(list(WEIGHTS))
         filler = getattr(scene, slot)
         if slot.endswith("_modifier"):
@@ -298,7 +298,7 @@ def nli_rows(split: str) -> Iterator[dict[str, Any]]:
 
 
 def main(folder: Path = DATA) -> None:
-    """Write both files."""
+    """Write both corpus files."""
     pairs = [row for split, count in SPLITS.items() for row in pair_rows(count, 0, split)]
     nli = [row for split in SPLITS for row in nli_rows(split)]
     for name, rows in (("builtin", pairs), ("builtin-nli", nli)):

@@ -1,4 +1,4 @@
-"""A file of pairs as it is written, byte for byte."""
+"""Write a file of pairs byte for byte."""
 
 import gzip
 

@@ -37,7 +37,7 @@ def test_columns_as_published(tmp_path):
     assert counts == {"read": 3, "kept": 3, "dropped": {}}
 
 
-def test_texts_are_put_in_as_they_are(tmp_path):
+def test_texts_are_inserted_unchanged(tmp_path):
     data = read_conditional(write(tmp_path / "a.csv", HEADER + "{condition} {0},{text},{text},1\n"))
     assert data.to_list() == [{"sentence1": "{text}|{condition} {0}", "sentence2": "{text}|{text}", "score": 1.0}]
 

@@ -1,4 +1,4 @@
-"""The built-in corpus: the same everywhere, its targets right, its splits apart."""
+"""The built-in corpus is equal on every machine, has correct targets and disjoint splits."""
 
 import gzip
 import os
@@ -82,8 +82,8 @@ def test_opposites_take_the_same_objects():
     assert all(kind in words.objects for kinds in words.actions.values() for kind in kinds)
 
 
-def test_no_word_stands_for_two_things():
-    """Else the target would not follow from the sentences."""
+def test_every_word_has_one_meaning():
+    """Otherwise the target would not follow from the sentences."""
     words = made.words()
     concepts = [*words.kind, *words.actions, *words.modifiers["agent"], *words.modifiers["object"], *words.places]
     every = [*words.agents, *words.objects, *(word for concept in concepts for word in concept.split("|"))]
@@ -135,7 +135,7 @@ def test_the_whole_corpus_by_name(splits):
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_the_files_are_what_the_generator_writes(tmp_path, seed):
-    """In a process of any hash seed; compressed they may differ, by the zlib."""
+    """Under any hash seed. The compressed bytes can differ between versions of zlib."""
     code = f"import pathlib; from tests.data.builtin_corpus import main; main(pathlib.Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=ROOT, check=True)
     for path in tmp_path.iterdir():

@@ -1,4 +1,4 @@
-"""Reading sentence pairs: formats, columns, labels, scores, splits, and what becomes of unusable rows."""
+"""Reading sentence pairs: formats, columns, labels, scores, splits, and unusable rows."""
 
 import itertools
 import json
@@ -97,7 +97,7 @@ def test_columns(tmp_path):
     assert data["score"] == [3.8] and "label" not in data.column_names
     for unread in (None, "none"):
         assert read_pairs(path, columns={**mapping, "label": unread}).column_names == ["sentence1", "sentence2"]
-    # the columns of another kind of rows are not looked for: one map serves several tasks
+    # columns of other kinds of rows may be absent: one map serves several tasks
     assert read_pairs(path, columns={**mapping, "label": None, "query": "nope"})["sentence1"] == ["a"]
     with pytest.raises(ValueError, match="did you mean 'sentence1'"):
         read_pairs(path, columns={"sentense1": "q"})
@@ -145,7 +145,7 @@ def test_labels_are_never_guessed(tmp_path):
         assert (data["label"], counts["dropped"]) == ([1], {"no gold label": 1})
 
 
-def test_labels_stand_for_scores_that_are_not_there(tmp_path):
+def test_labels_replace_missing_scores(tmp_path):
     def labelled(*words):
         rows = [{"sentence1": "a", "sentence2": f"b {word}", "label": word} for word in words]
         write_rows(tmp_path / "a.jsonl", list(rows[0]), rows)
@@ -155,8 +155,8 @@ def test_labels_stand_for_scores_that_are_not_there(tmp_path):
     assert read_pairs(path, require=("score",))["score"] == [1, 0, 0.5]
     assert read_scored(path, None)["score"] == [1, 0, 0.5]
     assert read_pairs(path).column_names == ["sentence1", "sentence2", "label"]
-    asked = {"require": ("score",), "labels": {"same": 0, "near": 1, "far": 3}}
-    assert read_pairs(labelled("far", "near", "same"), **asked)["score"] == pytest.approx([0, 2 / 3, 1])
+    options = {"require": ("score",), "labels": {"same": 0, "near": 1, "far": 3}}
+    assert read_pairs(labelled("far", "near", "same"), **options)["score"] == pytest.approx([0, 2 / 3, 1])
     assert read_pairs(labelled("1", "0"), labels={"1": 0, "0": 1}, require=("score",))["score"] == [1, 0]
     for number in ("1", 1, 1.0, "1.0"):  # of a paraphrase, or of a neutral pair
         with pytest.raises(ValueError, match=r"line 1: label is 1.*, and there is no score: map labels to classes"):
@@ -166,7 +166,7 @@ def test_labels_stand_for_scores_that_are_not_there(tmp_path):
         read_pairs(path, columns={"label": None}, require=("score",))
 
 
-def test_labels_beside_scores_are_left_alone(tmp_path):
+def test_labels_beside_scores_are_unchanged(tmp_path):
     path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tsome word\tx\nc\td\t0\tanother\tx\n")
     assert read_scored(path, None).column_names == ["sentence1", "sentence2", "score"]
 
@@ -246,7 +246,7 @@ def test_errors_name_the_line(tmp_path, name, text, message):
     ],
     ids=["deep", "long", "surrogate", "list"],
 )
-def test_json_that_no_table_can_have_is_a_row_error(tmp_path, line, message):
+def test_json_that_fits_no_table_is_a_row_error(tmp_path, line, message):
     path = tmp_path / "x.jsonl"
     path.write_text('{"sentence1": "a", "sentence2": "b", "score": 1, "subset": "s"}\n' + line + "\n")
     with pytest.raises(ValueError, match=rf"x\.jsonl, line 2: .*{message}") as error:
@@ -332,23 +332,23 @@ def test_a_gzip_file_has_no_name_and_no_time(tmp_path):
 
 
 @pytest.mark.parametrize("value", [True, b"1", "1_0"])
-def test_what_python_takes_for_a_number_is_no_score(value):
+def test_python_number_syntax_is_not_a_score(value):
     with pytest.raises(RowProblem, match="not a number"):
         parse_score("score", value)
 
 
 @pytest.mark.parametrize("names", itertools.permutations(["entailment", "neutral", "contradiction"]))
-def test_classes_of_parquet_go_by_their_names(tmp_path, names):
-    """As of a dataset on a hub: datasets number them in orders of their own."""
+def test_parquet_classes_are_read_by_name(tmp_path, names):
+    """Datasets on a hub number their classes in different orders."""
     features = Features({"sentence1": Value("string"), "sentence2": Value("string"), "label": ClassLabel(names=names)})
     rows = {"sentence1": ["a", "b", "c", "d"], "sentence2": ["e", "f", "g", "h"], "label": [0, 1, 2, -1]}
     Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "x.parquet"))
-    found = read_pairs(tmp_path / "x.parquet")
-    assert found["label"][:] == [["entailment", "neutral", "contradiction"].index(name) for name in names]
+    result = read_pairs(tmp_path / "x.parquet")
+    assert result["label"][:] == [["entailment", "neutral", "contradiction"].index(name) for name in names]
 
 
-def test_what_datasets_says_of_a_parquet_file_may_be_out_of_date(tmp_path):
-    """Columns that were dropped, or are texts by now, and lists as older versions describe them."""
+def test_outdated_datasets_metadata_in_parquet(tmp_path):
+    """Columns that were dropped or are now texts, and lists in the metadata of older versions."""
     features = {"a": {"dtype": "string", "_type": "Value"}, "label": {"names": ["x", "y"], "_type": "ClassLabel"}}
     metadata = {b"huggingface": json.dumps({"info": {"features": {**features, "l": [features["a"]]}}}).encode()}
     for row, label in (({"a": "p"}, {}), ({"a": "p", "label": "y"}, {}), ({"label": 0, "l": ["m"]}, {"label": "x"})):

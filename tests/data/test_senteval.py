@@ -1,4 +1,4 @@
-"""SentEval's folders, as its script leaves them."""
+"""SentEval's folders as its download script writes them."""
 
 import pytest
 
@@ -124,7 +124,7 @@ def test_malformed_lines_are_named(folder, file):
         read(["stsb" if "STSBenchmark" in file else name], folder)
 
 
-def test_what_is_not_there(folder, tmp_path):
+def test_missing_package_or_file(folder, tmp_path):
     (next(folder.rglob("custrev.neg"))).unlink()
     with pytest.raises(FileNotFoundError, match=r"SentEval's cr in .*CR is incomplete: custrev\.neg missing"):
         read(["cr"], folder)

@@ -1,4 +1,4 @@
-"""What a source's name stands for: a file, a hub's dataset, several files as one pool; how its content is known."""
+"""Names of sources: a file, a dataset on a hub, a pool of files; and the digest of their content."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.data.made import HEADER, write
 from tests.tiny import training_data
 
 
-def test_what_is_a_file(tmp_path, monkeypatch):
+def test_which_names_are_files(tmp_path, monkeypatch):
     assert all(is_file(name) for name in ("a.tsv", "a.jsonl.gz", "a#train", "org/name", "./snli", Path("snli")))
     assert not any(is_file(name) for name in ("snli", "hub:org/name", "hub:org/name#train", "builtin#dev", "builtin"))
     for name in ("nope.tsv", "org/name", "snli#train"):
@@ -30,7 +30,7 @@ def test_what_is_a_file(tmp_path, monkeypatch):
 
 
 def test_hub_dataset(monkeypatch):
-    """load_dataset is the boundary: a real DatasetDict stands in for what it would download."""
+    """A real DatasetDict replaces the download of load_dataset."""
     import datasets
 
     classes = datasets.ClassLabel(names=["contradiction", "neutral", "entailment"])  # not our order
@@ -70,7 +70,7 @@ def test_a_pool_is_one_source(two_files):
         assert pool(name) == [str(name)]
 
 
-def test_what_is_wrong_in_a_pool_is_named(two_files, tmp_path):
+def test_error_in_a_pool_names_the_file(two_files, tmp_path):
     first, second = two_files
     with open(second, "a") as file:
         file.write('{"premise": "g", "hypothesis": "", "score": 1, "label": "neutral"}\n')
@@ -85,14 +85,14 @@ def test_what_is_wrong_in_a_pool_is_named(two_files, tmp_path):
         read_pairs(f"{first}+{other}")
 
 
-def test_a_plus_in_a_files_own_name(tmp_path):
+def test_plus_in_a_file_name(tmp_path):
     own = write(tmp_path / "a+b.tsv", HEADER + "a\tb\t1\tneutral\ttrain\n")
     assert read_pairs(own)["sentence1"] == read_pairs(f"{own}#train")["sentence1"] == ["a"]
     with pytest.raises(FileNotFoundError, match=r"no such file: .*x\+y/z\.tsv"):
         read_pairs(tmp_path / "x+y" / "z.tsv")
 
 
-def test_a_file_is_known_by_its_bytes(two_files):
+def test_file_is_identified_by_its_bytes(two_files):
     first, second = two_files
     before = contents(second)
     with open(second, "a") as file:
@@ -101,7 +101,7 @@ def test_a_file_is_known_by_its_bytes(two_files):
     assert contents("builtin#train") is None
 
 
-def test_the_same_bytes_in_another_format_are_other_rows(tmp_path):
+def test_same_bytes_in_another_format_are_other_rows(tmp_path):
     made = [contents(write(tmp_path / name, "sentence1,sentence2\na,b\n")) for name in ("a.tsv", "a.csv")]
     assert made[0]["sha256"] == made[1]["sha256"] and made[0] != made[1]
 

@@ -1,4 +1,4 @@
-"""Triplets: made of NLI pairs, read as they are, and what becomes of every row."""
+"""Triplets built from NLI pairs or read from files, and the count of every dropped row."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def accounted(counts):
     return counts["kept"] + sum(counts["dropped"].values())
 
 
-def test_one_triplet_a_premise(tmp_path):
+def test_one_triplet_per_premise(tmp_path):
     data, counts = triplet_table(write(tmp_path / "a.tsv", PAIRS))
     assert rows_of(data) == [("p", "p entail 1", "p contra 1"), ("q", "q entail", "q contra")]
     assert data.column_names == ["anchor", "positive", "negative"]
@@ -89,7 +89,7 @@ def test_other_pairings(tmp_path):
     assert accounted(zipped_counts) == accounted(counts) == 16
 
 
-def test_neutral_as_a_further_negative(tmp_path):
+def test_neutral_as_second_negative(tmp_path):
     text = PAIRS + "u\tu entail\tentailment\nu\tu contra\tcontradiction\n"
     data, counts = triplet_table(write(tmp_path / "a.tsv", text), neutral=True)
     assert rows_of(data) == [
@@ -112,9 +112,9 @@ def test_a_text_is_never_both_positive_and_negative(tmp_path):
     data, counts = triplet_table(write(tmp_path / "a.tsv", text), pairing="all")
     assert rows_of(data) == [("p", "y", "z")]
     assert counts["dropped"] == {"text in two roles": 2, "neutral": 1}
-    given = write(tmp_path / "b.tsv", "anchor\tpositive\tnegative\np\tx\tx\np\ty\tz\n")
-    assert rows_of(read_triplets(given)) == [("p", "y", "z")]
-    assert triplet_table(given)[1]["dropped"] == {"text in two roles": 1}
+    inputs = write(tmp_path / "b.tsv", "anchor\tpositive\tnegative\np\tx\tx\np\ty\tz\n")
+    assert rows_of(read_triplets(inputs)) == [("p", "y", "z")]
+    assert triplet_table(inputs)[1]["dropped"] == {"text in two roles": 1}
 
 
 def test_the_order_of_the_columns(tmp_path):
@@ -212,7 +212,7 @@ def test_arguments_are_checked(tmp_path):
         read_triplets(tmp_path / "nope.tsv")
 
 
-def test_json_lines_that_change_their_kind(tmp_path):
+def test_json_lines_with_mixed_types(tmp_path):
     lines = [{"premise": "p", "hypothesis": "h", "label": 0}, {"anchor": "a", "positive": "b", "negative": "c"}]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ValueError, match=r"line 2: no column for sentence1 .*'anchor', 'positive', 'negative'"):

@@ -1,4 +1,4 @@
-"""Decoders with bidirectional layers: against masks written out, whatever the padding, and what is refused."""
+"""Decoders with bidirectional layers: against explicit masks, independent of padding, and invalid input."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def check_invariance(name, attention, layers):
     alone = [states(model, row[None])[0] for row in sequences()]
     for side, fill in itertools.product(("left", "right"), (0, 9)):
         ids, mask = padded(side, fill)
-        found = states(model, ids, mask)
+        result = states(model, ids, mask)
         for number, expected in enumerate(alone):
-            torch.testing.assert_close(found[number][mask[number].bool()], expected, atol=5e-6, rtol=0)
+            torch.testing.assert_close(result[number][mask[number].bool()], expected, atol=5e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
-def test_padding_and_batches_change_nothing(name, attention):
+def test_padding_and_batch_size_do_not_matter(name, attention):
     for layers in (0, 1, 3):
         check_invariance(name, attention, layers)
 
@@ -61,35 +61,35 @@ def test_padding_and_batches_change_nothing_with_flex_attention(name, flex_uncom
 def test_flex_attention_compiles():
     torch._dynamo.reset()
     ids, mask = padded("left", 9)
-    found, expected = (
+    result, expected = (
         states(BidirectionalModel.around(tiny_decoder("mistral-window", attention), 3).eval(), ids, mask)[mask.bool()]
         for attention in ("flex_attention", "sdpa")
     )
-    torch.testing.assert_close(found, expected, atol=5e-6, rtol=0)
+    torch.testing.assert_close(result, expected, atol=5e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
-def test_no_layer_is_the_decoder_itself(name, attention):
+def test_zero_layers_equal_the_decoder(name, attention):
     decoder = tiny_decoder(name, attention)
     ids, mask = padded("left", 0)
     expected = states(decoder, ids, mask)[mask.bool()]
-    found = states(BidirectionalModel.around(decoder, 0), ids, mask)[mask.bool()]
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    result = states(BidirectionalModel.around(decoder, 0), ids, mask)[mask.bool()]
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "phi3"])
-def test_all_layers_are_transformers_own_bidirectional_model(name):
-    """is_causal=False is its way to make every layer look both ways."""
+def test_all_layers_equal_the_bidirectional_model_of_transformers(name):
+    """is_causal=False makes every layer of transformers' model bidirectional."""
     ids, mask = padded("right", 0)
     own = tiny_decoder(name, "sdpa", is_causal=False)
     expected = states(own, ids, mask)[mask.bool()]
-    found = states(BidirectionalModel.around(tiny_decoder(name, "sdpa"), 3), ids, mask)[mask.bool()]
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
+    result = states(BidirectionalModel.around(tiny_decoder(name, "sdpa"), 3), ids, mask)[mask.bool()]
+    torch.testing.assert_close(result, expected, atol=2e-6, rtol=0)
     assert (expected - states(tiny_decoder(name, "sdpa"), ids, mask)[mask.bool()]).abs().max() > 1e-3
 
 
 def by_hand(decoder, ids, allowed):
-    """A decoder whose last layer attends where the mask [length, length] `allowed` says."""
+    """A decoder whose last layer attends where the mask `allowed`, [length, length], is true."""
     with torch.no_grad():
         before = decoder(input_ids=ids, output_hidden_states=True).hidden_states[-2]
         place = torch.arange(ids.shape[1])[None]
@@ -110,12 +110,12 @@ def test_the_last_layer_by_hand(name, attention):
     decoder = tiny_decoder(name, attention)
     ids = sequences()[0][None]
     expected = by_hand(decoder, ids, near)
-    found = states(BidirectionalModel.around(decoder, 1), ids)
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
+    result = states(BidirectionalModel.around(decoder, 1), ids)
+    torch.testing.assert_close(result, expected, atol=2e-6, rtol=0)
 
 
-def test_one_layer_changes_nothing_for_the_last_token():
-    """It saw all others before."""
+def test_last_token_is_unchanged_by_one_layer():
+    """It attends to all other tokens anyway."""
     ids = sequences()[0][None]
     causal = states(tiny_decoder("llama", "sdpa"), ids)
     one, two = (states(BidirectionalModel.around(tiny_decoder("llama", "sdpa"), n), ids) for n in (1, 2))
@@ -158,7 +158,7 @@ def test_soft_capped_attention_runs_eager():
     assert BidirectionalModel(config).decoder.config._attn_implementation == "eager"
 
 
-def test_what_a_call_refuses():
+def test_invalid_calls():
     model = BidirectionalModel.around(tiny_decoder("llama", "sdpa"), 1)
     ids, mask = padded("left", 0)
     with pytest.raises(ValueError, match="no key-value cache"):
@@ -183,12 +183,12 @@ def test_what_a_call_refuses():
         ("llama", -1, "from 0 to 3, got -1"),
     ],
 )
-def test_what_cannot_be_made_bidirectional(decoder, layers, message):
+def test_models_that_cannot_become_bidirectional(decoder, layers, message):
     config = tiny_decoder(decoder).config if isinstance(decoder, str) else decoder
     with pytest.raises(ValueError, match=message):
         BidirectionalConfig(config, layers)
 
 
-def test_a_decoder_that_looks_both_ways_already_is_refused():
+def test_already_bidirectional_decoder_is_refused():
     with pytest.raises(ValueError, match="is already bidirectional in all layers"):
         BidirectionalConfig(tiny_decoder("llama", is_causal=False).config)

@@ -1,4 +1,4 @@
-"""What is saved of a bidirectional decoder: loaded in fresh processes, merged, trained on, never silently causal."""
+"""Saved bidirectional decoders: loading in fresh processes, merging, further training, and never silently causal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(json.dumps(found))
 def load_in_a_fresh_process(folders, before="", options="", path=None):
     code = LOAD.format(before=before, options=options, sentences=SENTENCES)
     environment = {**os.environ, "PYTHONPATH": path or "", "HF_MODULES_CACHE": str(folders[0].parent / "modules")}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, *map(str, folders)],
         capture_output=True,
         text=True,
@@ -63,8 +63,8 @@ def load_in_a_fresh_process(folders, before="", options="", path=None):
         env=environment,
         cwd=folders[0],
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -72,23 +72,23 @@ def saved(tmp_path_factory):
     """{name: (folder, embeddings before it was saved)}, and the folder of all."""
     folder = tmp_path_factory.mktemp("saved")
     base = saved_decoder(folder)
-    made = {}
+    options = {}
     for name, settings in KINDS.items():
         config = Model(name=base, device="cpu", prompt=PROMPT, max_seq_length=24, **settings)
         model = load_encoder(config, train=True)
         generator = torch.Generator().manual_seed(3)
-        with torch.no_grad():  # as after training: a new adapter would change nothing
+        with torch.no_grad():  # as after training: a new adapter has no effect
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
         model.eval()
-        made[name] = (folder / name, model.encode(SENTENCES))
+        options[name] = (folder / name, model.encode(SENTENCES))
         model.save_pretrained(str(folder / name), create_model_card=False)
-    return folder, made
+    return folder, options
 
 
 @pytest.mark.slow
-def test_loads_as_it_was_in_a_fresh_process_or_not_at_all(saved):
+def test_saved_model_loads_unchanged_in_a_fresh_process(saved):
     folder, made = saved
     folders = [folder / name for name in KINDS]
     registered = "from raoe_train.encoders.bidirectional import register; register()"
@@ -98,7 +98,7 @@ def test_loads_as_it_was_in_a_fresh_process_or_not_at_all(saved):
     unknown = load_in_a_fresh_process(folders)
     for place in folders:
         assert isinstance(unknown[str(place)], str) and "trust_remote_code" in unknown[str(place)], unknown[str(place)]
-    # the code that is saved beside the weights needs nothing of ours
+    # the code saved beside the weights does not import raoe
     before = "import importlib.util; assert importlib.util.find_spec('raoe_train') is None"
     trusted = load_in_a_fresh_process(folders, before, ", trust_remote_code=True") if not _installed() else known
     for name, (place, expected) in made.items():
@@ -106,38 +106,38 @@ def test_loads_as_it_was_in_a_fresh_process_or_not_at_all(saved):
 
 
 def _installed() -> bool:
-    """Whether this Python finds raoe_train without our help, as after pip install -e."""
+    """Whether this Python finds raoe_train without PYTHONPATH, as after pip install -e."""
     code = "import importlib.util as u, sys; sys.exit(u.find_spec('raoe_train') is None)"
     return subprocess.run([sys.executable, "-c", code], cwd="/", env={**os.environ, "PYTHONPATH": ""}).returncode == 0
 
 
-def test_what_is_saved_passes_the_check(saved):
+def test_saved_model_passes_the_check(saved):
     folder, made = saved
     for name in made:
         model = load_encoder(Model(name=str(folder / name), device="cpu"))
-        found = check_encoder(model)
-        assert found["failed"] == [], (name, found)
-        assert found["bidirectional"]["seen"] == (name != "lora-causal")
+        result = check_encoder(model)
+        assert result["failed"] == [], (name, result)
+        assert result["bidirectional"]["seen"] == (name != "lora-causal")
         np.testing.assert_allclose(model.encode(SENTENCES), made[name][1], atol=1e-5, err_msg=name)
 
 
-def test_the_check_fails_where_it_should(saved, capsys):
+def test_check_detects_dependence_on_padding(saved, capsys):
     from raoe_train.encoders.bidirectional import modeling
 
     folder, _ = saved
     with pytest.MonkeyPatch.context() as patch:  # padding is seen: the fault of BiLLM's own code
         patch.setattr(modeling, "create_bidirectional_mask", lambda *_, **__: None)
-        found = run("check", **{"model.name": str(folder / "full")})
-    assert any(name.startswith("padding") for name in found["failed"])
-    assert f"failed: {', '.join(found['failed'])}" in capsys.readouterr().out
-    with pytest.MonkeyPatch.context() as patch:  # the layer has become causal
+        result = run("check", **{"model.name": str(folder / "full")})
+    assert any(name.startswith("padding") for name in result["failed"])
+    assert f"failed: {', '.join(result['failed'])}" in capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch:  # the layer is causal again
 
         def causal(layer, args, kwargs, window):
             return args, {key: value for key, value in kwargs.items() if key != "lifted"}
 
         patch.setattr(modeling, "lift", causal)
-        found = run("check", **{"model.name": str(folder / "full")})
-    assert found["failed"] == ["bidirectional"]
+        result = run("check", **{"model.name": str(folder / "full")})
+    assert result["failed"] == ["bidirectional"]
 
 
 @pytest.mark.parametrize("name", ["lora", "lora-causal"])
@@ -151,23 +151,23 @@ def test_merging_leaves_plain_weights_with_the_same_embeddings(saved, tmp_path, 
     kind = json.loads((tmp_path / "merged" / "config.json").read_text())["model_type"]
     assert kind == ("llama" if name == "lora-causal" else "raoe_bidirectional")
     if name == "lora-causal":  # loadable anywhere
-        found = load_in_a_fresh_process([tmp_path / "merged"])
-        np.testing.assert_allclose(np.array(found[str(tmp_path / "merged")]), made[name][1], atol=1e-5)
+        results = load_in_a_fresh_process([tmp_path / "merged"])
+        np.testing.assert_allclose(np.array(results[str(tmp_path / "merged")]), made[name][1], atol=1e-5)
 
 
-def test_merging_into_full_weights_what_was_trained_over_4_bits(saved, tmp_path):
+def test_4_bit_adapter_merges_into_full_weights(saved, tmp_path):
     folder, made = saved
     run("export", **{"model.name": str(folder / "qlora"), "merge": True, "output": str(tmp_path / "merged")})
     model = load_encoder(Model(name=str(tmp_path / "merged"), device="cpu"))
     assert model[0].model.config.base_quantization is None
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    found, expected = model.encode(SENTENCES), made["qlora"][1]
-    cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
-    # near, and not equal: the base's own weights are not those of 4 bits
-    assert cosine.min() > 0.9 and np.abs(found - expected).max() > 1e-6
+    result, expected = model.encode(SENTENCES), made["qlora"][1]
+    cosine = (result * expected).sum(1) / np.linalg.norm(result, axis=1) / np.linalg.norm(expected, axis=1)
+    # close, but not equal: the base has full weights, not 4-bit ones
+    assert cosine.min() > 0.9 and np.abs(result - expected).max() > 1e-6
 
 
-def test_what_export_refuses(saved, tmp_path):
+def test_export_refuses_invalid_input(saved, tmp_path):
     folder, _ = saved
     with pytest.raises(ValueError, match="is an adapter: add --merge"):
         run("export", **{"model.name": str(folder / "lora"), "output": str(tmp_path / "out")})
@@ -179,7 +179,7 @@ def test_what_export_refuses(saved, tmp_path):
         run("export", **{"model.name": str(tmp_path), "output": str(tmp_path / "out")})
 
 
-def test_export_removes_nothing_but_the_model_that_it_replaces(saved, tmp_path, monkeypatch):
+def test_export_removes_only_the_model_it_replaces(saved, tmp_path, monkeypatch):
     folder, _ = saved
     source, old, thesis = (tmp_path / name for name in ("all/source", "old", "thesis"))
     shutil.copytree(folder / "full", source)
@@ -229,7 +229,7 @@ def recipe_settings(folder: Path, base: str, **changes):
 
 
 def trained(folder: Path, base: str) -> float:
-    """How far embeddings of a finished run are from its base's under the same prompt."""
+    """The distance of a finished run's embeddings from its base's, with the same prompt."""
     recipe = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     assert check_encoder(recipe)["failed"] == []
     inner = recipe[0].model
@@ -239,7 +239,7 @@ def trained(folder: Path, base: str) -> float:
 
 
 def test_the_bellm_recipe_trains_qlora(tmp_path, caplog, monkeypatch):
-    """The recipe as it ships, 4-bit weights, LoRA, checkpointing, bfloat16 and all, on a tiny decoder on the CPU."""
+    """The shipped recipe with 4-bit weights, LoRA, checkpointing and bfloat16, on a tiny decoder on the CPU."""
     base, enabled = saved_decoder(tmp_path), []
     enable = SentenceTransformer.gradient_checkpointing_enable
 
@@ -265,7 +265,7 @@ def test_the_bellm_recipe_trains_qlora(tmp_path, caplog, monkeypatch):
     assert trained(tmp_path, base) > 1e-3
 
 
-def test_4_bit_weights_have_their_gradient_after_an_evaluation(tmp_path):
+def test_4_bit_weights_have_gradients_after_evaluation(tmp_path):
     """bitsandbytes packs them for a forward in evaluation, on some CPUs, and forgets the gradient of what it packed."""
     config = Model(
         name=saved_decoder(tmp_path), device="cpu", load_in_4bit=True, lora=LORA, bidirectional_layers=1
@@ -302,21 +302,21 @@ def test_the_qwen_recipe_trains_raoe(tmp_path):
         first, second = (SENTENCES[(n + step) % len(SENTENCES)] for step in (0, 2))
         lines.append(f"{first}\t{second} {n}\t{(7 * n) % 24}\t{n % 3}")
     (tmp_path / "scored.tsv").write_text("\n".join(lines) + "\n")
-    made = recipe_settings(tmp_path, base, **{"data.train": str(tmp_path / "scored.tsv")})
-    made["training"] = {**made["training"], "per_device_train_batch_size": 24, "num_train_epochs": 3}
-    metrics = run("train", "raoe-qwen2.5-7b", **made)
+    options = recipe_settings(tmp_path, base, **{"data.train": str(tmp_path / "scored.tsv")})
+    options["training"] = {**options["training"], "per_device_train_batch_size": 24, "num_train_epochs": 3}
+    metrics = run("train", "raoe-qwen2.5-7b", **options)
     assert metrics["steps"] == 3
     assert json.loads((tmp_path / "out" / "config.json").read_text())["bidirectional_layers"] == 0
     assert trained(tmp_path, base) > 1e-3
 
 
-def test_a_second_stage_goes_on_with_the_adapter(tmp_path):
+def test_second_stage_continues_the_adapter(tmp_path):
     base = saved_decoder(tmp_path)
-    made = recipe_settings(tmp_path, base, **{"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA,
+    options = recipe_settings(tmp_path, base, **{"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA,
                                               "model.bidirectional_layers": 1, "loss": "InfoNCELoss"})  # fmt: skip
-    run("train", None, **made)
+    run("train", None, **options)
     before = load_encoder(Model(name=str(tmp_path / "out"), device="cpu")).encode(SENTENCES)
-    second = {**made, "model.name": str(tmp_path / "out"), "output": str(tmp_path / "second")}
+    second = {**options, "model.name": str(tmp_path / "out"), "output": str(tmp_path / "second")}
     for key in ("model.lora", "model.bidirectional_layers"):
         second.pop(key)
     run("train", None, **second)
@@ -328,7 +328,7 @@ def test_a_second_stage_goes_on_with_the_adapter(tmp_path):
 
 
 def test_qlora_over_a_merged_model(saved, tmp_path):
-    """Its base is then a bidirectional model itself, in 4 bits."""
+    """The base is then a bidirectional model in 4 bits."""
     folder, _ = saved
     changes = {"model.lora": LORA, "model.load_in_4bit": True, "loss": "InfoNCELoss"}
     changes["data.train"] = write_triplets(tmp_path / "nli.tsv")
@@ -349,14 +349,14 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
         ({"name": "scratch", "lora": LORA}, "need a pretrained model and cannot be used with model.name scratch"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path, changes, message):
+def test_invalid_settings(tmp_path, changes, message):
     settings = {"name": saved_decoder(tmp_path), "device": "cpu", **changes}
     with pytest.raises(ValueError, match=message):
         load_encoder(Model(**settings), sentences=SENTENCES, train=True)
 
 
 def test_encoders(tmp_path):
-    """No layers to turn, no 4 bits; but LoRA, saved as sentence-transformers saves it."""
+    """Without bidirectional layers and 4 bits, but with LoRA, saved as sentence-transformers saves it."""
     from tests.tiny import tiny_encoder
 
     encoder = tiny_encoder(double=False)
@@ -376,21 +376,21 @@ def test_encoders(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_qlora_run_goes_on(tmp_path, capsys):
-    """From its checkpoint, adapter only, over 4-bit weights, to the adapter of a run that nobody killed."""
+def test_killed_qlora_run_resumes(tmp_path, capsys):
+    """From a checkpoint of the adapter, over 4-bit weights, to the adapter of an undisturbed run."""
     import yaml
     from safetensors.torch import load_file
 
     base = saved_decoder(tmp_path)
     adapters = []
     for name in ("whole", "killed"):
-        made = recipe_settings(tmp_path, base, **{"data.train": [write_triplets(tmp_path / "nli.tsv")]})
-        made |= {"data.dev": None, "output": str(tmp_path / name)}
+        options = recipe_settings(tmp_path, base, **{"data.train": [write_triplets(tmp_path / "nli.tsv")]})
+        options |= {"data.dev": None, "output": str(tmp_path / name)}
         recipe = tmp_path / f"{name}.yaml"
-        recipe.write_text(yaml.safe_dump(to_dict(load("train", "bellm", made))))
+        recipe.write_text(yaml.safe_dump(to_dict(load("train", "bellm", options))))
         if name == "killed":
-            done = python("-c", KILLED, recipe, 4)
-            assert done.returncode == 9, done.stderr
+            process = python("-c", KILLED, recipe, 4)
+            assert process.returncode == 9, process.stderr
             assert (tmp_path / name / "checkpoints" / "checkpoint-3").is_dir()
             capsys.readouterr()
         assert run("train", str(recipe))["steps"] == 6

@@ -1,4 +1,4 @@
-"""Encoders by name or section, loaded, asked and kept in one way."""
+"""Frozen encoders: names and sections, loading, encoding and the cache."""
 
 from __future__ import annotations
 
@@ -85,27 +85,27 @@ def test_a_prompt_is_a_template_or_a_prefix(encoder):
     assert np.abs(with_prefix - without).max() > 1e-3
 
 
-def test_an_encoder_with_code_of_its_own_is_as_its_authors_made_it(tmp_path):
+def test_encoder_with_custom_code_is_loaded_unchanged(tmp_path):
     (tmp_path / "custom_st.py").write_text(CUSTOM)
     module = {"idx": 0, "name": "0", "path": "", "type": "custom_st.Letters", "kwargs": ["task"]}
     (tmp_path / "modules.json").write_text(json.dumps([module]))
     (tmp_path / "config_sentence_transformers.json").write_text("{}")
     teacher = FrozenEncoder(str(tmp_path), trust_remote_code=True, task="text-matching", device="cpu", prompt="abc ")
-    found = frozen.embedder(teacher, "teacher")(SENTENCES)
+    result = frozen.embedder(teacher, "teacher")(SENTENCES)
     model = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
-    np.testing.assert_array_equal(found, model.encode(SENTENCES, task="text-matching", prompt="abc "))
-    assert np.abs(found - model.encode(SENTENCES)).max() > 0
+    np.testing.assert_array_equal(result, model.encode(SENTENCES, task="text-matching", prompt="abc "))
+    assert np.abs(result - model.encode(SENTENCES)).max() > 0
     with pytest.raises(ValueError, match="has a custom Letters: LoRA, 4 bits"):
         load_encoder(str(tmp_path), trust_remote_code=True, device="cpu", lora={"r": 2})
 
 
-def test_what_an_encoder_says_is_kept(encoder, tmp_path, monkeypatch):
+def test_embeddings_are_cached(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "SHARD", 4)
     teacher = FrozenEncoder(encoder, device="cpu", cache=str(tmp_path))
     made = frozen.embeddings(teacher, SENTENCES, "reference")
     np.testing.assert_allclose(made, SentenceTransformer(encoder, device="cpu").encode(SENTENCES), atol=1e-6)
     assert len(list(tmp_path.glob("*/*.npy"))) == 3
-    monkeypatch.setattr(frozen, "encode_sentences", None)  # nobody is asked again, whatever asks and how fast
+    monkeypatch.setattr(frozen, "encode_sentences", None)  # nothing is encoded again, for any role and batch size
     again = frozen.embeddings(Model(encoder), SENTENCES, "reference", tmp_path)
     np.testing.assert_array_equal(again, made)
     with pytest.raises(TypeError):
@@ -113,7 +113,7 @@ def test_what_an_encoder_says_is_kept(encoder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["zeros", "cut", "another"])
-def test_damaged_embeddings_are_made_anew(encoder, tmp_path, monkeypatch, caplog, damage):
+def test_damaged_embeddings_are_computed_again(encoder, tmp_path, monkeypatch, caplog, damage):
     monkeypatch.setattr(resume, "SHARD", 4)
     teacher = FrozenEncoder(encoder, device="cpu", cache=str(tmp_path))
     made = frozen.embeddings(teacher, SENTENCES, "reference")

@@ -21,17 +21,17 @@ pytestmark = [
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])
-def test_as_on_the_cpu_whatever_the_padding(name, attention, dtype, tolerance):
+def test_agrees_with_the_cpu_for_any_padding(name, attention, dtype, tolerance):
     wide = {"hidden_size": 64, "head_dim": 16}  # on a GPU flex_attention takes no narrower heads
     truth = BidirectionalModel.around(tiny_decoder(name, "eager", **wide), 1).eval()
     model = BidirectionalModel.around(tiny_decoder(name, attention, **wide), 1).to("cuda", dtype).eval()
     for side in ("left", "right"):
         ids, mask = padded(side, 9)
         with torch.no_grad():
-            found = model(input_ids=ids.cuda(), attention_mask=mask.cuda()).last_hidden_state.float().cpu()
+            result = model(input_ids=ids.cuda(), attention_mask=mask.cuda()).last_hidden_state.float().cpu()
             for number, row in enumerate(sequences()):
                 expected = truth(input_ids=row[None]).last_hidden_state[0]
-                torch.testing.assert_close(found[number][mask[number].bool()], expected, atol=tolerance, rtol=0)
+                torch.testing.assert_close(result[number][mask[number].bool()], expected, atol=tolerance, rtol=0)
 
 
 def test_gradients_with_checkpointing():
@@ -53,9 +53,9 @@ def test_the_bellm_recipe(tmp_path, four_bit):
     if four_bit:
         pytest.importorskip("bitsandbytes")
     base = saved_decoder(tmp_path)
-    made = recipe_settings(tmp_path, base, **{"data.train": write_triplets(tmp_path / "nli.tsv")})
-    made |= {"model.device": "cuda", "model.load_in_4bit": four_bit}
-    assert run("train", "bellm", **made)["steps"] == 6
+    options = recipe_settings(tmp_path, base, **{"data.train": write_triplets(tmp_path / "nli.tsv")})
+    options |= {"model.device": "cuda", "model.load_in_4bit": four_bit}
+    assert run("train", "bellm", **options)["steps"] == 6
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["base_quantization"] is not None) == four_bit
     assert trained(tmp_path, base) > 1e-3

@@ -1,4 +1,4 @@
-"""Texts by length: every text is in a run, runs are cut where that is cheapest, and encoding so changes nothing."""
+"""Texts by length: runs hold every text, their cuts are the cheapest, and embeddings are unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_runs_hold_every_text(side, multiple, most, monkeypatch):
 
 
 def test_the_cut_is_the_cheapest():
-    """Of all ways to cut, tried one by one."""
+    """Compared with every possible cut."""
     generator = np.random.default_rng(1)
     for forward in (0, 3, 10, 1000):
         lengths = np.sort(generator.integers(1, 12, 10))
@@ -56,15 +56,15 @@ def test_the_cut_is_the_cheapest():
         def cost(edges: Any, lengths: Any = lengths, forward: int = forward) -> int:
             return sum((end - begin) * lengths[end - 1] + forward for begin, end in pairwise(edges))
 
-        found = cut(lengths, forward)
-        edges = [0, *(end for _, end in found)]
-        assert [begin for begin, _ in found] == edges[:-1] and edges[-1] == 10
+        result = cut(lengths, forward)
+        edges = [0, *(end for _, end in result)]
+        assert [begin for begin, _ in result] == edges[:-1] and edges[-1] == 10
         ways = ([0, *(at for at in range(1, 10) if mask >> at & 1), 10] for mask in range(0, 1 << 10, 2))
         assert cost(edges) == min(cost(way) for way in ways)
 
 
-def test_two_views_of_a_text_stay_two(monkeypatch):
-    """SimCSE's positive is the anchor, with another draw of dropout; an anchor of two rows is encoded once."""
+def test_two_views_of_a_text_are_kept(monkeypatch):
+    """SimCSE's positive is its anchor under other dropout. An anchor that two rows share is encoded once."""
     model = tiny_encoder(dropout=0.5)
     features = [model.preprocess(["dogs run", "a train", "dogs run"]) for _ in range(2)]
     monkeypatch.setitem(FORWARD, "cpu", 1)
@@ -76,7 +76,7 @@ def test_two_views_of_a_text_stay_two(monkeypatch):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_encoding_by_length_changes_nothing(monkeypatch, batch_size):
+def test_encoding_by_length_gives_equal_embeddings(monkeypatch, batch_size):
     monkeypatch.setitem(FORWARD, "cpu", 1)
     model = tiny_encoder().eval()
     alone = np.concatenate([model.encode([text]) for text in SENTENCES])
@@ -104,7 +104,7 @@ POSITIONS = {  # learned, relative and rotary ones; counted from the front, or f
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("architecture", POSITIONS)
-def test_texts_are_read_as_in_their_padded_batches(architecture, side, monkeypatch):
+def test_positions_equal_those_in_padded_batches(architecture, side, monkeypatch):
     """Columns of different widths, with empty, single-token, equal and longest texts."""
     monkeypatch.setitem(FORWARD, "cpu", 1)
     config = AutoConfig.for_model(architecture, vocab_size=50, hidden_size=16, **POSITIONS[architecture])

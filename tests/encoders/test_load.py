@@ -1,4 +1,4 @@
-"""Encoders made, loaded and saved: pooling, random weights, the tokenizer of scratch."""
+"""Creating, loading and saving encoders: pooling, random weights, the tokenizer of scratch models."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_pooling_is_saved(tmp_path, pooling, saved):
     again = SentenceTransformer(str(tmp_path / "m"), device="cpu")
     assert again[1].pooling_mode == saved
     assert torch.equal(torch.tensor(again.encode(SENTENCES)), torch.tensor(model.encode(SENTENCES)))
-    # A saved encoder keeps its pooling unless another is asked for, and then keeps that.
+    # A saved encoder keeps its pooling unless another one is set.
     assert load_encoder(Model(name=str(tmp_path / "m"), device="cpu"))[1].pooling_mode == saved
     changed = load_encoder(Model(name=str(tmp_path / "m"), pooling="max", device="cpu"))
     assert changed[1].pooling_mode == "max"
 
 
-def test_a_bare_encoder_gets_the_papers_pooling(tmp_path):
+def test_default_pooling_of_a_bare_encoder(tmp_path):
     from transformers import BertTokenizer, ModernBertConfig, ModernBertModel
 
     load_encoder(Model(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "st"))
@@ -69,19 +69,19 @@ def test_random_weights_and_dropout(tmp_path):
 
 @pytest.mark.slow
 def test_the_tokenizer_is_the_same_in_every_process():
-    """Hash tables are in a random order; a vocabulary must not depend on it."""
+    """A vocabulary must not depend on the random order of hash tables."""
     code = f"from raoe_train.encoders.scratch import train_word_pieces as t\nprint(t({SENTENCES * 3}, 90))"
     made = set()
     for seed in "01":
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
         )  # fmt: skip
-        made.add(done.stdout)
+        made.add(process.stdout)
     assert len(made) == 1
 
 
-def test_a_chat_template_is_not_around_texts(tmp_path):
+def test_chat_template_is_not_applied_to_texts(tmp_path):
     folder = saved_decoder(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = "{% for message in messages %}{{ bos_token + message['content'] }}{% endfor %}"

@@ -1,4 +1,4 @@
-"""Pooling of models whose folder does not say it: a family's by name, a guess with a warning; else what was saved."""
+"""Pooling of models that do not declare it: by family name, or a guess with a warning; else the saved one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ META = {"format": "pt"}
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """A function: a BERT saved by transformers alone, in a folder of that name."""
+    """A function that saves a BERT by transformers alone, in a folder of that name."""
     model = tiny_encoder()
 
     def save(name: str) -> str:
@@ -34,13 +34,13 @@ def pooling(model) -> str:
 @pytest.mark.parametrize(
     "name", ["unsup-simcse-bert", "diffcse-bert-base-uncased-sts", "SynCSE-partial-RoBERTa-base", "MultiCSR", "RankCSE"]
 )
-def test_the_first_token_of_simcse_and_its_relatives(bare, caplog, name):
+def test_simcse_uses_the_first_token(bare, caplog, name):
     assert pooling(load_encoder(bare(name))) == "cls" and not caplog.text
-    assert pooling(load_encoder(FrozenEncoder(bare(name)))) == "cls"  # teachers and references, too
+    assert pooling(load_encoder(FrozenEncoder(bare(name)))) == "cls"  # also for teachers and references
     assert pooling(load_encoder(bare(name), pooling="mean")) == "mean"
 
 
-def test_a_guess_is_said(bare, caplog):
+def test_guessed_pooling_warns(bare, caplog):
     folder = bare("somebodys-encoder")
     assert pooling(load_encoder(folder)) == "mean"
     assert f"{folder} does not say how to pool its tokens, so mean is used" in caplog.text
@@ -49,8 +49,8 @@ def test_a_guess_is_said(bare, caplog):
     assert pooling(load_encoder(bare("bert-base-uncased"))) == "mean" and not caplog.text  # a language model
 
 
-def test_weights_that_are_not_there_are_an_error(bare):
-    """They would be random. A pooler's are used by nothing."""
+def test_missing_weights_are_an_error(bare):
+    """They would be random. Missing pooler weights are allowed: nothing uses them."""
     folder = bare("bert-base-uncased")
     weights = load_file(f"{folder}/model.safetensors")
     pooler = [key for key in weights if "pooler" in key]
@@ -64,13 +64,13 @@ def test_weights_that_are_not_there_are_an_error(bare):
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_a_length_leaves_room_for_a_text(bare, length):
+def test_max_length_must_leave_room_for_text(bare, length):
     with pytest.raises(ValueError, match=r"leaves no room for text: .* adds 2 special tokens"):
         load_encoder(bare("bert-base-uncased"), max_seq_length=length)
     assert load_encoder(bare("bert-base-uncased"), max_seq_length=3).max_seq_length == 3
 
 
-def test_what_was_saved_stays(tmp_path, caplog):
+def test_saved_pooling_is_kept(tmp_path, caplog):
     folder = str(tmp_path / "my-simcse")
     tiny_encoder().save(folder)
     assert pooling(load_encoder(folder)) == pooling(SentenceTransformer(folder)) == "mean" and not caplog.text

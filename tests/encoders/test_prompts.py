@@ -1,4 +1,4 @@
-"""Prompts with text on both sides of the sentence: token ids, truncation, padding, and what a saved model keeps."""
+"""Prompts with text on both sides of the sentence: token ids, truncation, padding, and saved models."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def ids(model, *texts, prompt=None):
         ("{{a}} {text} }}{{", ("{a} ", " }{")),
     ],
 )
-def test_a_template_is_what_goes_before_and_after_the_text(template, expected):
+def test_template_is_split_into_prefix_and_suffix(template, expected):
     assert parse_template(template) == expected
 
 
@@ -202,7 +202,7 @@ def test_a_template_is_what_goes_before_and_after_the_text(template, expected):
         ("{text", r"double a literal brace: \{\{ or \}\}"),
     ],
 )
-def test_a_bad_template_is_named(template, problem):
+def test_invalid_template_is_named(template, problem):
     with pytest.raises(ValueError, match=problem):
         parse_template(template)
 
@@ -221,7 +221,7 @@ def test_the_suffix_follows_the_text_and_precedes_the_last_special_token(hand, p
 
 
 @pytest.mark.parametrize("processor", ENDS)
-def test_a_pair_has_the_suffix_once_at_its_end(hand, processor):
+def test_pair_has_one_suffix_at_its_end(hand, processor):
     model = hand(ENDS[processor])
     before = model.tokenizer("dog", "cat", return_offsets_mapping=True, return_token_type_ids=True)
     apply_template(model, 'say {text} is:"')
@@ -232,7 +232,7 @@ def test_a_pair_has_the_suffix_once_at_its_end(hand, processor):
     assert after["offset_mapping"] == [*before["offset_mapping"][:-1], (0, 0), (0, 0), (0, 0)]
 
 
-def test_where_the_last_token_is_pooled_it_is_the_suffixs_last(hand):
+def test_last_token_pooling_reads_the_suffix(hand):
     for pooling in ("lasttoken", ("mean", "lasttoken")):
         model = hand(pooling=pooling)
         apply_template(model, 'say {text} is:"')
@@ -250,7 +250,7 @@ def test_a_second_template_replaces_the_first(hand):
     assert (features["input_ids"].tolist(), features["prompt_length"], suffix_of(model)) == ([[0, 4, 5, 2]], 2, "")
 
 
-def test_prompts_that_were_there_stay(hand):
+def test_existing_prompts_are_kept(hand):
     model = hand()
     model.prompts = {"query": "say ", "document": "", "default": "dog "}
     apply_template(model, "cat {text} is")
@@ -259,7 +259,7 @@ def test_prompts_that_were_there_stay(hand):
     assert model.prompts == {"query": "say ", "document": "", "default": ""}
 
 
-def test_a_prefix_alone_leaves_the_tokenizer_as_it_is():
+def test_prefix_alone_does_not_change_the_tokenizer():
     model = tiny_encoder()
     tokenizer = model.tokenizer
     apply_template(model, "a man {text}")
@@ -333,7 +333,7 @@ def test_padding_goes_around_the_suffix(hand, side):
         assert both[1] == pytest.approx(alone, abs=1e-6)
 
 
-def test_the_last_token_is_read_behind_padding_on_the_left(tmp_path):
+def test_last_token_with_left_padding(tmp_path):
     model = encoder(llama2(), tmp_path, "lasttoken")
     apply_template(model, WORD)
     assert model.tokenizer.padding_side == "left"
@@ -393,19 +393,19 @@ def test_the_stock_library_applies_the_saved_template_in_a_fresh_process(tmp_pat
         apply_template(model, "{text} is:")
         assert ids(loaded, *texts) == ids(model, *texts), kind
     command = [sys.executable, "-c", FRESH, json.dumps(texts), *expected]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for folder, line in zip(expected, done.stdout.splitlines(), strict=True):
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    for folder, line in zip(expected, process.stdout.splitlines(), strict=True):
         name, tokens, vectors = json.loads(line)
         assert [name, tokens] == expected[folder][:2], folder
         assert torch.tensor(vectors).allclose(torch.from_numpy(expected[folder][2]), atol=1e-6), folder
 
 
-# --- what cannot be ---
+# --- invalid input ---
 
 
 def refused(model, template, problem):
-    """The error, and that the model is as before."""
+    """The error is raised and the model is unchanged."""
     tokenizer, prompts = model[0].processor, dict(model.prompts)
     with pytest.raises(ValueError, match=problem):
         apply_template(model, template)

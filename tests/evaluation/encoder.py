@@ -1,4 +1,4 @@
-"""Scores of an encoder, in one call."""
+"""Evaluate an encoder in one call."""
 
 from raoe_train.evaluation.tasks import evaluate_tasks, read_tasks
 

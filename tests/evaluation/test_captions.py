@@ -1,4 +1,4 @@
-"""Strict caption retrieval, on captions placed by hand."""
+"""Strict caption retrieval, with captions at hand-picked angles."""
 
 import numpy as np
 import pytest
@@ -27,17 +27,17 @@ def score(word, images):
     radians = np.radians([angles[text] for text in task.sentences])
     # lengths have no part in cosines; by products the others' captions would be nearer to "one" than its own
     lengths = np.array([[1 if text.startswith("one") else 10] for text in task.sentences])
-    found, examples = task.score((lengths * np.stack([np.cos(radians), np.sin(radians)], axis=1)).astype(np.float32))
-    assert examples.values.mean() == found["accuracy"] and len(examples.values) == found["images"]
-    return found
+    result, examples = task.score((lengths * np.stack([np.cos(radians), np.sin(radians)], axis=1)).astype(np.float32))
+    assert examples.values.mean() == result["accuracy"] and len(examples.values) == result["images"]
+    return result
 
 
 @pytest.mark.parametrize("block", [1, 2, 256])
 def test_by_hand(tmp_path, monkeypatch, block):
     monkeypatch.setattr(captions, "BLOCK", block)
-    found = score(write(tmp_path, IMAGES), IMAGES)
-    listed = found.pop("retrieved")
-    assert found == {"accuracy": pytest.approx(100 / 3), "images": 3, "captions": 15}
+    result = score(write(tmp_path, IMAGES), IMAGES)
+    listed = result.pop("retrieved")
+    assert result == {"accuracy": pytest.approx(100 / 3), "images": 3, "captions": 15}
     # by degrees from the query: 5, 5, 10, 10; 5, 5, 10, 75; 5, 10, 10, 15; what is equally near in any order
     expected = [
         ("one 0", [{"one 1", "one 2"}, {"one 3", "one 4"}]),
@@ -56,7 +56,7 @@ def test_by_hand(tmp_path, monkeypatch, block):
     assert score(write(tmp_path, two), two)["accuracy"] == 100.0
 
 
-def test_queries_of_other_images_are_found_too(tmp_path):
+def test_queries_of_other_images_count(tmp_path):
     # the query of "four" is nearer to that of "one" than its caption at 10
     images = {"one": IMAGES["one"], "four": [8, 200, 210, 220, 230]}
     assert score(write(tmp_path, images), images)["accuracy"] == 0.0
@@ -72,11 +72,11 @@ def test_a_tie_counts_against_the_encoder(tmp_path):
 
 def test_more_than_five_captions_are_left_out(tmp_path):
     images = {"one": [*IMAGES["one"], 120], "two": IMAGES["two"]}
-    found = score(write(tmp_path, images), images)
-    assert (found["accuracy"], found["images"], found["captions"]) == (100.0, 2, 10)
+    result = score(write(tmp_path, images), images)
+    assert (result["accuracy"], result["images"], result["captions"]) == (100.0, 2, 10)
 
 
-def test_what_cannot_be(tmp_path):
+def test_invalid_settings(tmp_path):
     images = {**IMAGES, "short": [0, 1, 2, 3]}
     with pytest.raises(ValueError, match=r"image 'short' has 4 captions, but each image needs 5"):
         read_tasks([write(tmp_path, images)])

@@ -1,4 +1,4 @@
-"""The classifiers of transfer tasks: SentEval's layer, one penalty at a time by torch's own layers and optimizers."""
+"""The classifiers of transfer tasks: SentEval's layer against torch's layers and optimizers, one penalty at a time."""
 
 from types import SimpleNamespace
 
@@ -38,8 +38,8 @@ def by_torch(features, labels, train, dev, penalty, its):
                 torch.nn.functional.cross_entropy(layer(x[places]), y[places]).backward()
                 step.step()
         rounds += 1
-        said = layer(torch.tensor(features[dev], dtype=torch.float32)).argmax(1).numpy()
-        accuracy = (said == labels[dev]).mean()
+        output = layer(torch.tensor(features[dev], dtype=torch.float32)).argmax(1).numpy()
+        accuracy = (output == labels[dev]).mean()
         if accuracy > best:
             best, chosen = accuracy, [part.detach().clone() for part in layer.parameters()]
         else:
@@ -67,7 +67,7 @@ def test_the_layer_is_that_of_torch(classes, tenacity):
 
 
 @pytest.mark.parametrize(("tenacity", "rounds"), [(0, 2), (3, 5)])
-def test_it_stops_after_so_many_rounds_without_a_better_one(monkeypatch, tenacity, rounds):
+def test_early_stopping(monkeypatch, tenacity, rounds):
     taken = []
     optimizer = SimpleNamespace(step=lambda: taken.append(1))
     monkeypatch.setattr(torch.optim, "Adam", lambda *_, **__: optimizer)
@@ -82,7 +82,7 @@ def test_it_stops_after_so_many_rounds_without_a_better_one(monkeypatch, tenacit
     assert len(taken) == 208
 
 
-def test_torchs_own_random_numbers_go_on():
+def test_random_state_of_torch_is_unchanged():
     features, labels = examples(40)
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
@@ -114,17 +114,17 @@ def test_grids_and_settings_of_senteval():
         ({"tenacity": 3}, "classifier.tenacity is not a setting of scikit-learn, which has kfold"),
     ],
 )
-def test_settings_that_cannot_be(given, message):
+def test_invalid_settings(given, message):
     with pytest.raises(ValueError, match=message):
         Classifier(**given).settings()
 
 
-def test_a_task_by_it(tmp_path):
+def test_task_with_this_classifier(tmp_path):
     """Two folds in which one of 40 examples has features of the other class; what a result depends on."""
     rows = [{"text": f"w{label}{number}", "label": label} for label in "01" for number in range(20)]
     write_rows(tmp_path / "set.jsonl", ["text", "label"], rows)
     word = f"transfer:{tmp_path}/set.jsonl"
-    plain, task, others = (
+    plain, task, rest = (
         read_tasks([word], classifier=its)[word]
         for its in (Classifier(), Classifier("senteval", kfold=2, epoch_size=201), Classifier("senteval", kfold=5))
     )
@@ -132,12 +132,12 @@ def test_a_task_by_it(tmp_path):
     at[:, 0] = [1.0 if row["label"] == "1" or row["text"] == "w00" else -1.0 for row in rows]
     found, right = task.score(at)
     assert (found["accuracy"], found["examples"]) == (pytest.approx(97.5), 40) and right.values.sum() == 3900
-    assert task.content[:4] == plain.content[:4] and task.content != plain.content and others.content != task.content
+    assert task.content[:4] == plain.content[:4] and task.content != plain.content and rest.content != task.content
     with pytest.raises(ValueError, match="20 training examples, too few for 20 folds"):
         read_tasks([word], classifier=Classifier("senteval", kfold=20))
 
 
 def test_the_keys_of_jobs():
     assert load("evaluate", None, {"classifier": {"name": "senteval"}}).classifier == Classifier("senteval")
-    asked = {"evaluation.classifier.name": "senteval", "evaluation.classifier.tenacity": "3"}
-    assert load("train", None, asked).evaluation.classifier == Classifier("senteval", tenacity=3)
+    options = {"evaluation.classifier.name": "senteval", "evaluation.classifier.tenacity": "3"}
+    assert load("train", None, options).evaluation.classifier == Classifier("senteval", tenacity=3)

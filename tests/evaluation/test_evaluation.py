@@ -1,4 +1,4 @@
-"""Evaluation on STS sets and embeddings of a file."""
+"""Evaluation on STS sets, and embeddings of a file."""
 
 import gzip
 import json
@@ -57,7 +57,7 @@ def tasks(tmp_path):
 
 
 def measures(result):
-    """A task's result without what it says of itself and its subsets."""
+    """A task's result without its metadata and subsets."""
     return {name: result[name] for name in ("spearman", "pearson", "pairs")}
 
 
@@ -90,7 +90,7 @@ def test_evaluate_encoder(model, tasks):
     )
 
 
-def test_finding_tasks(tasks):
+def test_tasks_are_found_by_name(tasks):
     assert find_task("stsx", tasks) == f"{tasks}/sts/stsx.tsv.gz#test"
     assert find_task("stsx-all", tasks) == f"{tasks}/sts/stsx.tsv.gz"
     assert find_task("plain", tasks) == f"{tasks}/plain.jsonl"
@@ -112,7 +112,7 @@ def test_finding_tasks(tasks):
     assert find_task("hub:a/b#test", tasks) == "hub:a/b#test"
 
 
-def test_tasks_that_cannot_be(model, tasks):
+def test_invalid_tasks(model, tasks):
     write_rows(tasks / "noscore.tsv", ["sentence1", "sentence2"], rows("test"))
     with pytest.raises(ValueError, match="no column for score"):
         evaluate_encoder(model, ["noscore"], tasks)
@@ -140,7 +140,7 @@ def test_tasks_that_cannot_be(model, tasks):
             evaluate_encoder(model, nothing, tasks)
 
 
-def test_labels_have_no_part(model, tasks):
+def test_labels_are_ignored(model, tasks):
     write_rows(
         tasks / "odd.jsonl",
         ["sentence1", "sentence2", "score", "label"],
@@ -160,15 +160,15 @@ def test_correlations_by_hand():
 
 
 @pytest.mark.parametrize(("kind", "eps"), [(torch.float32, 2**-23), (torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
-def test_a_correlation_of_rounding_is_none(kind, eps):
-    """Cosines of pairs that differ by roundings alone have an order, and it says nothing."""
+def test_no_correlation_of_rounding_errors(kind, eps):
+    """The order of cosines that differ only by rounding has no meaning."""
     first = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)).expand(40, 64)
     rounded = first * (1 + eps / 4 * torch.randn(40, 64, generator=torch.Generator().manual_seed(1)))
     told = first + torch.linspace(0, 1, 40)[:, None] * torch.randn(1, 64, generator=torch.Generator().manual_seed(2))
     for second, undefined in ((rounded, True), (told, False)):
         embeddings = torch.cat([first, second]).to(kind).float().numpy()
-        found, _ = correlations(embeddings, np.arange(40.0), np.asarray([]))
-        assert (found["spearman"] is None) == (found["pearson"] is None) == undefined
+        result, _ = correlations(embeddings, np.arange(40.0), np.asarray([]))
+        assert (result["spearman"] is None) == (result["pearson"] is None) == undefined
 
 
 def test_cosines():
@@ -180,16 +180,16 @@ def test_cosines():
 
 
 def test_encode_sentences(model, monkeypatch):
-    given = []
+    inputs = []
     real = model.encode
     monkeypatch.setattr(
-        model, "encode", lambda sentences, **options: (given.append(sentences), real(sentences, **options))[1]
+        model, "encode", lambda sentences, **options: (inputs.append(sentences), real(sentences, **options))[1]
     )
     sentences = [SENTENCES[i] for i in (3, 0, 3, 5, 0)]
-    found = encode_sentences(model, sentences, batch_size=2)
-    assert given == [[SENTENCES[i] for i in (3, 0, 5)]]
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, np.stack([real(text) for text in sentences]), atol=1e-6)
+    result = encode_sentences(model, sentences, batch_size=2)
+    assert inputs == [[SENTENCES[i] for i in (3, 0, 5)]]
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, np.stack([real(text) for text in sentences]), atol=1e-6)
     with pytest.raises(ValueError, match="sentences is empty"):
         encode_sentences(model, [])
 
@@ -201,7 +201,7 @@ def test_training_mode_is_kept(model):
         assert model.training is mode
 
 
-def test_an_encoder_that_gives_nan_is_an_error(tasks):
+def test_nan_embeddings_are_an_error(tasks):
     broken = tiny_encoder(double=False)
     next(broken.parameters()).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="NaN or infinity for 11 sentences"):
@@ -237,20 +237,20 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
         evaluated(tasks=["plain"])
     assert list(evaluated(tasks=["plain"], overwrite=True)["tasks"]) == ["plain"]
     os.utime(Path(saved) / "model.safetensors", ns=(1, 1))
-    assert list(evaluated(tasks=["plain"])["tasks"]) == ["plain"]  # it is the contents that count
+    assert list(evaluated(tasks=["plain"])["tasks"]) == ["plain"]  # only the contents count
     notes = Path(saved) / "notes.txt"
-    notes.write_text("trained anew")  # so its results are old
+    notes.write_text("trained anew")  # so the results are outdated
     with pytest.raises(ValueError, match="exists with other settings or inputs"):
         evaluated(tasks=["plain"])
     notes.unlink()
 
 
-def test_what_cannot_be_is_found_before_anything_is_scored(saved, tasks, tmp_path, monkeypatch):
+def test_input_is_checked_before_scoring(saved, tasks, tmp_path, monkeypatch):
     monkeypatch.setattr("raoe_train.jobs.evaluate.evaluate_tasks", lambda *_: pytest.fail("scored"))
-    made = {"model.name": saved, "tasks": ["stsx"], "data.dir": str(tasks)}
+    options = {"model.name": saved, "tasks": ["stsx"], "data.dir": str(tasks)}
     (tasks.parent / "folder").mkdir()
     with pytest.raises(ValueError, match="is a folder: name a file"):
-        run("evaluate", **made, output=str(tasks.parent / "folder"))
+        run("evaluate", **options, output=str(tasks.parent / "folder"))
 
 
 def test_encode_job(saved, model, tmp_path):
@@ -268,9 +268,9 @@ def test_encode_job(saved, model, tmp_path):
 
     lines = [SENTENCES[0], "", "one\x0bline", SENTENCES[0]]
     for name in ("a.txt", "a.txt.gz"):
-        found = encoded(name, "\n".join(lines) + "\n")
-        assert (found.shape, found.dtype) == ((4, 16), np.float32)
-        np.testing.assert_allclose(found, model.encode(lines), atol=1e-6)
+        results = encoded(name, "\n".join(lines) + "\n")
+        assert (results.shape, results.dtype) == ((4, 16), np.float32)
+        np.testing.assert_allclose(results, model.encode(lines), atol=1e-6)
     with pytest.raises(ValueError, match="exists with other settings or inputs"):
         encoded("a.txt", "other\n")
     assert encoded("a.txt", "other\n", overwrite=True).shape == (1, 16)
@@ -286,7 +286,7 @@ def test_encode_job(saved, model, tmp_path):
         encoded("f.txt", "a\n", output=str(tmp_path / "f.bin"))
 
 
-# docs/evaluation.md has the other sets'
+# docs/evaluation.md has the numbers of the other sets
 PUBLISHED = {"sts15": 85.39, "stsb": 82.03, "sick-all": 77.58}
 
 

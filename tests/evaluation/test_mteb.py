@@ -1,4 +1,4 @@
-"""Tasks through mteb, on tasks in memory; where mteb is not installed, what is said then."""
+"""Tasks through mteb, on tasks in memory, and the error if mteb is not installed."""
 
 import shutil
 import sys
@@ -15,12 +15,12 @@ from tests.tiny import SENTENCES, tiny_encoder
 def test_without_mteb(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "mteb", None)
     assert main(["evaluate", "--model.name", "x", "--tasks", "SciDocsRR", "--data.dir", str(tmp_path)]) == 2
-    assert "mteb is not installed: pip install 'raoe[eval]'" in capsys.readouterr().err
+    assert "mteb is not installed: run pip install -e '.[eval]'" in capsys.readouterr().err
 
 
 @pytest.fixture
 def mteb():
-    return pytest.importorskip("mteb", reason="mteb is not installed (pip install 'raoe[eval]')")
+    return pytest.importorskip("mteb", reason="mteb is not installed (pip install -e '.[eval]')")
 
 
 def order(encoder, first, second, prompt):
@@ -31,7 +31,7 @@ def order(encoder, first, second, prompt):
 
 @pytest.fixture
 def sts(mteb):
-    """STS whose human scores are the model's own cosines, as far as their order goes: Spearman is 100."""
+    """STS whose human scores have the order of the model's cosines: Spearman is 100."""
     from datasets import Dataset
     from mteb.abstasks.sts import AbsTaskSTS
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -58,13 +58,13 @@ def sts(mteb):
 def test_a_task_in_memory(mteb, sts, tmp_path, monkeypatch):
     encoder = sts.encoder = tiny_encoder(double=False)
     encoder.train()
-    found = evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "cache")}, batch_size=2)
-    assert found["tasks"]["tiny"] == {
+    result = evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "cache")}, batch_size=2)
+    assert result["tasks"]["tiny"] == {
         "kind": "mteb", "main": "main_score", "main_score": pytest.approx(100), "metric": "cosine_spearman",
         "scores": {"test": {"default": pytest.approx(100)}},
     }  # fmt: skip
-    assert found["average"] == pytest.approx(100) and encoder.training
-    # what is in the cache is not evaluated again
+    assert result["average"] == pytest.approx(100) and encoder.training
+    # cached results are not computed again
     monkeypatch.setattr(type(sts), "evaluate", None)
     again = evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "cache")})
     assert again["average"] == pytest.approx(100)
@@ -73,7 +73,7 @@ def test_a_task_in_memory(mteb, sts, tmp_path, monkeypatch):
 
 
 def test_shares_of_tasks_are_copied_together(mteb, sts, tmp_path, monkeypatch):
-    """As two GPUs make them, each with an output of its own."""
+    """Two processes write shares into separate outputs."""
 
     class OtherSTS(type(sts)):
         prompt = "other: "
@@ -86,8 +86,8 @@ def test_shares_of_tasks_are_copied_together(mteb, sts, tmp_path, monkeypatch):
         evaluate_tasks(encoder, {name: of_task(task, tmp_path / name)})
         shutil.copytree(tmp_path / name, tmp_path / "both", dirs_exist_ok=True)
     monkeypatch.setattr(type(sts), "evaluate", None)
-    found = evaluate_tasks(encoder, {name: of_task(task, tmp_path / "both") for name, task in tasks.items()})
-    assert set(found["tasks"]) == {"tiny", "other"} and found["tasks"]["tiny"]["main_score"] == pytest.approx(100)
+    result = evaluate_tasks(encoder, {name: of_task(task, tmp_path / "both") for name, task in tasks.items()})
+    assert set(result["tasks"]) == {"tiny", "other"} and result["tasks"]["tiny"]["main_score"] == pytest.approx(100)
     with pytest.raises(TypeError):
         evaluate_tasks(encoder, {"other": of_task(tasks["other"], tmp_path / "tiny")})
 
@@ -103,9 +103,9 @@ def test_the_encoder_keeps_its_prompt(mteb, sts):
 def test_reranking_has_map_and_mrr(mteb):
     from mteb.mocks.mock_tasks import MockRerankingTask
 
-    found = evaluate_tasks(tiny_encoder(double=False), {"mock": of_task(MockRerankingTask())})["tasks"]["mock"]
+    result = evaluate_tasks(tiny_encoder(double=False), {"mock": of_task(MockRerankingTask())})["tasks"]["mock"]
     # two queries, two candidates each, one of them relevant: map and mrr are 1 or 1/2 a query
-    assert found["map"] == found["mrr"] == found["main_score"] and found["map"] in (50, 75, 100)
+    assert result["map"] == result["mrr"] == result["main_score"] and result["map"] in (50, 75, 100)
 
 
 def test_names(mteb, tmp_path):

@@ -51,8 +51,8 @@ def test_by_hand():
     assert np.allclose(polarity, [0.4 + 0.1, 0.3 + 0.2])
 
 
-def test_the_reference_is_asked_about_what_the_encoder_found():
-    """Not about what the reference would have found, and lengths of embeddings have no part in either."""
+def test_reference_judges_the_neighbours_of_the_encoder():
+    """Not about the reference's own neighbours. The lengths of embeddings have no effect."""
     longer = EMBEDDINGS * np.arange(1, 7)[:, None]
     reference = circle(0, 0, 0, 60, 90, 180) * np.arange(2, 8)[:, None]
     _, similarity = evaluator(reference=reference).scores(longer)
@@ -60,20 +60,20 @@ def test_the_reference_is_asked_about_what_the_encoder_found():
 
 
 def test_report():
-    found, polarity = evaluator().report(EMBEDDINGS, curve=[1, 2, 4])
+    result, polarity = evaluator().report(EMBEDDINGS, curve=[1, 2, 4])
     np.testing.assert_array_equal(polarity, evaluator().scores(EMBEDDINGS)[0])
-    assert found["polarity"] == pytest.approx(50) and found["polarity_std"] == pytest.approx(100 / 6)
-    assert found["similarity"] == pytest.approx(100 * (5 / 6 - 4 / 6) / 2, abs=1e-4)
-    assert found["similarity_std"] == pytest.approx(100 * 0.75, abs=1e-4)
-    assert (found["sentences"], found["sources"], found["k"]) == (2, 4, 2)
-    plus = found["by_class"]["+"]
+    assert result["polarity"] == pytest.approx(50) and result["polarity_std"] == pytest.approx(100 / 6)
+    assert result["similarity"] == pytest.approx(100 * (5 / 6 - 4 / 6) / 2, abs=1e-4)
+    assert result["similarity_std"] == pytest.approx(100 * 0.75, abs=1e-4)
+    assert (result["sentences"], result["sources"], result["k"]) == (2, 4, 2)
+    plus = result["by_class"]["+"]
     assert plus["polarity"] == pytest.approx(200 / 3) and plus["sentences"] == 1 and plus["polarity_std"] == 0
-    assert found["by_class"]["-"]["similarity"] == pytest.approx(-200 / 3, abs=1e-4)
+    assert result["by_class"]["-"]["similarity"] == pytest.approx(-200 / 3, abs=1e-4)
     # the nearest alone: a, of its class, and d, not; of all four, see test_by_hand
-    assert found["curve"]["1"] == pytest.approx({"polarity": 50.0, "similarity": 0.0}, abs=1e-4)
-    assert found["curve"]["4"]["polarity"] == pytest.approx(50.0)
-    assert found["curve"]["2"] == pytest.approx({key: found[key] for key in ("polarity", "similarity")})
-    json.dumps(found)
+    assert result["curve"]["1"] == pytest.approx({"polarity": 50.0, "similarity": 0.0}, abs=1e-4)
+    assert result["curve"]["4"]["polarity"] == pytest.approx(50.0)
+    assert result["curve"]["2"] == pytest.approx({key: result[key] for key in ("polarity", "similarity")})
+    json.dumps(result)
 
 
 @pytest.mark.parametrize("classes", [2, 3])  # M1: the published code's y ^ ys gives -2.33 for three
@@ -98,16 +98,16 @@ def test_against_brute_force(classes):
 
 
 def test_as_an_evaluator():
-    """Of a real encoder; against itself S is the weighted cosine of what it finds."""
+    """With a real encoder. With itself as reference, S is the weighted cosine of its neighbours."""
     model = tiny_encoder(double=False).eval()
     first, rest = SENTENCES[:3], SENTENCES[3:]
     made = PolarityEvaluator(first, [0, 1, 0], rest, [k % 2 for k in range(len(rest))], model, k=2, name="set")
-    found = made(model)
+    result = made(model)
     assert made.primary_metric == "set_polarity"
-    assert sorted(found) == ["set_polarity", "set_polarity_std", "set_similarity", "set_similarity_std"]
+    assert sorted(result) == ["set_polarity", "set_polarity_std", "set_similarity", "set_similarity_std"]
     unit = model.encode(SENTENCES, normalize_embeddings=True)
     best = -np.sort(-(unit[:3] @ unit[3:].T), axis=1)[:, :2]
-    assert found["set_similarity"] == pytest.approx(100 * float((best @ [2 / 3, 1 / 3]).mean()), abs=1e-3)
+    assert result["set_similarity"] == pytest.approx(100 * float((best @ [2 / 3, 1 / 3]).mean()), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_as_an_evaluator():
         ({"reference": circle(0, 1)}, "reference has 2 rows for 6"),
     ],
 )
-def test_what_cannot_be(change, message):
+def test_invalid_settings(change, message):
     with pytest.raises(ValueError, match=message):
         evaluator(**change)
 
 
-def test_classes_that_cannot_be():
+def test_invalid_classes():
     with pytest.raises(ValueError, match="labels has 1 entries for 2 sentences"):
         PolarityEvaluator(["s", "t"], ["+"], ["a"], ["+"], circle(0, 1, 2), 1)
     with pytest.raises(ValueError, match="no source sentence is of class -"):
@@ -155,26 +155,26 @@ def folder(tmp_path):
 def test_as_a_task(folder):
     options = Polarity(FrozenEncoder(str(folder / "reference"), cache=str(folder / "cache")), k=3)
     model = tiny_encoder(double=False).eval()
-    found = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
+    result = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
     task = read_polarity("set", Reading(folder, polarity=options))
     _, labels, classes, _ = task.content
     test, sources = task.sentences[:3], task.sentences[3:]
-    assert test == SENTENCES[:3] and len(sources) == 15 == found["sources"]
+    assert test == SENTENCES[:3] and len(sources) == 15 == result["sources"]
     from sentence_transformers import SentenceTransformer
 
     reference = SentenceTransformer(str(folder / "reference"), device="cpu")
     made = PolarityEvaluator(test, labels, sources, classes, reference, 3)
     expected = made(model)
-    assert found["polarity"] == pytest.approx(expected["polarity"])
-    assert found["similarity"] == pytest.approx(expected["similarity"], abs=1e-3)
+    assert result["polarity"] == pytest.approx(expected["polarity"])
+    assert result["similarity"] == pytest.approx(expected["similarity"], abs=1e-3)
     assert len(list((folder / "cache").glob("*/*.npy"))) == 1
     cached = next((folder / "cache").glob("*/*.npy"))
     scores, _ = task.score(encode_sentences(model, task.sentences))
     cached.unlink()
-    assert task.score(encode_sentences(model, task.sentences))[0] == scores  # the reference was asked once
+    assert task.score(encode_sentences(model, task.sentences))[0] == scores  # the reference ran once
     assert not cached.exists()
     itself = Polarity(FrozenEncoder(str(folder / "model")), k=3)
-    assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != found
+    assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != result
 
 
 def test_what_a_result_depends_on(folder):
@@ -194,7 +194,7 @@ def test_what_a_result_depends_on(folder):
     notes.unlink()
 
 
-def test_what_is_drawn(folder):
+def test_sampling(folder):
     def drawn(**options):
         task = read_polarity("set", Reading(folder, polarity=Polarity(FrozenEncoder("x"), **options)))
         count = len(task.content[1])

@@ -1,4 +1,4 @@
-"""The registry of tasks: words, suites, what is read before anything is encoded, averages and the table."""
+"""The registry of tasks: names, suites, reading before encoding, averages and the table."""
 
 import json
 
@@ -77,24 +77,24 @@ def test_all_kinds_together(model, folder, monkeypatch):
     encoded = []
     real = model.encode
     monkeypatch.setattr(model, "encode", lambda texts, **options: (encoded.append(texts), real(texts, **options))[1])
-    found = evaluate_encoder(model, WORDS, folder)
+    result = evaluate_encoder(model, WORDS, folder)
     assert sorted(encoded[0]) == sorted(SENTENCES) and len(encoded) == 1  # each sentence once for all of them
     alone = {word: evaluate_encoder(model, [word], folder)["tasks"][word] for word in WORDS}
-    assert found["tasks"] == alone
+    assert result["tasks"] == alone
     assert [(task["kind"], task["main"]) for task in alone.values()] == [
         ("sts", "spearman"), ("transfer", "accuracy"), ("captions", "accuracy")
     ]  # fmt: skip
     mains = [alone["stsb"]["spearman"], alone["cr"]["accuracy"], alone["captions:photos"]["accuracy"]]
-    assert found["average"] == pytest.approx(np.mean(mains))
-    assert found["averages"] == dict(zip(("sts", "transfer", "captions"), mains, strict=True))
+    assert result["average"] == pytest.approx(np.mean(mains))
+    assert result["averages"] == dict(zip(("sts", "transfer", "captions"), mains, strict=True))
     assert "averages" not in evaluate_encoder(model, ["stsb"], folder)
 
 
-def test_batch_size_changes_nothing(model, folder):
-    found = [evaluate_encoder(model, WORDS, folder, batch_size=size)["tasks"] for size in (1, 3, 64)]
+def test_batch_size_does_not_matter(model, folder):
+    results = [evaluate_encoder(model, WORDS, folder, batch_size=size)["tasks"] for size in (1, 3, 64)]
     for word in WORDS:
-        for each in found[1:]:
-            assert main_score(each[word]) == pytest.approx(main_score(found[0][word]), abs=0.01)
+        for each in results[1:]:
+            assert main_score(each[word]) == pytest.approx(main_score(results[0][word]), abs=0.01)
 
 
 def test_subsets_of_sts_by_hand():
@@ -110,19 +110,19 @@ def test_subsets_of_sts_by_hand():
         columns = {"sentence1": texts, "sentence2": texts, "score": [3.0, 1.0, 2.0, 4.0, 6.0, 5.0], "subset": subset}
         return of_pairs(Dataset.from_dict(columns))
 
-    found, examples = task(["a", "a", "a", "b", "b", "b"]).score(np.concatenate([first, second]))
+    result, examples = task(["a", "a", "a", "b", "b", "b"]).score(np.concatenate([first, second]))
     np.testing.assert_allclose(examples.values, cosines)
     assert examples.gold.tolist() == [3, 1, 2, 4, 6, 5]
     # differences of ranks 2 -1 -1 0 1 -1: 1 - 6 x 8 / (6 x 35)
-    assert found["spearman"] == pytest.approx(100 * (1 - 48 / 210)) and found["pairs"] == 6
+    assert result["spearman"] == pytest.approx(100 * (1 - 48 / 210)) and result["pairs"] == 6
     # a: ranks 1 2 3 against 3 1 2, 1 - 6 x 6 / 24 = -0.5; b: 1 2 3 against 1 3 2, 1 - 6 x 2 / 24 = 0.5
-    assert {name: subset["spearman"] for name, subset in found["subsets"].items()} == {
+    assert {name: subset["spearman"] for name, subset in result["subsets"].items()} == {
         "a": pytest.approx(-50), "b": pytest.approx(50)
     }
-    assert found["mean"]["spearman"] == pytest.approx(0) and found["subsets"]["b"]["pairs"] == 3
+    assert result["mean"]["spearman"] == pytest.approx(0) and result["subsets"]["b"]["pairs"] == 3
     # one pair alone has no correlation, and the mean none either
-    found, _ = task(["a", "a", "a", "a", "a", "b"]).score(np.concatenate([first, second]))
-    assert found["subsets"]["b"]["spearman"] is None and found["mean"] == {
+    result, _ = task(["a", "a", "a", "a", "a", "b"]).score(np.concatenate([first, second]))
+    assert result["subsets"]["b"]["spearman"] is None and result["mean"] == {
         "spearman": None, "pearson": None
     }
     assert "subsets" not in task(["a"] * 6).score(np.concatenate([first, second]))[0]
@@ -143,17 +143,17 @@ def test_a_condition_is_for_sts_only(folder):
 
 def read_length(name, reading):
     def score(embeddings):
-        found = {"long": float(len(embeddings)), "short": None, "detail": {"x": 1}, "examples": 3}
-        return found, Outcomes(np.array([found["long"]]))
+        result = {"long": float(len(embeddings)), "short": None, "detail": {"x": 1}, "examples": 3}
+        return result, Outcomes(np.array([result["long"]]))
 
     return Task("length", "long", "length", ["nobody reads"], score)
 
 
-def test_a_kind_is_a_function_and_a_line(model, monkeypatch, capsys):
+def test_new_kind_of_task(model, monkeypatch, capsys):
     monkeypatch.setitem(KINDS, "length", "tests.evaluation.test_tasks:read_length")
-    found = evaluate_encoder(model, ["length:any"])
-    assert found["tasks"]["length:any"]["long"] == 1.0 and found["average"] == 1.0
-    assert [line.split() for line in table(found).splitlines()] == [
+    result = evaluate_encoder(model, ["length:any"])
+    assert result["tasks"]["length:any"]["long"] == 1.0 and result["average"] == 1.0
+    assert [line.split() for line in table(result).splitlines()] == [
         ["task", "long", "short", "examples"], ["length:any", "1.00", "undefined", "3"], ["average", "1.00"]
     ]  # fmt: skip
 
@@ -182,7 +182,7 @@ def test_table_of_several_kinds():
 
 
 def test_results_without_kinds_stay_readable():
-    """What `evaluate` wrote before there were kinds."""
+    """Results that `evaluate` wrote before kinds were recorded."""
     old = {"tasks": {"stsb": {"spearman": 82.0, "pearson": 80.0, "pairs": 3}}, "average": 82.0}
     assert main_score(old["tasks"]["stsb"]) == 82.0 and main_score({}) is None
     assert table(old).splitlines()[1].split() == ["stsb", "82.00", "80.00", "3"]
@@ -201,9 +201,9 @@ def test_command_line(model, folder, tmp_path, capsys):
     model.save(str(saved))
     command = ["evaluate", "--model.name", str(saved), "--model.device", "cpu", "--data.dir", str(folder)]
     assert main([*command, "--tasks", *WORDS, "--output", str(output)]) == 0
-    found = json.loads(output.read_text())
-    assert list(found["tasks"]) == WORDS and found["versions"]["scikit-learn"]
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["average", "of", "all", f"{found['average']:.2f}"]
+    result = json.loads(output.read_text())
+    assert list(result["tasks"]) == WORDS and result["versions"]["scikit-learn"]
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["average", "of", "all", f"{result['average']:.2f}"]
     assert main([*command, "--suite", "sts"]) == 2
     error = capsys.readouterr().err
     assert all(f"no task '{name}'" in error for name in ("sts12", "sts16", "sick")) and "no task 'stsb'" not in error

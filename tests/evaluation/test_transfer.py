@@ -1,4 +1,4 @@
-"""Transfer tasks: SentEval's protocol, on features made by hand."""
+"""Transfer tasks: SentEval's protocol, on hand-written features."""
 
 import json
 from pathlib import Path
@@ -21,10 +21,10 @@ def read(folder, rows, name="set", **options):
 
 def score(task, features):
     """The task's score where `features` maps texts to embeddings."""
-    found, examples = task.score(np.array([features[text] for text in task.sentences], dtype=np.float32))
-    assert examples.values.mean() == pytest.approx(found["accuracy"], abs=0.5)  # folds may differ in size by one
-    assert len(examples.values) == found["examples"] and set(examples.values) <= {0, 100}
-    return found
+    result, examples = task.score(np.array([features[text] for text in task.sentences], dtype=np.float32))
+    assert examples.values.mean() == pytest.approx(result["accuracy"], abs=0.5)  # folds may differ in size by one
+    assert len(examples.values) == result["examples"] and set(examples.values) <= {0, 100}
+    return result
 
 
 def single(count=20, noisy=0):
@@ -42,8 +42,8 @@ def test_ten_folds_by_hand(tmp_path):
     # each fold has 2 of 20 of each class. The odd one looks like class 1 and so is wrong wherever it is tested: one
     # fold of 4 has 3 right, (9 x 100 + 75) / 10
     rows, features = single(noisy=1)
-    found = score(read(tmp_path, rows), features)
-    assert (found["accuracy"], found["examples"]) == (pytest.approx(97.5), 40)
+    result = score(read(tmp_path, rows), features)
+    assert (result["accuracy"], result["examples"]) == (pytest.approx(97.5), 40)
 
 
 @pytest.mark.parametrize("split", ["dev", "test"])
@@ -70,8 +70,8 @@ def split_rows():
 
 def test_train_and_test_by_hand(tmp_path):
     rows = split_rows()
-    found = score(read(tmp_path, rows), {row["text"]: row["at"] for row in rows})
-    assert found == {"accuracy": pytest.approx(80.0), "dev_accuracy": 100.0, "examples": 10}
+    result = score(read(tmp_path, rows), {row["text"]: row["at"] for row in rows})
+    assert result == {"accuracy": pytest.approx(80.0), "dev_accuracy": 100.0, "examples": 10}
 
 
 def test_pairs_have_the_features_of_senteval_and_an_f1(tmp_path):
@@ -100,9 +100,9 @@ def test_the_penalty_is_chosen_on_dev(tmp_path, monkeypatch):
     rows = [{**row, "split": "dev" if row["split"] == "test" else row["split"]} for row in split_rows()]
     rows += [{**row, "split": "test", "text": "x" + row["text"]} for row in split_rows() if row["split"] == "test"]
     features = {row["text"]: row["at"] for row in rows}
-    found = score(read(tmp_path, rows), features)
+    result = score(read(tmp_path, rows), features)
     # all C do equally well on dev, 80 %: the smallest is taken
-    assert found == {"accuracy": pytest.approx(80.0), "dev_accuracy": 80.0, "examples": 10}
+    assert result == {"accuracy": pytest.approx(80.0), "dev_accuracy": 80.0, "examples": 10}
     assert chosen[-1] == 0.25
     # a weak penalty is needed where the feature that tells is small: class 0 has (0, 0), class 1 (0, 0.3), and
     # 3 to 1 examples of class 0 pull the intercept down
@@ -114,15 +114,15 @@ def test_the_penalty_is_chosen_on_dev(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("others", [["test"], ["dev", "test"]])
-def test_only_train_is_trained_on(tmp_path, others):
+def test_classifier_trains_on_train_only(tmp_path, others):
     # 4 times as many examples as in train say the opposite
     rows = [row for row in split_rows() if row["split"] == "train"]
     rows += [
         {"split": split, "text": f"{split}{label}{number}", "label": label, "at": APART["10"[int(label)]]}
         for split in others for label in "01" for number in range(40)
     ]  # fmt: skip
-    found = score(read(tmp_path, rows), {row["text"]: row["at"] for row in rows})
-    assert found["accuracy"] == 0.0 and found["dev_accuracy"] == (0.0 if "dev" in others else 100.0)
+    result = score(read(tmp_path, rows), {row["text"]: row["at"] for row in rows})
+    assert result["accuracy"] == 0.0 and result["dev_accuracy"] == (0.0 if "dev" in others else 100.0)
 
 
 def test_examples_come_in_the_order_of_senteval(tmp_path):
@@ -134,9 +134,9 @@ def test_examples_come_in_the_order_of_senteval(tmp_path):
         for label in "01"
     ]
     features = {row["text"]: [float(row["label"]) + rng.normal()] for row in rows}
-    found = [score(read(tmp_path, order), features) for order in (rows, rows[::-1], rows[1::2] + rows[::2])]
-    assert found[0] == found[1] == found[2]
-    assert 55 < found[0]["dev_accuracy"] < 90
+    results = [score(read(tmp_path, order), features) for order in (rows, rows[::-1], rows[1::2] + rows[::2])]
+    assert results[0] == results[1] == results[2]
+    assert 55 < results[0]["dev_accuracy"] < 90
 
 
 def sentevals(kind, rows, vectors):
@@ -183,7 +183,7 @@ def sentevals(kind, rows, vectors):
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["folds", "test", "pairs", "dev"])
 def test_sentevals_protocol_step_by_step(kind, seed, tmp_path):
-    """On what is hard to tell apart, so that every fold and every penalty shows."""
+    """With overlapping classes, so that every fold and every penalty matters."""
     rng = np.random.default_rng(seed)
     names = ("sentence1", "sentence2") if kind == "pairs" else ("text",)
     rows, vectors = [], {}
@@ -196,10 +196,10 @@ def test_sentevals_protocol_step_by_step(kind, seed, tmp_path):
         if kind != "folds":
             row["split"] = "train" if number < 90 else "dev" if number < 120 and kind == "dev" else "test"
         rows.append(row)
-    found = score(read(tmp_path, rows, classifier=Classifier(kfold=5)), vectors)
+    result = score(read(tmp_path, rows, classifier=Classifier(kfold=5)), vectors)
     accuracy, dev = sentevals(kind, rows, {text: vector.astype(np.float64) for text, vector in vectors.items()})
-    assert found["accuracy"] == pytest.approx(accuracy, abs=1e-9)
-    assert found["dev_accuracy"] == pytest.approx(dev, abs=1e-9)
+    assert result["accuracy"] == pytest.approx(accuracy, abs=1e-9)
+    assert result["dev_accuracy"] == pytest.approx(dev, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_sentevals_protocol_step_by_step(kind, seed, tmp_path):
 def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, monkeypatch):
     """70.00, 70.00 and 70.00 per cent; 70.00, 70.01 and 70.00."""
     used = []
-    given = np.array([accuracies + [0.0] * 3])
-    monkeypatch.setattr(LogisticRegression, "validated", lambda self, folds, grid: given)
+    inputs = np.array([accuracies + [0.0] * 3])
+    monkeypatch.setattr(LogisticRegression, "validated", lambda self, folds, grid: inputs)
     real = LogisticRegression.predicted
     monkeypatch.setattr(LogisticRegression, "predicted", lambda *its: (used.append(its[-1]), real(*its))[1])
     score(read(tmp_path, single()[0]), single()[1])
@@ -232,7 +232,7 @@ def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, mon
         ([{"text": "a", "label": "0"}, {"sentence1": "a", "sentence2": "b", "label": "1"}], "line 1: sentence1 is"),
     ],
 )
-def test_what_cannot_be(tmp_path, rows, message):
+def test_invalid_settings(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         read(tmp_path, rows)
 

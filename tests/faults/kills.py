@@ -107,8 +107,8 @@ def disturbed(job: Job, folder: Path, kills: int, seed: int) -> Tally:
             continue
         where = f"{job.name}, seed {seed}, {sum(tally.kills.values())} kills, the last {place or moment}"
         assert status == 0, f"{where}: exit status {status}\n{_log(output)}"
-        found = job.result(output)
-        assert found == expected, f"{where}: {_first_difference(found, expected)}"
+        result = job.result(output)
+        assert result == expected, f"{where}: {_first_difference(result, expected)}"
         tally.finished += 1
         shutil.rmtree(output)
     return tally

@@ -92,22 +92,22 @@ def _shorter(inputs: Path, encoder: str, dev: str) -> dict[str, Job]:
 def _files(folder: Path) -> dict[str, Any]:
     """{file: its content} of all files in a folder: JSON without times and what is said of one process's work, digests
     of others, nothing of pictures."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_dir():
-            found[name] = "folder"
+            result[name] = "folder"
         elif path.suffix == ".json":
-            found[name] = _without_times(json.loads(path.read_text(encoding="utf-8")))
+            result[name] = _without_times(json.loads(path.read_text(encoding="utf-8")))
         elif path.suffix == ".jsonl":
-            found[name] = [_without_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+            result[name] = [_without_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
         elif path.suffix == ".png":
-            found[name] = path.read_bytes()[:4]
+            result[name] = path.read_bytes()[:4]
         elif path.name == "README.md":  # the model card has times, and examples that are drawn anew
-            found[name] = "card"
+            result[name] = "card"
         else:
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            result[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return result
 
 
 def _without_times(values: Any) -> Any:

@@ -24,7 +24,7 @@ def jobs(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 30 * KILLS)
 @pytest.mark.parametrize("name", ["train", "score", "generate", *SHORTER])
-def test_a_job_that_is_killed_ends_like_one_that_is_not(jobs, tmp_path, name):
+def test_killed_job_resumes_to_equal_output(jobs, tmp_path, name):
     tally = disturbed(jobs[name], tmp_path / "outputs", KILLS, SEED)
     assert sum(tally.kills.values()) == KILLS and tally.finished >= 1
     print(f"{name}: {dict(tally.kills)}, {tally.finished} outputs, {dict(tally.places)}")
@@ -33,7 +33,7 @@ def test_a_job_that_is_killed_ends_like_one_that_is_not(jobs, tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "more"), [("encode", {}), ("mine", {"loss": "mse", "mining": {"count": 20}})], ids=["encode", "mine"]
 )
-def test_an_output_is_known_that_a_kill_kept_from_being_summed_up(jobs, tmp_path, name, more, monkeypatch):
+def test_output_without_summary_is_recognised(jobs, tmp_path, name, more, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = {**jobs[name].keys(tmp_path), **more}
 

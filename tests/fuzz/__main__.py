@@ -57,19 +57,19 @@ def ends(table: Table, rng: Random, folder: Path) -> str:
     right = table.right(list(records(valid, kind)) if same else naive)
     how = rng.choice(("raise", "skip"))
     try:
-        found, counts = table.read(str(folder / name), how)
+        result, counts = table.read(str(folder / name), how)
     except BaseException as error:
         return f"refused what is right: {error}" if same and right else said(error, name)
     if counts and counts["kept"] + sum(counts["dropped"].values()) != counts["read"]:
         return f"wrong counts: {counts}"
     if table.ordered and (same or how == "raise"):
-        return "rows" if alike(found, right) else f"wrong: {str(found)[:400]} and not {str(right)[:400]}"
+        return "rows" if alike(result, right) else f"wrong: {str(result)[:400]} and not {str(right)[:400]}"
     if table.ordered:
-        return "rows" if same_order(found, right) else f"not right: {str(found)[:400]} of {str(right)[:400]}"
-    wrong = [row for row in found if row not in right and table is not TABLES["captions"]]
+        return "rows" if same_order(result, right) else f"not right: {str(result)[:400]} of {str(right)[:400]}"
+    wrong = [row for row in result if row not in right and table is not TABLES["captions"]]
     if table is TABLES["captions"]:
         those = dict(right)
-        wrong = [row for row in found if not same_order(row[1], those.get(row[0], []))]
+        wrong = [row for row in result if not same_order(row[1], those.get(row[0], []))]
     return f"not right: {str(wrong)[:400]} of {str(right)[:400]}" if wrong else "rows"
 
 

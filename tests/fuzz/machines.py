@@ -65,8 +65,8 @@ def shards(folder: Path, rng: Random, steps: int) -> None:
         def make(rank: int, world: int) -> Callable[[], object]:
             def work() -> None:
                 os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
-                found = resume.gathered(resume.share(folder / "parts", items, 3, np.square, "squares"))
-                assert found.tolist() == [n * n for n in range(len(items))]
+                result = resume.gathered(resume.share(folder / "parts", items, 3, np.square, "squares"))
+                assert result.tolist() == [n * n for n in range(len(items))]
 
             return work
 
@@ -99,9 +99,9 @@ def lines(folder: Path, rng: Random, steps: int) -> None:
         for rank in (0, 1):
             assert ended(child(write(rank), folder)) == {0}
         good, bad = ([key for key in ids if (key % 3 == 2) == refused] for refused in (False, True))
-        found = [json.loads(line)["id"] for line in output.path.read_text("utf-8").splitlines()]
+        results = [json.loads(line)["id"] for line in output.path.read_text("utf-8").splitlines()]
         failed = beside(output.path, ".failed.jsonl")
-        assert found == good and failed.exists() == bool(bad) and output.finished() is not None
+        assert results == good and failed.exists() == bool(bad) and output.finished() is not None
         assert not bad or [json.loads(line)["id"] for line in failed.read_text("utf-8").splitlines()] == bad
 
 
@@ -130,8 +130,8 @@ def runs(folder: Path, rng: Random, steps: int) -> None:
 
         if rng.random() < 0.7:
             assert ended(child(begin, folder, rng.randrange(1, 16))) <= {0, KILLED}
-        for others in ("aa", "ab", "ba", "bb"):  # whoever comes next
-            check(Output(folder / "run", {"model": others[0], "data": others[1]}, True, folder=True), *others)
+        for rest in ("aa", "ab", "ba", "bb"):  # whoever comes next
+            check(Output(folder / "run", {"model": rest[0], "data": rest[1]}, True, folder=True), *rest)
         begin()
         if rng.random() < 0.5 and output.finished() is None:
             assert ended(child(save, folder, rng.randrange(1, 16))) <= {0, KILLED}

@@ -50,8 +50,8 @@ def spoilt_rows(rows: Rows, kind: str, rng: Random) -> Rows:
     elif way == 1:
         del row[name]
     elif way == 2:
-        others = ["similarity", "text1", "anchor", "id", "split", "sentences", name + " ", name.upper(), ""]
-        other = rng.choice([*others, "\ufeff" + name])
+        rest = ["similarity", "text1", "anchor", "id", "split", "sentences", name + " ", name.upper(), ""]
+        other = rng.choice([*rest, "\ufeff" + name])
         for each in rows:
             each[other] = each.get(name) if rng.random() < 0.5 else each.pop(name, None)
     elif way == 3:

@@ -39,14 +39,14 @@ def lines(content: bytes, encoding: str = "utf-8") -> list[str | None]:
     parts = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if parts[-1] == b"":
         parts.pop()
-    found: list[str | None] = []
+    results: list[str | None] = []
     for part in parts:
         part = part[:-1] if part.endswith(b"\r") else part
         try:
-            found.append(part.decode(encoding))
+            results.append(part.decode(encoding))
         except UnicodeDecodeError:
-            found.append(None)
-    return found
+            results.append(None)
+    return results
 
 
 def records(content: bytes, kind: str) -> Iterator[Record]:
@@ -65,12 +65,12 @@ def records(content: bytes, kind: str) -> Iterator[Record]:
 def _objects(content: bytes) -> Iterator[Record]:
     for line in lines(content):
         try:
-            found = json.loads(line or "", object_pairs_hook=_once)
-            json.dumps(found, ensure_ascii=False).encode()
+            result = json.loads(line or "", object_pairs_hook=_once)
+            json.dumps(result, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
-            yield found
+        if isinstance(result, dict):
+            yield result
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Record:
@@ -139,10 +139,10 @@ def number(value: Any) -> float | None:
     if value is None or (isinstance(value, str) and not NUMBER.fullmatch(value)):
         return None
     try:
-        found = float(value)
+        result = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return result if math.isfinite(result) else None
 
 
 def word(value: Any) -> str | None:

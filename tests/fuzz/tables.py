@@ -62,7 +62,7 @@ def _column(record: Record, *names: str) -> Any:
 
 
 def _right_pairs(records: list[Record]) -> list[Any]:
-    found = []
+    results = []
     for record in records:
         first, second = _column(record, "sentence1", "text1"), record.get("sentence2")
         row: Record = {"sentence1": text(first), "sentence2": text(second)}
@@ -71,8 +71,8 @@ def _right_pairs(records: list[Record]) -> list[Any]:
         if "label" in record:
             row["label"] = label(record["label"])
         if None not in row.values():
-            found.append(row)
-    return found
+            results.append(row)
+    return results
 
 
 def _labelled(rng: Random) -> Rows:
@@ -86,7 +86,7 @@ def _labelled(rng: Random) -> Rows:
 
 
 def _right_labelled(records: list[Record]) -> list[Any]:
-    found = []
+    results = []
     for record in records:
         first = _column(record, "sentence1", "text1")
         row = {"text": text(first if first is not None and "sentence2" in record else record.get("text"))}
@@ -94,8 +94,8 @@ def _right_labelled(records: list[Record]) -> list[Any]:
             row["second"] = text(record["sentence2"])
         row |= {"label": word(record.get("label")), "split": word(record.get("split")) or ""}
         if None not in row.values():
-            found.append(row)
-    return found
+            results.append(row)
+    return results
 
 
 ROLES = {  # with SimCSE's names second
@@ -144,7 +144,7 @@ def _lists(rng: Random) -> Rows:
 def _right_lists(records: list[Record]) -> list[Any]:
     import ast
 
-    found = []
+    results = []
     for record in records:
         sentences = record.get("sentences", record.get("list_sent"))
         if isinstance(sentences, str):
@@ -155,8 +155,8 @@ def _right_lists(records: list[Record]) -> list[Any]:
         if isinstance(sentences, list) and len(sentences) > 2 and all(map(text, sentences)):
             method = record.get("method")
             its = {"sentences": sentences, "method": "" if method is None else str(method)}
-            found.append({"id": None if record.get("id") is None else str(record["id"]), **its})
-    return found
+            results.append({"id": None if record.get("id") is None else str(record["id"]), **its})
+    return results
 
 
 def _read_lists(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
@@ -169,12 +169,12 @@ def _captions(rng: Random) -> Rows:
 
 
 def _right_captions(records: list[Record]) -> list[Any]:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for record in records:
         image, caption = word(record.get("image")), text(_column(record, "caption") or _column(record, "sentence"))
         if image and caption:
-            found.setdefault(image, []).append(caption)
-    return list(found.items())
+            result.setdefault(image, []).append(caption)
+    return list(result.items())
 
 
 def _conditional(rng: Random) -> Rows:
@@ -192,14 +192,14 @@ def _read_conditional(path: str, on_error: str) -> tuple[list[Any], dict[str, An
 
 
 def _right_conditional(records: list[Record]) -> list[Any]:
-    found = []
+    results = []
     for record in records:
         first, second = text(_column(record, "sentence1", "text1")), text(record.get("sentence2"))
         condition, score = text(record.get("condition")), number(record.get("label"))
         if first and second and condition and score is not None and 1 <= score <= 5:
             begin = f"of {condition}: "
-            found.append({"sentence1": begin + first, "sentence2": begin + second, "score": score})
-    return found
+            results.append({"sentence1": begin + first, "sentence2": begin + second, "score": score})
+    return results
 
 
 def _sentences(rng: Random) -> Rows:

@@ -29,13 +29,13 @@ def write(path, content):
     return str(path)
 
 
-def test_a_key_twice_is_no_row(tmp_path):
+def test_duplicate_json_key_is_a_row_error(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"sentence1": "a", "sentence2": "b", "score": 1, "score": 2}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl, line 1: .*duplicate key among sentence1, sentence2, score, score"):
         pair_table(path)
 
 
-def test_a_parquet_column_twice_is_an_error(tmp_path):
+def test_duplicate_parquet_column_is_an_error(tmp_path):
     table = pyarrow.table([["a"], ["b"], [1.0], [2.0]], names=["sentence1", "sentence2", "score", "score"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet.* duplicate column name: .*'score', 'score'"):
@@ -60,7 +60,7 @@ def test_a_changed_byte_of_our_own_parquet_is_noticed(tmp_path):
         pair_table(write(tmp_path / "a.parquet", content.replace(b"very", b"vary", 1)))
 
 
-def test_texts_that_are_no_utf_8_in_parquet_are_an_error_of_ours(tmp_path):
+def test_invalid_utf_8_in_parquet_is_an_error(tmp_path):
     text = pyarrow.array([b"\xff"]).view(pyarrow.utf8())
     table = pyarrow.table([text, ["b"]], names=["sentence1", "sentence2"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
@@ -69,7 +69,7 @@ def test_texts_that_are_no_utf_8_in_parquet_are_an_error_of_ours(tmp_path):
     assert type(error.value) is ValueError
 
 
-def test_line_ends_inside_quotes_are_the_texts_own(tmp_path):
+def test_line_ends_inside_quotes_are_kept(tmp_path):
     texts = ["one\r\ntwo", "one\ntwo", "one\rtwo"]
     write_rows(tmp_path / "a.csv", ["text"], [{"text": text} for text in texts])
     assert [fields["text"] for _, fields in read_rows(tmp_path / "a.csv")] == texts
@@ -78,20 +78,20 @@ def test_line_ends_inside_quotes_are_the_texts_own(tmp_path):
 
 
 @pytest.mark.parametrize("score", ["1_0", "0_1.5"])
-def test_an_underscore_is_no_part_of_a_number(tmp_path, score):
+def test_underscore_in_a_number_is_an_error(tmp_path, score):
     path = write(tmp_path / "a.tsv", f"sentence1\tsentence2\tscore\na\tb\t{score}\n")
     with pytest.raises(ValueError, match=f"line 2: score is '{score}', not a number"):
         pair_table(path)
 
 
 @pytest.mark.parametrize("label", [[], {"a": 1}, [["x"]]])
-def test_a_list_is_no_class(tmp_path, label):
+def test_list_as_label_is_an_error(tmp_path, label):
     path = write(tmp_path / "a.jsonl", json.dumps({"text": "a", "label": label}) + "\n")
     with pytest.raises(ValueError, match=r"line 1: label is .*, not a name"):
         labelled_table(path)
 
 
-def test_what_is_null_has_no_name(tmp_path):
+def test_null_name_is_an_error(tmp_path):
     row = {"text": "a", "label": "x", "split": None}
     assert labelled_table(write(tmp_path / "a.jsonl", json.dumps(row) + "\n"))[0]["split"] == [""]
     row = {"sentence1": "a", "sentence2": "b", "subset": None}
@@ -100,39 +100,39 @@ def test_what_is_null_has_no_name(tmp_path):
     assert list_table(write(tmp_path / "c.jsonl", json.dumps(row) + "\n"))[0]["method"] == [""]
 
 
-def test_half_a_pair_is_no_sentence(tmp_path):
+def test_lone_surrogate_is_an_error(tmp_path):
     path = write(tmp_path / "a.tsv", "sentence\tsentence2\tlabel\na\tb\t1\n")
     with pytest.raises(ValueError, match="line 2: no column for sentence1"):
         labelled_table(path)
 
 
-def test_splits_that_are_numbers(tmp_path):
+def test_numeric_split_names(tmp_path):
     rows = [{"sentence1": f"a{n}", "sentence2": "b", "split": n % 2} for n in range(4)]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert pair_table(path + "#1")[0]["sentence1"] == ["a1", "a3"]
 
 
 @pytest.mark.parametrize("text", ["[{[]: 1}]", "[" + "-" * 100_000 + "1]", "[" * 5000, "[1\x00"])
-def test_text_that_is_no_list(tmp_path, text):
+def test_text_in_place_of_a_list(tmp_path, text):
     path = write(tmp_path / "a.jsonl", json.dumps({"list_sent": text}) + "\n")
     with pytest.raises(ValueError, match=r"a\.jsonl, line 1: "):
         list_table(path)
 
 
-def test_a_class_that_no_column_holds(tmp_path):
+def test_class_beyond_64_bits_is_an_error(tmp_path):
     path = write(tmp_path / "a.tsv", "sentence1\tsentence2\tlabel\na\tb\tyes\n")
     with pytest.raises(ValueError, match="labels must map to classes"):
         pair_table(path, labels={"yes": 10**30})
 
 
 @pytest.mark.parametrize("text", ["seed: !!bool x", "seed: !!timestamp x", "seed: !!int x", "\x00"])
-def test_yaml_that_no_value_comes_of(tmp_path, text):
+def test_yaml_without_a_value(tmp_path, text):
     path = write(tmp_path / "r.yaml", text)
     with pytest.raises(ValueError, match=r"r\.yaml is not valid YAML"):
         load("score", path)
 
 
-def test_a_copy_of_a_checkpoint_is_no_checkpoint(tmp_path):
+def test_copied_checkpoint_is_ignored(tmp_path):
     for name in ("checkpoint-2", "checkpoint-10", "checkpoint-10 (copy)", "checkpoint-best"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trainer_state.json").write_text('{"global_step": 1}')
@@ -160,7 +160,7 @@ def test_damaged_examples_are_named(tmp_path):
             assert type(error) is ValueError and path.name in str(error)
 
 
-def test_a_file_whose_time_is_set_back_is_another(tmp_path):
+def test_digest_ignores_the_time_of_a_file(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"one")
     old, digest = path.stat(), file_digest(path)

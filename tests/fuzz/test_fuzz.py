@@ -8,7 +8,7 @@ from tests.fuzz.tables import TABLES
 CASES = 2000
 
 
-def test_every_reading_is_right_or_an_error_of_ours():
+def test_reading_is_correct_or_a_clear_error():
     counts, bad = tried(CASES, seed=0)
     assert not bad
     for kind in TABLES:  # neither refuses all, nor takes all

@@ -13,5 +13,5 @@ STEPS, SEED = int(os.environ.get("STEPS", "12")), int(os.environ.get("FUZZ_SEED"
 
 @pytest.mark.timeout(120 + STEPS)
 @pytest.mark.parametrize("name", list(MACHINES))
-def test_what_is_found_is_what_would_be_made(tmp_path, name):
+def test_random_operations_keep_results_valid(tmp_path, name):
     driven(name, tmp_path, SEED, STEPS)

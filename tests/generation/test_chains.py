@@ -1,4 +1,4 @@
-"""The job generate with a real (tiny) language model: what it writes, how it goes on, who shares the work."""
+"""The job generate with a tiny language model: output, resuming and several processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory):
-    """A saved language model with room for prompts, that writes something else after every sentence."""
+    """A saved language model with enough positions for prompts, whose answers differ by sentence."""
     name = saved_decoder(tmp_path_factory.mktemp("writer"))
     model = AutoModelForCausalLM.from_pretrained(name).double()
     model.config.max_position_embeddings = 256
@@ -68,7 +68,7 @@ def files(folder):
 
 
 def plainly(writer, sentence, method="guided", guidance=1.5):
-    """A chain by transformers' own generate, step by step."""
+    """A chain by transformers' generate, step by step."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(writer), AutoTokenizer.from_pretrained(writer)
 
     def ids(text):
@@ -79,23 +79,23 @@ def plainly(writer, sentence, method="guided", guidance=1.5):
         led = step and method == "guided"
         extra = {"guidance_scale": guidance, "negative_prompt_ids": ids(chain[-2])} if led else {}
         near = ids(chain[-1])
-        found = model.generate(
+        result = model.generate(
             near, max_new_tokens=8, do_sample=False, stop_strings=["\n"], tokenizer=tokenizer, **extra
         )
-        text = tokenizer.decode(found[0, near.shape[1] :], skip_special_tokens=True)
+        text = tokenizer.decode(result[0, near.shape[1] :], skip_special_tokens=True)
         chain.append(text.partition("\n")[0].strip())
     return chain
 
 
 @pytest.mark.parametrize("method", ["guided", "iterative"])
-def test_chains_are_those_of_transformers_guidance(writer, sentences, tmp_path, method):
+def test_chains_equal_those_of_transformers(writer, sentences, tmp_path, method):
     output = tmp_path / "chains.jsonl"
     result = run("generate", **options(writer, sentences, output), **{"generation.method": method})
-    found = lines(output)
-    assert [line["id"] for line in found] == list(range(1, 12))
-    for line, sentence in list(zip(found, SENTENCES, strict=True))[:4]:
+    results = lines(output)
+    assert [line["id"] for line in results] == list(range(1, 12))
+    for line, sentence in list(zip(results, SENTENCES, strict=True))[:4]:
         assert line["sentences"] == plainly(writer, sentence, method)
-    for line in found:
+    for line in results:
         assert len(line["sentences"]) == STEPS + 1
         assert list(line) == ["id", "sentences", "method", "settings", "model", "versions"]
         assert (line["method"], line["model"]) == (method, writer)
@@ -107,7 +107,7 @@ def test_chains_are_those_of_transformers_guidance(writer, sentences, tmp_path, 
     assert result["run"]["tokens"] > 300 and result["run"]["tokens_per_second"] > 0
 
 
-def test_what_is_written_does_not_depend_on_how_many_fly(writer, sentences, tmp_path):
+def test_output_does_not_depend_on_batch_size(writer, sentences, tmp_path):
     common = {"generation.do_sample": True, "generation.temperature": 1.3}
     for size in (1, 3, 50):
         output = tmp_path / f"{size}.jsonl"
@@ -120,7 +120,7 @@ def test_what_is_written_does_not_depend_on_how_many_fly(writer, sentences, tmp_
     assert ours[0]["settings"]["temperature"] == 1.3
 
 
-def test_chains_that_break_a_rule_are_kept_apart(writer, sentences, tmp_path, capsys):
+def test_failed_chains_are_written_separately(writer, sentences, tmp_path, capsys):
     output = tmp_path / "chains.jsonl"
     result = run("generate", **options(writer, sentences, output), **{"generation.verify": True})
     failed = lines(tmp_path / "chains.jsonl.failed.jsonl")
@@ -136,7 +136,7 @@ def test_chains_that_break_a_rule_are_kept_apart(writer, sentences, tmp_path, ca
     assert output.read_bytes() == before[0]
 
 
-def test_going_on_after_a_failure(writer, sentences, tmp_path, monkeypatch):
+def test_resume_after_a_failure(writer, sentences, tmp_path, monkeypatch):
     whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
     run("generate", **options(writer, sentences, whole))
     real, asked = Chain.request, []
@@ -155,7 +155,7 @@ def test_going_on_after_a_failure(writer, sentences, tmp_path, monkeypatch):
     kept = lines(unfinished)
     assert 0 < len(kept) < 11 and not output.exists()
     text = unfinished.read_bytes()
-    unfinished.write_bytes(text + b'{"id": 11, "sentences": ["nobody re')  # what a kill may leave
+    unfinished.write_bytes(text + b'{"id": 11, "sentences": ["nobody re')  # as left by a kill
     asked.clear()
     monkeypatch.setattr(Chain, "request", lambda chain, limit: (asked.append(chain.key), real(chain, limit))[1])
     result = run("generate", **options(writer, sentences, output), **{"generation.batch_size": 2})
@@ -200,13 +200,13 @@ def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops
         assert not any(stop in text for stop in stops or [] for text in line["sentences"][1:])
 
 
-def test_whose_place_it_is(writer, sentences, tmp_path):
+def test_foreign_and_outdated_outputs_are_refused(writer, sentences, tmp_path):
     output = tmp_path / "chains.jsonl"
     output.write_text('{"id": 1, "sentences": ["of somebody else"]}\n')
     with pytest.raises(ValueError, match="was not written by raoe-train"):
         run("generate", **options(writer, sentences, output))
     assert "somebody" in output.read_text() and files(tmp_path) == ["chains.jsonl", "in.txt"]
-    with pytest.raises(ValueError, match="was not written by raoe-train"):  # whose it is, it stays
+    with pytest.raises(ValueError, match="was not written by raoe-train"):  # overwriting does not remove it either
         run("generate", **options(writer, sentences, output), overwrite=True)
     output.unlink()
     run("generate", **options(writer, sentences, output))
@@ -216,12 +216,12 @@ def test_whose_place_it_is(writer, sentences, tmp_path):
         run("generate", **options(writer, sentences, output))
     assert output.read_bytes() == first
     assert run("generate", **options(writer, sentences, output), overwrite=True)["chains"] == 1
-    output.unlink()  # and a result that is gone is made anew
+    output.unlink()  # a deleted result is made again
     assert run("generate", **options(writer, sentences, output))["chains"] == 1
     assert len(lines(output)) == 1
 
 
-def test_a_file_that_was_changed_is_not_gone_on_with(writer, sentences, tmp_path, monkeypatch):
+def test_changed_partial_file_is_refused(writer, sentences, tmp_path, monkeypatch):
     output = tmp_path / "chains.jsonl"
     with monkeypatch.context() as patch:
         patch.setattr(Lines, "merge", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
@@ -266,8 +266,8 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_going_on_after_a_kill(writer, sentences, tmp_path):
-    """SIGKILL again and again; in the end every chain is there once, and none was done twice."""
+def test_resume_after_a_kill(writer, sentences, tmp_path):
+    """After repeated SIGKILL every chain is in the output once, and none was generated twice."""
     sentences.write_text("".join(f"{text} number {n}\n" for n in range(20) for text in SENTENCES))
     whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
     run("generate", **options(writer, sentences, whole))
@@ -294,7 +294,7 @@ def test_going_on_after_a_kill(writer, sentences, tmp_path):
 
 @pytest.mark.slow
 def test_processes_at_the_same_time(writer, sentences, tmp_path):
-    """Whoever ends last merges, and it does not matter who that is."""
+    """The process that ends last merges, whichever it is."""
     whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
     expected = run("generate", **options(writer, sentences, whole))
     code = "import json, sys, raoe_train; print(json.dumps(raoe_train.run('generate', **json.loads(sys.argv[1]))))"
@@ -302,10 +302,10 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
     environments = [{**os.environ, "RANK": str(rank), "WORLD_SIZE": "3"} for rank in range(3)]
     ended = [one.end() for one in [Python("-c", code, words, env=environment) for environment in environments]]
     assert [one.returncode for one in ended] == [0, 0, 0]
-    said = [one.stdout.splitlines()[-1] for one in ended]
+    message = [one.stdout.splitlines()[-1] for one in ended]
     assert output.read_bytes() == whole.read_bytes()
     assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt", "whole.jsonl", "whole.jsonl.json"]
-    assert any(json.loads(line).get("chains") == expected["chains"] for line in said)
+    assert any(json.loads(line).get("chains") == expected["chains"] for line in message)
 
 
 # Settings
@@ -330,14 +330,14 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
         ({"seeds.encoder.name": "/no/such/encoder"}, "seeds.clusters is 1000, but there are only 11 sentences"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_written(writer, sentences, tmp_path, more, message):
+def test_invalid_settings_are_reported_before_writing(writer, sentences, tmp_path, more, message):
     before = files(tmp_path)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("generate", **{**options(writer, sentences, tmp_path / "chains.jsonl"), **more})
     assert files(tmp_path) == before
 
 
-def test_a_model_without_room_is_said_before_seeds_are_chosen(writer, sentences, tmp_path, monkeypatch):
+def test_too_few_positions_are_reported_before_seeds_are_chosen(writer, sentences, tmp_path, monkeypatch):
     before = files(tmp_path)
     monkeypatch.setattr("raoe_train.encoders.preflight.device_memory", lambda device: 0)
     seeds = {"encoder": {"name": "/no/such"}, "clusters": 2}
@@ -364,17 +364,17 @@ def test_weights_without_a_head_are_refused(tmp_path, sentences):
         run("generate", **options(name, sentences, tmp_path / "chains.jsonl"))
 
 
-def test_seeds_choose_what_chains_begin_with(writer, sentences, tmp_path):
+def test_seeds_determine_the_sources(writer, sentences, tmp_path):
     from tests.tiny import tiny_encoder
 
     name = str(tmp_path / "encoder")
     tiny_encoder(double=False).save(name)
-    found = []
+    results = []
     for number, encoder in enumerate(({"name": name}, {"name": name, "prompt": "two dogs and a man: "})):
         output = tmp_path / f"{number}.jsonl"
         seeds = {"encoder": encoder, "clusters": 2, "per_cluster": 2}
         result = run("generate", **options(writer, sentences, output, seeds=seeds))
         assert result["chains"] == len(lines(output)) == 4
         assert all(line["sentences"][0] == SENTENCES[line["id"] - 1] for line in lines(output))
-        found.append([line["id"] for line in lines(output)])
-    assert found[0] != found[1]
+        results.append([line["id"] for line in lines(output)])
+    assert results[0] != results[1]

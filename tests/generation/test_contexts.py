@@ -1,4 +1,4 @@
-"""What is kept of a context: the same answers with it as without, and nothing of it read twice."""
+"""Cached contexts: equal answers with and without them, and no token is computed twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS, NEW = 5, 9
 
 
 class Seeing(GuidedDecoder):
-    """Keeps the scores of every token, and the (rows, width) that each forward pass reads."""
+    """A decoder that records the scores of every token and the (rows, width) of each forward pass."""
 
     def __init__(self, model, *args, **options) -> None:
         super().__init__(model, *args, **options)
@@ -41,7 +41,7 @@ def prompt(sentence) -> list[int]:
 
 
 def grown(decoder, sources=SOURCES, reuse=True, slots=None):
-    """The answers of each source's chain; a step, or the next chain, joins as soon as there is a place."""
+    """The answers of each source's chain. A step or the next chain joins as soon as a place is free."""
     prompts = {key: [prompt(source)] for key, source in enumerate(sources)}
     answers = {key: [] for key in prompts}
     waiting, ready, flying = list(prompts), [], 0
@@ -90,36 +90,36 @@ def llama():
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_chains_are_the_same_with_what_is_known(name):
+def test_cached_contexts_give_equal_chains(name):
     # as in test_decoding, Gemma's mask is NaN beside padding in float64
     double = name != "gemma"
     model = tiny_language_model(name, torch.float64 if double else torch.float32)
     atol = 1e-10 if double else 1e-3
     for source in SOURCES[:3]:
         with_it, without = Seeing(model), Seeing(model)
-        found, wanted = grown(with_it, [source]), grown(without, [source], reuse=False)
-        assert ids(found) == ids(wanted)
+        result, expected = grown(with_it, [source]), grown(without, [source], reuse=False)
+        assert ids(result) == ids(expected)
         for ours, theirs in zip(with_it.scores, without.scores, strict=True):
             torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)
-        assert all(answer.context is None for answer in wanted[0])
+        assert all(answer.context is None for answer in expected[0])
     decoder = GuidedDecoder(model)
-    wanted = ids(grown(decoder, reuse=False))
-    assert len({tuple(row) for chain in wanted.values() for row in chain}) > 15
+    expected = ids(grown(decoder, reuse=False))
+    assert len({tuple(row) for chain in expected.values() for row in chain}) > 15
     for slots in (None, 3, 1):
-        found = grown(decoder, slots=slots)
-        assert ids(found) == wanted
-        for chain in found.values():
+        result = grown(decoder, slots=slots)
+        assert ids(result) == expected
+        for chain in result.values():
             for answer in chain:
                 fresh = decoder.answers([Request(answer.context.ids, max_new_tokens=1, keep=True)])[0]
                 close(answer.context, fresh.context, atol)
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_windows_are_not_kept(name):
+def test_sliding_windows_are_not_cached(name):
     decoder = GuidedDecoder(tiny_language_model(name, torch.float32))
-    found = grown(decoder)
-    assert ids(found) == ids(grown(decoder, reuse=False))
-    assert all(answer.context is None for chain in found.values() for answer in chain)
+    result = grown(decoder)
+    assert ids(result) == ids(grown(decoder, reuse=False))
+    assert all(answer.context is None for chain in result.values() for answer in chain)
     # one that is given all the same is not looked at
     context = Context(tuple(INSTRUCTION), (), torch.zeros(32))
     plain = Request(INSTRUCTION, max_new_tokens=NEW)
@@ -134,7 +134,7 @@ def test_windows_are_not_kept(name):
     ],
     ids=["looked up", "from the mask"],
 )
-def test_positions_of_other_kinds(config):
+def test_other_kinds_of_positions(config):
     config.bos_token_id = config.eos_token_id = None
     torch.manual_seed(0)
     # Bloom's mask, too, is NaN beside padding in float64
@@ -156,11 +156,11 @@ def test_positions_of_other_kinds(config):
     ],
     ids=["random", "history", "both"],
 )
-def test_other_choices_than_the_best(llama, sampling):
+def test_sampling_with_cached_contexts(llama, sampling):
     decoder = GuidedDecoder(llama, sampling=sampling)
-    wanted = ids(grown(decoder, reuse=False))
-    assert ids(grown(decoder, slots=3)) == wanted
-    assert wanted != ids(grown(GuidedDecoder(llama)))
+    expected = ids(grown(decoder, reuse=False))
+    assert ids(grown(decoder, slots=3)) == expected
+    assert expected != ids(grown(GuidedDecoder(llama)))
 
 
 # What is read
@@ -170,16 +170,16 @@ def shared(one, other) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def test_the_farther_context_is_not_read_and_the_nearer_from_where_it_differs(llama):
+def test_shared_prefix_of_contexts_is_not_computed_again(llama):
     decoder = Seeing(llama, sampling=Sampling(eos_token_id=[]))
     chain = grown(decoder, SOURCES[:1])[0]
     prompts = [prompt(SOURCES[0]), *(prompt([t for t in answer.ids if t != 2]) for answer in chain[:-1])]
-    wanted = [(1, len(prompts[0]))] + [(1, 1)] * (len(chain[0].ids) - 1)
+    expected = [(1, len(prompts[0]))] + [(1, 1)] * (len(chain[0].ids) - 1)
     for number, answer in enumerate(chain[1:], 1):
         same = shared(prompts[number], prompts[number - 1])
         assert same >= len(INSTRUCTION)
-        wanted += [(1, len(prompts[number]) - same)] + [(2, 1)] * (len(answer.ids) - 1)
-    assert decoder.shapes == wanted
+        expected += [(1, len(prompts[number]) - same)] + [(2, 1)] * (len(answer.ids) - 1)
+    assert decoder.shapes == expected
 
 
 def test_tails_of_rows_are_as_wide_as_the_longest(llama):
@@ -190,17 +190,17 @@ def test_tails_of_rows_are_as_wide_as_the_longest(llama):
     decoder.shapes.clear()
     steps = [(prompt([60] * n), number) for n, number in ((3, 0), (6, 1), (1, 2))]
     requests = [Request(row, rows[number], 1.5, 1, known=first[number].context) for row, number in steps]
-    found = decoder.answers(requests)
+    result = decoder.answers(requests)
     assert decoder.shapes == [(3, 6 + len(CLOSING))]
     decoder.shapes.clear()
     # one of which nothing is known has its own forward pass, and a place in the middle
     new = Request(rows[4], [62, 61, 60], 1.5, 1)
     mixed = decoder.answers([requests[0], new, *requests[1:]])
     assert decoder.shapes == [(2, len(rows[4])), (3, 6 + len(CLOSING))]
-    assert [answer.ids for answer in mixed] == [a.ids for a in (found[0], *decoder.answers([new]), *found[1:])]
+    assert [answer.ids for answer in mixed] == [a.ids for a in (result[0], *decoder.answers([new]), *result[1:])]
 
 
-def test_a_context_that_is_known_already(llama):
+def test_fully_cached_context(llama):
     decoder = Seeing(llama)
     row = prompt(SOURCES[2])
     (first,) = decoder.answers([Request(row, max_new_tokens=NEW, keep=True)])
@@ -216,21 +216,21 @@ def test_a_context_that_is_known_already(llama):
     ]:
         request = Request(near, far, 1.5 if far else 1.0, NEW, keep=True)
         decoder.shapes.clear()
-        (found,) = decoder.answers([replace(request, known=first.context)])
-        assert decoder.shapes == [*read, *[(1 + (far is not None), 1)] * (len(found.ids) - 1)]
-        (wanted,) = decoder.answers([request])
-        assert found == wanted
-        close(found.context, wanted.context, 1e-10)
+        (result,) = decoder.answers([replace(request, known=first.context)])
+        assert decoder.shapes == [*read, *[(1 + (far is not None), 1)] * (len(result.ids) - 1)]
+        (expected,) = decoder.answers([request])
+        assert result == expected
+        close(result.context, expected.context, 1e-10)
 
 
-def test_a_context_is_kept_only_if_asked_for_and_is_its_own(llama):
+def test_context_is_returned_only_on_request(llama):
     decoder = GuidedDecoder(llama, sampling=Sampling(eos_token_id=[]))
     requests = [Request(prompt(source), prompt([60]), 1.5, 2 + n) for n, source in enumerate(SOURCES)]
     assert all(answer.context is None for answer in decoder.answers(requests))
     requests[1::2] = [replace(request, keep=True) for request in requests[1::2]]
-    found = decoder.answers(requests)
-    assert [answer.context is None for answer in found] == [True, False, True, False, True]
-    for answer, request in zip(found, requests, strict=True):
+    result = decoder.answers(requests)
+    assert [answer.context is None for answer in result] == [True, False, True, False, True]
+    for answer, request in zip(result, requests, strict=True):
         if answer.context is None:
             continue
         assert answer.context.ids == tuple(request.near)

@@ -1,4 +1,4 @@
-"""The decoding engine: against transformers' generate and guidance token for token, alone and in company."""
+"""The decoding engine against transformers' generate and guidance, token for token, alone and in batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def contexts() -> list[list[int]]:
 
 
 def guided(guidance: float = 1.5, new: int = NEW) -> list[Request]:
-    """Each context led away from the one before it."""
+    """Requests whose contexts are guided away from the previous one."""
     rows = contexts()
     return [Request(row, rows[number - 1], guidance, new, seed=number) for number, row in enumerate(rows)]
 
@@ -32,10 +32,10 @@ def ids(answers) -> list[list[int]]:
 
 
 def generated(model, context, **options) -> list[int]:
-    found = model.generate(
+    result = model.generate(
         torch.tensor([context]), max_new_tokens=NEW, do_sample=False, pad_token_id=0, **options
     )
-    return found[0, len(context) :].tolist()
+    return result[0, len(context) :].tolist()
 
 
 def with_guidance(model, request: Request, **options) -> list[int]:
@@ -63,9 +63,9 @@ def test_without_guidance_it_is_generate_token_for_token(model):
     batch = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     together = model.generate(batch, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-    found = ids(GuidedDecoder(model).answers([Request(row, max_new_tokens=NEW) for row in rows]))
-    assert found == alone
-    for ours, theirs in zip(found, together[:, width:].tolist(), strict=True):
+    result = ids(GuidedDecoder(model).answers([Request(row, max_new_tokens=NEW) for row in rows]))
+    assert result == alone
+    for ours, theirs in zip(result, together[:, width:].tolist(), strict=True):
         assert theirs == ours + [0] * (len(theirs) - len(ours))
     # guidance 1 and a farther context equal to the nearer one are lambda = 0, too
     assert ids(GuidedDecoder(model).answers(guided(1.0))) == alone
@@ -81,7 +81,7 @@ def test_guidance_is_transformers_token_for_token(model):
     assert theirs != [generated(model, request.near) for request in requests]
 
 
-def test_an_answer_does_not_depend_on_its_company(model):
+def test_answer_does_not_depend_on_its_batch(model):
     decoder, requests = GuidedDecoder(model), guided()
     requests[1:1] = [Request(contexts()[4], max_new_tokens=NEW), Request(contexts()[0], [9, 8], 0.5, 5)]
     alone = [decoder.answers([request])[0] for request in requests]
@@ -92,7 +92,7 @@ def test_an_answer_does_not_depend_on_its_company(model):
 
 
 def test_positions_that_are_looked_up():
-    """GPT-2's are rows of a table, which has none for padding."""
+    """GPT-2's positions are rows of a table, which has no row for padding."""
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4)
     config.bos_token_id = config.eos_token_id = None
     torch.manual_seed(0)
@@ -102,7 +102,7 @@ def test_positions_that_are_looked_up():
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_windows_do_not_admit_others(name):
+def test_sliding_windows_run_without_joining(name):
     decoder = GuidedDecoder(tiny_language_model(name, torch.float32))
     decoder.add([("a", guided()[0])])
     assert not decoder.can_join
@@ -130,7 +130,7 @@ class Recorder:
         model.lm_head.forward = lambda x: (self.head.append(x.shape[0]), head(x))[1]
 
 
-def test_finished_rows_leave(llama):
+def test_finished_rows_leave_the_batch(llama):
     rows = contexts()
     requests = [
         Request(rows[0], rows[1], 1.5, 3),
@@ -140,33 +140,33 @@ def test_finished_rows_leave(llama):
     ]
     decoder = GuidedDecoder(model := tiny_language_model("llama"), None, Sampling(eos_token_id=[]))
     seen = Recorder(model)
-    found = decoder.answers(requests)
-    assert [len(answer.ids) for answer in found] == [3, 6, 5, 1]
+    result = decoder.answers(requests)
+    assert [len(answer.ids) for answer in result] == [3, 6, 5, 1]
     assert seen.body == [(6, 8), (5, 1), (5, 1), (3, 1), (3, 1), (2, 1)]
     assert seen.head == [6, 5, 5, 3, 3, 2]
     assert decoder.active == 0
     assert decoder.step() == []
 
 
-def test_requests_join_others_under_way(llama):
+def test_requests_join_a_running_batch(llama):
     requests, decoder = guided(), GuidedDecoder(tiny_language_model("llama"), None, Sampling(eos_token_id=[]))
     alone = [decoder.answers([request])[0] for request in requests]
     seen = Recorder(decoder.model)
     short = Request(requests[1].near, requests[1].far, 1.5, 2)
-    found = dict(decoder.add([(0, requests[0]), ("short", short)]))
-    found.update(decoder.step())
+    result = dict(decoder.add([(0, requests[0]), ("short", short)]))
+    result.update(decoder.step())
     assert decoder.active == 1
-    found.update(decoder.add([(4, requests[4])]))  # a longer one
-    found.update(decoder.step())
-    found.update(decoder.add([(3, requests[3])]))  # a shorter one
+    result.update(decoder.add([(4, requests[4])]))  # a longer one
+    result.update(decoder.step())
+    result.update(decoder.add([(3, requests[3])]))  # a shorter one
     while decoder.active:
-        found.update(decoder.step())
-    assert {key: found[key] for key in (0, 3, 4)} == {key: alone[key] for key in (0, 3, 4)}
-    assert found["short"].ids == alone[1].ids[:2]
+        result.update(decoder.step())
+    assert {key: result[key] for key in (0, 3, 4)} == {key: alone[key] for key in (0, 3, 4)}
+    assert result["short"].ids == alone[1].ids[:2]
     assert max(rows for rows, _ in seen.body) == 6
 
 
-def test_the_end_of_a_text_is_the_models_unless_said():
+def test_default_end_token_is_the_models():
     model = tiny_language_model("phi3")
     plain = GuidedDecoder(model).answers(guided())
     ended = [answer for answer in plain if answer.finish == "eos"]
@@ -195,7 +195,7 @@ def with_a_hook(model):
     ],
     ids=["soft cap", "times", "by", "hook"],
 )
-def test_what_comes_after_the_head_is_in_the_scores(make):
+def test_scores_include_scaling_after_the_head(make):
     torch.manual_seed(3)
     model, requests = make(), guided()
     assert ids(GuidedDecoder(model).answers(requests)) == [with_guidance(model, request) for request in requests]
@@ -223,8 +223,8 @@ def test_random_answers_depend_on_their_seed_alone(llama):
 def test_draws_follow_the_probabilities():
     scores = torch.tensor([0.0, -torch.inf, 1.0, -1.0, -torch.inf])
     count = 20000
-    drawn = draw(scores.expand(count, 5), uniforms(7, count))
-    shares = torch.bincount(drawn, minlength=5) / count
+    sample = draw(scores.expand(count, 5), uniforms(7, count))
+    shares = torch.bincount(sample, minlength=5) / count
     torch.testing.assert_close(shares, scores.softmax(-1), atol=0.02, rtol=0)
     assert shares[1] == shares[4] == 0
     edge = torch.tensor([0.0, 1 - 2**-24])
@@ -245,9 +245,9 @@ def test_processors_are_transformers(options):
     model = tiny_language_model("phi3")
     sampling = Sampling(**options)
     decoder, requests = GuidedDecoder(model, sampling=sampling), guided()
-    found = ids(decoder.answers(requests))
-    assert found == [with_guidance(model, request, **options) for request in requests]
-    assert found != ids(GuidedDecoder(model).answers(requests))
+    result = ids(decoder.answers(requests))
+    assert result == [with_guidance(model, request, **options) for request in requests]
+    assert result != ids(GuidedDecoder(model).answers(requests))
     plain = [Request(row, max_new_tokens=NEW) for row in contexts()]
     assert ids(decoder.answers(plain, 2)) == [generated(model, row, **options) for row in contexts()]
 
@@ -283,14 +283,14 @@ def test_stop_strings(with_tokenizer):
     stop = text[start : start + 8]
     place = text.index(stop)
     decoder = GuidedDecoder(model, tokenizer, Sampling(eos_token_id=[], stop_strings=["no such thing", stop]))
-    found = decoder.answers(requests)
-    assert (found[0].text, found[0].finish) == (text[:place], "stop")
+    result = decoder.answers(requests)
+    assert (result[0].text, result[0].finish) == (text[:place], "stop")
     needed = next(n for n in range(20) if stop in tokenizer.decode(whole[0].ids[:n]))
-    assert found[0].ids == whole[0].ids[:needed]
-    assert found[1] == whole[1]
+    assert result[0].ids == whole[0].ids[:needed]
+    assert result[1] == whole[1]
 
 
-# What cannot be
+# Invalid input
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_stop_strings(with_tokenizer):
         (Request([3], [3] * 60, 1.5, max_new_tokens=5), "need 65 positions"),
     ],
 )
-def test_requests_that_cannot_be(llama, request_, message):
+def test_invalid_requests(llama, request_, message):
     decoder = GuidedDecoder(llama)
     with pytest.raises(ValueError, match=message):
         decoder.add([("a", request_)])
@@ -312,7 +312,7 @@ def test_requests_that_cannot_be(llama, request_, message):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(do_sample=True)], ids=["greedy", "sampled"])
-def test_nan_is_an_error_and_not_a_text(sampling):
+def test_nan_scores_are_an_error(sampling):
     model = tiny_language_model("llama")
     decoder = GuidedDecoder(model, sampling=sampling)
     with torch.no_grad():

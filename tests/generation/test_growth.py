@@ -1,4 +1,4 @@
-"""How chains grow: what each step asks, who takes whose place, where a chain ends; by a decoder with a script."""
+"""Growth of chains: requests of each step, free places, and ends of chains; with a scripted decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.generation.test_rules import Letters, read
 
 
 class Script:
-    """Answers as the test says, each after so many steps as it has letters."""
+    """A decoder with scripted answers; an answer takes one step per letter."""
 
     can_join, limit = True, None
 
@@ -49,12 +49,12 @@ def chains_of(write, sources, slots=2, can_join=True, limit=None, prompt="{sente
     decoder = Script(write, can_join)
     decoder.limit = limit
     made = (Chain(key, [source], instructions, wish) for key, source in enumerate(sources, 1))
-    found = {chain.key: chain for chain in grow(made, decoder, slots)}
-    assert sorted(found) == list(range(1, len(sources) + 1)) and decoder.most <= slots and not decoder.active
-    return found
+    result = {chain.key: chain for chain in grow(made, decoder, slots)}
+    assert sorted(result) == list(range(1, len(sources) + 1)) and decoder.most <= slots and not decoder.active
+    return result
 
 
-def test_each_step_is_led_away_from_the_one_before_the_last():
+def test_each_step_is_guided_by_the_step_before_the_last():
     asked = []
 
     def write(key, request):
@@ -74,15 +74,15 @@ def test_each_step_is_led_away_from_the_one_before_the_last():
 
 
 @pytest.mark.parametrize("method", ["guided", "iterative", "single-step"])
-def test_what_was_read_goes_along_the_chain_and_no_further(method):
+def test_cached_contexts_stay_within_their_chain(method):
     asked = []
 
     def write(key, request):
         asked.append((key, request.near, request.keep, request.known))
         return "1. a\n2. b\n3. c" if method == "single-step" else f"{read(request.near[1:])}x"
 
-    found = chains_of(write, ["a", "bb"], slots=1, method=method)
-    assert [chain.context for chain in found.values()] == [None, None]
+    result = chains_of(write, ["a", "bb"], slots=1, method=method)
+    assert [chain.context for chain in result.values()] == [None, None]
     if method == "single-step":
         assert [entry[2:] for entry in asked] == [(False, None)] * 2
         return
@@ -96,7 +96,7 @@ def test_what_was_read_goes_along_the_chain_and_no_further(method):
 
 
 @pytest.mark.parametrize("can_join", [True, False])
-def test_chains_take_each_others_places_and_keep_their_own_sentences(can_join):
+def test_waiting_chains_fill_free_places(can_join):
     sources = ["a" * (1 + 7 * n % 5) + str(n) for n in range(13)]
     seeds = []
 
@@ -105,10 +105,10 @@ def test_chains_take_each_others_places_and_keep_their_own_sentences(can_join):
         return read(request.near[1:]) + "x" * (key % 4 + 1)
 
     for slots in (1, 3, 8, 20):
-        found = chains_of(write, sources, slots, can_join)
+        result = chains_of(write, sources, slots, can_join)
         for key, source in enumerate(sources, 1):
             step = "x" * (key % 4 + 1)
-            assert found[key].sentences == [source + step * n for n in range(4)]
+            assert result[key].sentences == [source + step * n for n in range(4)]
     assert len(seeds) == 4 * 39 and len(set(seeds)) == 39
 
 
@@ -123,12 +123,12 @@ def test_a_chain_ends_where_it_breaks_a_rule():
     }
 
     def run_(verify):
-        turn = {key: iter(found) for key, found in words.items()}
+        turn = {key: iter(result) for key, result in words.items()}
         sources = [f"source {n}" for n in range(1, 7)]
         return chains_of(lambda key, _: next(turn[key]), sources, verify=verify)
 
-    found = run_(True)
-    assert {key: (len(chain.sentences) - 1, chain.reason) for key, chain in found.items()} == {
+    result = run_(True)
+    assert {key: (len(chain.sentences) - 1, chain.reason) for key, chain in result.items()} == {
         1: (3, None),
         2: (2, "not complete: cut off at max_new_tokens"),
         3: (1, "empty"),
@@ -141,9 +141,9 @@ def test_a_chain_ends_where_it_breaks_a_rule():
         assert chain.sentences[1:] == [w[0] if isinstance(w, tuple) else w for w in words[key]]
 
 
-def test_too_long_is_by_the_source_and_not_by_the_sentence_before():
-    found = chains_of(lambda _, request: "x" * (60 if read(request.near[1:]) == "ab" else 150), ["ab"])[1]
-    assert found.reason == "too long: 150 characters from a source of 2"
+def test_maximum_length_depends_on_the_source():
+    result = chains_of(lambda _, request: "x" * (60 if read(request.near[1:]) == "ab" else 150), ["ab"])[1]
+    assert result.reason == "too long: 150 characters from a source of 2"
 
 
 def test_a_list_at_once():
@@ -161,8 +161,8 @@ def test_a_list_at_once():
         asked.append(request)
         return texts[key]
 
-    found = chains_of(write, ["source"] * 6, method="single-step", max_new_tokens=7)
-    assert {key: chain.reason for key, chain in found.items()} == {
+    result = chains_of(write, ["source"] * 6, method="single-step", max_new_tokens=7)
+    assert {key: chain.reason for key, chain in result.items()} == {
         1: None,
         2: "wrong list length: 2 sentences instead of 3",
         3: "not complete: cut off at max_new_tokens",
@@ -170,17 +170,17 @@ def test_a_list_at_once():
         5: "not a numbered list item: \"I'm sorry, but I can't help.\"",
         6: "repeated: sentence 3 occurs for the 3rd time",
     }
-    assert found[1].sentences == ["source", "one", "two", "three"]
-    assert found[4].sentences == ["source", "one", ""]  # it ends where it breaks a rule
+    assert result[1].sentences == ["source", "one", "two", "three"]
+    assert result[4].sentences == ["source", "one", ""]  # it ends where it breaks a rule
     assert all(request.far is None and request.max_new_tokens == 21 for request in asked) and len(asked) == 6
     kept = chains_of(write, ["source"] * 6, method="single-step", verify=False)
     assert all(chain.reason is None for chain in kept.values())
     assert kept[2].sentences == ["source", "1. one", "2. two"]
 
 
-def test_a_prompt_without_room_fails_its_chain_alone():
+def test_too_long_prompt_fails_only_its_chain():
     long = "y" * 30
-    found = chains_of(lambda key, _: "fine" * key, [long, "b", long, "c"], limit=36, max_new_tokens=20)
-    assert found[1].reason == "no room: 31 prompt tokens and 20 new ones, but the model has 36 positions"
-    assert found[2].reason is None or found[2].reason.startswith("repeated")
-    assert found[3].reason.startswith("no room") and found[4].reason.startswith(("no room", "repeated"))
+    result = chains_of(lambda key, _: "fine" * key, [long, "b", long, "c"], limit=36, max_new_tokens=20)
+    assert result[1].reason == "no room: 31 prompt tokens and 20 new ones, but the model has 36 positions"
+    assert result[2].reason is None or result[2].reason.startswith("repeated")
+    assert result[3].reason.startswith("no room") and result[4].reason.startswith(("no room", "repeated"))

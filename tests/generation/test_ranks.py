@@ -1,4 +1,4 @@
-"""Which process this is, by what torchrun says."""
+"""Rank and GPU of a process, from torchrun's environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nothing_said(monkeypatch):
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a number, got 'one'"),
     ],
 )
-def test_who_am_i(monkeypatch, said, expected):
+def test_rank_and_world_size(monkeypatch, said, expected):
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     if isinstance(expected, str):
@@ -35,8 +35,8 @@ def test_who_am_i(monkeypatch, said, expected):
         assert rank_and_world() == expected
 
 
-def test_which_gpu_is_mine(monkeypatch):
-    """Pretended: four GPUs, of which a process takes the one of its number on the machine."""
+def test_gpu_of_a_rank(monkeypatch):
+    """Four fake GPUs: a process takes the one of its local rank."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert (from_environment("LOCAL_RANK", 0), default_device()) == (0, "cuda:0")
@@ -46,7 +46,7 @@ def test_which_gpu_is_mine(monkeypatch):
     assert default_device() == "cuda:1"
 
 
-def test_processes_without_a_group_say_so(monkeypatch):
+def test_processes_without_a_group_are_reported(monkeypatch):
     assert on_rank_zero(lambda: "alone") == "alone"
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -1,4 +1,4 @@
-"""Instructions, rules, starts and seeds: what is asked, what is kept, what chains begin with."""
+"""Instructions, rules, starts and seeds of chains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE = "A man plays a guitar on the stage."
 
 
 class Letters:
-    """A tokenizer of characters, with what templates need."""
+    """A tokenizer of characters with the methods that templates need."""
 
     chat_template = None
     eos_token_id = 3
@@ -100,7 +100,7 @@ def test_a_chat_template_is_used_where_there_is_one():
         ("1. 2 dogs\n2. 3. c\n3. d", ["2 dogs", "3. c", "d"]),
     ],
 )
-def test_lists_are_taken_whole_or_not_at_all(text, found):
+def test_lists_are_parsed_whole_or_rejected(text, found):
     assert parse_list(text, 3) == found
 
 
@@ -182,7 +182,7 @@ def test_inputs_that_cannot_be_used_are_counted(tmp_path):
         read_starts(Sentences(), lambda _: None)
 
 
-def test_bytes_and_rows_that_are_no_text(tmp_path):
+def test_input_that_is_not_text(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"a man\n\xff\xfe\ntwo dogs\n")
     with pytest.raises(ValueError, match=r"line 2: not UTF-8; to skip and count such rows, use data\.on_error skip"):
@@ -205,7 +205,7 @@ def test_bytes_and_rows_that_are_no_text(tmp_path):
 # Seeds
 
 
-def test_seeds_are_some_of_each_cluster():
+def test_seeds_come_from_every_cluster():
     generator = np.random.default_rng(0)
     centres = generator.normal(size=(5, 16))
     groups = np.repeat(np.arange(5), [50, 40, 30, 20, 12])
@@ -238,7 +238,7 @@ def test_seeds_of_sentences(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["Sure, here is it", "New sentence: A man sings.", "A dog is sleeping on the beach."])
-def test_a_sentence_that_breaks_a_rule_is_drawn_again_where_it_is_drawn(wrong):
+def test_sampled_sentence_that_breaks_a_rule_is_drawn_again(wrong):
     few, asked = Instructions(tiny_encoder().tokenizer, "iterative", 2, FEW_SHOT), {"method": "iterative", "steps": 2}
     for draws in (True, False):
         chain, seeds = Chain(7, ["A man plays a guitar."], few, Generation(**asked, do_sample=draws)), set()

@@ -1,4 +1,4 @@
-"""Inputs that nobody means to give: what they gave once was another's result, a traceback, or work that was lost."""
+"""Unintended input that once gave a wrong result, a traceback or lost work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.training.small_runs import write_pairs
 
 
 def changed(folder: Path) -> None:
-    """An encoder trained anew: its weights are others."""
+    """Change the weights of an encoder, as further training does."""
     (file,) = folder.rglob("model.safetensors")
     save_file({name: weight + 0.1 for name, weight in load_file(file).items()}, file, {"format": "pt"})
 
@@ -37,20 +37,20 @@ SAID = "config_sentence_transformers.json"
 
 
 def configured(folder: Path, **values: object) -> None:
-    """Its config.json says something else."""
+    """Change values of config.json."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **values}))
 
 
 def a_layer_more(folder: Path) -> None:
-    """Its weights have a layer that its config.json does not have."""
+    """Add a layer to the weights but not to config.json."""
     weights = load_file(folder / "model.safetensors")
     more = {name.replace("layer.0.", "layer.1."): weight.clone() for name, weight in weights.items()}
     save_file({**more, **weights}, folder / "model.safetensors", {"format": "pt"})
 
 
 @pytest.mark.parametrize("how", ["a linked folder", "a link to itself", "an adapter", "our adapter"])
-def test_what_stands_behind_a_model_is_part_of_it(how, tmp_path):
+def test_fingerprint_covers_links_and_base_models(how, tmp_path):
     base, model = Path(saved_encoder(tmp_path / "base")), tmp_path / "model"
     model.mkdir()
     (model / "weights.bin").write_bytes(b"1")
@@ -92,7 +92,7 @@ def test_what_stands_behind_a_model_is_part_of_it(how, tmp_path):
         lambda folder: a_layer_more(folder),
     ],
 )
-def test_a_damaged_encoder_is_an_error_in_a_sentence(damage, tmp_path):
+def test_damaged_encoder_is_one_clear_error(damage, tmp_path):
     damage(folder := Path(saved_encoder(tmp_path / "enc")))
     tasks = [write_pairs(tmp_path / "p.tsv")]
     for use in (rt.load_encoder, lambda name: rt.evaluate(tasks=tasks, model={"name": name})):
@@ -100,7 +100,7 @@ def test_a_damaged_encoder_is_an_error_in_a_sentence(damage, tmp_path):
             use(str(folder))
 
 
-def test_a_model_without_a_name_is_none(tmp_path):
+def test_missing_model_name_is_an_error(tmp_path):
     pairs = write_pairs(tmp_path / "p.tsv")
     tasks, out = {"tasks": [pairs]}, {"output": str(tmp_path / "out")}
     trained = partial(rt.train, data={"train": [pairs]}, loss="CoSENTLoss", **out)
@@ -122,10 +122,10 @@ def test_a_model_without_a_name_is_none(tmp_path):
 )
 def test_names_that_look_like_numbers_stay_names(text, key, value, tmp_path):
     (tmp_path / "r.yaml").write_text(text)
-    found = load("train", tmp_path / "r.yaml")
+    result = load("train", tmp_path / "r.yaml")
     for part in key.split("."):
-        found = getattr(found, part)
-    assert found == value
+        result = getattr(result, part)
+    assert result == value
 
 
 def test_keys_that_have_no_effect_are_errors(tmp_path):
@@ -135,7 +135,7 @@ def test_keys_that_have_no_effect_are_errors(tmp_path):
             load(job, None, {key: 1})
 
 
-def test_rows_in_memory_are_read_as_those_of_a_file(tmp_path):
+def test_rows_in_memory_equal_rows_of_a_file(tmp_path):
     path = write_pairs(tmp_path / "p.tsv")
     expected = rt.read_pairs(path).to_dict()
     table = pd.read_csv(path, sep="\t")
@@ -148,7 +148,7 @@ def test_rows_in_memory_are_read_as_those_of_a_file(tmp_path):
             rt.read_pairs(wrong)
 
 
-def test_what_a_loss_takes_for_numbers_and_rows():
+def test_types_of_labels_and_rows():
     model = tiny_encoder()
     features = [model.preprocess(["a", "b"]), model.preprocess(["a", "dog"])]
     loss = rt.losses.CoSENTLoss(model)
@@ -164,7 +164,7 @@ def test_what_a_loss_takes_for_numbers_and_rows():
             of(static, mini_batch_size=1)(columns, torch.tensor([1.0, 0.0]))
 
 
-def test_a_number_of_steps_says_when_to_save(tmp_path):
+def test_save_steps_implies_the_strategy(tmp_path):
     off = {"save_steps": 2, "save_strategy": "no"}
     for asked, when in (({"save_steps": 2}, "steps"), (off, "no"), ({}, "epoch")):
         training = load("train", None, {"training": asked}).training
@@ -181,7 +181,7 @@ def test_an_input_is_no_output(key, tmp_path):
     assert rows.read_bytes() == before
 
 
-def test_what_is_not_ours_stays(tmp_path):
+def test_foreign_outputs_are_kept(tmp_path):
     model, record = saved_encoder(tmp_path / "enc"), tmp_path / "out.npy.json"
     (tmp_path / "s.txt").write_text("a man\na dog\n")
     record.write_text('{"mine": 1}')
@@ -193,13 +193,13 @@ def test_what_is_not_ours_stays(tmp_path):
     wrong = {"model": {"name": model}, "loss": "CoSENTLoss", "training": {"max_steps": 1}, "output": str(run)}
     with pytest.raises(ValueError, match=r"is not a known label .x"):
         rt.train(**wrong | {"loss": "RAOELoss"}, data={"train": [pairs], "labels": {"x": 0}})
-    rt.train(**wrong, data={"train": [pairs]})  # nothing of the failed one is in the way
+    rt.train(**wrong, data={"train": [pairs]})  # the failed run left nothing behind
     with pytest.raises(ValueError, match="holds a run of `train`"):
         rt.export(model={"name": model}, output=str(run), overwrite=True)
     assert (run / "metrics.json").exists()
 
 
-def test_a_picture_ends_no_run(caplog):
+def test_plot_error_does_not_end_the_run(caplog):
     def draw():
         raise RuntimeError("matplotlib does not know \\q")
 
@@ -207,7 +207,7 @@ def test_a_picture_ends_no_run(caplog):
 
 
 @pytest.mark.parametrize("name", ["pairs.json", "pairs", "pairs.xlsx", "folder"])
-def test_a_file_of_an_unknown_kind_is_not_looked_for_on_a_hub(name, tmp_path, monkeypatch):
+def test_unknown_format_is_not_looked_up_on_a_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     shutil.copy(write_pairs(tmp_path / "x.tsv"), tmp_path / "pairs")
@@ -217,7 +217,7 @@ def test_a_file_of_an_unknown_kind_is_not_looked_for_on_a_hub(name, tmp_path, mo
         rt.read_pairs(name)
 
 
-def test_rows_that_a_table_writes_in_its_own_way(tmp_path):
+def test_values_reformatted_by_tables(tmp_path):
     file = tmp_path / "d.jsonl"
     good = [{"sentence1": "a", "sentence2": f"b{i}", "score": i} for i in range(5)]
     file.write_text("".join(json.dumps(row) + "\n" for row in [{"sentence1": "a", "sentence2": "b"}, *good]))
@@ -246,7 +246,7 @@ class Inherits(CoSENTLoss):
         return super().compute_loss_from_embeddings(embeddings, labels)
 
 
-def test_a_forward_of_ones_own_is_called():
+def test_custom_forward_is_called():
     model = tiny_encoder()
     assert not fits(Reads(model)) and not fits(Both()) and fits(Inherits(model)) and fits(CoSENTLoss(model))
     with pytest.raises(TypeError, match="RAOELoss has no keyword tau; "):
@@ -254,7 +254,7 @@ def test_a_forward_of_ones_own_is_called():
 
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "camembert"])
-def test_positions_that_padding_has_are_not_a_text_s(kind, tmp_path):
+def test_positions_reserved_for_padding(kind, tmp_path):
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     AutoTokenizer.from_pretrained(saved_encoder(tmp_path / "enc")).save_pretrained(tmp_path / "of")

@@ -1,4 +1,4 @@
-"""Settings: layers, types, errors that name the key, what help lists; of every job."""
+"""Settings of every job: layers, types, errors that name the key, and help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raoe_train.jobs.train import ESSENTIALS, TrainConfig
 
 
 def command(*words, config=TrainConfig):
-    """The configuration that a command line gives."""
+    """The configuration from a command line."""
     return parse_words(config, words)
 
 
@@ -26,10 +26,10 @@ def test_later_layers_win(tmp_path):
     (tmp_path / "a.yaml").write_text("training: {seed: 1, learning_rate: 0.5}\nloss.margin: 7\n")
     (tmp_path / "b.yaml").write_text("training.seed: 2\n")
     files = ("--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml"))
-    found = command("--config", "raoe-s1", *files, "--training.learning_rate", "5e-1", "--training.bf16", "auto")
-    assert found.loss.chosen.__name__ == "RAOELoss" and found.loss.init_args["margin"] == 7
-    assert found.loss.init_args["rank_weight"] == load("train", "raoe-s1").loss.init_args["rank_weight"]
-    training = found.training
+    result = command("--config", "raoe-s1", *files, "--training.learning_rate", "5e-1", "--training.bf16", "auto")
+    assert result.loss.chosen.__name__ == "RAOELoss" and result.loss.init_args["margin"] == 7
+    assert result.loss.init_args["rank_weight"] == load("train", "raoe-s1").loss.init_args["rank_weight"]
+    training = result.training
     assert (training.seed, training.learning_rate, training.bf16, training.num_train_epochs) == (2, 0.5, "auto", 5)
     assert command("--config", "raoe-s1", "--training.seed=3", *files).training.seed == 3  # wherever it stands
     assert load("train", tmp_path / "a.yaml", {"training": {"seed": 4}}).training.learning_rate == 0.5
@@ -59,10 +59,10 @@ def test_later_layers_win(tmp_path):
     ],
 )
 def test_words(words, key, value):
-    found = to_dict(command(*words.split()))
+    result = to_dict(command(*words.split()))
     for part in key.split("."):
-        found = found[part]
-    assert found == value and type(found) is type(value)
+        result = result[part]
+    assert result == value and type(result) is type(value)
 
 
 def test_nested_and_dotted_settings_are_the_same():
@@ -70,8 +70,8 @@ def test_nested_and_dotted_settings_are_the_same():
     dotted = {"model.name": "x", "model.scratch": {"layers": 3}, "training.seed": 1, "loss.margin": 3}
     assert load("train", None, nested) == load("train", None, dotted)
     lists = {"data.train": ["a", "b"], "data": {"columns": {"score": "s"}, "labels": {"a.b": 1}}}
-    found = load("train", None, lists).data
-    assert (found.train, found.columns, found.labels) == (["a", "b"], {"score": "s"}, {"a.b": 1})
+    result = load("train", None, lists).data
+    assert (result.train, result.columns, result.labels) == (["a", "b"], {"score": "s"}, {"a.b": 1})
     teacher = {"teachers": ["a", "b/c-1.5"], "teacher": {"b/c-1.5": {"prompt": "query: "}}}
     assert load("score", None, teacher).teacher == teacher["teacher"]
     load("train").data.train.append("x")
@@ -123,14 +123,14 @@ def test_another_loss_has_its_own_defaults(tmp_path):
         load("train", "raoe-s1", {"loss": {"class_path": "GISTLoss"}}).loss,
         command("--config", "raoe-s1", "--loss", "GISTLoss").loss,
         command("--config", "raoe-s1", "--config", str(layer)).loss,
-    ):  # not raoe-s1's margin of 2
+    ):  # not the margin of 2 of raoe-s1
         assert (loss.chosen.__name__, loss.init_args["margin"], loss.init_args["scale"]) == ("GISTLoss", 0, 100)
     assert load("train", "raoe-s1", {"loss": {"init_args": {"scale": 7}}}).loss.init_args["margin"] == 2
     assert load("train", None, {"loss": "CoSENTLoss"}).loss.init_args["scale"] == 20  # its own default
     assert command("--loss.scale", "5", "--loss", "CoSENTLoss").loss.init_args["scale"] == 5
 
 
-def test_a_loss_of_ones_own(tmp_path, monkeypatch):
+def test_custom_loss(tmp_path, monkeypatch):
     own = "from raoe_train.losses import Loss\nclass MyLoss(Loss):\n  def __init__(self, model, power: int = 2): ...\n"
     (tmp_path / "my_losses.py").write_text(own)
     monkeypatch.syspath_prepend(tmp_path)
@@ -163,7 +163,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for 
 
 @pytest.mark.parametrize("text", ["data: {train: &t [*t]}", "model: &m {name: *m}", "x: &x {y: [*x]}", BOMB])
 @pytest.mark.parametrize("job", ["train", "score"])
-def test_recipes_that_have_no_end(tmp_path, text, job):
+def test_recursive_recipes_are_refused(tmp_path, text, job):
     (tmp_path / "r.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())  # a byte order mark is right
     for layers in ((tmp_path / "r.yaml", None), (None, yaml.safe_load(text))):
         with pytest.raises(ValueError, match=r"recursive YAML alias|more than 100,000 values"):
@@ -171,7 +171,7 @@ def test_recipes_that_have_no_end(tmp_path, text, job):
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_shipped_recipe_is_read_and_written_as_the_same(tmp_path, name):
+def test_shipped_recipes_survive_a_round_trip(tmp_path, name):
     job = "generate" if "generation" in yaml.safe_load(shipped()[name].read_text()) else "train"
     config = load(job, name)
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(to_dict(config)))
@@ -182,8 +182,8 @@ def test_every_shipped_recipe_is_read_and_written_as_the_same(tmp_path, name):
 def test_what_is_printed_is_a_recipe(tmp_path, capsys, job):
     assert main([job, "--print_config"]) == 0
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
-    found = parse(job_of(job).config, tmp_path / "printed.yaml")
-    assert found == load(job)
+    result = parse(job_of(job).config, tmp_path / "printed.yaml")
+    assert result == load(job)
 
 
 def test_help(capsys):
@@ -203,8 +203,8 @@ def test_help(capsys):
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "trian", "train no-such-recipe", "mine no.yaml"])
-def test_what_is_said_at_once_imports_nothing_heavy(words):
+def test_help_imports_nothing_heavy(words):
     code = "import sys; from raoe_train.cli import main; code = main(sys.argv[1:]); print(*sys.modules); sys.exit(code)"
-    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=False)
-    assert done.returncode == (0 if words.startswith("--") else 2), done.stderr
-    assert not {"torch", "transformers", "sentence_transformers", "datasets"} & {*done.stdout.split()}
+    process = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=False)
+    assert process.returncode == (0 if words.startswith("--") else 2), process.stderr
+    assert not {"torch", "transformers", "sentence_transformers", "datasets"} & {*process.stdout.split()}

@@ -1,4 +1,4 @@
-"""Mining: neighbours against brute force, examples against those worked out by hand, the job and what it refuses."""
+"""Mining: neighbours against brute force, hand-computed examples, the job and invalid input."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PAIRS = {
 
 @pytest.fixture
 def circle(tmp_path, monkeypatch):
-    """A file of the texts, and an encoder that knows their angles."""
+    """A file of the texts, and an encoder that embeds them at their angles."""
     path = tmp_path / "circle.tsv"
     path.write_text("text\tlabel\n" + "".join(f"{text}\t{text[0]}\n" for text in ANGLES), encoding="utf-8")
 
@@ -96,7 +96,7 @@ def test_positive_pairs_by_hand(tmp_path, circle):
 
 
 def test_the_threshold_is_applied(tmp_path, circle):
-    """Fault M2 of the published code: it finds what is above the threshold, and goes on with all."""
+    """Fault M2 of the published code: it computes the threshold and then ignores it."""
     rows, _ = mined(circle, tmp_path, "contrastive", **{"mining.threshold": math.cos(math.radians(25)), "mining.k": 5})
     assert {frozenset((row["sentence1"], row["sentence2"])) for row in rows} == {
         frozenset(pair) for pair in (("a0", "b10"), ("a30", "b10"), ("a30", "b52"))
@@ -107,7 +107,7 @@ def test_the_threshold_is_applied(tmp_path, circle):
         mined(circle, tmp_path, **{"mining.threshold": 0.97})
 
 
-def test_the_threshold_itself_is_not_above_it(tmp_path, monkeypatch):
+def test_threshold_is_exclusive(tmp_path, monkeypatch):
     path = tmp_path / "x.tsv"
     path.write_text("text\tlabel\nup\t0\nacross\t0\n-up\t1\n", encoding="utf-8")
     vectors = {"up": (0, 1), "across": (1, 0), "-up": (0, -1)}
@@ -132,7 +132,7 @@ def test_thinning(tmp_path, circle):
     assert len(mined(circle, tmp_path, overwrite=True, **{"mining.drop": 0.5, "mining.count": 3})[0]) == 3
 
 
-def test_what_is_asked_for_and_not_there_is_said(tmp_path, circle, capsys):
+def test_fewer_examples_than_requested_are_reported(tmp_path, circle, capsys):
     mined(circle, tmp_path, **{"mining.count": 50})
     assert "fewer than mining.count 50: lower mining.threshold" in capsys.readouterr().out
 
@@ -144,7 +144,7 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
     assert len(mined(circle, tmp_path, "contrastive", **options)[0]) == len(PAIRS)
 
 
-def test_a_killed_job_goes_on(tmp_path, circle, monkeypatch):
+def test_killed_job_resumes(tmp_path, circle, monkeypatch):
     whole = mined(circle, tmp_path)[0]
     (tmp_path / "triplet.jsonl").unlink()
     monkeypatch.setattr(resume, "SHARD", 2)
@@ -180,8 +180,8 @@ def test_search_against_brute_force(classes, monkeypatch):
     monkeypatch.setattr(neighbours, "CHUNK", 70 * 9)
     unit, labels = blobs(classes)
     labels[:3] = classes  # a class of three sentences, fewer than k
-    found = neighbours.nearest_by_class(unit, labels, 6)
-    for same, (indices, cosines) in zip((True, False), found, strict=True):
+    result = neighbours.nearest_by_class(unit, labels, 6)
+    for same, (indices, cosines) in zip((True, False), result, strict=True):
         assert indices.shape == cosines.shape == (70, 6)
         for i, (row, values) in enumerate(zip(indices, cosines, strict=True)):
             expected = brute(unit, labels, i, same, 6)
@@ -200,32 +200,32 @@ def test_nearest_against_brute_force(monkeypatch):
 
 
 def test_examples_against_brute_force():
-    """Ragged neighbour lists, and drawn ones: never one that is not among all."""
+    """Every example drawn from ragged neighbour lists is valid."""
     generator = np.random.default_rng(3)
     n, k = 20, 4
-    own, others = generator.integers(0, n, (2, n, k))
-    found = Neighbours(own, others, *generator.integers(0, k + 1, (2, n)))
+    own, rest = generator.integers(0, n, (2, n, k))
+    result = Neighbours(own, rest, *generator.integers(0, k + 1, (2, n)))
     expected = [
-        (i, own[i, p], others[i, q])
+        (i, own[i, p], rest[i, q])
         for i in range(n)
-        for p in range(found.own_count[i])
-        for q in range(found.others_count[i])
+        for p in range(result.own_count[i])
+        for q in range(result.others_count[i])
     ]
-    everything, total = triplets(found, thinned(0.0, None, 0))
+    everything, total = triplets(result, thinned(0.0, None, 0))
     assert list(map(tuple, everything.tolist())) == expected and total == len(expected)
-    drawn, total = triplets(found, thinned(0.0, 15, 0))
-    assert total == len(expected) and len({*map(tuple, drawn.tolist())}) <= 15 == len(drawn)
-    assert {*map(tuple, drawn.tolist())} <= {*expected}
+    sample, total = triplets(result, thinned(0.0, 15, 0))
+    assert total == len(expected) and len({*map(tuple, sample.tolist())}) <= 15 == len(sample)
+    assert {*map(tuple, sample.tolist())} <= {*expected}
 
 
 def test_drawing_is_fair():
-    """Each of 10 is kept in half of the draws of 5."""
+    """In draws of 5 from 10, each is drawn half of the time."""
     times = np.bincount(np.concatenate([thinned(0.5, None, seed)(10) for seed in range(400)]), minlength=10)
     assert times.sum() == 2000 and abs(times - 200).max() < 50
 
 
 def test_random_pairs():
-    """All there are, each resume, where as many are asked for; else half of each kind."""
+    """All examples if enough are requested, also after a resume; else half of each kind."""
     classes = np.array([0, 1, 1, 2, 0, 1])
     every, available = random_pairs(classes, 100, 0)
     listed = {frozenset(row[:2]): row[2] for row in every.tolist()}
@@ -246,9 +246,9 @@ def write(folder, *rows, header="text\tlabel"):
 
 def test_distinct_texts(tmp_path):
     source = write(tmp_path, "a\tx", "b\ty", "a\tx", "c\tx", "c\ty", "", "f\t-1")
-    found, counts = labelled_table(source)
-    assert found["text"] == ["a", "b", "a", "c", "c", "f"] and counts["dropped"] == {"blank line": 1}
-    each, counts = distinct(found, counts)
+    result, counts = labelled_table(source)
+    assert result["text"] == ["a", "b", "a", "c", "c", "f"] and counts["dropped"] == {"blank line": 1}
+    each, counts = distinct(result, counts)
     assert (each["text"], each["label"]) == (["a", "b", "f"], ["x", "y", "-1"])
     dropped = {"blank line": 1, "two labels": 2, "duplicate": 1}
     assert counts == {"read": 7, "kept": 3, "dropped": dropped}
@@ -311,14 +311,14 @@ def test_bad_settings(tmp_path, circle, options, message):
 
 
 def test_the_input_is_never_replaced(circle):
-    """Not even with overwrite: the texts would be lost."""
+    """Not even with overwrite, because the texts would be lost."""
     before = Path(circle).read_bytes()
     with pytest.raises(ValueError, match=r"would overwrite the input data\.input"):
         run("mine", None, **{"data.input": circle, "model.name": "x", "output": circle, "overwrite": True})
     assert Path(circle).read_bytes() == before
 
 
-def test_other_settings_do_not_replace(tmp_path, circle):
+def test_output_of_other_settings_is_kept(tmp_path, circle):
     mined(circle, tmp_path)
     for name, value in {"k": 1, "threshold": 0.6, "drop": 0.5, "count": 3, "seed": 1}.items():
         with pytest.raises(ValueError, match="exists with other settings or inputs"):
@@ -326,7 +326,7 @@ def test_other_settings_do_not_replace(tmp_path, circle):
 
 
 def test_a_real_encoder_from_the_command_line(tmp_path, capsys):
-    """Against cosines worked out here; and one whose embeddings are NaN."""
+    """Compared with cosines computed here; and an encoder that returns NaN."""
     model = tiny_encoder(double=False).eval()
     model.save(str(tmp_path / "encoder"))
     source = write(tmp_path, *[f"{text}\t{number % 2}" for number, text in enumerate(SENTENCES)])

@@ -1,4 +1,4 @@
-"""Scoring pairs with two teachers: the numbers, resuming after a kill, and whose place the output is."""
+"""Scoring pairs with two teachers: numbers, resuming after a kill, and existing outputs."""
 
 import contextlib
 import json
@@ -40,12 +40,12 @@ def pairs(tmp_path):
 
 
 def scored(pairs, teachers, output, **more):
-    made = {"data.input": str(pairs), "teachers": teachers, "output": str(output), "device": "cpu", **more}
-    return run("score", None, **made)
+    options = {"data.input": str(pairs), "teachers": teachers, "output": str(output), "device": "cpu", **more}
+    return run("score", None, **options)
 
 
 class Killed(BaseException):
-    """In place of the signal."""
+    """Raised in place of a signal."""
 
 
 def killed(*_, **__):
@@ -59,7 +59,7 @@ def small_shards(monkeypatch):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """Counts what is given to the teachers; the encoding itself is real."""
+    """Counts the texts that real teachers encode."""
     calls = []
     real = frozen.encode_sentences
 
@@ -89,7 +89,7 @@ def test_scores(pairs, teachers, tmp_path, small_shards, drawn):
         np.testing.assert_allclose([float(row[column]) for row in rows], pairwise_cos_sim(a, b).numpy(), atol=2e-6)
     mean = [(float(row["score_1"]) + float(row["score_2"])) / 2 for row in rows]
     np.testing.assert_allclose([float(row["score"]) for row in rows], mean, atol=1e-12)
-    assert any(row["score_1"] != row["score_2"] for row in rows)  # the teachers do differ
+    assert any(row["score_1"] != row["score_2"] for row in rows)  # the teachers differ
 
     summary = json.loads((tmp_path / "scored.tsv.json").read_text())
     assert result.items() <= summary.items()
@@ -101,13 +101,13 @@ def test_scores(pairs, teachers, tmp_path, small_shards, drawn):
     legend = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
     assert f"neutral ({len(neutral)} pairs, mean {np.mean(neutral):.3f})" in legend and len(legend) == 4
     assert not (tmp_path / "scored.tsv.parts").exists()
-    data = read_pairs(output)  # and what it wrote is what training reads
+    data = read_pairs(output)  # training reads the written file
     assert data["score"] == pytest.approx(
         [value for value, row in zip(mean, before, strict=True) if row["label"] != "-"]
     )
 
 
-def test_going_on_after_a_failure(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
+def test_resume_after_a_failure(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
     whole = tmp_path / "whole.tsv"
     scored(pairs, teachers, whole)
     shards = [16] * 6 + [4]
@@ -135,12 +135,12 @@ def test_going_on_after_a_failure(pairs, teachers, tmp_path, small_shards, encod
     np.testing.assert_allclose([float(r["score"]) for r in ours], [float(r["score"]) for r in theirs], atol=2e-6)
     encoded.clear()
     scored(pairs, teachers, output)
-    assert encoded == []  # done before
+    assert encoded == []  # from the earlier run
 
 
 @pytest.mark.slow
-def test_going_on_after_a_kill(pairs, teachers, tmp_path):
-    """SIGKILL once the first shards are on disk; the next run must finish without redoing them."""
+def test_resume_after_a_kill(pairs, teachers, tmp_path):
+    """SIGKILL after the first shards are written; the next run must reuse them."""
     more = "".join(f"a man number {i}\tpeople walk\tneutral\ttrain\n" for i in range(3000))
     pairs.write_text(pairs.read_text() + more)
     output = tmp_path / "scored.tsv"
@@ -173,15 +173,15 @@ def test_going_on_after_a_kill(pairs, teachers, tmp_path):
     ]
 
 
-def test_unfinished_work_of_other_settings_is_not_taken(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
+def test_partial_work_of_other_settings_is_not_reused(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
     whole, output, parts = tmp_path / "whole.tsv", tmp_path / "scored.tsv", tmp_path / "scored.tsv.parts"
     scored(pairs, teachers, whole)
     encoded.clear()
     with monkeypatch.context() as patch:
         patch.setattr(resume, "gathered", killed)
-        for others in (teachers[::-1], teachers):
+        for rest in (teachers[::-1], teachers):
             with pytest.raises(Killed):
-                scored(pairs, others, output)
+                scored(pairs, rest, output)
     assert len(encoded) == 28 and len(list(parts.iterdir())) == 2
     assert len({path.name for path in parts.glob("*/score_1/*.npy")}) == 7
     encoded.clear()
@@ -194,7 +194,7 @@ def test_unfinished_work_of_other_settings_is_not_taken(pairs, teachers, tmp_pat
 def test_killed_between_the_output_and_its_summary(
     pairs, teachers, tmp_path, small_shards, encoded, monkeypatch, before
 ):
-    """It is the job's own, though nothing beside it says so; also where it has replaced another's."""
+    """The output is recognised without its summary, also if it replaced another output."""
     output = tmp_path / "scored.tsv"
     if before:
         scored(f"{pairs}#dev", teachers, output)
@@ -216,7 +216,7 @@ def test_killed_between_the_output_and_its_summary(
 
 
 def test_processes_share_the_work(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
-    """Three of them, of which one never starts and the others are killed as they wait for it; then two."""
+    """Three processes, of which one never starts and the others are killed while they wait; then two."""
     whole, output = tmp_path / "whole.tsv", tmp_path / "scored.tsv"
     expected = scored(pairs, teachers, whole)
     encoded.clear()
@@ -235,23 +235,23 @@ def test_processes_share_the_work(pairs, teachers, tmp_path, small_shards, encod
     process(0, 2, [16])  # shards 1 and 4 were missing
     process(1, 2, [16])
     monkeypatch.setenv("RANK", "0")
-    found = scored(pairs, teachers, output)
+    result = scored(pairs, teachers, output)
     monkeypatch.setenv("RANK", "1")
-    assert scored(pairs, teachers, output) == found == {**expected, "output": str(output)} and encoded == []
+    assert scored(pairs, teachers, output) == result == {**expected, "output": str(output)} and encoded == []
     assert output.read_bytes() == whole.read_bytes()
     assert not (tmp_path / "scored.tsv.parts").exists()
 
 
-def test_whose_place_it_is(pairs, teachers, tmp_path, encoded):
+def test_output_of_other_settings_is_refused(pairs, teachers, tmp_path, encoded):
     output = tmp_path / "scored.jsonl"
     scored(pairs, teachers, output)
-    for source, others, more in (
+    for source, rest, more in (
         (f"{pairs}#dev", teachers, {}),
         (pairs, teachers[::-1], {}),
         (pairs, teachers, {"teacher": {teachers[0]: {"prompt": "q: "}}}),
     ):
         with pytest.raises(ValueError, match="exists with other settings or inputs"):
-            scored(source, others, output, **more)
+            scored(source, rest, output, **more)
     text = pairs.read_text()
     pairs.write_text(text.replace("people walk", "people run"))
     with pytest.raises(ValueError, match="exists with other settings or inputs"):
@@ -299,8 +299,8 @@ def test_teachers():
         resolved(["a", "b"], {"a": {"propmt": "x"}})
 
 
-def test_a_folder_of_a_default_teachers_name_runs_nothing(pairs, tmp_path, monkeypatch):
-    """With code that leaves a mark: neither without a word nor when the hub's code was trusted."""
+def test_folder_named_like_a_teacher_runs_no_code(pairs, tmp_path, monkeypatch):
+    """The folder's code leaves a mark if it runs. It must not, by default or with a trusted hub name."""
     folder = tmp_path / "Lajavaness" / "bilingual-embedding-large"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}')
@@ -314,13 +314,13 @@ def test_a_folder_of_a_default_teachers_name_runs_nothing(pairs, tmp_path, monke
 
 def test_a_job_is_a_function(pairs, teachers, tmp_path):
     """rt.score(data={"input": "nli.tsv"}, teachers=[A, B], output="scored.tsv")"""
-    found = score(data={"input": str(pairs)}, teachers=teachers, output=str(tmp_path / "scored.tsv"), device="cpu")
-    assert found == {**scored(pairs, teachers, tmp_path / "other.tsv"), "output": str(tmp_path / "scored.tsv")}
+    result = score(data={"input": str(pairs)}, teachers=teachers, output=str(tmp_path / "scored.tsv"), device="cpu")
+    assert result == {**scored(pairs, teachers, tmp_path / "other.tsv"), "output": str(tmp_path / "scored.tsv")}
     teacher = FrozenEncoder(teachers[0], device="cpu", batch_size=7)
-    assert found["settings"]["teachers"][0] == identity(teacher) == identity(Model(teachers[0]))
+    assert result["settings"]["teachers"][0] == identity(teacher) == identity(Model(teachers[0]))
 
 
-def test_wrong_input_shows_before_any_teacher_is_loaded(pairs, tmp_path):
+def test_input_is_checked_before_teachers_are_loaded(pairs, tmp_path):
     def run(content, output="out.tsv", name="in.tsv", **more):
         (tmp_path / name).write_text(content)
         return scored(tmp_path / name, ["no/such/teacher/a", "no/such/teacher/b"], tmp_path / output, **more)
@@ -346,7 +346,7 @@ def test_wrong_input_shows_before_any_teacher_is_loaded(pairs, tmp_path):
         run(header + "a\tb\n")
 
 
-def test_left_out_rows_are_counted(teachers, tmp_path):
+def test_skipped_rows_are_counted(teachers, tmp_path):
     path = tmp_path / "in.tsv"
     path.write_text("sentence1\tsentence2\na\tb\n\nbroken\nc\td\n")
     result = scored(path, teachers, tmp_path / "out.tsv", **{"data.on_error": "skip"})

@@ -1,4 +1,4 @@
-"""Batches by length are the padded batches: losses, gradients, for every family of encoders and every kind of loss."""
+"""Batches by length give the losses and gradients of padded batches, for every encoder family and loss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def cheap_forwards(monkeypatch):
-    """So that small batches are cut into several runs."""
+    """Cut small batches into several runs."""
     monkeypatch.setitem(FORWARD, "cpu", 1)
 
 
@@ -46,16 +46,16 @@ def family(name: str) -> Any:
 
 
 def compared(model: Any, loss: Any, features: Any, labels: Any, tolerance: float = 1e-12) -> None:
-    """Loss and gradients of a loss by length against those of the loss itself."""
+    """Compare loss and gradients by length with those of padded batches."""
     if not REPLAYS_IN_DOUBLE and getattr(loss, "uses_gradient_cache", False):
         tolerance = max(tolerance, 1e-5)
-    found = []
+    results = []
     for each in (loss, ByLength(loss)):
         model.zero_grad()
         value = total(each([dict(column) for column in features], labels))
         value.backward()
-        found.append((value.detach(), gradients(model)))
-    (padded, its), (value, own) = found
+        results.append((value.detach(), gradients(model)))
+    (padded, its), (value, own) = results
     assert its.abs().max() > 0
     assert abs(value - padded) <= tolerance * abs(padded)
     assert (own - its).abs().max() <= tolerance * its.abs().max()
@@ -89,7 +89,7 @@ def test_float32_too(dtype):
 
 
 def columns_of(model: Any, columns: int) -> list[dict[str, Any]]:
-    """Columns of five different texts a row, some of which stand in other rows, too."""
+    """Columns of five distinct texts per row, some of which also occur in other rows."""
     return [model.preprocess([SENTENCES[(row + 2 * column) % 11] for row in range(7)]) for column in range(columns)]
 
 
@@ -98,7 +98,7 @@ CACHED = [{}, {"mini_batch_size": 3}, {"mini_batch_num_tokens": 12}]
 
 @pytest.mark.parametrize("settings", CACHED, ids=["at once", "by rows", "by tokens"])
 @pytest.mark.parametrize("matryoshka", [False, True])
-def test_every_loss_of_ours(settings, matryoshka):
+def test_every_loss_of_raoe(settings, matryoshka):
     model = tiny_encoder()
     pairs, labels = batch(model)
     lists = [model.preprocess(SENTENCES)], {"lengths": torch.tensor([4, 7])}
@@ -110,13 +110,13 @@ def test_every_loss_of_ours(settings, matryoshka):
         (ours.AnglEContrastiveLoss, triplets),
         (ours.ListMLELoss, lists),
     ]
-    for loss, given in made:
+    for loss, inputs in made:
         inner = loss(model, **settings)
         whole = theirs.MatryoshkaLoss(model, inner, [16, 8, 4], [1, 0.5, 2]) if matryoshka else inner
-        compared(model, whole, *given)
+        compared(model, whole, *inputs)
 
 
-def test_every_loss_of_theirs():
+def test_every_loss_of_sentence_transformers():
     model = tiny_encoder()
     pairs, triplets = columns_of(model, 2), columns_of(model, 3)
     score, classes = torch.linspace(0, 1, 7).double(), torch.tensor([0, 1, 1, 0, 1, 2, 2])
@@ -147,15 +147,15 @@ def test_losses_that_read_more_than_embeddings():
     model, guide = tiny_encoder(), tiny_encoder()
 
     class Own(ours.CoSENTLoss):
-        """Reads tokens in a forward of its own."""
+        """A loss whose forward reads tokens."""
 
         def forward(self, sentence_features, labels=None):
             return super().forward(sentence_features, labels) + sentence_features[0]["input_ids"].shape[1]
 
     layers = theirs.AdaptiveLayerLoss(model, theirs.CoSENTLoss(model))
     cached = theirs.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)
-    others = [theirs.GISTEmbedLoss(model, guide), theirs.MSELoss(model), theirs.EmbedDistillLoss(model)]
-    for loss in (layers, cached, *others, Own(model), theirs.MatryoshkaLoss(model, cached, [16])):
+    rest = [theirs.GISTEmbedLoss(model, guide), theirs.MSELoss(model), theirs.EmbedDistillLoss(model)]
+    for loss in (layers, cached, *rest, Own(model), theirs.MatryoshkaLoss(model, cached, [16])):
         assert not fits(loss)
     assert fits(theirs.CoSENTLoss(model))
     with pytest.raises(ValueError, match="ByLength cannot wrap AdaptiveLayerLoss"):
@@ -163,14 +163,14 @@ def test_losses_that_read_more_than_embeddings():
 
 
 class Counted:
-    """A model's forwards: the shape of the tokens of each."""
+    """Records the token shape of each forward."""
 
     def __init__(self, model: Any) -> None:
         self.shapes: list[tuple[int, int]] = []
         model[0].register_forward_pre_hook(lambda module, given: self.shapes.append(given[0]["input_ids"].shape))
 
 
-def test_what_is_computed():
+def test_each_text_is_computed_once():
     model = tiny_encoder()
     texts = [" ".join(["dog"] * length) for length in [1] * 20 + [2] * 20 + [9] * 20]
     features = [model.preprocess(texts), model.preprocess(texts[::-1])]
@@ -183,7 +183,7 @@ def test_what_is_computed():
 
 
 def test_dropout_of_cached_batches_is_replayed():
-    """A finite difference of the loss, with the same draws, is the cached gradient."""
+    """The cached gradient equals a finite difference of the loss with equal dropout."""
     model = tiny_encoder(dropout=0.3)
     features, labels = batch(model)
     weight = model[0].model.embeddings.word_embeddings.weight
@@ -234,7 +234,7 @@ def test_a_compiled_model():
     assert all(shape[1] % 16 == 0 for shape in counted.shapes)
 
 
-def test_batches_that_are_no_tokens_go_to_the_loss_as_they_are():
+def test_batches_without_tokens_are_unchanged():
     class Means(torch.nn.Module):
         def forward(self, features):
             return {"sentence_embedding": features["pixel_values"].mean(1)}

@@ -1,4 +1,4 @@
-"""calibrate: the scale that minimises the loss of the encoder one starts from."""
+"""calibrate: the scale that minimises the loss of the starting encoder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raoe_train.losses.pairs import SCALES
 
 
 class Known(torch.nn.Module):
-    """An encoder whose embeddings are known."""
+    """An encoder with fixed embeddings."""
 
     def __init__(self, vectors):
         super().__init__()
@@ -38,11 +38,11 @@ def best(spread, noise, **settings):
     return rt.calibrate(model, RankMarginLoss(None), dataset, seed=1, **settings)
 
 
-def test_only_the_product_of_scale_and_spread_counts():
+def test_scale_is_relative_to_the_spread_of_scores():
     assert best(0.1, 0.3) == pytest.approx(4 * best(0.4, 0.3), rel=0.02)
 
 
-def test_noisier_scores_want_a_smaller_scale():
+def test_noisier_scores_get_a_smaller_scale():
     chosen = [best(0.25, noise) for noise in (0.1, 0.3, 1.0)]
     assert chosen[0] > chosen[1] > chosen[2]
 
@@ -50,12 +50,12 @@ def test_noisier_scores_want_a_smaller_scale():
 @pytest.mark.parametrize(("size", "batches"), [(100, 5), (512, 1), (600, 1)])
 def test_it_minimises_the_mean_over_whole_batches(size, batches):
     model, dataset = noisy(0.25, 0.3)
-    drawn = dataset.shuffle(seed=1)
+    sample = dataset.shuffle(seed=1)
     means = {}
     for scale in SCALES:
         losses = []
         for first in range(0, batches * size, size):
-            rows = drawn[first : first + size]
+            rows = sample[first : first + size]
             texts = (rows[name] for name in ("sentence1", "sentence2"))
             columns = [torch.tensor([model.vectors[text] for text in column]).float() for column in texts]
             loss = RankMarginLoss(None, scale=scale)

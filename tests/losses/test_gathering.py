@@ -1,4 +1,4 @@
-"""Gathered losses are the whole batch's, by threads in the place of processes: no encoder, no network, no start-up.
+"""Gathered losses equal those of the whole batch. Threads replace processes, without encoder and network.
 test_global_batch.py has real processes."""
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ PROCESSES = 3
 
 
 def threads_as_processes(world: int) -> Any:
-    """Of torch.distributed what gathering uses, each thread a process: `here.rank`."""
-    here, barrier, given = threading.local(), threading.Barrier(world, timeout=30), [torch.empty(0)] * world
+    """The part of torch.distributed that gathering uses; each thread is a process with rank `here.rank`."""
+    here, barrier, inputs = threading.local(), threading.Barrier(world, timeout=30), [torch.empty(0)] * world
 
     def exchanged(tensor: Any) -> list[Any]:
-        given[here.rank] = tensor
+        inputs[here.rank] = tensor
         barrier.wait()
-        everyone = [each.clone() if isinstance(each, torch.Tensor) else each for each in given]
+        everyone = [each.clone() if isinstance(each, torch.Tensor) else each for each in inputs]
         barrier.wait()
         return everyone
 
@@ -46,7 +46,7 @@ def threads_as_processes(world: int) -> Any:
 
 
 def rows(count: int, columns: int) -> list[torch.Tensor]:
-    """Unequal norms, and no two cosines alike."""
+    """Embeddings of unequal norms and distinct cosines."""
     seeded = torch.Generator().manual_seed(count)
     return [torch.randn(count, 5, generator=seeded, dtype=torch.float64) for _ in range(columns)]
 
@@ -69,12 +69,12 @@ CASES = [
 
 def value(loss: Any, columns: list[torch.Tensor], given: Any) -> torch.Tensor:
     asked = given if given and "texts" in given else {"labels": given}
-    found = loss.compute_loss_from_embeddings(columns, **asked)
-    return sum(found.values()) if isinstance(found, dict) else found
+    result = loss.compute_loss_from_embeddings(columns, **asked)
+    return sum(result.values()) if isinstance(result, dict) else result
 
 
 @pytest.mark.parametrize(("made", "settings", "columns", "labels"), CASES)
-def test_the_mean_over_processes_is_the_whole_batchs(made, settings, columns, labels, monkeypatch):
+def test_mean_over_processes_equals_the_whole_batch(made, settings, columns, labels, monkeypatch):
     """Of the loss, and of the gradient of every row and of the loss's own numbers."""
     dist = threads_as_processes(PROCESSES)
     whole = [x.requires_grad_() for x in rows(2 * PROCESSES, columns)]
@@ -88,13 +88,13 @@ def test_the_mean_over_processes_is_the_whole_batchs(made, settings, columns, la
     def process(rank: int) -> torch.Tensor:
         dist.here.rank = rank
         its = labels and {name: x.split(2)[rank] for name, x in labels.items()}
-        found = value(losses[rank], own[rank], its)
-        found.backward()
-        return found.detach()
+        result = value(losses[rank], own[rank], its)
+        result.backward()
+        return result.detach()
 
     with ThreadPoolExecutor(PROCESSES) as pool:
-        found = torch.stack([*pool.map(process, range(PROCESSES))])
-    torch.testing.assert_close(found.mean(), expected.detach())
+        result = torch.stack([*pool.map(process, range(PROCESSES))])
+    torch.testing.assert_close(result.mean(), expected.detach())
     for column, each in enumerate(whole):
         mean = torch.cat([its[column].grad for its in own]) / PROCESSES  # as DistributedDataParallel averages
         torch.testing.assert_close(mean, each.grad)
@@ -117,11 +117,11 @@ def test_lists_count_by_their_sentences(monkeypatch):
     def process(rank: int) -> torch.Tensor:
         dist.here.rank = rank
         loss = ListMLELoss(None, gather_across_devices=True)
-        found = loss.compute_loss_from_embeddings([own[rank]], {"lengths": torch.tensor(parts[rank])})
-        found.backward()
-        return found.detach()
+        result = loss.compute_loss_from_embeddings([own[rank]], {"lengths": torch.tensor(parts[rank])})
+        result.backward()
+        return result.detach()
 
     with ThreadPoolExecutor(2) as pool:
-        found = torch.stack([*pool.map(process, range(2))])
-    torch.testing.assert_close(found.mean(), expected.detach())
+        result = torch.stack([*pool.map(process, range(2))])
+    torch.testing.assert_close(result.mean(), expected.detach())
     torch.testing.assert_close(torch.cat([x.grad for x in own]) / 2, whole.grad)

@@ -1,4 +1,4 @@
-"""GISTLoss: sentence-transformers' GISTEmbedLoss, its guide asked by texts, cached, from recipes."""
+"""GISTLoss against sentence-transformers' GISTEmbedLoss; guides that read texts, caching and recipes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = 8
 
 
 def texts(columns, rows=ROWS):
-    """No text is there twice."""
+    """All texts are distinct."""
 
     def text(number):
         return " ".join(WORDS[(7 * number + 3 * k) % len(WORDS)] for k in range(2 + number % 3))
@@ -43,7 +43,7 @@ def model():
 
 
 class Bag(torch.nn.Module):
-    """A guide that knows words: the mean of a vector for each token."""
+    """A guide that averages one vector per token."""
 
     def __init__(self, model):
         super().__init__()
@@ -62,7 +62,7 @@ class Bag(torch.nn.Module):
 
 
 class Given(torch.nn.Module):
-    """An encoder whose embeddings stand in the features."""
+    """An encoder that returns embeddings from the features."""
 
     def __init__(self, name):
         super().__init__()
@@ -87,34 +87,34 @@ MARGINS = [("absolute", 0.0), ("absolute", 0.3), ("absolute", -0.2), ("relative"
 @pytest.mark.parametrize(("strategy", "margin"), MARGINS)
 @pytest.mark.parametrize("negatives", [0, 1, 3])
 def test_is_sentence_transformers_loss(model, negatives, strategy, margin):
-    given, guides = (
+    inputs, guides = (
         embeddings(2 + negatives),
         [column.detach() for column in embeddings(2 + negatives, width=4, seed=9)],
     )
     texts = [[f"{row} {column}" for row in range(ROWS)] for column in range(2 + negatives)]
-    features = [{"own": own, "guide": of_guide} for own, of_guide in zip(given, guides, strict=True)]
+    features = [{"own": own, "guide": of_guide} for own, of_guide in zip(inputs, guides, strict=True)]
     values = set()
     for anchors, positives in itertools.product((True, False), repeat=2):
         options = {"margin_strategy": strategy, "margin": margin}
         options |= {"contrast_anchors": anchors, "contrast_positives": positives}
         loss = GISTLoss(None, lambda texts: torch.cat(guides).numpy(), 20.0, **options)
-        found = loss.compute_loss_from_embeddings(given, {"texts": texts})
+        result = loss.compute_loss_from_embeddings(inputs, {"texts": texts})
         cached = stock.CachedGISTEmbedLoss(model, model, 0.05, mini_batch_size=3, **options)
-        expected = cached.calculate_loss([[own] for own in given], [[of_guide] for of_guide in guides])
+        expected = cached.calculate_loss([[own] for own in inputs], [[of_guide] for of_guide in guides])
         if negatives < 2:
             plain = stock.GISTEmbedLoss(model, model, 0.05, **options)
             plain.model, plain.guide = Given("own"), Given("guide")
-            torch.testing.assert_close(found, plain(features, None))
-        assert_same(found, expected, given)
-        values.add(round(found.item(), 9))
-    # masking does something, and not to everything
+            torch.testing.assert_close(result, plain(features, None))
+        assert_same(result, expected, inputs)
+        values.add(round(result.item(), 9))
+    # some columns are masked, not all
     unguided = InfoNCELoss(None, 20.0, directions=("query_to_doc", "query_to_query", "positive_to_positive"))
-    values.add(round(unguided.compute_loss_from_embeddings(given).item(), 9))
+    values.add(round(unguided.compute_loss_from_embeddings(inputs).item(), 9))
     assert len(values) == 5 and min(values) > 0.01
 
 
 @pytest.mark.parametrize("settings", [{}, {"margin": 0.05, "mini_batch_size": 3}], ids=str)
-def test_trains_as_theirs(model, guide, settings):
+def test_trains_like_sentence_transformers(model, guide, settings):
     """With a guide that reads; by default all is theirs."""
     columns = texts(3)
     features = [model.preprocess(column) for column in columns]
@@ -143,13 +143,13 @@ def test_by_hand(strategy, margin, left):
     student = [torch.tensor(c, dtype=torch.float64) for c in ([[1, 0]], [[0, 1]], [[1, 1]], [[2, 0]])]
     logits = torch.tensor([0.0, 0.5**0.5, 1.0], dtype=torch.float64) * 3
     loss = GISTLoss(None, lambda of: at(*(where[t] for t in of)), 3.0, margin_strategy=strategy, margin=margin)
-    found = loss.compute_loss_from_embeddings(student, {"texts": [["a"], ["p"], ["n"], ["m"]]})
+    result = loss.compute_loss_from_embeddings(student, {"texts": [["a"], ["p"], ["n"], ["m"]]})
     expected = -logits.masked_fill(~torch.tensor(left), -torch.inf).log_softmax(0)[0]
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
-def test_the_guide_is_asked_once_a_batch(model, guide):
-    """By length, cached, inside a MatryoshkaLoss, and is no part of the module."""
+def test_guide_encodes_once_per_batch(model, guide):
+    """Also by length, cached and inside a MatryoshkaLoss. The guide is not a submodule."""
     columns, asked = texts(3), []
 
     def embed(sentences):
@@ -210,7 +210,7 @@ def teacher(tmp_path_factory):
     return str(folder)
 
 
-def test_by_recipe_and_from_what_was_made_before(tmp_path, monkeypatch, teacher):
+def test_recipe_and_teacher_cache(tmp_path, monkeypatch, teacher):
     common = {
         "model.name": "scratch", "model.device": "cpu", "model.scratch": SCRATCH, "teacher.device": "cpu",
         "data.train": [write_nli(tmp_path / "nli.tsv")], "loss": "GISTLoss", "loss.scale": 20, "loss.margin": 0.05,
@@ -220,21 +220,21 @@ def test_by_recipe_and_from_what_was_made_before(tmp_path, monkeypatch, teacher)
     asked = run("train", None, **common, output=str(tmp_path / "asked"))
     for turn in ("first", "again"):
         if turn == "again":
-            monkeypatch.setattr(frozen, "encode_sentences", None)  # nothing is to be made any more
+            monkeypatch.setattr(frozen, "encode_sentences", None)  # nothing may be computed again
         out = {"output": str(tmp_path / turn), "teacher.cache": str(tmp_path / "kept")}
-        found = run("train", None, **common, **out)
-        assert found["steps"] == 3 and found["scale"] == asked["scale"] == {"nli": 20.0}
+        result = run("train", None, **common, **out)
+        assert result["steps"] == 3 and result["scale"] == asked["scale"] == {"nli": 20.0}
         lines = [(tmp_path / name / "log.jsonl").read_text().splitlines()[:3] for name in ("asked", turn)]
         losses = [[json.loads(line)["loss"] for line in each] for each in lines]
         assert losses[0] == pytest.approx(losses[1], rel=1e-4) and min(losses[0]) > 0.01
 
 
-def test_remembered_answers_of_a_teacher(tmp_path, teacher):
+def test_cache_of_a_teacher(tmp_path, teacher):
     teacher = FrozenEncoder(name=teacher, device="cpu")
-    known = ["a dog", "a cat", "a dog"]
-    ask = frozen.remembered(teacher, known, "teacher", tmp_path / "kept")
-    for wanted in (["a cat", "a dog", "a cat"], ["a bird", "a dog"]):
-        np.testing.assert_allclose(ask(wanted), frozen.embedder(teacher, "teacher")(wanted), rtol=1e-4, atol=1e-5)
+    texts = ["a dog", "a cat", "a dog"]
+    ask = frozen.remembered(teacher, texts, "teacher", tmp_path / "kept")
+    for sentences in (["a cat", "a dog", "a cat"], ["a bird", "a dog"]):
+        np.testing.assert_allclose(ask(sentences), frozen.embedder(teacher, "teacher")(sentences), rtol=1e-4, atol=1e-5)
 
 
 def test_recipe_keys(tmp_path):
@@ -243,12 +243,12 @@ def test_recipe_keys(tmp_path):
     settings = {"loss": "InfoNCELoss", "loss.directions": ["query_to_doc", "doc_to_doc"], "loss.hardness_strength": "9"}
     made = load("train", None, settings).loss.init_args
     assert made["directions"] == ["query_to_doc", "doc_to_doc"] and made["hardness_strength"] == 9.0
-    for said, message in (
+    for output, message in (
         ({"loss": "GISTLoss", "loss.margin_strategy": "both"}, "both"),
         ({"loss": "GISTLoss", "loss.directions": ["query_to_doc"]}, "unknown key loss.directions"),
         ({"loss": "InfoNCELoss", "loss.directions": ["up"]}, "up"),
     ):
         with pytest.raises(ValueError, match=message):
-            load("train", None, said)
+            load("train", None, output)
     with pytest.raises(ValueError, match=r"--teacher\.name is missing: set it to the encoder that GISTLoss learns"):
         run("train", None, **{"loss": "GISTLoss", "data.train": ["builtin-nli#train"]}, output=str(tmp_path / "out"))

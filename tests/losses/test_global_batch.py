@@ -1,4 +1,4 @@
-"""Every loss: a step of several processes, each with its part of a batch, is the step of one process with all of it.
+"""A step of several processes, each with a share of a batch, equals the step of one process, for every loss.
 
 Real processes over gloo, DistributedDataParallel and SGD; what is compared is all parameters after the step.
 """
@@ -43,7 +43,7 @@ LISTS_OF = {1: [[4]], 2: [[2, 2], [1, 3]], 4: [[1, 1, 1, 1]]}
 
 PAIRS = [
     (RankMarginLoss, {}),
-    (RankMarginLoss, {"margin": 5}),  # further than any two ranks of 4 or 5 rows
+    (RankMarginLoss, {"margin": 5}),  # more than any difference of ranks in 4 or 5 rows
     (GatedAngularLoss, {}),
     (RAOELoss, {}),
     (RAOELoss, {"matryoshka_dims": [16, 4], "scale": 5.0}),  # or float32 rounds more than of one width
@@ -53,7 +53,7 @@ PAIRS = [
 
 
 def letters(texts: Any) -> np.ndarray:
-    """A guide that anybody can be: how often each letter is in a text."""
+    """A guide whose embedding counts the letters of a text."""
     return np.array([[text.count(letter) for letter in "abcdefghij klmnopqrstuvwxyz"] for text in texts], np.float32)
 
 
@@ -77,12 +77,12 @@ COLUMNS = [
 def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[Any]]]:
     """(loss, its settings, the whole batch, each process's part)."""
     made: list[Any] = []
-    inputs = [(loss, given, batch(model, 8)) for loss, given in PAIRS]
-    for loss, given, columns in COLUMNS:
+    inputs = [(loss, arguments, batch(model, 8)) for loss, arguments in PAIRS]
+    for loss, arguments, columns in COLUMNS:
         texts = {"texts": [[SENTENCES[row[n]] for row in ROWS] for n in range(columns)]}
-        inputs.append((loss, given, (tokenised(model, columns, ROWS), texts if "embed" in given else None)))
-    for loss, given, (features, labels) in inputs:
-        made.append((loss, given, (features, labels), _parts(features, labels, SIZES[world])))
+        inputs.append((loss, arguments, (tokenised(model, columns, ROWS), texts if "embed" in arguments else None)))
+    for loss, arguments, (features, labels) in inputs:
+        made.append((loss, arguments, (features, labels), _parts(features, labels, SIZES[world])))
     for shares in LISTS_OF[world]:
         for squares in (teachers(), None):
             bounds = [(sum(shares[:rank]), sum(shares[: rank + 1])) for rank in range(world)]
@@ -121,11 +121,11 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
     initial = copy.deepcopy(model.state_dict())
     before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
     parallel = DistributedDataParallel(model, find_unused_parameters=True)  # BERT's pooler is, as in the trainer
-    found: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    result: tuple[dict[str, float], dict[str, float]] = ({}, {})
     for made, settings, whole, parts in cases(model, world):
         value, expected = step(made(model, **settings), model, initial, *whole)
         assert (expected[-len(before) :] - before).abs().max() > 1e-3, "a step that moves nothing shows nothing"
-        for mini_batch_size, differences in zip((None, 2), found, strict=True):
+        for mini_batch_size, differences in zip((None, 2), result, strict=True):
             for around in (None, ByLength) if world < 4 else (None,):
                 each = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=True)
                 each = each if around is None else around(each)
@@ -138,7 +138,7 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
         if world > 1:
             alone = step(made(parallel, **settings), model, initial, *parts[rank])[1]
             assert (alone - expected).abs().max() > 1e-4, f"{made.__name__} {settings} need not gather here"
-    return found
+    return result
 
 
 def compare(rank: int, world: int, folder: str, dtype: torch.dtype) -> None:
@@ -176,5 +176,5 @@ def test_one_process_in_a_group(tmp_path):
         pytest.param(4, torch.float32, marks=pytest.mark.exhaustive),
     ],
 )
-def test_parts_are_the_whole(tmp_path, world, dtype):
+def test_shares_equal_the_whole_batch(tmp_path, world, dtype):
     together(compare, world, str(tmp_path), dtype)

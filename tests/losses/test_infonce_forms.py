@@ -1,4 +1,4 @@
-"""InfoNCELoss's forms: directions and hardness as in sentence-transformers, a scale that is learned."""
+"""Forms of InfoNCELoss: directions and hardness as in sentence-transformers, and a learned scale."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ def model():
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 def test_is_sentence_transformers_loss(model, configuration):
-    """With cached gradients, against theirs without."""
+    """Cached gradients, against uncached ones of sentence-transformers."""
     columns = [[SENTENCES[(3 * row + 2 * column) % len(SENTENCES)] for row in range(7)] for column in range(3)]
     features = [model.preprocess(column) for column in columns]
     value, gradient = step(stock.MultipleNegativesRankingLoss(model, **configuration), model, features, None)
     assert gradient.abs().max() > 1e-3
     ours = InfoNCELoss(model, mask_duplicates=False, mini_batch_size=3, **configuration)
-    found, by_ours = step(ours, model, features, None)
-    torch.testing.assert_close(found, value, rtol=1e-9, atol=1e-12)
+    result, by_ours = step(ours, model, features, None)
+    torch.testing.assert_close(result, value, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(by_ours, gradient, **CACHED)
 
 
 @pytest.mark.parametrize("negatives", [0, 1, 3])
 @pytest.mark.parametrize("partition", ["joint", "per_direction"])
 def test_every_choice_of_directions_and_hardness(model, partition, negatives):
-    given = embeddings(2 + negatives, 7, seed=3)
-    others = ("doc_to_query",) if partition == "per_direction" else GTE[1:]
-    chosen = [c for n in range(len(others) + 1) for c in itertools.combinations(others, n)]
+    inputs = embeddings(2 + negatives, 7, seed=3)
+    rest = ("doc_to_query",) if partition == "per_direction" else GTE[1:]
+    chosen = [c for n in range(len(rest) + 1) for c in itertools.combinations(rest, n)]
     for more, mode in itertools.product(chosen, (None, "in_batch_negatives", "hard_negatives", "all_negatives")):
         options = {"directions": ("query_to_doc", *more), "partition_mode": partition, "hardness_mode": mode}
         options["hardness_strength"] = 0.0 if mode is None else 3.0
-        found = InfoNCELoss(None, 7.0, **options).compute_loss_from_embeddings(given)
-        expected = stock.MultipleNegativesRankingLoss(None, 7.0, **options).compute_loss_from_embeddings(given, None)
+        result = InfoNCELoss(None, 7.0, **options).compute_loss_from_embeddings(inputs)
+        expected = stock.MultipleNegativesRankingLoss(None, 7.0, **options).compute_loss_from_embeddings(inputs, None)
         cached = stock.CachedMultipleNegativesRankingLoss(model, 7.0, mini_batch_size=3, **options)
-        torch.testing.assert_close(found, cached.calculate_loss([[column] for column in given]))
-        assert_same(found, expected, given)
+        torch.testing.assert_close(result, cached.calculate_loss([[column] for column in inputs]))
+        assert_same(result, expected, inputs)
 
 
 def linked(texts):
@@ -92,41 +92,41 @@ def by_definition(columns, scale, directions, texts):
     losses = []
     for i in range(rows):
         own = scale * anchors[i] @ documents[i]
-        others = [scale * anchors[i] @ documents[j] for j in range(len(documents)) if j != i and not same(i, 1, j)]
+        rest = [scale * anchors[i] @ documents[j] for j in range(len(documents)) if j != i and not same(i, 1, j)]
         if "query_to_query" in directions:
-            others += [scale * anchors[i] @ anchors[j] for j in range(rows) if j != i and not same(i, 0, j)]
+            rest += [scale * anchors[i] @ anchors[j] for j in range(rows) if j != i and not same(i, 0, j)]
         if "doc_to_query" in directions:
-            others += [scale * positives[i] @ anchors[j] for j in range(rows) if j == i or not same(i, 0, j)]
+            rest += [scale * positives[i] @ anchors[j] for j in range(rows) if j == i or not same(i, 0, j)]
         if "doc_to_doc" in directions:
-            others += [
+            rest += [
                 scale * positives[i] @ documents[j]
                 for j in range(len(documents))
                 if j % rows != i and not same(i, 1, j)
             ]
-        losses.append(torch.stack([own, *others]).logsumexp(0) - own)
+        losses.append(torch.stack([own, *rest]).logsumexp(0) - own)
     return torch.stack(losses).mean()
 
 
 @pytest.mark.parametrize("columns", [2, 4])
 @pytest.mark.parametrize("kinds", [3, 8, 20, 1 << 60])
 def test_false_negatives_of_all_directions_are_left_out(kinds, columns):
-    given = embeddings(columns, 10)
+    inputs = embeddings(columns, 10)
     for seed in range(2):
         texts = torch.randint(kinds, (10, columns), generator=torch.Generator().manual_seed(seed)) - kinds // 2
         loss = InfoNCELoss(None, 5.0, directions=GTE)
-        found = loss.compute_loss_from_embeddings(given, texts=texts)
-        assert_same(found, by_definition(given, 5.0, GTE, texts.tolist()), given)
-        assert (loss.compute_loss_from_embeddings(given) - found > 1e-3) == (kinds < 1 << 60)
+        result = loss.compute_loss_from_embeddings(inputs, texts=texts)
+        assert_same(result, by_definition(inputs, 5.0, GTE, texts.tolist()), inputs)
+        assert (loss.compute_loss_from_embeddings(inputs) - result > 1e-3) == (kinds < 1 << 60)
 
 
 def test_a_negative_that_is_another_rows_positive():
-    """A batch's one duplicate, and all anchors differ."""
-    given, texts = embeddings(3, 2), torch.tensor([(1, 2, 3), (4, 5, 2)])
-    found = InfoNCELoss(None, 5.0, directions=GTE).compute_loss_from_embeddings(given, texts=texts)
-    assert_same(found, by_definition(given, 5.0, GTE, texts.tolist()), given)
+    """The batch has one duplicate; all anchors are distinct."""
+    inputs, texts = embeddings(3, 2), torch.tensor([(1, 2, 3), (4, 5, 2)])
+    result = InfoNCELoss(None, 5.0, directions=GTE).compute_loss_from_embeddings(inputs, texts=texts)
+    assert_same(result, by_definition(inputs, 5.0, GTE, texts.tolist()), inputs)
 
 
-def test_chains_of_pairs_are_one():
+def test_chained_duplicates_are_one_group():
     texts = torch.tensor([(6, 7), (5, 6), (1, 2), (7, 5), (3, 9), (9, 8), (8, 3), (20, 21)])
     anchors, columns = related_as_ids(texts)
     number = linked(texts.tolist())
@@ -136,16 +136,16 @@ def test_chains_of_pairs_are_one():
     assert len(torch.cat(related_as_ids(long)).unique()) == 1
 
 
-def test_both_halves_are_nt_xent():
+def test_symmetric_directions_equal_nt_xent():
     """Chen et al. 2020, Eq. 1: rows of both columns, each among all 2 N - 1 others, temperature 0.2."""
-    given = embeddings(2, 7)
-    rows = torch.nn.functional.normalize(torch.cat(given))
+    inputs = embeddings(2, 7)
+    rows = torch.nn.functional.normalize(torch.cat(inputs))
     logits = (rows @ rows.T / 0.2).fill_diagonal_(-torch.inf)
     pair = (torch.arange(14) + 7) % 14
     expected = (logits.logsumexp(1) - logits[torch.arange(14), pair]).mean()
     loss = InfoNCELoss(None, 1 / 0.2, directions=("query_to_doc", "query_to_query"))
-    halves = [loss.compute_loss_from_embeddings(columns) for columns in (given, given[::-1])]
-    assert_same(sum(halves) / 2, expected, given)
+    halves = [loss.compute_loss_from_embeddings(columns) for columns in (inputs, inputs[::-1])]
+    assert_same(sum(halves) / 2, expected, inputs)
 
 
 FORMS = [
@@ -157,14 +157,14 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_cached_is_uncached(model, form):
+def test_cached_equals_uncached(model, form):
     plain = InfoNCELoss(model, **form).double()
     value, gradient = step(plain, model, tokenised(model), None)
     for loss in (InfoNCELoss(model, **form, mini_batch_size=3), InfoNCELoss(model, **form)):
         for each in (loss, ByLength(loss)):
             each.double().zero_grad()
-            found, cached = step(each, model, tokenised(model), None)
-            torch.testing.assert_close(found, value, rtol=1e-9, atol=1e-12)
+            result, cached = step(each, model, tokenised(model), None)
+            torch.testing.assert_close(result, value, rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(cached, gradient, **CACHED)
             if "learn_scale" in form:
                 torch.testing.assert_close(loss.log_scale.grad, plain.log_scale.grad, **CACHED)
@@ -188,7 +188,7 @@ def test_the_gradient_of_a_learned_scale(form):
 
 
 @pytest.mark.parametrize("wrapped", ["plain", "by length", "matryoshka"])
-def test_what_is_put_before_a_cached_loss_is_before_a_learned_scale(model, wrapped):
+def test_scaled_loss_scales_the_gradient_of_a_learned_scale(model, wrapped):
     """A quarter of the loss, as gradient accumulation takes it, has a quarter of each gradient."""
 
     def gradient(factor, **cached):
@@ -206,7 +206,7 @@ def test_what_is_put_before_a_cached_loss_is_before_a_learned_scale(model, wrapp
         torch.testing.assert_close(gradient(0.25, **cached), whole / 4, rtol=1e-7, atol=1e-9)
 
 
-def test_a_learned_scale_stays_within_clips_bounds():
+def test_learned_scale_stays_within_bounds():
     loss = InfoNCELoss(None, 99.0, learn_scale=True)
     for beyond, bound in ((5.0, 100.0), (-1.0, 1.0)):
         loss.log_scale.data.fill_(beyond)
@@ -228,6 +228,6 @@ def test_a_learned_scale_stays_within_clips_bounds():
         ({"learn_scale": True, "scale": 200.0}, "with learn_scale the scale must be from 1 to 100, got 200"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         InfoNCELoss(None, **settings).compute_loss_from_embeddings(embeddings(2))

@@ -1,4 +1,4 @@
-"""InfoNCELoss: the formula with its false negatives left out, caching, Matryoshka."""
+"""InfoNCELoss: the formula without false negatives, caching and Matryoshka."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def false_negatives(texts):
 
 def by_definition(columns, texts, scale, symmetric):
     """Mean of -log softmax over what remains of the logits, row by row."""
-    anchors, *others = [torch.nn.functional.normalize(column) for column in columns]
-    logits = scale * anchors @ torch.cat(others).T
+    anchors, *rest = [torch.nn.functional.normalize(column) for column in columns]
+    logits = scale * anchors @ torch.cat(rest).T
     rows = len(logits)
     drop = torch.zeros_like(logits, dtype=torch.bool)
     if texts is not None:
@@ -60,35 +60,35 @@ def assert_same(found, expected, columns):
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("columns", [2, 3, 4])
-def test_is_the_formula(columns, symmetric):
-    given = embeddings(columns)
-    found = InfoNCELoss(None, 5.0, symmetric=symmetric).compute_loss_from_embeddings(given)
-    assert found.dtype == torch.float64
-    assert_same(found, by_definition(given, None, 5.0, symmetric), given)
+def test_equals_the_formula(columns, symmetric):
+    inputs = embeddings(columns)
+    result = InfoNCELoss(None, 5.0, symmetric=symmetric).compute_loss_from_embeddings(inputs)
+    assert result.dtype == torch.float64
+    assert_same(result, by_definition(inputs, None, 5.0, symmetric), inputs)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize("kinds", [1, 3, 8, 14, 30, 1 << 60])
 def test_false_negatives_are_left_out(kinds, columns, symmetric):
-    given = embeddings(columns, 12)
+    inputs = embeddings(columns, 12)
     for seed in range(4):
         texts = torch.randint(kinds, (12, columns), generator=torch.Generator().manual_seed(seed)) - kinds // 2
         loss = InfoNCELoss(None, 5.0, symmetric=symmetric)
-        found = loss.compute_loss_from_embeddings(given, texts=texts)
-        assert_same(found, by_definition(given, texts.tolist(), 5.0, symmetric), given)
-        with_all = loss.compute_loss_from_embeddings(given)
-        assert (with_all - found > 1e-3) == (kinds < 1 << 60)
+        result = loss.compute_loss_from_embeddings(inputs, texts=texts)
+        assert_same(result, by_definition(inputs, texts.tolist(), 5.0, symmetric), inputs)
+        with_all = loss.compute_loss_from_embeddings(inputs)
+        assert (with_all - result > 1e-3) == (kinds < 1 << 60)
 
 
 def test_a_chain_of_pairs():
-    """1 and 4 share the positive 2, so that none of 1, 2, 4 is a negative of another; 7 is of all."""
+    """1 and 4 share the positive 2, so 1, 2 and 4 are not negatives of each other; 7 is one of all."""
     assert false_negatives([(1, 2), (4, 2), (7, 4)]) == [[True] * 3] * 3
     texts = [(1, 2, 9), (4, 2, 7), (7, 8, 4)]
     assert false_negatives(texts)[0] == [True, True, False, False, False, True]
-    given = embeddings(3, 3)
-    found = InfoNCELoss(None, symmetric=True).compute_loss_from_embeddings(given, texts=torch.tensor(texts))
-    assert_same(found, by_definition(given, texts, 20.0, True), given)
+    inputs = embeddings(3, 3)
+    result = InfoNCELoss(None, symmetric=True).compute_loss_from_embeddings(inputs, texts=torch.tensor(texts))
+    assert_same(result, by_definition(inputs, texts, 20.0, True), inputs)
 
 
 TEXTS = [[2, 27, 38, 3], [2, 38, 27, 3], [2, 27, 27, 3], [2, 27, 3], [2, 3], [3, 2], [], [2, 27, 38, 3, 3]]
@@ -143,7 +143,7 @@ def test_finds_the_duplicates_of_a_batch(symmetric):
 
 
 @pytest.mark.parametrize("mini_batch_size", [1, 3, 100])
-def test_cached_is_uncached(mini_batch_size):
+def test_cached_equals_uncached(mini_batch_size):
     model = tiny_encoder()
     value, gradient = step(InfoNCELoss(model, symmetric=True), model, tokenised(model), None)
     assert gradient.abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""The term that holds an encoder's embeddings where they were: its value, its gradient, and what it keeps."""
+"""The regularizer that keeps embeddings near their start: value, gradient and effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 
 
 def moved(model: Any) -> Any:
-    """The encoder with other weights than its start had."""
+    """An encoder whose weights differ from its start."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -34,7 +34,7 @@ def by_hand(now: torch.Tensor, before: torch.Tensor) -> float:
     return float((units[0] - units[1]).square().sum() / 2 / len(now))
 
 
-def test_the_term_is_the_mean_over_texts():
+def test_regularizer_is_the_mean_over_texts():
     model = tiny_encoder()
     start = copy.deepcopy(model).eval()
     loss = ByLength(ours.CoSENTLoss(model), keep=Keep(model, 3.0))
@@ -54,23 +54,23 @@ def test_cached_gradients_are_those_of_the_whole_batch(kind, cached, monkeypatch
     model = tiny_encoder()
     term = Keep(model, 30.0)
     features, labels = batch(moved(model))
-    found = []
+    results = []
     for settings in ({}, cached):
         model.zero_grad()
         value = total(ByLength(kind(model, **settings), keep=term)([dict(each) for each in features], labels))
         value.backward()
-        found.append((value.detach(), gradients(model)))
-    (whole, its), (value, own) = found
+        results.append((value.detach(), gradients(model)))
+    (whole, its), (value, own) = results
     tolerance = 1e-12 if REPLAYS_IN_DOUBLE else 1e-5
     assert abs(value - whole) <= tolerance * abs(whole)
     assert (own - its).abs().max() <= tolerance * its.abs().max()
     plain = tiny_encoder()
     moved(plain)
     total(kind(plain)(features, labels)).backward()
-    assert (gradients(plain) - its).abs().max() > 1e-3 * its.abs().max()  # the term has a gradient of its own
+    assert (gradients(plain) - its).abs().max() > 1e-3 * its.abs().max()  # the regularizer has a gradient
 
 
-def test_nothing_at_the_start_and_nothing_where_no_gradient_is_wanted():
+def test_regularizer_is_zero_at_the_start_and_without_gradients():
     model = tiny_encoder()
     loss = ByLength(ours.CoSENTLoss(model), keep=Keep(model, 3.0))
     features, labels = batch(model)
@@ -81,7 +81,7 @@ def test_nothing_at_the_start_and_nothing_where_no_gradient_is_wanted():
     assert not isinstance(loss.train(False)(features, labels), dict)
 
 
-def test_the_start_is_frozen_and_no_part_of_the_loss():
+def test_starting_encoder_is_frozen_and_not_a_submodule():
     model = tiny_encoder(dropout=0.1)
     term = Keep(model, 1.0)
     loss = ByLength(ours.CoSENTLoss(model), keep=term)
@@ -107,7 +107,7 @@ def trained(folder: Any, keep: float, loss: Any = theirs.CoSENTLoss) -> tuple[An
     return trainer, [torch.tensor(each.eval().encode(SENTENCES, normalize_embeddings=True)) for each in (start, model)]
 
 
-def test_training_with_it_moves_embeddings_less_and_logs_both_parts(tmp_path):
+def test_regularizer_keeps_embeddings_closer_and_is_logged(tmp_path):
     drift = {}
     for keep in (0.0, 100.0):
         trainer, (before, after) = trained(tmp_path, keep)
@@ -138,11 +138,11 @@ def test_a_weight_by_the_scores(tmp_path, capsys):
     assert trainer.keep == trainer.loss.keep.weight == 0.3
 
 
-def test_where_it_cannot_be(tmp_path):
+def test_invalid_keep(tmp_path):
     model = tiny_encoder()
     with pytest.raises(ValueError, match="keep must be a number of at least 0, got -1"):
         Keep(model, -1)
-    with pytest.raises(ValueError, match="keep must be a number of at least 0, got 'maybe'"):  # a word other than auto
+    with pytest.raises(ValueError, match="keep must be a number of at least 0, got 'maybe'"):  # not auto
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=theirs.CoSENTLoss(model), keep="maybe")
     with pytest.raises(ValueError, match="keep needs batches by length"):
         Trainer(

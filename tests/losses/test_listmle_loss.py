@@ -31,8 +31,8 @@ def padded(squares, fill=0.0):
 
 
 def labels(squares=None, lengths=LENGTHS, fill=0.0):
-    made = {"lengths": torch.tensor(lengths)}
-    return made if squares is None else {**made, "teacher": padded(squares, fill)}
+    options = {"lengths": torch.tensor(lengths)}
+    return options if squares is None else {**options, "teacher": padded(squares, fill)}
 
 
 def embeddings(rows=19, width=6, seed=0):
@@ -81,26 +81,26 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])
-def test_is_the_papers_formula(scale):
+def test_equals_the_papers_formula(scale):
     vectors, squares = embeddings(), teachers()
-    found = ListMLELoss(None, scale).compute_loss_from_embeddings([vectors], labels(squares))
-    assert found.dtype == torch.float64 and found.shape == ()
-    assert_same(found, by_definition(vectors, squares, scale), vectors)
+    result = ListMLELoss(None, scale).compute_loss_from_embeddings([vectors], labels(squares))
+    assert result.dtype == torch.float64 and result.shape == ()
+    assert_same(result, by_definition(vectors, squares, scale), vectors)
 
 
 def test_ranking_only_is_the_order_of_the_list():
     vectors = embeddings()
     loss = ListMLELoss(None, 5.0)
-    found = loss.compute_loss_from_embeddings([vectors], labels())
-    assert_same(found, by_definition(vectors, None, 5.0), vectors)
+    result = loss.compute_loss_from_embeddings([vectors], labels())
+    assert_same(result, by_definition(vectors, None, 5.0), vectors)
     places = [torch.arange(n, dtype=torch.float64) for n in LENGTHS]
     same = [-(place - place[:, None]).abs() for place in places]
-    torch.testing.assert_close(loss.compute_loss_from_embeddings([vectors], labels(same)), found)
+    torch.testing.assert_close(loss.compute_loss_from_embeddings([vectors], labels(same)), result)
 
 
 @pytest.mark.parametrize("fill", [0.0, 1e4, float("nan"), float("inf")])
-def test_ragged_lists_are_one_by_one(fill):
-    """What is beyond a list does not matter, and each row counts the same."""
+def test_ragged_lists_equal_single_lists(fill):
+    """Padding has no effect, and each row has equal weight."""
     vectors, squares, loss = embeddings(), teachers(), ListMLELoss(None)
     alone = [
         loss.compute_loss_from_embeddings([part], labels([square], [len(square)])) * len(square)
@@ -110,7 +110,7 @@ def test_ragged_lists_are_one_by_one(fill):
     assert_same(together, sum(alone) / sum(LENGTHS), vectors)
 
 
-def test_lists_of_one_length_are_averaged_and_no_list_meets_another():
+def test_equal_lengths_are_averaged_list_by_list():
     vectors, loss = embeddings(8), ListMLELoss(None)
     squares = teachers([4, 4])
     parts = [
@@ -140,20 +140,20 @@ def test_half_precision_and_zero_vectors():
     vectors, squares = embeddings().detach(), teachers()
     expected = ListMLELoss(None).compute_loss_from_embeddings([vectors], labels(squares))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = ListMLELoss(None).compute_loss_from_embeddings([vectors.float()], labels(squares))
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+        result = ListMLELoss(None).compute_loss_from_embeddings([vectors.float()], labels(squares))
+    assert result.dtype == torch.float32
+    assert result.item() == pytest.approx(expected.item(), rel=1e-5)
     half = vectors.bfloat16()
-    found = ListMLELoss(None).compute_loss_from_embeddings([half], labels(squares))
+    result = ListMLELoss(None).compute_loss_from_embeddings([half], labels(squares))
     expected = ListMLELoss(None).compute_loss_from_embeddings([half.double()], labels(squares))
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert result.item() == pytest.approx(expected.item(), rel=1e-5)
     nothing = torch.zeros(3, 4, requires_grad=True)
     loss = ListMLELoss(None).compute_loss_from_embeddings([nothing], labels(teachers([3]), [3]))
     assert loss.item() == pytest.approx(math.log(6)) and torch.autograd.grad(loss, nothing)[0].isfinite().all()
 
 
 def collated(model, lists=LISTS, squares=None, **settings):
-    """(features, labels) as the trainer makes them of rows."""
+    """(features, labels) as the trainer collates them."""
     rows = [{"sentences": list(texts)} for texts in lists]
     if squares is not None:
         rows = [{**row, "label": square.flatten().tolist()} for row, square in zip(rows, squares, strict=True)]
@@ -197,7 +197,7 @@ def test_a_batch_of_the_encoder():
 
 
 @pytest.mark.parametrize("mini_batch_size", [1, 4, 100])
-def test_cached_is_uncached(mini_batch_size):
+def test_cached_equals_uncached(mini_batch_size):
     model = tiny_encoder()
     features, made = collated(model, squares=teachers())
     value, gradient = step(ListMLELoss(model), model, features, made)
@@ -214,6 +214,6 @@ def test_bad_input():
     loss, column = ListMLELoss(None), embeddings()
     with pytest.raises(ValueError, match=r"needs one column .* got 2 columns and dict: use raoe_train.ListCollator"):
         loss.compute_loss_from_embeddings([column, column], labels())
-    for given in (None, torch.ones(4), {"score": torch.ones(4)}):
+    for inputs in (None, torch.ones(4), {"score": torch.ones(4)}):
         with pytest.raises(ValueError, match=r"and labels with 'lengths'; got 1 columns and .*: use raoe_train"):
-            loss.compute_loss_from_embeddings([column], given)
+            loss.compute_loss_from_embeddings([column], inputs)

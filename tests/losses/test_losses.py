@@ -54,15 +54,15 @@ def by_definition(pair, score, label, *, scale, margin, gate):
     return rank_part, one_plus_sum(scale * (angle[j] - angle[i]), gates[gate])
 
 
-def test_pearson_is_scipys_whatever_the_scale_of_the_scores():
+def test_pearson_equals_scipy_for_any_scale():
     pair, score = embeddings(), batch(tiny_encoder(), 11)[1]["score"]
     cosine = torch.nn.functional.cosine_similarity(*pair)
     loss = PearsonLoss(None).compute_loss_from_embeddings(pair, score)
     assert loss.item() == pytest.approx(1 - pearsonr(cosine.detach(), score).statistic, abs=1e-12)
     by_hand = 1 - torch.corrcoef(torch.stack([cosine, score]))[0, 1]
     for value in (loss, PearsonLoss(None).compute_loss_from_embeddings(pair, 7 * score - 3)):
-        found = (torch.autograd.grad(of, pair, retain_graph=True) for of in (value, by_hand))
-        for own, its in zip(*found, strict=True):
+        result = (torch.autograd.grad(of, pair, retain_graph=True) for of in (value, by_hand))
+        for own, its in zip(*result, strict=True):
             torch.testing.assert_close(own, its, rtol=1e-9, atol=1e-12)
     widths = PearsonLoss(None, matryoshka_dims=[2, 6]).compute_loss_from_embeddings(pair, score)
     narrow = PearsonLoss(None).compute_loss_from_embeddings([each[:, :2] for each in pair], score)
@@ -78,7 +78,7 @@ def test_pearson_is_scipys_whatever_the_scale_of_the_scores():
 
 
 @pytest.mark.parametrize("gate", ["label+score", "score", "label"])
-def test_raoe_is_the_papers_formula(gate):
+def test_raoe_equals_the_papers_formula(gate):
     pair = embeddings()
     _, labels = batch(tiny_encoder(), 11)
     rank, angle = by_definition(pair, labels["score"], labels["label"], scale=5.0, margin=3, gate=gate)
@@ -101,7 +101,7 @@ def test_raoe_is_the_papers_formula(gate):
 
 
 @pytest.mark.parametrize(("ties", "expected"), [("ordinal", math.log(2)), ("average", 0)])
-def test_equal_scores_have_an_order_under_ordinal_alone(ties, expected):
+def test_only_ordinal_ranks_order_equal_scores(ties, expected):
     """One pair then, of equal cosines: log(1 + exp(0))."""
     for loss in (RankMarginLoss(None, margin=0, ties=ties), RAOELoss(None, margin=0, ties=ties)):
         assert total(loss.of_pairs(torch.zeros(2), torch.ones(2), None)).item() == pytest.approx(expected)
@@ -135,7 +135,7 @@ def test_drop_in_for_sentence_transformers(ours, theirs, arguments):
             torch.testing.assert_close(a, b)
 
 
-def test_angle_takes_triplets_as_sentence_transformers_does():
+def test_angle_accepts_triplets():
     columns = [*embeddings(5), *embeddings(5, seed=2)]
     for labels in (None, torch.tensor([0.9, 0.2, 0.4, 1.0, 0.4], dtype=torch.float64)):
         if labels is None:
@@ -213,7 +213,7 @@ def step(loss, model, features, labels, seed=11):
 
 @pytest.mark.parametrize("loss", OURS)
 @pytest.mark.parametrize("mini_batch_size", [1, 4, 100])
-def test_cached_is_uncached(loss, mini_batch_size):
+def test_cached_equals_uncached(loss, mini_batch_size):
     model = tiny_encoder()
     features, labels = batch(model)
     value, gradient = step(loss(model), model, features, labels)
@@ -244,7 +244,7 @@ def test_cached_replays_dropout():
     assert not torch.allclose(other_masks, expected)
 
 
-def test_cached_raoe_still_shows_its_parts():
+def test_cached_raoe_logs_its_parts():
     model = tiny_encoder()
     features, labels = batch(model)
     plain = RAOELoss(model)([dict(f) for f in features], labels)
@@ -286,10 +286,10 @@ def test_what_the_model_card_needs():
 
 
 @pytest.mark.parametrize("wrapper", [AdaptiveLayerLoss, partial(Matryoshka2dLoss, matryoshka_dims=[16, 8])])
-def test_wrappers_that_scale_and_add(wrapper):
+def test_wrappers_scale_and_add_losses(wrapper):
     """Parts are scaled and added by name: their sum is what the wrapper makes of a loss that is one number."""
     assert LossParts(rank=torch.tensor(6.0)) / 4 == {"rank": 1.5}
-    found = []
+    results = []
     for parts in (True, False):
         torch.manual_seed(0)
         random.seed(0)
@@ -301,8 +301,8 @@ def test_wrappers_that_scale_and_add(wrapper):
             loss.forward = lambda *given, whole=whole: total(whole(*given))
         made = total(wrapper(model, loss)(features, labels))
         made.backward()
-        found.append((made.detach(), gradients(model)))
-    torch.testing.assert_close(found[0], found[1])
+        results.append((made.detach(), gradients(model)))
+    torch.testing.assert_close(results[0], results[1])
 
 
 def test_collator():

@@ -68,8 +68,8 @@ def test_online_contrastive_by_hand():
 
 def test_multiple_negatives_by_hand():
     """Anchors at 0 and 90 degrees, their positives at 60 each: cosines 0.5, 0.5 and sin 60, sin 60 times 2."""
-    found = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, AT60 + AT60], scale=2.0)
-    assert found == pytest.approx(math.log(2), abs=1e-5)
+    result = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, AT60 + AT60], scale=2.0)
+    assert result == pytest.approx(math.log(2), abs=1e-5)
     sharp = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, ANCHOR + AT90], scale=2.0)
     assert sharp == pytest.approx(math.log(1 + math.exp(-2)), abs=1e-5)
 
@@ -99,7 +99,7 @@ def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
         ({"loss": "CosineSimilarityLoss", "loss.distance": "cosine"}, "unknown key loss.distance"),
     ],
 )
-def test_what_a_loss_cannot_have(settings, message):
+def test_invalid_arguments_of_losses(settings, message):
     with pytest.raises(ValueError, match=message):
         load("train", None, settings)
 
@@ -121,7 +121,7 @@ def encoder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("loss", ["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"])
-def test_trains_on_what_is_mined(tmp_path, encoder, loss):
+def test_trains_on_mined_examples(tmp_path, encoder, loss):
     """And learns: what was mined for a loss has a lower one afterwards."""
     source, mined = labelled(tmp_path / "polarity" / "set.tsv"), str(tmp_path / "mined.jsonl")
     options = {"mining.threshold": 0.0, "mining.k": 3, "mining.count": 60}

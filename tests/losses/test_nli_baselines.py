@@ -49,14 +49,14 @@ def test_contrastive_angle_by_hand(neutral):
     degrees = {"positive": 100, "negative": 20, "neutral": 50}  # all in the wrong order
     columns = [at(0), *(at(degrees[role]) for role in ("positive", "negative", *(["neutral"] if neutral else [])))]
     loss = AnglEContrastiveLoss(None, scale=scale, angle_weight=weight)
-    found = float(loss.compute_loss_from_embeddings(columns))
+    result = float(loss.compute_loss_from_embeddings(columns))
     cosine = {role: math.cos(angle * math.pi / 180) for role, angle in degrees.items()}
     angle = {role: angle_similarity(0, degree) for role, degree in degrees.items()}
     negatives = ("negative", "neutral") if neutral else ("negative",)
     contrast = math.log(1 + sum(math.exp(scale * (cosine[role] - cosine["positive"])) for role in negatives))
     order = [("negative", "positive"), *([("negative", "neutral"), ("neutral", "positive")] if neutral else [])]
     angular = math.log(1 + sum(math.exp(scale * (angle[less] - angle[more])) for less, more in order))
-    assert found == pytest.approx(contrast + weight * angular, abs=1e-9)
+    assert result == pytest.approx(contrast + weight * angular, abs=1e-9)
 
 
 def test_angles_are_compared_across_anchors():
@@ -89,8 +89,8 @@ def test_angles_own_three_parts_by_hand(neutral):
     cosines = math.log(1 + sum(math.exp(3 * (cosine[less] - cosine[more])) for less, more in order))
     angles = math.log(1 + sum(math.exp(0.5 * (angle[less] - angle[more])) for less, more in order))
     contrast = value(angle_weight=0.0)
-    found = value(angle_weight=2.0, angle_scale=0.5, cosine_weight=0.25)
-    assert found == pytest.approx(contrast + 2 * angles + 0.25 * cosines, abs=1e-9)
+    result = value(angle_weight=2.0, angle_scale=0.5, cosine_weight=0.25)
+    assert result == pytest.approx(contrast + 2 * angles + 0.25 * cosines, abs=1e-9)
 
 
 def test_softmax_by_hand(tmp_path):
@@ -106,8 +106,8 @@ def test_softmax_by_hand(tmp_path):
     logits = torch.stack([torch.zeros(3), torch.zeros(3), (u - v).abs().sum(1)], 1)
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2]))
     model.eval()
-    found = loss([model.preprocess(first), model.preprocess(second)], torch.tensor([0, 1, 2]))
-    assert float(found) == pytest.approx(float(expected), abs=1e-5)
+    result = loss([model.preprocess(first), model.preprocess(second)], torch.tensor([0, 1, 2]))
+    assert float(result) == pytest.approx(float(expected), abs=1e-5)
     nli = tmp_path / "nli.tsv"
     words = ["entailment", "neutral", "contradiction", "-"]
     nli.write_text("label\tpremise\thypothesis\n" + "".join(f"{word}\tp {word}\th\n" for word in words))
@@ -124,7 +124,7 @@ def test_softmax_trains_its_classifier(tmp_path):
     encoder, rows = saved_encoder(tmp_path / "encoder"), [f"{a}\t{a} {n % 3}\t{n % 3}" for n, a in enumerate(SENTENCES)]
     (tmp_path / "nli.tsv").write_text("\n".join(["sentence1\tsentence2\tlabel", *rows]) + "\n")
     model = {"name": encoder, "max_seq_length": 16, "device": "cpu"}
-    asked = {"model": model, "data": {"train": [str(tmp_path / "nli.tsv")]}}
+    options = {"model": model, "data": {"train": [str(tmp_path / "nli.tsv")]}}
     few = {"training": {"per_device_train_batch_size": 4, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}}
     seen = []
 
@@ -135,7 +135,7 @@ def test_softmax_trains_its_classifier(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "LogFile", lambda path: Looks())
-        run("train", "sbert-softmax", **asked, **few, output=str(tmp_path / "out"))
+        run("train", "sbert-softmax", **options, **few, output=str(tmp_path / "out"))
     first, second = (each["loss_state_0.pt"] for each in seen)
     weight = next(key for key in first if key.endswith("classifier.weight"))
     assert first[weight].shape == (3, 48) and not torch.equal(first[weight], second[weight])
@@ -187,8 +187,8 @@ def test_similarity_distillation_by_hand():
     student = [at(0, 0), at(60, 90)]
     loss = SimilarityDistillationLoss(None, plane)
     for texts, expected in (((["5", "0"], ["5", "60"]), 0.25), ((["5", "0"], ["5", "0"]), (0.25 + 1) / 2)):
-        found = loss.compute_loss_from_embeddings(student, {"texts": list(texts)})
-        assert float(found) == pytest.approx(expected, abs=1e-6)
+        result = loss.compute_loss_from_embeddings(student, {"texts": list(texts)})
+        assert float(result) == pytest.approx(expected, abs=1e-6)
 
 
 def test_rank_distillation_by_hand():
@@ -210,18 +210,18 @@ def test_rank_distillation_by_hand():
         ([["0", "90"], ["1", "80"]], [[0, 1], [1, 0]]),
         ([["0", "50"], ["10", "20"]], [[0, 1], [1, 0]]),  # whose columns rank otherwise than its rows
     ):
-        found = loss.compute_loss_from_embeddings(student, {"texts": texts})
-        assert float(found) == pytest.approx(expected(orders), abs=1e-6)
+        result = loss.compute_loss_from_embeddings(student, {"texts": texts})
+        assert float(result) == pytest.approx(expected(orders), abs=1e-6)
 
 
 def by_length(texts):
-    """A teacher that anybody can be: some numbers of a text."""
+    """A teacher that maps a text to a few numbers."""
     return np.array([[len(text), text.count("a"), text.count("e") - 2] for text in texts], dtype=np.float32)
 
 
 @pytest.mark.parametrize("kind", [SimilarityDistillationLoss, RankDistillationLoss])
 def test_distillation_trains_the_student_alone(kind):
-    """The same gradient in mini-batches; the teacher is no part of the module."""
+    """Mini-batches give equal gradients; the teacher is not a submodule."""
     model = tiny_encoder()
     first, second = SENTENCES[:7], SENTENCES[4:11]
     made = []
@@ -273,7 +273,7 @@ def test_labels_that_are_left_out(tmp_path):
         read_pairs(str(path), labels={"neutral": "x"})
 
 
-def test_a_teacher_is_asked_for(tmp_path):
+def test_missing_teacher_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"--teacher\.name is missing: set it to the encoder that RankDist"):
         run("train", None, **{"loss": "RankDistillationLoss", "data.train": ["builtin#train"]}, output=str(tmp_path))
 

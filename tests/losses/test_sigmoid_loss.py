@@ -1,4 +1,4 @@
-"""SigmoidLoss: the formula with its false negatives left out, what it learns, caching, a training run."""
+"""SigmoidLoss: the formula without false negatives, learned scale and bias, caching and a training run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.tiny import gradients, tiny_encoder
 
 def by_definition(columns, texts, scale, bias):
     """Mean over the anchors of the sum over what remains of -log sigmoid(z (scale cos + bias)), pair by pair."""
-    anchors, *others = [F.normalize(column) for column in columns]
-    logits = scale * anchors @ torch.cat(others).T + bias
+    anchors, *rest = [F.normalize(column) for column in columns]
+    logits = scale * anchors @ torch.cat(rest).T + bias
     own = torch.eye(*logits.shape, dtype=torch.bool)
     keep = torch.ones_like(own)
     if texts is not None:
@@ -26,40 +26,40 @@ def by_definition(columns, texts, scale, bias):
 
 
 @pytest.mark.parametrize("columns", [2, 3, 4])
-def test_is_the_formula(columns):
-    given, loss = embeddings(columns), SigmoidLoss(None, 5.0, bias=-2.0).double()
-    found = loss.compute_loss_from_embeddings(given)
+def test_equals_the_formula(columns):
+    inputs, loss = embeddings(columns), SigmoidLoss(None, 5.0, bias=-2.0).double()
+    result = loss.compute_loss_from_embeddings(inputs)
     learned = [x.detach().clone().requires_grad_() for x in (loss.log_scale, loss.logit_bias)]
-    expected = by_definition(given, None, learned[0].exp(), learned[1])
-    torch.testing.assert_close(found, expected)
-    ours = torch.autograd.grad(found, [*given, loss.log_scale, loss.logit_bias])
-    for x, y in zip(ours, torch.autograd.grad(expected, [*given, *learned]), strict=True):
+    expected = by_definition(inputs, None, learned[0].exp(), learned[1])
+    torch.testing.assert_close(result, expected)
+    ours = torch.autograd.grad(result, [*inputs, loss.log_scale, loss.logit_bias])
+    for x, y in zip(ours, torch.autograd.grad(expected, [*inputs, *learned]), strict=True):
         torch.testing.assert_close(x, y)
 
 
-def test_begins_as_the_paper_does():
+def test_initial_scale_and_bias_are_the_papers():
     loss = SigmoidLoss(None)
     assert loss.differentiable_scale().item() == pytest.approx(10) and loss.current_scale == 10
     assert loss.logit_bias.item() == -10
     assert {name for name, _ in loss.named_parameters()} == {"log_scale", "logit_bias"}
     fixed = SigmoidLoss(None, learn_scale=False)
     assert not [*fixed.parameters()]
-    given = embeddings(3)
-    torch.testing.assert_close(fixed.compute_loss_from_embeddings(given), by_definition(given, None, 10.0, -10.0))
+    inputs = embeddings(3)
+    torch.testing.assert_close(fixed.compute_loss_from_embeddings(inputs), by_definition(inputs, None, 10.0, -10.0))
 
 
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize("kinds", [1, 3, 8, 30, 1 << 60])
 def test_false_negatives_are_left_out(kinds, columns):
-    given, loss = embeddings(columns, 12), SigmoidLoss(None, 5.0, bias=-1.0, learn_scale=False)
+    inputs, loss = embeddings(columns, 12), SigmoidLoss(None, 5.0, bias=-1.0, learn_scale=False)
     for seed in range(4):
         texts = torch.randint(kinds, (12, columns), generator=torch.Generator().manual_seed(seed)) - kinds // 2
-        found = loss.compute_loss_from_embeddings(given, texts=texts)
-        expected = by_definition(given, texts.tolist(), 5.0, -1.0)
-        torch.testing.assert_close(found, expected)
-        for x, y in zip(torch.autograd.grad(found, given), torch.autograd.grad(expected, given), strict=True):
+        result = loss.compute_loss_from_embeddings(inputs, texts=texts)
+        expected = by_definition(inputs, texts.tolist(), 5.0, -1.0)
+        torch.testing.assert_close(result, expected)
+        for x, y in zip(torch.autograd.grad(result, inputs), torch.autograd.grad(expected, inputs), strict=True):
             torch.testing.assert_close(x, y)
-        assert (loss.compute_loss_from_embeddings(given) - found > 1e-3) == (kinds < 1 << 60)
+        assert (loss.compute_loss_from_embeddings(inputs) - result > 1e-3) == (kinds < 1 << 60)
 
 
 def learned(loss, model, own):
@@ -72,7 +72,7 @@ def learned(loss, model, own):
 
 
 @pytest.mark.parametrize("mini_batch_size", [1, 3, 100])
-def test_cached_is_uncached(mini_batch_size):
+def test_cached_equals_uncached(mini_batch_size):
     model = tiny_encoder()
     plain = SigmoidLoss(model, bias=-2.0)
     expected = learned(plain, model, plain)

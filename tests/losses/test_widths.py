@@ -1,4 +1,4 @@
-"""Losses that make all Matryoshka widths from one sweep: what a MatryoshkaLoss around them is."""
+"""Losses that compute all Matryoshka widths in one sweep, against a MatryoshkaLoss around them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAIRS = [
 TRIPLETS = [
     (losses.InfoNCELoss, {}),
     (losses.InfoNCELoss, {"symmetric": True}),
-    (losses.InfoNCELoss, {"directions": ["query_to_doc", "query_to_query"]}),  # a sweep a width
+    (losses.InfoNCELoss, {"directions": ["query_to_doc", "query_to_query"]}),  # one sweep per width
     (losses.InfoNCELoss, {"learn_scale": True}),
     (losses.AnglEContrastiveLoss, {}),
 ]
@@ -38,7 +38,7 @@ def inputs(model, loss):
 @pytest.mark.parametrize("mini_batch_size", [None, 4])
 @pytest.mark.parametrize("by_length", [False, True])
 @pytest.mark.parametrize(("loss", "settings"), PAIRS + TRIPLETS)
-def test_it_is_matryoshka_loss(loss, settings, mini_batch_size, by_length):
+def test_equals_matryoshka_loss(loss, settings, mini_batch_size, by_length):
     model = tiny_encoder()
     features, labels = inputs(model, loss)
     expected = step(MatryoshkaLoss(model, loss(model, **settings), DIMS), model, features, labels)
@@ -59,10 +59,10 @@ def test_its_parts_are_sums_of_the_widths_parts(mini_batch_size):
         losses.RAOELoss(model).compute_loss_from_embeddings([column[:, :dim] for column in columns], labels)
         for dim in DIMS
     ]
-    found = losses.RAOELoss(model, mini_batch_size=mini_batch_size, matryoshka_dims=DIMS)(features, labels)
-    assert list(found) == ["rank", "angle"]
-    for name in found:
-        torch.testing.assert_close(found[name].detach(), sum(each[name] for each in parts).detach())
+    result = losses.RAOELoss(model, mini_batch_size=mini_batch_size, matryoshka_dims=DIMS)(features, labels)
+    assert list(result) == ["rank", "angle"]
+    for name in result:
+        torch.testing.assert_close(result[name].detach(), sum(each[name] for each in parts).detach())
 
 
 def test_one_width_less_than_all():
@@ -74,19 +74,19 @@ def test_one_width_less_than_all():
     torch.testing.assert_close(value, losses.CoSENTLoss(model).compute_loss_from_embeddings(cut, labels).detach())
 
 
-def test_the_scale_is_that_of_all_dimensions():
+def test_scale_is_measured_on_all_dimensions():
     from datasets import Dataset
 
     model = tiny_encoder()
     rows = {"sentence1": SENTENCES[:8], "sentence2": SENTENCES[3:11], "score": [0.1 * k for k in range(8)]}
-    found = [
+    results = [
         calibrate(model, losses.CoSENTLoss(model, **dims), Dataset.from_dict(rows), batch_size=8, seed=1)
         for dims in ({}, {"matryoshka_dims": [4, 16]})
     ]
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
-def test_with_a_loop_of_no_gradient():
+def test_without_gradients():
     model = tiny_encoder()
     features, labels = batch(model)
     with torch.no_grad():
@@ -104,6 +104,6 @@ def test_with_a_loop_of_no_gradient():
         ({"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims work only with cosines"),
     ],
 )
-def test_what_it_cannot_have(settings, message):
+def test_unsupported_widths(settings, message):
     with pytest.raises(ValueError, match=message):
         losses.CoSENTLoss(tiny_encoder(), **settings)

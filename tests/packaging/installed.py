@@ -1,9 +1,8 @@
-"""What an installed raoe does, asked by the Python it is installed for and from a folder of its own:
+"""Check an installed raoe with the Python it is installed for, in a temporary folder outside the checkout:
 
     python -I installed.py cpu+cuda|cpu|none
 
-compiled modules are the ones named and run where torch can; with raoe[train], three lines train an encoder. Nothing of
-the checkout may be in reach.
+The named compiled modules exist and run; with torch, a loss is computed; with the extra `train`, an encoder is trained.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 
 
 def compiled(package: Path, kinds: list[str]) -> None:
-    """The modules by themselves: without torch, and without what else there is of raoe."""
+    """Load the compiled modules alone, without torch and the rest of raoe."""
     modules = {kind: package / f"_native_{kind}.abi3.so" for kind in kinds}
     assert sorted(package.glob("_native_*")) == sorted(modules.values()), list(package.glob("_native_*"))
     built = json.loads((package / "_build_info.json").read_text(encoding="utf-8"))["modules"]
@@ -51,27 +50,27 @@ def called(module) -> None:
     fields = (*pairs, *options, 1.0, 1, 1.0, 1.0, *results)
     module.pairwise(*fields, 1, 1)
     assert abs(loss.value - 0.6931472) < 1e-6 and [round(x, 6) for x in grads] == [-0.5, 0.5], (loss.value, list(grads))
-    for wrong in (fields, (*fields, "1", 1)):  # an argument too few, a word for a number
+    for wrong in (fields, (*fields, "1", 1)):  # one argument missing; a string in place of a number
         with contextlib.suppress(TypeError):
             module.pairwise(*wrong)
             raise AssertionError("no TypeError")
 
 
 def computes(kinds: list[str]) -> None:
-    """A loss and its gradient by what calls take, and by scan."""
+    """Compare a loss and its gradient by the default backend and by scan."""
     import torch
 
     import raoe_kernels
 
     assert (raoe_kernels.backends("cpu")["raoe_loss"]["native"] is True) == ("cpu" in kinds)
     similarity, scores = torch.rand(2, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = []
+    results = []
     for backend in ("auto", "scan"):
         leaf = similarity.clone().requires_grad_()
         loss = raoe_kernels.raoe_loss(leaf, scores, torch.arange(512) % 3, margin=2, scale=20.0, backend=backend)
         loss.backward()
-        found.append((loss.detach(), leaf.grad))
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+        results.append((loss.detach(), leaf.grad))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_module("raoe_kernels", run_name="__main__", alter_sys=True)
     assert "Backends on cpu" in printed.getvalue()
@@ -87,20 +86,20 @@ def trains() -> None:
 
 
 def main() -> None:
-    wanted = sys.argv[1]
-    kinds = [] if wanted == "none" else wanted.split("+")
+    expected = sys.argv[1]
+    kinds = [] if expected == "none" else expected.split("+")
     os.chdir(tempfile.mkdtemp())
     package = Path(importlib.util.find_spec("raoe_kernels").submodule_search_locations[0])
     assert package.is_relative_to(sys.prefix), f"not the installed one: {package}"
-    done = ["modules called"]
+    process = ["modules called"]
     compiled(package, kinds)
     if importlib.util.find_spec("torch"):
         computes(kinds)
-        done.append("loss and gradient as scan's")
+        process.append("loss and gradient as scan's")
         if importlib.util.find_spec("sentence_transformers"):
             trains()
-            done.append("trained an encoder")
-    print(f"Python {sys.version.split()[0]}, compiled {wanted}: {', '.join(done)}")
+            process.append("trained an encoder")
+    print(f"Python {sys.version.split()[0]}, compiled {expected}: {', '.join(process)}")
 
 
 if __name__ == "__main__":

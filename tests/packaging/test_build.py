@@ -1,26 +1,30 @@
-"""The build as users meet it: pip, its isolated environment, no torch; a wish is met, or refused with the reason."""
+"""Builds as users run them, with pip in an isolated environment without torch; failures name the reason."""
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.packaging import hub_kernel
 from tests.packaging.wheels import ROOT, build, environment, pip, pythons, sdist, sh, try_out
+from tests.pages import alike, commands, outputs, runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """The tracked and untracked files of this checkout, somewhere else, without anything that was built."""
+    """A copy of this checkout's tracked and untracked files, without build products."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in sh(["git", "ls-files", "-co", "--exclude-standard"]).stdout.splitlines():
         if (ROOT / name).is_file():
@@ -31,11 +35,11 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture
 def python(tmp_path):
-    """A fresh environment with nothing in it."""
+    """A Python of a new, empty environment."""
     return environment(sys.executable, tmp_path / "venv")
 
 
-# Packages are found on import, and nothing is imported by finding them.
+# find_spec finds a package without importing it.
 WHERE = "import importlib.util as u; print(u.find_spec('raoe_kernels').submodule_search_locations[0])"
 
 
@@ -44,7 +48,7 @@ def installed(python, tmp_path):
 
 
 def loads(python, module: Path, tmp_path) -> list[str]:
-    """The public names of a compiled module, loaded by itself: what holds it together must not be torch."""
+    """The public names of a compiled module, loaded alone: it must not need torch."""
     code = (
         "import importlib.util as u, sys; "
         f"s = u.spec_from_file_location({module.name.split('.')[0]!r}, {str(module)!r}); "
@@ -69,18 +73,34 @@ def test_editable_install_without_torch(checkout, python, tmp_path):
 
 
 def borrowing(python: Path) -> Path:
-    """The environment with this one's packages, and without what an editable installation puts into a process."""
+    """Add this environment's packages to another one, without this one's editable installation."""
     site = sh([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).stdout.strip()
     Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
 
 
-def test_none_is_a_wheel_for_any_platform_and_says_so(checkout, python, tmp_path):
+def test_a_wheel_without_compiled_modules_trains_and_runs_the_readme(checkout, python, tmp_path):
     wheel = build(checkout, tmp_path, "none")
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert "compiled none" in (done := try_out(wheel, borrowing(python), "--no-deps")) and "trained an encoder" in done
+    report = try_out(wheel, borrowing(python), "--no-deps")
+    assert "compiled none" in report and "trained an encoder" in report
     out = sh([python, "-I", "-m", "raoe_kernels"], cwd=tmp_path).stdout
     assert "raoe_kernels._native_cpu was not built: the build used RAOE_KERNELS_BUILD=none" in out
+
+    # The example and the command as pasted, in a folder with a local model by the name on the hub.
+    (folder := tmp_path / "reader").mkdir()
+    text = (checkout / "README.md").read_text(encoding="utf-8")
+    examples = runs("README.md", text)
+    run = partial(sh, check=False, OMP_NUM_THREADS="1")
+    printed = outputs("README.md", folder, examples, lambda *words, cwd, env: run([python, "-I", *words], cwd=cwd))
+    for example, output in zip(examples, printed, strict=True):
+        assert alike(example.kept, output, example.within), output
+    (folder / "ENCODER").symlink_to(folder / "minilm")
+    rows = [f"Dog {score} runs.\tAn animal moves.\t{score}" for score in range(20)]
+    (folder / "pairs.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]))
+    (command,) = (words for words in commands(text) if words[0] == "raoe-train")
+    sh(["bash", "-c", shlex.join(command)], cwd=folder, PATH=f"{python.parent}:{os.environ['PATH']}")
+    assert (folder / "DIR" / "model.safetensors").is_file()
 
 
 HUB = """
@@ -103,7 +123,7 @@ assert "was not built: the build used RAOE_KERNELS_BUILD=none" in ours.backends(
 """
 
 
-def test_the_kernels_as_hubs_load_them(checkout, python, tmp_path):
+def test_kernels_load_through_the_hub_library(checkout, python, tmp_path):
     hub_kernel.write(build(checkout, tmp_path, "none"), tmp_path / "hub")
     assert sorted(path.name for path in (tmp_path / "hub" / "build").iterdir()) == ["torch-cpu", "torch-cuda"]
     if pip(borrowing(python), "install", "kernels>=0.17", check=False).returncode:
@@ -121,18 +141,18 @@ def test_the_kernels_as_hubs_load_them(checkout, python, tmp_path):
         ("gpu", {}, "must be one of auto, none, cpu, cuda, got 'gpu'"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_an_error(checkout, python, wish, environ, missing):
+def test_build_option_that_fails_is_an_error(checkout, python, wish, environ, missing):
     result = pip(python, "install", "--no-deps", checkout, check=False, RAOE_KERNELS_BUILD=wish, **environ)
     assert result.returncode and missing in result.stdout + result.stderr
 
 
-def test_auto_installs_without_a_compiler_and_keeps_the_reason(checkout, python, tmp_path):
+def test_auto_installs_without_a_compiler_and_records_the_reason(checkout, python, tmp_path):
     pip(python, "install", "--no-deps", checkout, CXX="/no/such/compiler")
     info = json.loads((installed(python, tmp_path) / "_build_info.json").read_text())
     assert all("/no/such/compiler" in module["reason"] for module in info["modules"].values())
 
 
-def test_auto_installs_when_compiling_fails_and_keeps_the_reason(checkout, python, tmp_path):
+def test_auto_installs_when_compiling_fails_and_records_the_reason(checkout, python, tmp_path):
     pip(python, "install", "--no-deps", checkout, CXXFLAGS="-include /no/such/header.h", CUDA_HOME="/x")
     package = installed(python, tmp_path)
     info = json.loads((package / "_build_info.json").read_text())
@@ -141,28 +161,28 @@ def test_auto_installs_when_compiling_fails_and_keeps_the_reason(checkout, pytho
     assert not list(package.glob("*.so"))
 
 
-def test_the_sdist_builds_elsewhere(checkout, tmp_path):
-    """Every header is in it: the modules are compiled from the unpacked archive, with nothing of the checkout near."""
+def test_sdist_builds_outside_the_checkout(checkout, tmp_path):
+    """The archive has every header: the modules are compiled from it, outside the checkout."""
     archive = sdist(checkout, tmp_path)
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
-    wanted = {p.relative_to(checkout).as_posix() for p in (checkout / "csrc").rglob("*") if p.is_file()}
-    wanted |= {p.relative_to(checkout).as_posix() for p in checkout.glob("raoe_*/**/*") if p.is_file()}
-    wanted |= {p.relative_to(checkout).as_posix() for p in (checkout / "tests").rglob("*") if p.is_file()}
-    assert {name for name in wanted if "__pycache__" not in name and not name.endswith((".so", ".json"))} <= names
-    # An object from another build must not stand in for a header that is missing. -O0: soon made.
+    expected = {p.relative_to(checkout).as_posix() for p in (checkout / "csrc").rglob("*") if p.is_file()}
+    expected |= {p.relative_to(checkout).as_posix() for p in checkout.glob("raoe_*/**/*") if p.is_file()}
+    expected |= {p.relative_to(checkout).as_posix() for p in (checkout / "tests").rglob("*") if p.is_file()}
+    assert {name for name in expected if "__pycache__" not in name and not name.endswith((".so", ".json"))} <= names
+    # The cache is empty, so that no old object hides a missing header. -O0 compiles fast.
     wheel = build(archive, tmp_path, "cpu", RAOE_KERNELS_CACHE=str(tmp_path / "cache"), CXXFLAGS="-O0")
     inside = zipfile.ZipFile(wheel).namelist()
     assert "raoe_kernels/_native_cpu.abi3.so" in inside and wheel.name.startswith("raoe-0.1.0-cp310-abi3-linux_")
     assert {"raoe_kernels/py.typed", "raoe_kernels/_build_info.json", "raoe_train/recipes/raoe-s1.yaml"} <= set(inside)
     assert not any(name.startswith(("tests", "benchmarks", "csrc")) for name in inside)
-    for version, path in pythons().items():  # one binary for all of them
+    for version, path in pythons().items():  # one binary for all versions
         assert f"Python {version}" in try_out(wheel, environment(path, tmp_path / version), "--no-deps")
 
 
 def test_build_in_place_as_on_a_gpu_machine(checkout, tmp_path):
-    """No network, the Python given; a second build compiles nothing."""
-    environ = {"RAOE_KERNELS_CACHE": str(tmp_path), "RAOE_KERNELS_BUILD": "cpu", "CXXFLAGS": "-O0"}  # soon made
+    """Without a network, with this Python; a second build compiles nothing."""
+    environ = {"RAOE_KERNELS_CACHE": str(tmp_path), "RAOE_KERNELS_BUILD": "cpu", "CXXFLAGS": "-O0"}  # compiles fast
     first = sh([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=checkout, **environ)
     assert " -c " in first.stdout
     second = sh([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=checkout, **environ)

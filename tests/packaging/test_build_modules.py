@@ -1,4 +1,4 @@
-"""What csrc/build_modules.py decides, with tools that only write down how they are called: nothing is compiled."""
+"""Decisions of csrc/build_modules.py, with fake tools that only log their calls; nothing is compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Says its version and its architectures; otherwise lists the folder of its output's folder, and writes the output.
+# Prints its version or architectures; otherwise lists the output's parent folder and writes the output.
 TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$TOOLS_LOG"
 case "$*" in
@@ -45,7 +45,7 @@ def executable(path: Path, text: str = TOOL) -> Path:
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """An environment whose compilers are tools as above; its log is tools["TOOLS_LOG"]."""
+    """Environment variables with fake compilers, which log to tools["TOOLS_LOG"]."""
     for name in ("g++", "nvcc"):
         executable(tmp_path / "bin" / name)
     executable(tmp_path / "bin" / "ccache", LAUNCHER)
@@ -89,8 +89,8 @@ def test_a_launcher_before_the_compiler(build, tools, tmp_path):
 @pytest.mark.parametrize(("knows", "archs"), [("75 80 90 100 120", [75, 80, 90, 100]), ("80 90", [80, 90])])
 def test_architectures_that_nvcc_knows(build, tools, monkeypatch, knows, archs):
     monkeypatch.setenv("TOOLS_ARCHS", knows)
-    found, flags = build._arch_flags("nvcc", {})  # no GPU here
-    assert found == archs == build._arch_flags("nvcc", {"RAOE_KERNELS_CUDA_ARCHS": "all"})[0]
+    result, flags = build._arch_flags("nvcc", {})  # no GPU here
+    assert result == archs == build._arch_flags("nvcc", {"RAOE_KERNELS_CUDA_ARCHS": "all"})[0]
     assert flags[-1].endswith(f"code=compute_{archs[-1]}")
     assert f"-gencode=arch=compute_{archs[0]},code=sm_{archs[0]}" in flags
 
@@ -108,7 +108,7 @@ def test_the_gpus_of_this_machine_are_the_default(build, tools, tmp_path, monkey
     assert build._arch_flags("nvcc", {})[0] == [75, 80, 90, 100]
 
 
-def test_the_old_module_stays_until_the_new_one_is_whole(build, tools, tmp_path, monkeypatch):
+def test_old_module_stays_until_the_new_one_is_complete(build, tools, tmp_path, monkeypatch):
     package = tmp_path / "package"
     environ = {**tools, "RAOE_KERNELS_BUILD": "cpu"}
     build.build(package, environ)
@@ -128,7 +128,7 @@ def test_the_old_module_stays_until_the_new_one_is_whole(build, tools, tmp_path,
     assert module.name in Path(tools["TOOLS_LOG"] + ".seen").read_text(), "gone while the new one was linked"
     assert module.read_text() != "old" and sorted(package.iterdir()) == before
 
-    # A build that may go without: what it could not make is not left over from another one.
+    # With `auto` a failed build leaves no module of an earlier build.
     monkeypatch.setenv("TOOLS_FAIL", "-shared")
     build.build(package, {**tools, "RAOE_KERNELS_BUILD": "auto"})
     reason = json.loads((package / "_build_info.json").read_text())["modules"]["cpu"]["reason"]

@@ -1,4 +1,4 @@
-"""A copy of raoe_kernels under another name, as kernel hubs load it: from a folder, where no raoe is installed."""
+"""A copy of raoe_kernels under another name and without an installed raoe, as kernel hubs load it."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def folder(tmp_path):
 
 def python(folder: Path, code: str, *options: str) -> str:
     command = [sys.executable, *options, "-c", code, str(folder), NAME, str(ROOT)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-4000:]
+    return process.stdout
 
 
 def test_a_copy_under_another_name_works_alone(folder):

@@ -1,4 +1,4 @@
-"""The rules that keep raoe_train lean: which way imports go, how much room a room has, which names outsiders use."""
+"""Rules that keep raoe_train small: direction of imports, line budgets, and public names in docs and benchmarks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def lines() -> dict[str, int]:
 
 def test_imports_keep_to_the_contracts_of_pyproject(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("logging.config.dictConfig", lambda config: None)  # it would switch other loggers off
+    monkeypatch.setattr("logging.config.dictConfig", lambda config: None)  # it would disable other loggers
     assert lint_imports(no_cache=True) == 0, capsys.readouterr().out
     texts = {path: path.read_text("utf-8") for path in PACKAGE.rglob("*") if path.suffix in (".py", ".yaml")}
     assert not [path for path, text in texts.items() if re.search(r"\bbenchmarks[./]", text)]  # by a string
 
 
-def test_rooms_keep_to_their_budgets():
+def test_packages_stay_within_their_budgets():
     sizes: Counter[str] = Counter()
     for name, count in lines().items():
         sizes[name.partition("/")[0] if "/" in name else "the root"] += count
@@ -47,12 +47,12 @@ def test_rooms_keep_to_their_budgets():
     assert not {room: (size, BUDGETS[room]) for room, size in sizes.items() if size > BUDGETS[room]}
 
 
-def test_files_have_one_subject():
+def test_files_are_short():
     assert not {name: count for name, count in lines().items() if count > LONGEST}
 
 
 def test_benchmarks_and_pages_use_public_names():
-    """But benchmarks/studies/jobs.py, where all that the studies use of the package stands in one place."""
+    """Only benchmarks/studies/jobs.py may use other names of raoe_train."""
     code = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks").rglob("*.py"))}
     studies = {path: code.pop(path) for path in list(code) if path.parent.name == "studies"}
     importing = [path.name for path, text in studies.items() if re.search(r"^(from|import) raoe_train", text, re.M)]
@@ -64,7 +64,7 @@ def test_benchmarks_and_pages_use_public_names():
             assert module.count(".") <= 1 and (ROOT / module.replace(".", "/")).is_dir(), f"{path}: {module}"
 
 
-def test_pages_and_benchmarks_name_files_that_are_there():
+def test_pages_and_benchmarks_name_existing_tests():
     rooms = [ROOT / name for name in ("docs", "benchmarks", "raoe_kernels", "csrc")]
     pages = [*ROOT.glob("*.md"), *(page for room in rooms for page in room.rglob("*") if page.suffix in (".md", ".py"))]
     texts = {page: page.read_text(encoding="utf-8") for page in pages if page.name != "report.md"}

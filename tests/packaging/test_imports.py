@@ -1,4 +1,4 @@
-"""Who may import whom, and that importing has no side effects."""
+"""Allowed imports, and that importing has no side effects."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def imported(path: Path) -> set[str]:
             assert kernels or node.level == 0, f"{path}: imports are absolute"
             parts = [*folders[: len(folders) - node.level + 1], node.module] if node.level else [node.module]
             module = ".".join(filter(None, parts))
-            # what kernel hubs load is a copy under another name
+            # kernel hubs load a copy under another name
             assert not kernels or node.level or not module.startswith("raoe_kernels"), f"{path}: ours is relative"
             names |= {f"{module}.{alias.name}" for alias in node.names}
     return names
 
 
 def files(package: str) -> list[Path]:
-    found = sorted((ROOT / package).rglob("*.py"))
-    assert found
-    return found
+    result = sorted((ROOT / package).rglob("*.py"))
+    assert result
+    return result
 
 
-def test_the_kernels_know_torch_triton_and_the_standard_library():
+def test_kernels_import_only_torch_triton_and_the_standard_library():
     for path in files("raoe_kernels"):
         allowed = {"torch", "raoe_kernels", *sys.stdlib_module_names}
         if "triton" in path.name:
-            allowed.add("triton")  # only where a backend is asked for that needs it
+            allowed.add("triton")  # imported only if a Triton backend is used
         assert not {name for name in imported(path) if name.partition(".")[0] not in allowed}, path
 
 
@@ -55,7 +55,7 @@ def test_training_uses_the_public_names_of_the_kernels():
         assert used <= public, path
 
 
-def test_what_is_copied_beside_models_needs_nothing_else_of_ours():
+def test_files_copied_beside_models_import_nothing_of_raoe():
     for name in ("configuration", "modeling"):
         used = imported(ROOT / "raoe_train" / "encoders" / "bidirectional" / f"{name}.py")
         assert not {n for n in used if n.startswith("raoe_")}

@@ -1,4 +1,4 @@
-"""docs/python.md, whose examples tests/test_pages.py runs, shows the front door; and that has what it says."""
+"""docs/python.md shows every public name of raoe_train, and these names have docstrings."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.pages import ROOT, blocks
 
 
 def test_the_page_shows_every_public_name():
-    found = blocks((ROOT / "docs" / "python.md").read_text(encoding="utf-8"))
-    code = [block.code for block in found if block.language == "python"]
-    assert all(block.count("\n") <= 13 for block in code)  # ten lines, and what they import
+    result = blocks((ROOT / "docs" / "python.md").read_text(encoding="utf-8"))
+    code = [block.code for block in result if block.language == "python"]
+    assert all(block.count("\n") <= 15 for block in code)  # short examples
     shown = {name for name in raoe_train.__all__ if re.search(rf"\brt\.{name}\b", "\n".join(code))}
     assert shown >= set(raoe_train.__all__) - {"ListCollator", "TextCollator", "register", "run"}
 
 
-def test_the_front_door_says_its_names_once_for_readers_and_once_for_type_checkers():
+def test_type_checkers_see_every_public_name():
     source = Path(raoe_train.__file__).read_text(encoding="utf-8")
     declared = {}
     for node in ast.walk(ast.parse(source)):
@@ -34,15 +34,15 @@ def test_the_front_door_says_its_names_once_for_readers_and_once_for_type_checke
 
 
 @pytest.mark.parametrize("name", sorted(raoe_train.__all__))
-def test_public_names_are_there_and_say_what_they_do(name):
-    found = getattr(raoe_train, name)
-    assert inspect.getdoc(found)
-    if inspect.isfunction(found):
-        assert "return" in inspect.get_annotations(found)
+def test_public_names_have_docstrings(name):
+    result = getattr(raoe_train, name)
+    assert inspect.getdoc(result)
+    if inspect.isfunction(result):
+        assert "return" in inspect.get_annotations(result)
 
 
 def test_importing_registers_nothing():
     known = "'raoe_bidirectional' in __import__('transformers').CONFIG_MAPPING"
     code = f"import raoe_train; assert not {known}; raoe_train.register(); assert {known}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

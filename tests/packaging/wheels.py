@@ -33,29 +33,29 @@ def sh(command, check=True, cwd=ROOT, **environ):
 
 
 def pythons() -> dict[str, str]:
-    """The interpreters at hand by version: on PATH, then pyenv's."""
-    found = {}
+    """Interpreters of this machine by version: on PATH, then pyenv's."""
+    results = {}
     for version in PYTHONS:
         kept = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
         for path in (shutil.which(f"python{version}"), *sorted(kept.glob(f"{version}.*/bin/python"))):
             if path and sh([path, "-c", "import venv, sys; print(sys.version)"], check=False).returncode == 0:
-                found.setdefault(version, str(path))
-    return found
+                results.setdefault(version, str(path))
+    return results
 
 
 def environment(python: str, folder: Path) -> Path:
-    """An empty environment's Python; it has no pip of its own, which takes longer than most of what is done there."""
+    """Create an empty environment without pip, whose installation is slow, and return its Python."""
     sh([python, "-m", "venv", "--without-pip", folder])
     return folder / "bin" / "python"
 
 
 def pip(python: Path, *words, **options):
-    """This environment's pip, at work in that one."""
+    """Run this environment's pip for another one."""
     return sh([sys.executable, "-m", "pip", "-q", "--python", python, *words], **options)
 
 
 def sdist(checkout: Path, folder: Path) -> Path:
-    """The archive of a checkout, by the function that builders call."""
+    """Build the source archive of a checkout."""
     code = f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"
     sh([sys.executable, "-c", code], cwd=checkout)
     (archive,) = folder.glob("raoe-*.tar.gz")
@@ -63,7 +63,7 @@ def sdist(checkout: Path, folder: Path) -> Path:
 
 
 def build(source: Path, wheels: Path, wish: str, **environ: str) -> Path:
-    """The wheel of a checkout or an sdist with the compiled modules of that wish (RAOE_KERNELS_BUILD)."""
+    """Build the wheel of a checkout or an sdist with RAOE_KERNELS_BUILD=wish."""
     with tempfile.TemporaryDirectory() as alone:
         command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", alone, source]
         archs = os.environ.get("RAOE_KERNELS_CUDA_ARCHS", "all")  # not only of the GPUs here
@@ -73,19 +73,19 @@ def build(source: Path, wheels: Path, wish: str, **environ: str) -> Path:
 
 
 def kinds(wheel: Path) -> str:
-    """The compiled modules in it, in the words of installed.py."""
+    """Name the compiled modules of a wheel as installed.py expects."""
     names = zipfile.ZipFile(wheel).namelist()
     return "+".join(re.findall(r"_native_(\w+)\.abi3\.so", " ".join(sorted(names)))) or "none"
 
 
 def try_out(wheel: Path, python: Path, *options: str) -> str:
-    """The wheel in that environment, and what it does there."""
+    """Install a wheel in an environment and return the last line of installed.py."""
     pip(python, "install", "--force-reinstall", *options, wheel)
     return sh([python, "-I", INSTALLED, kinds(wheel)], cwd=python.parent, OMP_NUM_THREADS="1").stdout.splitlines()[-1]
 
 
 def audited(wheel: Path, tools: Path) -> Path:
-    """The wheel under the tag that it may have; nothing of torch or CUDA, nothing at all, is copied into it."""
+    """Repair a wheel to its manylinux tag. No library, of torch, CUDA or others, is copied into it."""
     sh([tools.parent / "abi3audit", "--strict", wheel])
     at = {"PATH": f"{tools.parent}:{os.environ['PATH']}"}
     sh([tools.parent / "auditwheel", "repair", "-w", wheel.parent, wheel], **at)
@@ -98,7 +98,7 @@ def audited(wheel: Path, tools: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.packaging.wheels", description=__doc__)
-    parser.add_argument("--no-train", action="store_true", help="do not install torch and raoe[train] to train")
+    parser.add_argument("--no-train", action="store_true", help="do not install torch and the extra `train`")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     arguments = parser.parse_args()
     dist = arguments.dist.resolve()
@@ -115,10 +115,10 @@ def main() -> None:
         nvcc = shutil.which("nvcc") or os.environ.get("CUDA_HOME")
         native, pure = build(ROOT, dist, wish or ("cuda" if nvcc else "cpu")), build(ROOT, dist, "none")
         native = audited(native, tools)
-        found = pythons()
-        for version, python in found.items():
+        result = pythons()
+        for version, python in result.items():
             print(try_out(native, environment(python, folder / version), "--no-deps"), flush=True)
-        print(f"not at hand: Python {', '.join(sorted(set(PYTHONS) - set(found)))}")
+        print(f"not at hand: Python {', '.join(sorted(set(PYTHONS) - set(result)))}")
         if not arguments.no_train:
             python = environment(sys.executable, folder / "train")
             pinned = ("install", "-c", ROOT / "constraints.txt")

@@ -1,4 +1,4 @@
-"""The cells of studies: what a recipe asks for, and what it cannot ask for."""
+"""Cells of studies, and invalid studies."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_cells_with_the_same_settings_are_one_run(tmp_path):
     }
 
 
-def test_each_start_is_evaluated_once(tmp_path):
+def test_starting_encoder_is_evaluated_once(tmp_path):
     variants = {"a": {}, "b": {"loss.init_args.margin": 3}, "cls": {"model.pooling": "cls"}, "c": {"after": "a"}}
     before = {c.name: c.overrides["evaluation"]["before"] for c in cells_of(tmp_path, variants=variants)}
     assert [name for name, evaluated in before.items() if evaluated] == ["a-seed1", "cls-seed1"]
 
 
-def test_a_scale_is_on_top_of_every_variant(tmp_path):
-    asked = {"seeds": [1], "variants": {
+def test_scale_overrides_every_variant(tmp_path):
+    options = {"seeds": [1], "variants": {
         "short": {"data.max_rows": 7, "loss.init_args.margin": 3},
         "curve": {"grid": {"training.num_train_epochs": [4]}},
     }, "scales": {
@@ -74,19 +74,19 @@ def test_a_scale_is_on_top_of_every_variant(tmp_path):
         "wrong": {"variants": {"q*": {}}},
         "unknown": {"seeds": [1]},
     }}  # fmt: skip
-    short, curve = cells_of(tmp_path, "paper", **asked)
+    short, curve = cells_of(tmp_path, "paper", **options)
     assert short.overrides["data"]["max_rows"] is None and short.overrides["loss"] == {"init_args": {"margin": 3}}
     epochs = [cell.overrides["training"]["num_train_epochs"] for cell in (short, curve)]
     assert epochs == [2, 4], "a grid stays a grid"
     assert short.overrides["evaluation"]["tasks"] == ["sick"]
-    short, *curves = cells_of(tmp_path, "by pattern", **asked)
+    short, *curves = cells_of(tmp_path, "by pattern", **options)
     assert (short.overrides["loss"], short.seed) == ({"init_args": {"margin": 5}}, 7)
     assert [c.overrides["training"]["num_train_epochs"] for c in curves] == [4, 4]
     assert [c.overrides["loss"] for c in curves] == [{"init_args": {"scale": scale}} for scale in (4, 5)]
     for scale, message in (("wrong", r"scales\.wrong\.variants\.q\* matches none of"), ("unknown", "not .'seeds'."),
                            ("none", "unknown scale 'none'; this study has paper")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            cells_of(tmp_path, scale, **asked)
+            cells_of(tmp_path, scale, **options)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_scale_is_on_top_of_every_variant(tmp_path):
         ({"variants": {"a": {}}, "compare": [["a", "b"]]}, "compare takes pairs of variants"),
     ],
 )
-def test_what_a_study_cannot_ask_for(tmp_path, changes, message):
+def test_invalid_studies(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         cells_of(tmp_path, **changes)
 
@@ -117,8 +117,8 @@ def test_placeholders(tmp_path):
         expand(read_study(path), {**WORDS, "data_dir": None})
 
 
-def test_what_is_prepared(tmp_path):
-    """The jobs whose output a cell names, and those that they need, before them."""
+def test_needed_preparations(tmp_path):
+    """Jobs whose output a cell reads come after the jobs that they need."""
     prepare = {
         "unused": {"job": "train", "recipe": "demo", "output": "{output}/demo"},
         "mined": {"job": "mine", "data.input": "{data_dir}/set.tsv", "output": "{output}/mined.jsonl"},
@@ -126,9 +126,9 @@ def test_what_is_prepared(tmp_path):
     variants = {"a": {"data.train": ["{output}/mined.jsonl"]}}
 
     def needed():
-        asked = {"variants": variants, "prepare": prepare}
-        cells = cells_of(tmp_path, **asked)
-        return preparations(read_study(tmp_path / "study.yaml", asked), WORDS, cells)
+        options = {"variants": variants, "prepare": prepare}
+        cells = cells_of(tmp_path, **options)
+        return preparations(read_study(tmp_path / "study.yaml", options), WORDS, cells)
 
     assert needed() == {"mined": ("mine", None, {"data": {"input": "D/set.tsv"}, "output": "O/mined.jsonl"})}
     prepare["mined"]["model.name"] = "{output}/demo"
@@ -160,12 +160,12 @@ def test_every_cell_of_a_shipped_study_is_valid(name):
 
 def test_the_commands_of_the_pages():
     """A command in a page has a study, a scale and options that exist."""
-    found = 0
+    result = 0
     for page in PAGES:
         for words in commands(page.read_text(encoding="utf-8")):
             if "benchmarks.studies" not in words:
                 continue
-            found += 1
+            result += 1
             asked, rest = parser().parse_known_args(words[words.index("benchmarks.studies") + 1 :])
             changes = nest(other_keys(rest))
             if asked.command == "sweep":
@@ -180,4 +180,4 @@ def test_the_commands_of_the_pages():
                 assert changes.keys() <= {"model"}, words
             else:
                 assert changes.keys() <= {"model"} and all(re.search(r"\.json|/|[A-Z]", path) for path in asked.results)
-    assert found > 10
+    assert result > 10

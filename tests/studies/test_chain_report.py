@@ -1,4 +1,4 @@
-"""The report of chains: measures by hand, the page, and what is refused."""
+"""The report of chains: hand-computed measures, the page and invalid input."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ def cos(degrees):
 
 
 def test_drift_by_hand():
-    found = drift([at(0, 10, 20, 15, 40), at(0, 30, 30, 25)], length=6)
+    result = drift([at(0, 10, 20, 15, 40), at(0, 30, 30, 25)], length=6)
     # 10, 20 descends, 20, 15 does not, 15, 40 does; 30, 30 is repeated; 30, 25 does not
-    assert (found["chains"], found["neighbours"], found["repeated"], found["descending"]) == (2, 5, 0.2, 0.5)
+    assert (result["chains"], result["neighbours"], result["repeated"], result["descending"]) == (2, 5, 0.2, 0.5)
     # Of two chains drawn from two: the first twice (2 of 3), the second twice (0 of 1) or each once (2 of 4).
-    assert found["interval"] == [0, pytest.approx(2 / 3)]
+    assert result["interval"] == [0, pytest.approx(2 / 3)]
     np.testing.assert_allclose(
-        found["to_source"],
+        result["to_source"],
         [1, (cos(10) + cos(30)) / 2, (cos(20) + cos(30)) / 2, (cos(15) + cos(25)) / 2, cos(40), np.nan],
     )
-    assert found["similarity"][2][1] == pytest.approx((cos(10) + 1) / 2)
-    assert found["similarity"][4][2] == pytest.approx(cos(20)) and np.isnan(found["similarity"][5]).all()
+    assert result["similarity"][2][1] == pytest.approx((cos(10) + 1) / 2)
+    assert result["similarity"][4][2] == pytest.approx(cos(20)) and np.isnan(result["similarity"][5]).all()
     two_apart = [cos(20), cos(5), cos(20), cos(30), cos(5)]
-    assert found["by_distance"][2] == pytest.approx(np.mean(two_apart))
-    assert found["by_distance"][4] == pytest.approx(cos(40)) and np.isnan(found["by_distance"][5])
+    assert result["by_distance"][2] == pytest.approx(np.mean(two_apart))
+    assert result["by_distance"][4] == pytest.approx(cos(40)) and np.isnan(result["by_distance"][5])
 
 
-def test_chains_of_one_sentence_again_and_again():
-    found = drift([at(0, 30, 30, 30)], length=4)
-    assert (found["repeated"], found["descending"], found["interval"]) == (1, None, None)
-    found = drift([at(0, 30, 30, 30), at(0, 10, 20)], length=4)  # some samples have no neighbours that differ
-    assert (found["repeated"], found["descending"], found["interval"]) == (pytest.approx(2 / 3), 1, [1, 1])
+def test_chains_that_repeat_one_sentence():
+    result = drift([at(0, 30, 30, 30)], length=4)
+    assert (result["repeated"], result["descending"], result["interval"]) == (1, None, None)
+    result = drift([at(0, 30, 30, 30), at(0, 10, 20)], length=4)  # some samples have no neighbours that differ
+    assert (result["repeated"], result["descending"], result["interval"]) == (pytest.approx(2 / 3), 1, [1, 1])
 
 
-def test_what_is_beyond_the_length_is_not_read():
-    found = drift([at(0, 10, 20, 15, 40)], length=3)
-    assert (found["neighbours"], found["descending"]) == (1, 1.0)
-    np.testing.assert_allclose(found["to_source"], [1, cos(10), cos(20)])
-    found = drift([at(0, 10)], length=3)
-    assert found["neighbours"] == 0 and found["descending"] is None and found["interval"] is None
+def test_sentences_beyond_the_length_are_ignored():
+    result = drift([at(0, 10, 20, 15, 40)], length=3)
+    assert (result["neighbours"], result["descending"]) == (1, 1.0)
+    np.testing.assert_allclose(result["to_source"], [1, cos(10), cos(20)])
+    result = drift([at(0, 10)], length=3)
+    assert result["neighbours"] == 0 and result["descending"] is None and result["interval"] is None
 
 
 def test_chains_are_resampled_whole():
     """Whole chains that descend or rise: the interval is as wide as for their number, not that of their pairs."""
     down, up = at(*range(0, 80, 4)), at(0, *range(76, 0, -4))
-    found = drift([down, up] * 8, length=20)
-    assert found["descending"] == 0.5
+    result = drift([down, up] * 8, length=20)
+    assert result["descending"] == 0.5
     # a binomial count of 16 at 1/2: 0.5 -+ 1.96 x 0.125
-    assert found["interval"] == pytest.approx([0.255, 0.745], abs=0.01)
+    assert result["interval"] == pytest.approx([0.255, 0.745], abs=0.01)
 
 
 def test_unrelated_by_hand():
@@ -99,9 +99,9 @@ def test_the_page_and_its_numbers(files, encoder, tmp_path, capsys):
     words = ["report", str(first), str(second), "--model.name", str(encoder), "--output", str(tmp_path / "page")]
     assert main([*words, "--length", "4"]) == 0
     assert "| guided | 2 | - |" in capsys.readouterr().out
-    found = json.loads((tmp_path / "page" / "report.json").read_text())
-    assert list(found["chains"]) == ["guided", "iterative"] and found["sources"] == 2
-    assert found["given_up"] == {"iterative": {"repeated": 3, "empty": 1}}
+    result = json.loads((tmp_path / "page" / "report.json").read_text())
+    assert list(result["chains"]) == ["guided", "iterative"] and result["sources"] == 2
+    assert result["given_up"] == {"iterative": {"repeated": 3, "empty": 1}}
 
     model = tiny_encoder(double=False).eval()
 
@@ -111,9 +111,9 @@ def test_the_page_and_its_numbers(files, encoder, tmp_path, capsys):
     s = SENTENCES
     mine = [cosines(s[0], text) for text in (s[1], "a | b", s[3])], [cosines(s[5], text) for text in s[6:9]]
     falls = [a > b for chain in mine for a, b in itertools.pairwise(chain)]
-    assert found["chains"]["guided"]["descending"] == np.mean(falls)
-    np.testing.assert_allclose(found["chains"]["guided"]["to_source"], [1, *np.mean(mine, axis=0)], atol=1e-5)
-    assert found["unrelated"] == pytest.approx(cosines(s[0], s[5]), abs=1e-5)
+    assert result["chains"]["guided"]["descending"] == np.mean(falls)
+    np.testing.assert_allclose(result["chains"]["guided"]["to_source"], [1, *np.mean(mine, axis=0)], atol=1e-5)
+    assert result["unrelated"] == pytest.approx(cosines(s[0], s[5]), abs=1e-5)
 
     page = (tmp_path / "page" / "report.md").read_text()
     assert "| iterative | 2 | 4 |" in page and "| guided | 2 | - |" in page
@@ -134,27 +134,27 @@ def report(results, encoder, folder, *options):
 
 
 def test_places_that_no_chain_has_are_null(files, encoder, tmp_path):
-    found = report([files[1]], encoder, tmp_path / "page")
-    assert found["chains"]["iterative"]["to_source"][4:] == [None] * 12
+    result = report([files[1]], encoder, tmp_path / "page")
+    assert result["chains"]["iterative"]["to_source"][4:] == [None] * 12
     assert "NaN" not in (tmp_path / "page" / "report.json").read_text()
 
 
 def test_sources_that_no_two_files_share(files, encoder, tmp_path):
     first, _, write = files
     more = write("c.jsonl", "guided", [(1, SENTENCES[3:7])])
-    found = report([first, more], encoder, tmp_path / "page")
-    assert list(found["chains"]) == ["guided", "c"]
+    result = report([first, more], encoder, tmp_path / "page")
+    assert list(result["chains"]) == ["guided", "c"]
     # no source has a chain of both: those of the first file are shown
-    assert [case["source"] for case in found["cases"]] == [SENTENCES[0], SENTENCES[5]]
-    assert list(found["cases"][0]["chains"]) == ["guided"]
+    assert [case["source"] for case in result["cases"]] == [SENTENCES[0], SENTENCES[5]]
+    assert list(result["cases"][0]["chains"]) == ["guided"]
 
 
 def test_chains_are_drawn(files, encoder, tmp_path):
     many = files[2]("many.jsonl", "guided", [(n, [f"a {n}", "b", "c", "d"]) for n in range(20)])
 
     def drawn(seed):
-        found = report([many], encoder, tmp_path / "x", "--max_chains", "5", "--examples", "9", "--seed", seed)
-        return [case["source"] for case in found["cases"]]
+        result = report([many], encoder, tmp_path / "x", "--max_chains", "5", "--examples", "9", "--seed", seed)
+        return [case["source"] for case in result["cases"]]
 
     first = drawn("1")
     assert len(first) == 5 and first == drawn("1") and first != drawn("2")
@@ -179,7 +179,7 @@ def test_invalid_input(files, encoder, tmp_path, words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_hole_is_an_error_or_a_skip(files, encoder, tmp_path, capsys):
+def test_missing_sentence_is_an_error_or_skipped(files, encoder, tmp_path, capsys):
     broken = tmp_path / "broken.jsonl"
     broken.write_text(files[0].read_text() + '{"id": 3, "sentences": ["a", null, "b"]}\n')
     words = ["report", str(broken), "--model", str(encoder), "--output", str(tmp_path / "page")]

@@ -42,14 +42,14 @@ def nli(tmp_path):
 def test_a_step_of_bellm(tmp_path, nli, smollm2, four_bit):
     if four_bit and find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed")
-    found = rt.train(
+    result = rt.train(
         "bellm",
         model={"name": smollm2, "device": "cpu", "load_in_4bit": four_bit},
         data={"train": [str(nli)]},
         training={"max_steps": 1, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "save_strategy": "no"},
         output=str(tmp_path / "encoder"),
     )
-    assert found["steps"] == 1
+    assert result["steps"] == 1
     encoder = rt.load_encoder(str(tmp_path / "encoder"), device="cpu")
     music, guitar, dog = encoder.encode(["Someone makes music.", "A man plays a guitar.", "The stock market fell."])
     assert music.shape == (576,) and np.dot(music, guitar) > np.dot(dog, guitar)
@@ -60,13 +60,13 @@ def test_a_step_of_bellm(tmp_path, nli, smollm2, four_bit):
 def test_a_guided_chain(tmp_path, smollm2):
     (tmp_path / "sentences.txt").write_text("A man plays a guitar on a stage.\n")
     settings = {"steps": 3, "max_new_tokens": 24, "prompt": "few-shot", "verify": False}
-    found = rt.generate(
+    result = rt.generate(
         model={"name": smollm2, "device": "cpu"}, data={"input": str(tmp_path / "sentences.txt")},
         generation=settings, output=str(tmp_path / "chains.jsonl"),
     )  # fmt: skip
     (line,) = (tmp_path / "chains.jsonl").read_text().splitlines()
     sentences = json.loads(line)["sentences"]
-    assert found["chains"] == 1 and len(sentences) == 4
+    assert result["chains"] == 1 and len(sentences) == 4
     assert all(sentence.isprintable() and 1 < len(sentence.split()) < 24 for sentence in sentences)
 
 

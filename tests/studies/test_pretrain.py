@@ -1,4 +1,4 @@
-"""A small language model made from scratch, and what reads it."""
+"""A small language model pretrained from scratch, then used by `generate` and `train`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of scores: intervals, the page, the papers' rows, and what is refused."""
+"""The report of scores: intervals, the page, the papers' rows and invalid input."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.tiny import SENTENCES, tiny_encoder
 
 def test_bootstrap_by_hand():
     first, second = Outcomes(np.array([0.0, 100.0])), Outcomes(np.array([100.0, 100.0]))
-    drawn = differences(first, second, 4000, seed=1)
+    sample = differences(first, second, 4000, seed=1)
     # of two draws of two: the first example twice, once, never
-    values, counts = np.unique(drawn, return_counts=True)
+    values, counts = np.unique(sample, return_counts=True)
     assert values.tolist() == [0, 50, 100]
     np.testing.assert_allclose(counts / 4000, [0.25, 0.5, 0.25], atol=0.03)
-    assert interval(drawn) == (0, 100)
-    np.testing.assert_array_equal(differences(second, first, 50, seed=1), -drawn[:50])
-    assert not np.array_equal(differences(first, second, 50, seed=2), drawn[:50])
+    assert interval(sample) == (0, 100)
+    np.testing.assert_array_equal(differences(second, first, 50, seed=1), -sample[:50])
+    assert not np.array_equal(differences(first, second, 50, seed=2), sample[:50])
 
 
 def test_the_middle_95_percent():
@@ -43,10 +43,10 @@ def test_correlations_by_a_loop():
     first, second = correlated(2, 1, gold), correlated(0.5, 2, gold)
     rng, theirs = np.random.default_rng(7), []
     for _ in range(1500):
-        drawn = rng.integers(60, size=60)
-        a, b = (100 * stats.spearmanr(of.values[drawn], gold[drawn]).statistic for of in (first, second))
+        sample = rng.integers(60, size=60)
+        a, b = (100 * stats.spearmanr(of.values[sample], gold[sample]).statistic for of in (first, second))
         theirs.append(b - a)
-        np.testing.assert_allclose(spearman(first.values[drawn][None], gold[drawn][None]), a)
+        np.testing.assert_allclose(spearman(first.values[sample][None], gold[sample][None]), a)
     ours = interval(differences(first, second, 1500, seed=3))
     np.testing.assert_allclose(ours, interval(np.array(theirs)), atol=3)
     assert ours[0] > 10
@@ -55,10 +55,10 @@ def test_correlations_by_a_loop():
 def test_resamples_without_a_correlation_are_left_out():
     """Of two of three values equal, some draws have one value alone."""
     gold = np.array([1.0, 2.0, 3.0])
-    drawn = differences(Outcomes(np.array([1.0, 1.0, 2.0]), gold), Outcomes(gold, gold), 500, seed=1)
-    undefined = np.isnan(drawn).mean()
+    sample = differences(Outcomes(np.array([1.0, 1.0, 2.0]), gold), Outcomes(gold, gold), 500, seed=1)
+    undefined = np.isnan(sample).mean()
     assert undefined == pytest.approx(9 / 27, abs=0.08)  # 8 draws of the first two, one of the last alone
-    assert np.isfinite(interval(drawn)).all()
+    assert np.isfinite(interval(sample)).all()
 
 
 def test_a_single_observation():
@@ -77,9 +77,9 @@ def test_examples_of_other_data_are_refused(values, gold):
 
 
 def result(folder, name, tasks, **more):
-    found = {"tasks": tasks, "average": None, "model": name, "versions": {"torch": "2.x"}, "commit": "abc", **more}
+    results = {"tasks": tasks, "average": None, "model": name, "versions": {"torch": "2.x"}, "commit": "abc", **more}
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(results))
     return str(path)
 
 
@@ -102,7 +102,7 @@ def test_page(tmp_path):
         result(tmp_path, "three", {"stsb": sts(70.0), "sick": sts(75.0, 4927)}),
         result(tmp_path, "four", {"stsb": sts(60.0), "sick": sts(60.0, 4927)}),
     ]
-    found = report(names, tmp_path / "page")
+    results = report(names, tmp_path / "page")
     page = lines(tmp_path / "page")
     # equal as they are shown: both the best; an average over something undefined is none
     assert "| one | **80.00** | - | - |" in page and "| two | **80.00** | <u>70.00</u> | **75.00** |" in page
@@ -112,13 +112,13 @@ def test_page(tmp_path):
     assert "| *RAOE-S1, BERT base (RAOE, Table 1)* | 87.59 | 84.00 | 85.80 |" in page
     assert not any("**" in line for line in page if line.startswith("| *")), "papers' numbers are not ranked"
     assert "- two: model two, commit abc, torch 2.x" in page
-    assert found["scores"]["transfer"] == {"one": {"cr": 70.0}, "two": {"cr": 60.0}}
-    assert found["differences"] == {} and "## Differences" not in page
+    assert results["scores"]["transfer"] == {"one": {"cr": 70.0}, "two": {"cr": 60.0}}
+    assert results["differences"] == {} and "## Differences" not in page
     assert (tmp_path / "page" / "scores.png").stat().st_size > 1000
-    assert json.loads((tmp_path / "page" / "report.json").read_text())["scores"] == found["scores"]
+    assert json.loads((tmp_path / "page" / "report.json").read_text())["scores"] == results["scores"]
 
 
-def test_what_comes_from_files_is_data_in_the_page(tmp_path):
+def test_names_from_files_are_escaped(tmp_path):
     """No tag, link, image, address or column of a hostile result; a page is one, whoever renders it."""
     evil = "<script>x</script>|[a](http://evil)![b](//evil) *b* `c` www.evil.org"
     task = {"kind": evil, "main": evil, evil: 1.0}
@@ -135,10 +135,10 @@ def test_what_comes_from_files_is_data_in_the_page(tmp_path):
 def test_papers_rows_are_of_the_same_sets(tmp_path):
     """Not of a part of it, another split, or another kind."""
     for number, tasks in enumerate([{"stsb": sts(80.0, 1378)}, {"stsb#dev": sts(80.0)}, {"cr": accuracy(1.0)}]):
-        found = report([result(tmp_path, "x", tasks)], tmp_path / str(number))
-        assert not found["published"]
-    found = report([result(tmp_path, "x", {"sts:stsb": sts(80.0), "my.tsv": sts(1.0)})], tmp_path / "y")
-    assert found["published"]["sts"]["BeLLM, LLaMA2 7B (BeLLM, Table 1)"] == {
+        results = report([result(tmp_path, "x", tasks)], tmp_path / str(number))
+        assert not results["published"]
+    results = report([result(tmp_path, "x", {"sts:stsb": sts(80.0), "my.tsv": sts(1.0)})], tmp_path / "y")
+    assert results["published"]["sts"]["BeLLM, LLaMA2 7B (BeLLM, Table 1)"] == {
         "sts:stsb": 89.04,
         "my.tsv": None,
         "average": None,
@@ -176,9 +176,9 @@ def test_differences_of_what_evaluate_wrote(evaluated, tmp_path, capsys):
     words = ["report", str(folder / "a.json"), str(folder / "b.json"), "--output", str(tmp_path), "--resamples", "50"]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    found = json.loads((tmp_path / "report.json").read_text())
+    output = json.loads((tmp_path / "report.json").read_text())
     results = [json.loads((folder / f"{name}.json").read_text())["tasks"] for name in ("a", "b")]
-    rows = found["differences"]["b"]
+    rows = output["differences"]["b"]
     assert list(rows) == tasks, "of several kinds there is no average"
     for word, metric, examples in zip(tasks, ("spearman", "accuracy", "accuracy"), (28, 60, 6), strict=True):
         row = rows[word]
@@ -197,8 +197,8 @@ def test_the_average_resamples_each_task(tmp_path):
         paths.append(result(tmp_path, name, {"cr": accuracy(first), "mr": accuracy(second)}, settings=settings))
         examples = {"cr": Outcomes(np.full(3, first)), "mr": Outcomes(np.full(4, second))}
         write_outcomes(tmp_path / f"{name}.json", examples, settings)
-    found = report(paths, tmp_path / "page", "--resamples", "20")
-    assert found["differences"]["two"]["average"] == {"difference": 20.0, "low": 20.0, "high": 20.0, "examples": 7}
+    results = report(paths, tmp_path / "page", "--resamples", "20")
+    assert results["differences"]["two"]["average"] == {"difference": 20.0, "low": 20.0, "high": 20.0, "examples": 7}
     assert "| average | 7 | **+20.00 (+20.00 to +20.00)** |" in lines(tmp_path / "page")
 
 
@@ -207,8 +207,8 @@ def test_a_directory_of_train_is_a_result(tmp_path):
     directory.mkdir()
     metrics = {"before": {}, "after": {"tasks": {"stsb": sts(81.0)}, "average": 81.0}, "versions": {"torch": "2.x"}}
     (directory / "metrics.json").write_text(json.dumps({**metrics, "commit": None}))
-    found = report([str(directory)], tmp_path / "page")
-    assert found["scores"]["sts"] == {"trained": {"stsb": 81.0}}
+    results = report([str(directory)], tmp_path / "page")
+    assert results["scores"]["sts"] == {"trained": {"stsb": 81.0}}
     assert "| trained | 81.00 |" in lines(tmp_path / "page"), "one alone is not marked"
 
 
@@ -224,13 +224,13 @@ def test_a_directory_of_train_is_a_result(tmp_path):
         '{"tasks": {"a": {"spearman": 1}}, "settings": [1]}',
     ],
 )
-def test_what_is_no_result(tmp_path, content, capsys):
+def test_files_that_are_not_results(tmp_path, content, capsys):
     (tmp_path / "x.json").write_text(content)
     assert main(["report", str(tmp_path / "x.json"), "--output", str(tmp_path / "page")]) == 2
     assert "is not a result of raoe-train evaluate" in capsys.readouterr().err
 
 
-def test_what_does_not_go_together(tmp_path, capsys):
+def test_incompatible_results(tmp_path, capsys):
     one = result(tmp_path, "one", {"stsb": sts(1.0)}, settings={"tasks": {"stsb": "a"}})
     two = result(tmp_path, "two", {"stsb": sts(2.0)}, settings={"tasks": {"stsb": "b"}})
     for results, message in (

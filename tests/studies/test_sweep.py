@@ -1,4 +1,4 @@
-"""Sweeps: what runs, what is skipped, what fails, what is reported."""
+"""Sweeps: finished, failed and interrupted cells, and the report."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def table(folder, **changes):
     folder.mkdir(exist_ok=True)
     base = {key: value for key, value in settings(folder).items() if key not in ("output", "model.name")}
     base["training"] = {**EPOCH, "learning_rate": 1e-3}
-    made = {
+    options = {
         "base": "raoe-s1",
         "settings": {**base, "model.name": "scratch", "model.scratch": SCRATCH},
         "seeds": [1, 2],
         "tasks": [str(folder / "dev.tsv")],
         "variants": {"raoe": {}, "second": {"after": "raoe", "loss.class_path": "RankMarginLoss"}},
     }
-    return {**made, **changes}
+    return {**options, **changes}
 
 
 def run(folder, study, **options):
@@ -44,7 +44,7 @@ def run(folder, study, **options):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The cells that were trained. In place of training, what it leaves behind."""
+    """A list of trained cells. Training is replaced by writing its output files."""
     names: list[str] = []
 
     def pretend(job, recipe, overrides):
@@ -196,9 +196,9 @@ def test_margins_from_texts_to_the_report(tmp_path):
         },
         "variants": {"triplet": {"grid": {"loss.init_args.margin": [0.1, 5, 10]}}},
     }  # fmt: skip
-    found = run(tmp_path, study, model=str(tmp_path / "encoder"), data_dir=str(tmp_path))
-    assert found["failed"] == []
-    scores = {row["variant"]: row["after"]["tasks"]["polarity:set"] for row in found["results"]}
+    result = run(tmp_path, study, model=str(tmp_path / "encoder"), data_dir=str(tmp_path))
+    assert result["failed"] == []
+    scores = {row["variant"]: row["after"]["tasks"]["polarity:set"] for row in result["results"]}
     assert list(scores) == ["triplet-margin-0.1", "triplet-margin-5", "triplet-margin-10"]
     five = scores["triplet-margin-5"]
     assert five == scores["triplet-margin-10"] != scores["triplet-margin-0.1"], (
@@ -208,7 +208,7 @@ def test_margins_from_texts_to_the_report(tmp_path):
     report = (folder / "report.md").read_text()
     assert "| variant | seeds | P set | S set | steps | minutes |" in report
     assert f"| triplet-margin-5 | 1 | {five['polarity']:.2f} | {five['similarity']:.2f} |" in report
-    before = found["results"][0]["before"]["tasks"]["polarity:set"]
+    before = result["results"][0]["before"]["tasks"]["polarity:set"]
     assert f"| before: encoder |  | {before['polarity']:.2f} | {before['similarity']:.2f} |" in report
     for name in ("polarity-margin", "polarity-against-similarity", "polarity-k"):
         assert (folder / f"{name}.png").stat().st_size > 1000 and f"({name}.png)" in report
@@ -221,9 +221,9 @@ def test_a_measured_cell_has_a_process_of_its_own(tmp_path):
 
     ballast = torch.ones(250_000_000)  # 1 GB in this process
     study = table(tmp_path, variants={"raoe": {}, "bad": {"model.name": "./no"}}, seeds=[1], measure=True)
-    found = run(tmp_path, study)
-    assert found["failed"] == ["bad-seed1"]
-    (row,) = found["results"]
+    result = run(tmp_path, study)
+    assert result["failed"] == ["bad-seed1"]
+    (row,) = result["results"]
     report = (tmp_path / "out" / "report.md").read_text()
     assert "| minutes | peak MB | s / 1,000 steps |" in report
     paid = [f"{cost(row):.2f}" for cost in COSTS.values()]

@@ -11,5 +11,5 @@ from tests.training.small_runs import settings
 @pytest.fixture(scope="package")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")], "model.prompt": "query: {text}"})
-    return folder, made, run("train", "raoe-s1", **made)
+    options = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")], "model.prompt": "query: {text}"})
+    return folder, options, run("train", "raoe-s1", **options)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.tiny import SENTENCES
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
-# of a process: trains the recipe that is its first word, and is gone after so many steps as the second says
+# a process that trains the recipe of its first argument and is killed after the steps of the second
 KILLED = """
 import os, sys
 import raoe_train as rt
@@ -42,7 +42,7 @@ def write_pairs(path: Path, rows: int = 40, *, labels: bool = True, scale: float
 
 
 def settings(folder: Path, **changes):
-    made = {
+    options = {
         "model.name": "scratch",
         "model.device": "cpu",
         "model.scratch": SCRATCH,
@@ -53,4 +53,4 @@ def settings(folder: Path, **changes):
                      "logging_steps": 2},
         "output": str(folder / "out"),
     }  # fmt: skip
-    return {**made, **changes}
+    return {**options, **changes}

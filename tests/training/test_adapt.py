@@ -1,4 +1,4 @@
-"""The recipe `adapt` end to end on a tiny encoder: scores, labels or both; what its page says; what cannot be."""
+"""The recipe `adapt` end to end on a tiny encoder: scores, labels or both; its page; invalid input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def encoder(tmp_path_factory) -> str:
 
 
 def pairs(path: Path, rows: int = 60, **columns: Any) -> str:
-    """Rows of two sentences and what `columns` say of a row's number."""
+    """Rows of two sentences, with `columns` as functions of the row number."""
     lines = ["\t".join(["sentence1", "sentence2", *columns])]
     for row in range(rows):
         cells = [SENTENCES[row % 11], SENTENCES[(row * 7 // 11 + row) % 11], *(of(row) for of in columns.values())]
@@ -40,9 +40,9 @@ def pairs(path: Path, rows: int = 60, **columns: Any) -> str:
 
 
 def adapt(folder: Path, encoder: str, source: str, **changed: Any) -> dict[str, Any]:
-    asked = {"model.name": encoder, "model.device": "cpu", "data.train": [source], "output": str(folder / "out")}
+    options = {"model.name": encoder, "model.device": "cpu", "data.train": [source], "output": str(folder / "out")}
     small = {"training.min_steps": 8, "training.per_device_train_batch_size": 16, "training.logging_steps": 2}
-    return run("train", "adapt", **{**asked, **small, **changed})
+    return run("train", "adapt", **{**options, **small, **changed})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def adapt(folder: Path, encoder: str, source: str, **changed: Any) -> dict[str, 
     ],
     ids=["scores from 1 to 5", "labels", "both", "classes as scores"],
 )
-def test_whatever_is_there_is_learned_from(tmp_path, encoder, columns):
+def test_any_kind_of_columns_trains(tmp_path, encoder, columns):
     metrics = adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", **columns))
     assert metrics["steps"] == 8 and metrics["after"]["spearman"] is not None
     assert metrics["keep"] == (0.3 if columns is CLASS else 1)
@@ -63,7 +63,7 @@ def test_whatever_is_there_is_learned_from(tmp_path, encoder, columns):
     assert any("keep" in entry and "target" in entry for entry in logged)
 
 
-def test_an_adapter_switched_off_leaves_the_encoder_as_it_was(tmp_path, encoder):
+def test_disabled_adapter_leaves_embeddings_unchanged(tmp_path, encoder):
     source = pairs(tmp_path / "mine.tsv", score=lambda row: row % 7)
     adapter = {"model.lora.r": 4, "training.learning_rate": 1e-2, "training.keep": 0}
     adapt(tmp_path, encoder, source, **adapter)
@@ -76,12 +76,12 @@ def test_an_adapter_switched_off_leaves_the_encoder_as_it_was(tmp_path, encoder)
     assert (adapted.encode(SENTENCES) == trained).all()
 
 
-def test_its_page_says_what_came_of_it(tmp_path, encoder, capsys):
+def test_page_agrees_with_results(tmp_path, encoder, capsys):
     source = pairs(tmp_path / "mine.tsv", score=lambda row: row % 7)
     watched = {"evaluation.tasks": [pairs(tmp_path / "a.tsv", score=lambda row: row % 5), "builtin#test"]}
     adapt(tmp_path, encoder, source, **watched)
-    said, page = capsys.readouterr().out, (tmp_path / "out" / "README.md").read_text()
-    assert re.search(r"^dev +-?\d+\.\d\d +-?\d+\.\d\d +[+-]\d+\.\d\d$", said, re.M)
+    output, page = capsys.readouterr().out, (tmp_path / "out" / "README.md").read_text()
+    assert re.search(r"^dev +-?\d+\.\d\d +-?\d+\.\d\d +[+-]\d+\.\d\d$", output, re.M)
     assert re.search(r"^\| dev \| -?\d+\.\d\d \| -?\d+\.\d\d \| [+-]\d+\.\d\d \|$", page, re.M)
     picture = tmp_path / "out" / "run.png"
     assert "![run](run.png)" in page and picture.stat().st_size > 5000
@@ -111,7 +111,7 @@ def test_scores_are_shown_with_their_change():
         (60, {"other": lambda row: row}, "no column for score"),
     ],
 )
-def test_wrong_use_is_a_sentence(tmp_path, encoder, rows, column, message):
+def test_invalid_use_is_one_sentence(tmp_path, encoder, rows, column, message):
     with pytest.raises(ValueError, match=message):
         adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", rows, **column))
 
@@ -124,7 +124,7 @@ def test_development_pairs_with_one_score_are_refused(tmp_path, encoder, column)
         adapt(tmp_path, encoder, source, **{"data.dev": [dev]})
 
 
-def test_both_parts_differ_in_score_where_some_are_held_out():
+def test_held_out_and_training_pairs_differ_in_score():
     rows = range(100)
     columns = {"sentence1": [*map(str, rows)], "sentence2": ["b"] * 100, "score": [float(row < 5) for row in rows]}
     for seed in range(5):
@@ -135,17 +135,17 @@ def test_both_parts_differ_in_score_where_some_are_held_out():
         held_out({"train": Dataset.from_dict(columns)}, 0.1, 0)
 
 
-def test_swapped_pairs_are_said(tmp_path, encoder, capsys):
+def test_swapped_dev_pairs_are_reported(tmp_path, encoder, capsys):
     source = pairs(tmp_path / "mine.tsv", 10, score=lambda row: row)
     header, *lines = Path(source).read_text().splitlines()
     swapped = ["\t".join([second, first, score]) for first, second, score in (line.split("\t") for line in lines)]
     (tmp_path / "dev.tsv").write_text("\n".join([header, *swapped[:6], "new\ttexts\t3"]) + "\n")
     adapt(tmp_path, encoder, source, **{"data.dev": [str(tmp_path / "dev.tsv")]})
-    said = capsys.readouterr().out
-    assert "warning: 6 of the 7 dev pairs of dev.tsv are also training pairs" in said
+    output = capsys.readouterr().out
+    assert "warning: 6 of the 7 dev pairs of dev.tsv are also training pairs" in output
 
 
-def test_a_premise_is_held_out_whole(tmp_path, encoder):
+def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):
     with pytest.raises(ValueError, match="too few distinct first sentences"):
         lines = [f"the same\t{SENTENCES[row % 11]}\t{row}" for row in range(20)]
         (tmp_path / "one.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]) + "\n")
@@ -155,7 +155,7 @@ def test_a_premise_is_held_out_whole(tmp_path, encoder):
     assert adapt(tmp_path, encoder, str(tmp_path / "long.tsv"), overwrite=True)["steps"] == 8
 
 
-def test_a_premise_at_least_is_left_to_train_on():
+def test_at_least_one_premise_is_left_for_training():
     columns = {"sentence1": ["a"] * 10 + ["b"] * 10, "sentence2": [*map(str, range(20))], "score": [*range(20)]}
     rest, dev = held_out({"train": Dataset.from_dict(columns)}, 0.9, 42)
     assert len(rest["train"]) == len(dev) == 10
@@ -163,17 +163,17 @@ def test_a_premise_at_least_is_left_to_train_on():
 
 def test_batches_are_drawn_for_all_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    found = for_all_processes({"per_device_train_batch_size": 4, "accelerator_config": {"even_batches": False}})
+    result = for_all_processes({"per_device_train_batch_size": 4, "accelerator_config": {"even_batches": False}})
     config = {"even_batches": False, "split_batches": True}
-    assert found == {"per_device_train_batch_size": 12, "accelerator_config": config}
+    assert result == {"per_device_train_batch_size": 12, "accelerator_config": config}
 
 
-def test_steps_at_least():
+def test_min_steps():
     sizes = {"a": range(100), "b": range(30)}
-    asked = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "gradient_accumulation_steps": 1}
+    options = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "gradient_accumulation_steps": 1}
 
     def epochs(least, **changes):
-        return enough_steps({**asked, **changes}, sizes, TrainConfig(training=Training(min_steps=least)))
+        return enough_steps({**options, **changes}, sizes, TrainConfig(training=Training(min_steps=least)))
 
     assert epochs(0)["num_train_epochs"] == 2
     assert epochs(18)["num_train_epochs"] == 2  # nine batches an epoch

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, where some are damaged."""
+"""Which checkpoint a run resumes from if some are damaged."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def checkpoints(tmp_path):
         folder.mkdir()
         (folder / "optimizer.pt").touch()
         (folder / "trainer_state.json").write_text('{"global_step": 10}')
-    (tmp_path / "checkpoint-12" / "trainer_state.json").unlink()  # a kill came before it
+    (tmp_path / "checkpoint-12" / "trainer_state.json").unlink()  # killed before it was written
     return tmp_path
 
 
-def test_the_newest_that_is_whole(checkpoints, capsys):
+def test_newest_complete_checkpoint_is_used(checkpoints, capsys):
     assert newest_checkpoint(checkpoints).name == "checkpoint-10"
     assert capsys.readouterr().out == ""
     assert newest_checkpoint(checkpoints / "none") is None
 
 
 @pytest.mark.parametrize("left", [0, 5])
-def test_a_state_that_was_cut_off(checkpoints, capsys, left):
+def test_truncated_state(checkpoints, capsys, left):
     path = checkpoints / "checkpoint-10" / "trainer_state.json"
     path.write_bytes(path.read_bytes()[:left])
     assert newest_checkpoint(checkpoints).name == "checkpoint-4"
@@ -33,9 +33,9 @@ def test_a_state_that_was_cut_off(checkpoints, capsys, left):
     assert capsys.readouterr().out == f"skipping checkpoint {damaged}: its trainer_state.json is damaged\n"
 
 
-def test_no_state_of_the_optimizer(checkpoints, capsys):
+def test_missing_optimizer_state(checkpoints, capsys):
     for step in (4, 10):
         (checkpoints / f"checkpoint-{step}" / "optimizer.pt").unlink()
-    assert newest_checkpoint(checkpoints) is None  # all begins anew, and is said to
+    assert newest_checkpoint(checkpoints) is None  # starts again, with a message
     assert capsys.readouterr().out.count(": it has no optimizer state") == 2
     assert newest_checkpoint(checkpoints, only_model=True).name == "checkpoint-10"

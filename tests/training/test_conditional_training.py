@@ -1,4 +1,4 @@
-"""Conditional STS from (made-up) rows to the organisers' file: training by a rank loss, evaluation, submission."""
+"""Conditional STS on invented rows: training with a rank loss, evaluation and the submission file."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ def test_the_prompt_is_saved_and_fills_in_conditions_again(trained):
     folder, metrics = trained
     # given again, or as saved with the model
     tasks = [str(folder / "dev.csv")]
-    found = run("evaluate", **{"model.name": str(folder / "out"), "model.device": "cpu", "tasks": tasks})
-    assert found["tasks"] == {tasks[0]: pytest.approx(metrics["after"]["tasks"][tasks[0]], abs=1e-4)}
+    result = run("evaluate", **{"model.name": str(folder / "out"), "model.device": "cpu", "tasks": tasks})
+    assert result["tasks"] == {tasks[0]: pytest.approx(metrics["after"]["tasks"][tasks[0]], abs=1e-4)}
     model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     assert model.prompts["conditional"] == split_conditional(PROMPT)[0]
     whole = model.tokenizer.decode(model.preprocess(["Given the context A, summarize the sentence b"])["input_ids"][0])
     assert whole.endswith('Given the context A, summarize the sentence b in one word:"')
 
 
-def test_the_condition_counts(trained):
+def test_condition_changes_the_embedding(trained):
     folder, _ = trained
     model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     before, _ = split_conditional(PROMPT)
@@ -102,7 +102,7 @@ def test_predictions_for_the_organisers(trained, capsys):
         ({"data.train": ["hidden.csv"]}, "label -1 is a hidden label"),
     ],
 )
-def test_what_cannot_be(trained, tmp_path, monkeypatch, changes, message):
+def test_invalid_settings(trained, tmp_path, monkeypatch, changes, message):
     folder, _ = trained
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "hidden.csv", hidden=True)

@@ -1,4 +1,4 @@
-"""A loss that is NaN: where the run ends, which rows it names, what is left."""
+"""A NaN loss: where the run stops, which rows it names, and the files left."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PAIR = 27  # whose batch goes wrong
 
 
 def small(folder, **changes):
-    made = settings(folder, **{"data.dev": None, **changes})
-    made["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3,
+    options = settings(folder, **{"data.dev": None, **changes})
+    options["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3,
                         "save_strategy": "steps", "save_steps": 2}  # fmt: skip
-    return made
+    return options
 
 
 def by_row(monkeypatch, change, from_step):
@@ -50,7 +50,7 @@ ROWS = {PAIR: None}
 
 @pytest.fixture
 def pairs(tmp_path):
-    """Their scores are all different, so that a batch shows which rows it has."""
+    """Pairs with distinct scores, which identify the rows of a batch."""
     path = tmp_path / "pairs.tsv"
     rows = [f"{SENTENCES[i % 11]} {i}\t{SENTENCES[(3 * i + 1) % 11]}\tneutral\t{i / 8}" for i in range(40)]
     path.write_text("sentence1\tsentence2\tlabel\tscore\n" + "\n".join(rows) + "\n")
@@ -59,7 +59,7 @@ def pairs(tmp_path):
 
 
 def of_gradient(loss):
-    """The loss as it is, with a gradient that is NaN."""
+    """The unchanged loss, with a NaN gradient."""
     return loss + torch.sqrt(loss * 0)
 
 
@@ -72,14 +72,14 @@ def of_gradient(loss):
         (of_gradient, "its gradient left weights that are not finite", 3),  # seen at the next step's loss
     ],
 )
-def test_the_run_stops_at_the_step_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):
-    made = {**small(tmp_path), "data.train": [pairs]}
-    made["training"]["save_steps"] = every
-    whole = run("train", "raoe-s1", **{**made, "output": str(tmp_path / "whole")})
+def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):
+    options = {**small(tmp_path), "data.train": [pairs]}
+    options["training"]["save_steps"] = every
+    whole = run("train", "raoe-s1", **{**options, "output": str(tmp_path / "whole")})
     with monkeypatch.context() as patch:
         batches = by_row(patch, change, from_step=4)
         with pytest.raises(FloatingPointError) as caught:
-            run("train", "raoe-s1", **made)
+            run("train", "raoe-s1", **options)
     step = next(n for n, scores in enumerate(batches, 1) if n >= 4 and ROWS[PAIR] in scores)
     text = str(caught.value)
     assert text.startswith(f"step {step}: {said}")
@@ -90,24 +90,24 @@ def test_the_run_stops_at_the_step_and_names_the_rows(pairs, tmp_path, monkeypat
         row = int(score * 8)
         assert first.startswith(f"  [CLS] {SENTENCES[row % 11]}") and second.startswith("[CLS] ")
     assert "learning_rate (now 0.001)" in text and "loss.scale (now 20)" in text
-    # What was saved before is whole, and the same command goes on from there.
+    # The earlier checkpoint is complete, and the same command resumes from it.
     last = tmp_path / "out" / "checkpoints" / f"checkpoint-{(step - 1) // every * every}"
     assert (len(batches) > step) == (every == 3)
     assert check_encoder(load_encoder(Model(name=str(last), device="cpu")))["failed"] == []
     for path in last.parent.glob("checkpoint-*"):
         assert all(value.isfinite().all() for value in load_file(path / "model.safetensors").values())
-    again = run("train", "raoe-s1", **made)
+    again = run("train", "raoe-s1", **options)
     assert again["steps"] == whole["steps"] == 10
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "whole"))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
-def test_a_learning_rate_that_is_too_large(tmp_path, capsys, monkeypatch):
-    """Nothing is put in its way here: real weights that overflow; told by the command line, without a traceback."""
+def test_too_large_learning_rate(tmp_path, capsys, monkeypatch):
+    """Real weights overflow; the command line reports it without a traceback."""
     monkeypatch.chdir(tmp_path)
     words = ["train", "raoe-s1", "--model.name", "scratch", "--model.device", "cpu", "--output", "out"]
-    made = small(tmp_path)
-    words += ["--data.train", made["data.train"][0], "--training.learning_rate", "1e30"]
+    options = small(tmp_path)
+    words += ["--data.train", options["data.train"][0], "--training.learning_rate", "1e30"]
     words += ["--training.per_device_train_batch_size", "8"]
     assert main([*words, "--training.num_train_epochs", "1", "--model.scratch.hidden_size", "16"]) == 2
     error = capsys.readouterr().err

@@ -85,5 +85,5 @@ def sharded_steps(rank: int, world: int, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sharded_steps_are_the_whole(tmp_path):
+def test_sharded_steps_equal_unsharded_steps(tmp_path):
     together(sharded_steps, 2, str(tmp_path))

@@ -70,12 +70,12 @@ def trained(folder, encoder, loss, by_length, checkpoint=None):
 def learned(trainer):
     """Our parameters and buffers, by the loss's name."""
     losses = trainer.loss if isinstance(trainer.loss, dict) else {"": trainer.loss}
-    found = {name: each for name, loss in losses.items() for each in loss.modules() if isinstance(each, Learned)}
-    return {name: (float(loss.factor.detach()), int(loss.seen)) for name, loss in found.items()}
+    result = {name: each for name, loss in losses.items() for each in loss.modules() if isinstance(each, Learned)}
+    return {name: (float(loss.factor.detach()), int(loss.seen)) for name, loss in result.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_has_the_loss_it_stopped_with(tmp_path, encoder, case):
+def test_loss_parameters_are_resumed(tmp_path, encoder, case):
     loss, by_length = CASES[case]
     whole = trained(tmp_path, encoder, loss, by_length)
     expected = learned(whole)
@@ -89,7 +89,7 @@ def test_a_resumed_run_has_the_loss_it_stopped_with(tmp_path, encoder, case):
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_a_loss_of_sentence_transformers_own(tmp_path, encoder):
+def test_loss_of_sentence_transformers(tmp_path, encoder):
     """SoftmaxLoss has a classifier, which its own trainer forgets."""
 
     def softmax(model):

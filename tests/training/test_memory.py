@@ -34,10 +34,10 @@ def peak(encoder, loss, columns: int, rows: int, labels) -> int:
         total(loss(features, labels)).backward()
 
     step(0)
-    _, found = timing.single(step, "cpu")
-    if found is None:
+    _, result = timing.single(step, "cpu")
+    if result is None:
         pytest.skip("the peak of resident memory cannot be reset here")
-    return found
+    return result
 
 
 def labels(kind, rows: int):
@@ -48,7 +48,7 @@ def labels(kind, rows: int):
 
 
 @pytest.mark.parametrize(("kind", "columns"), [(RAOELoss, 2), (CoSENTLoss, 2), (InfoNCELoss, 3), (ListMLELoss, 1)])
-def test_memory_is_that_of_a_mini_batch(encoder, kind, columns):
+def test_memory_is_bounded_by_the_mini_batch(encoder, kind, columns):
     """1,024 rows against 256: without mini-batches activations of all grow; with them what grows are the embeddings,
     their gradient and the tokens, a few numbers a row where activations are thousands."""
     grown = {}

@@ -16,15 +16,15 @@ EVIL = "</code><script>alert(1)</script> a | b **bold** [x](http://y.z) `c`"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("card")
-    made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
-    source = Path(made["data.train"][0]).rename(folder / "tr*ain* <b>.tsv")
+    options = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
+    source = Path(options["data.train"][0]).rename(folder / "tr*ain* <b>.tsv")
     head, *lines = source.read_text().splitlines()
     source.write_text("\n".join([head, *(EVIL + line for line in lines)]) + "\n")
-    made["data.train"] = [str(source)]
-    return folder, source, run("train", "raoe-s1", **made)
+    options["data.train"] = [str(source)]
+    return folder, source, run("train", "raoe-s1", **options)
 
 
-def test_the_card_says_what_the_run_was(trained):
+def test_model_card_describes_the_run(trained):
     folder, _, metrics = trained
     card = (folder / "out" / "README.md").read_text()
     ours = card.partition("## Recipe and scores")[2].partition("## Training Details")[0]
@@ -40,7 +40,7 @@ def test_the_card_says_what_the_run_was(trained):
     assert f"torch {metrics['versions']['torch']}" in ours
 
 
-def test_what_comes_from_files_is_text(trained):
+def test_text_from_files_is_escaped(trained):
     folder, _, _ = trained
     card = (folder / "out" / "README.md").read_text()
     details = card.partition("## Training Details")[2]

@@ -46,7 +46,7 @@ def encoders(tmp_path_factory):
 
 
 def settings(folder, encoders, **changes):
-    made = {
+    options = {
         "model.name": encoders[0],
         "model.device": "cpu",
         "teacher.name": encoders[1],
@@ -57,7 +57,7 @@ def settings(folder, encoders, **changes):
                      "logging_steps": 1, "eval_steps": 2},
         "output": str(folder / "out"),
     }
-    return {**made, **changes}
+    return {**options, **changes}
 
 
 def targets(made, seed=42):
@@ -80,8 +80,8 @@ def cosines(folder, texts):
 
 def test_the_teacher_is_refined_raw_cosines(tmp_path, encoders):
     for information, omega, expected in (("both", 0.7, 0.7), ("semantic", 0.7, 0.0), ("both", 0.0, 0.0)):
-        made = settings(tmp_path, encoders, **{"teacher.information": information, "teacher.omega": omega})
-        lists, squares = targets(made)
+        options = settings(tmp_path, encoders, **{"teacher.information": information, "teacher.omega": omega})
+        lists, squares = targets(options)
         assert lists == CHAINS
         moved = []
         for texts, square in zip(lists, squares, strict=True):
@@ -92,34 +92,34 @@ def test_the_teacher_is_refined_raw_cosines(tmp_path, encoders):
         assert max(moved) > 0.1 if expected else max(moved) < 1e-5
 
 
-def test_ranking_only_asks_no_teacher(tmp_path, encoders, monkeypatch):
+def test_ranking_only_needs_no_teacher(tmp_path, encoders, monkeypatch):
     monkeypatch.setattr(teaching, "embedder", None)
-    made = settings(tmp_path, encoders, **{"teacher.information": "ranking", "teacher.name": None})
-    assert targets(made) == (CHAINS, None)
+    options = settings(tmp_path, encoders, **{"teacher.information": "ranking", "teacher.name": None})
+    assert targets(options) == (CHAINS, None)
 
 
 def test_shuffled_lists(tmp_path, encoders, monkeypatch):
     """Seeded, from one cache, each sentence with its own similarities, and refined by the places that it now has."""
-    made = settings(tmp_path, encoders, **{"data.shuffle_lists": True, "teacher.cache": str(tmp_path / "cache")})
-    lists, squares = targets(made, seed=1)
+    options = settings(tmp_path, encoders, **{"data.shuffle_lists": True, "teacher.cache": str(tmp_path / "cache")})
+    lists, squares = targets(options, seed=1)
     assert lists != CHAINS and [sorted(texts) for texts in lists] == [sorted(texts) for texts in CHAINS]
     for texts, square in zip(lists, squares, strict=True):
         expected = refine_similarity(cosines(encoders[1], texts), 0.5)
         torch.testing.assert_close(square, expected, atol=1e-5, rtol=0)
     monkeypatch.setattr("raoe_train.encoders.embed.encode_sentences", None)  # all is there already
-    assert targets(made, seed=1)[0] == lists != targets(made, seed=2)[0]
-    assert targets({**made, "data.shuffle_lists": False}, seed=1)[0] == CHAINS
+    assert targets(options, seed=1)[0] == lists != targets(options, seed=2)[0]
+    assert targets({**options, "data.shuffle_lists": False}, seed=1)[0] == CHAINS
 
 
-def test_the_teacher_sees_what_is_trained_on(tmp_path, encoders):
-    made = settings(tmp_path, encoders, **{"data.max_rows": 2, "teacher.cache": str(tmp_path / "cache")})
-    lists, squares = targets(made)
+def test_teacher_scores_only_the_training_lists(tmp_path, encoders):
+    options = settings(tmp_path, encoders, **{"data.max_rows": 2, "teacher.cache": str(tmp_path / "cache")})
+    lists, squares = targets(options)
     assert len(lists) == 2 and all(texts in CHAINS for texts in lists)
     (shard,) = (tmp_path / "cache").glob("*/*.npy")
     assert np.load(shard).size == sum(len(texts) ** 2 for texts in lists) == sum(square.numel() for square in squares)
 
 
-def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders, monkeypatch):
+def test_similarities_are_computed_once_and_resumed(tmp_path, encoders, monkeypatch):
     monkeypatch.setattr(once, "SHARD", 32)
     teacher, asked, killed = FrozenEncoder(encoders[1], device="cpu"), [], []
     embedder = teaching.embedder
@@ -140,13 +140,13 @@ def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders,
     with pytest.raises(KeyboardInterrupt):
         teaching.similarities(CHAINS, teacher, tmp_path)
     assert len(list(tmp_path.glob("*/*.npy"))) == 1
-    found = teaching.similarities(CHAINS, teacher, tmp_path)
+    result = teaching.similarities(CHAINS, teacher, tmp_path)
     assert [len(sentences) for sentences in asked] == [8, 11, 11, 11]
-    for phi, texts in zip(found, CHAINS, strict=True):
+    for phi, texts in zip(result, CHAINS, strict=True):
         torch.testing.assert_close(torch.from_numpy(phi), cosines(encoders[1], texts), atol=1e-5, rtol=0)
     asked.clear()
     again = teaching.similarities(CHAINS, teacher, tmp_path)
-    assert asked == [] and all(map(np.array_equal, again, found))
+    assert asked == [] and all(map(np.array_equal, again, result))
     # Other lists, as many or not, or another teacher, are not what is kept.
     teaching.similarities(CHAINS[:1], teacher, tmp_path)
     teaching.similarities(CHAINS[1:2], teacher, tmp_path)
@@ -163,9 +163,9 @@ def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):
         model[0].model.embeddings.word_embeddings.weight[word] = float("nan")
     broken = str(tmp_path / "broken")
     model.save_pretrained(broken)
-    made = settings(tmp_path, (encoders[0], broken))
+    options = settings(tmp_path, (encoders[0], broken))
     with pytest.raises(ValueError, match=r"teacher .*broken: .* NaN or infinity for 1 sentences, first for 'a woman"):
-        run("train", "ranking-post", **made)
+        run("train", "ranking-post", **options)
     # What was found before stays, and nothing of the broken shard.
     assert not list((tmp_path / "out" / "teacher").glob("*/*.npy"))
 
@@ -173,9 +173,9 @@ def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, encoders):
     folder = tmp_path_factory.mktemp("finished")
-    made = settings(folder, encoders, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
-    made["training"] = {**made["training"], "num_train_epochs": 12}
-    return folder, made, run("train", "ranking-post", **made)
+    options = settings(folder, encoders, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
+    options["training"] = {**options["training"], "num_train_epochs": 12}
+    return folder, options, run("train", "ranking-post", **options)
 
 
 def test_trains_and_keeps_the_best(finished, encoders):
@@ -208,11 +208,11 @@ def test_it_learns_the_teachers_order(tmp_path, encoders):
         )
         return torch.corrcoef(torch.stack([student, teacher]).argsort().argsort().double())[0, 1].item()
 
-    made = settings(tmp_path, encoders, **{"teacher.information": "semantic", "data.dev": None})
-    made["training"] = {"num_train_epochs": 25, "per_device_train_batch_size": 3, "learning_rate": 3e-3,
+    options = settings(tmp_path, encoders, **{"teacher.information": "semantic", "data.dev": None})
+    options["training"] = {"num_train_epochs": 25, "per_device_train_batch_size": 3, "learning_rate": 3e-3,
                         "eval_strategy": "no"}  # fmt: skip
-    run("train", "ranking-post", **made)
-    assert agreement(made["output"]) > agreement(encoders[0]) + 0.15
+    run("train", "ranking-post", **options)
+    assert agreement(options["output"]) > agreement(encoders[0]) + 0.15
 
 
 @pytest.mark.parametrize("changes", [
@@ -223,36 +223,36 @@ def test_it_learns_the_teachers_order(tmp_path, encoders):
     {"training": {"max_steps": 1, "gradient_accumulation_steps": 2, "eval_strategy": "no"}},
 ])  # fmt: skip
 def test_every_option_trains(tmp_path, encoders, changes):
-    made = settings(tmp_path, encoders, **{"data.dev": None})
-    made["training"] = {"max_steps": 2, "per_device_train_batch_size": 3, "eval_strategy": "no"}
-    assert run("train", "ranking-post", **{**made, **changes})["steps"] in (1, 2)
+    options = settings(tmp_path, encoders, **{"data.dev": None})
+    options["training"] = {"max_steps": 2, "per_device_train_batch_size": 3, "eval_strategy": "no"}
+    assert run("train", "ranking-post", **{**options, **changes})["steps"] in (1, 2)
 
 
 def test_a_malformed_file(tmp_path, encoders, capsys):
-    made = settings(tmp_path, encoders, **{"data.dev": None, "training": {"max_steps": 1, "eval_strategy": "no"}})
-    path = Path(made["data.train"][0])
+    options = settings(tmp_path, encoders, **{"data.dev": None, "training": {"max_steps": 1, "eval_strategy": "no"}})
+    path = Path(options["data.train"][0])
     path.write_text(path.read_text() + '{"id": 9, "sentences": ["a", null, "c"]}\n{"id": 8, "sente')
     with pytest.raises(ValueError, match=r"line 7: sentence 1 is None"):
-        run("train", "ranking-post", **made)
-    run("train", "ranking-post", **made, **{"data.on_error": "skip", "overwrite": True})
+        run("train", "ranking-post", **options)
+    run("train", "ranking-post", **options, **{"data.on_error": "skip", "overwrite": True})
     assert "chains.jsonl: 6 lists, 1 rows dropped (hole), 1 rows dropped (malformed row)" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"loss.mini_batch_size": 3, "data.shuffle_lists": True}])
-def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
+def test_killed_run_resumes_exactly(tmp_path, encoders, changes, capsys):
     """Killed after a checkpoint, with dropout and random ties."""
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 5)):
-        made = settings(tmp_path, encoders, output=str(tmp_path / name), **changes)
-        made["training"] = {**made["training"], "num_train_epochs": 3}
+        options = settings(tmp_path, encoders, output=str(tmp_path / name), **changes)
+        options["training"] = {**options["training"], "num_train_epochs": 3}
         # Equals, whose order is drawn anew at each step.
-        made["data.train"] = [write_chains(tmp_path / "chains.jsonl", [[*texts, texts[0]] for texts in CHAINS])]
+        options["data.train"] = [write_chains(tmp_path / "chains.jsonl", [[*texts, texts[0]] for texts in CHAINS])]
         recipe = tmp_path / f"{name}.yaml"
-        recipe.write_text(yaml.safe_dump(to_dict(load("train", "ranking-post", made))))
+        recipe.write_text(yaml.safe_dump(to_dict(load("train", "ranking-post", options))))
         if kill_at:
-            done = python("-c", KILLED, recipe, kill_at)
-            assert done.returncode == 9, done.stderr
+            process = python("-c", KILLED, recipe, kill_at)
+            assert process.returncode == 9, process.stderr
             assert (tmp_path / name / "checkpoints" / "checkpoint-4").is_dir()
             assert list((tmp_path / name / "teacher").glob("*/*.npy"))
         results[name] = run("train", recipe)
@@ -276,7 +276,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
         ({"data.train": "nowhere.jsonl"}, "no such file"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path, encoders, changes, message):
+def test_invalid_settings(tmp_path, encoders, changes, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("train", "ranking-post", **settings(tmp_path, encoders, **changes))
 
@@ -288,8 +288,8 @@ def test_the_weak_encoder(tmp_path):
         rows += [f"{premise}\tsurely {SENTENCES[n + 1]}\t0", f"{premise}\tnever {SENTENCES[n + 2]}\t2"]
     (tmp_path / "nli.tsv").write_text("\n".join(rows) + "\n")
     small = {"vocab_size": 200, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16}
-    made = {"data.train": str(tmp_path / "nli.tsv"), "model.device": "cpu", "model.scratch": small}
-    metrics = run("train", "encoder-tiny", **made, output=str(tmp_path / "out"))
+    options = {"data.train": str(tmp_path / "nli.tsv"), "model.device": "cpu", "model.scratch": small}
+    metrics = run("train", "encoder-tiny", **options, output=str(tmp_path / "out"))
     assert metrics["steps"] == 5 and metrics["pairs"] == {"nli": 9}
 
 
@@ -300,13 +300,13 @@ def test_the_weak_encoder(tmp_path):
         ({"teacher.name": None, "data.shuffle_lists": True}, "CoSENTLoss does not train on lists: remove"),
     ],
 )
-def test_what_a_loss_does_not_ask_is_an_error(tmp_path, encoders, changes, message):
-    made = settings(tmp_path, encoders, **{"loss": "CoSENTLoss", "data.dev": None})
+def test_options_that_a_loss_does_not_use_are_errors(tmp_path, encoders, changes, message):
+    options = settings(tmp_path, encoders, **{"loss": "CoSENTLoss", "data.dev": None})
     with pytest.raises(ValueError, match=message):
-        run("train", "raoe-s1", **{**made, **changes})
+        run("train", "raoe-s1", **{**options, **changes})
 
 
-def test_a_head_is_there_in_training_alone(tmp_path, encoders):
+def test_head_is_used_in_training_only(tmp_path, encoders):
     """SimCSE's: it learns with tanh of a linear layer; what is evaluated and saved is the embedding below."""
     from raoe_train.encoders.load import load_encoder
 
@@ -337,13 +337,13 @@ def test_a_head_is_there_in_training_alone(tmp_path, encoders):
     assert not np.allclose(saved.encode(SENTENCES), theirs.encode(SENTENCES), atol=1e-4)  # it had a part in it
     # in metrics.json is what was saved, without the head
     after = json.loads((tmp_path / "out" / "metrics.json").read_text())["after"]
-    found = run("evaluate", **{"model": {"name": made["output"], "device": "cpu"}, "tasks": made["data.dev"]})["tasks"]
-    assert after["pearson"] == pytest.approx(found[made["data.dev"]]["pearson"], abs=0.01)
-    assert after["spearman"] == pytest.approx(found[made["data.dev"]]["spearman"], abs=0.2)  # ties
+    result = run("evaluate", **{"model": {"name": made["output"], "device": "cpu"}, "tasks": made["data.dev"]})["tasks"]
+    assert after["pearson"] == pytest.approx(result[made["data.dev"]]["pearson"], abs=0.01)
+    assert after["spearman"] == pytest.approx(result[made["data.dev"]]["spearman"], abs=0.2)  # ties
 
 
 @pytest.mark.parametrize(("name", "pooler"), [("my-simcse", True), ("my-bert", True), ("my-syncse", False)])
-def test_a_head_goes_on_from_what_its_family_has_as_pooler(tmp_path, encoders, name, pooler):
+def test_head_starts_from_the_pooler(tmp_path, encoders, name, pooler):
     """In others a pooler is BERT's, of next sentences, and in some there is none."""
     from transformers import AutoTokenizer, BertModel
 
@@ -364,11 +364,11 @@ def test_a_head_goes_on_from_what_its_family_has_as_pooler(tmp_path, encoders, n
         assert head.weight.std() < 0.025 and not head.bias.any()
 
 
-def test_the_mean_of_two_sets_chooses(tmp_path, encoders, monkeypatch):
+def test_best_model_by_the_mean_of_two_sets(tmp_path, encoders, monkeypatch):
     """STS-B's and SICK's dev, in the paper: a checkpoint that is best on neither may be the one that is kept."""
     dev = [write_pairs(tmp_path / name, rows=rows) for name, rows in (("one.tsv", 24), ("two.tsv", 40))]
-    made = settings(tmp_path, encoders, **{"data.dev": dev})
-    metrics = run("train", "ranking-post", **made)
+    options = settings(tmp_path, encoders, **{"data.dev": dev})
+    metrics = run("train", "ranking-post", **options)
     lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     scores = {
         line["step"]: [line[f"eval_dev_{name}_spearman_cosine"] for name in ("one.tsv", "two.tsv")]
@@ -378,7 +378,7 @@ def test_the_mean_of_two_sets_chooses(tmp_path, encoders, monkeypatch):
     for one, two, mean in scores.values():
         assert mean == pytest.approx((one + two) / 2, abs=1e-12) and one != two
     assert metrics["best_step"] == max(scores, key=lambda step: scores[step][2])
-    ours = {"name": made["output"], "device": "cpu"}
+    ours = {"name": options["output"], "device": "cpu"}
     alone = [run("evaluate", **{"model": ours, "tasks": path})["tasks"][path] for path in dev]
     assert metrics["after"]["pearson"] == pytest.approx(sum(each["pearson"] for each in alone) / 2, abs=0.01)
     mean = sum(each["spearman"] for each in alone) / 2
@@ -386,4 +386,4 @@ def test_the_mean_of_two_sets_chooses(tmp_path, encoders, monkeypatch):
     assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["data"]["dev"] == dev
     Path(dev[1]).write_text(Path(dev[1]).read_text() + "a man\ta dog\tx\t0.5\n")
     with pytest.raises(ValueError, match=r"contents\.data\.dev"):
-        run("train", "ranking-post", **made)
+        run("train", "ranking-post", **options)

@@ -33,48 +33,48 @@ def epochs(folder, numbers, seed=42, sizes=(40,), rows=ROWS):
         str(folder), per_device_train_batch_size=5, seed=seed, use_cpu=True, batch_sampler=partial(redrawn, rows=rows)
     )
     trainer = Trainer(tiny_encoder(), arguments, DatasetDict(data), loss=CoSENTLoss)
-    loader, found = trainer.get_train_dataloader(), {}
+    loader, result = trainer.get_train_dataloader(), {}
     texts = [text for dataset in data.values() for text in dataset["sentence1"][:]]
     for number in numbers:
         loader.batch_sampler.set_epoch(number)
-        found[number] = [[texts[row] for row in batch] for batch in loader.batch_sampler]
-    return found
+        result[number] = [[texts[row] for row in batch] for batch in loader.batch_sampler]
+    return result
 
 
 def drawn(batches):
     return [text for batch in batches for text in batch]
 
 
-def test_each_epoch_has_other_rows(tmp_path):
-    found = epochs(tmp_path, range(4))
-    for batches in found.values():
+def test_each_epoch_draws_other_rows(tmp_path):
+    result = epochs(tmp_path, range(4))
+    for batches in result.values():
         assert [len(batch) for batch in batches] == [5, 5, 2]
         assert len(set(drawn(batches))) == ROWS
-    assert len({tuple(drawn(batches)) for batches in found.values()}) == 4
-    assert len({text for batches in found.values() for text in drawn(batches)}) > 2 * ROWS  # of all 40
+    assert len({tuple(drawn(batches)) for batches in result.values()}) == 4
+    assert len({text for batches in result.values() for text in drawn(batches)}) > 2 * ROWS  # of all 40
     # a run that goes on in its fourth epoch draws that epoch's; another seed draws others
-    assert epochs(tmp_path, [3])[3] == found[3]
-    assert epochs(tmp_path, [3], seed=7)[3] != found[3]
+    assert epochs(tmp_path, [3])[3] == result[3]
+    assert epochs(tmp_path, [3], seed=7)[3] != result[3]
 
 
-def test_so_many_of_each_source(tmp_path):
+def test_rows_per_source(tmp_path):
     (batches,) = epochs(tmp_path, [0], sizes=(40, 9, 30)).values()
     counts = {name: sum(text.split()[0] == name for text in drawn(batches)) for name in ("40", "9", "30")}
     assert counts == {"40": ROWS, "9": 9, "30": ROWS}
 
 
-def test_steps_are_those_of_what_is_drawn(tmp_path):
+def test_steps_count_drawn_rows(tmp_path):
     """Of 48 rows 12 an epoch; the same recipe gives the same encoder, and without redraw another."""
     pairs = write_pairs(tmp_path / "many.tsv", rows=48)
     made = settings(tmp_path, **{"data.train": [pairs], "data.dev": None, "data.max_rows": ROWS, "data.redraw": True,
                                  "training": {"num_train_epochs": 3, "per_device_train_batch_size": 5}})  # fmt: skip
-    found = [run("train", **{**made, "output": str(tmp_path / name), "data.redraw": name != "c"}) for name in "abc"]
-    assert [metrics["steps"] for metrics in found] == [9, 9, 9]
+    results = [run("train", **{**made, "output": str(tmp_path / name), "data.redraw": name != "c"}) for name in "abc"]
+    assert [metrics["steps"] for metrics in results] == [9, 9, 9]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_at_least_so_many_steps_are_of_what_is_drawn():
+def test_min_steps_count_drawn_rows():
     """12 of 48 rows in batches of 5 are 3 steps, so 12 steps are 4 epochs."""
     config = TrainConfig(data=Data(max_rows=ROWS, redraw=True), training=Training(min_steps=12))
     settings = {"per_device_train_batch_size": 5, "num_train_epochs": 3, "gradient_accumulation_steps": 1}
@@ -89,7 +89,7 @@ def test_at_least_so_many_steps_are_of_what_is_drawn():
     ],
     ids=str,
 )
-def test_what_cannot_be(tmp_path, changes, problem):
-    made = settings(tmp_path, **{"data.redraw": True, "data.max_rows": ROWS, **changes})
+def test_invalid_settings(tmp_path, changes, problem):
+    options = settings(tmp_path, **{"data.redraw": True, "data.max_rows": ROWS, **changes})
     with pytest.raises(ValueError, match=problem):
-        run("train", **made)
+        run("train", **options)

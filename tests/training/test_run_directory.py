@@ -23,7 +23,7 @@ from tests.tiny import saved_encoder
 from tests.training.small_runs import KILLED, SCRATCH, settings
 
 
-def test_a_finished_run_is_returned_and_another_refused(finished):
+def test_finished_run_is_returned_and_other_settings_refused(finished):
     folder, made, metrics = finished
     weights = folder / "out" / "model.safetensors"
     before = weights.stat().st_mtime_ns
@@ -37,7 +37,7 @@ def test_a_finished_run_is_returned_and_another_refused(finished):
 
 
 @pytest.mark.parametrize(("name", "key"), [("train", "data.train"), ("dev", "data.dev")])
-def test_a_run_is_finished_only_from_the_same_contents(finished, name, key):
+def test_run_counts_as_finished_only_with_equal_inputs(finished, name, key):
     folder, made, metrics = finished
     data = folder / f"{name}.tsv"
     text = data.read_text()
@@ -48,7 +48,7 @@ def test_a_run_is_finished_only_from_the_same_contents(finished, name, key):
     assert run("train", "raoe-s1", **made) == metrics
 
 
-def test_where_it_runs_is_no_part_of_a_result_and_free_keys_are():
+def test_device_is_not_part_of_the_settings():
     """Mappings may have keys of any name."""
 
     def made_from(**settings):
@@ -66,17 +66,17 @@ def test_where_it_runs_is_no_part_of_a_result_and_free_keys_are():
 
 
 @pytest.mark.parametrize("key", ["model.name", "teacher.name"])
-def test_a_second_stage_is_not_finished_once_its_first_was_trained_again(tmp_path, key):
+def test_second_stage_is_stale_after_its_first_stage_is_retrained(tmp_path, key):
     """Nor what a teacher taught."""
     first = saved_encoder(tmp_path / "first")
-    made = settings(tmp_path, **{"data.dev": None, "training.max_steps": 1, key: first})
-    made |= {"loss": "RankDistillationLoss"} if key == "teacher.name" else {}
-    metrics = run("train", None, **made)
-    assert run("train", None, **made) == metrics
+    options = settings(tmp_path, **{"data.dev": None, "training.max_steps": 1, key: first})
+    options |= {"loss": "RankDistillationLoss"} if key == "teacher.name" else {}
+    metrics = run("train", None, **options)
+    assert run("train", None, **options) == metrics
     weights = load_file(Path(first) / "model.safetensors")
     save_file({name: 1.5 * value for name, value in weights.items()}, Path(first) / "model.safetensors")
     with pytest.raises(ValueError, match=f"different: contents.{key}"):
-        run("train", None, **made)
+        run("train", None, **options)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_second_stage_is_not_finished_once_its_first_was_trained_again(tmp_pat
         ({"training.learning_rate": -1}, "training.learning_rate"),
     ],
 )
-def test_what_cannot_be_costs_the_run_that_was_there_nothing(finished, tmp_path, monkeypatch, changes, error):
+def test_invalid_settings_do_not_damage_an_existing_run(finished, tmp_path, monkeypatch, changes, error):
     folder, made, _ = finished
     (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\tmuch\n")
     monkeypatch.chdir(tmp_path)
@@ -102,7 +102,7 @@ def test_what_cannot_be_costs_the_run_that_was_there_nothing(finished, tmp_path,
 
 
 @pytest.mark.parametrize("key", ["model.name", "teacher.name", "teacher.second.name", "data.dev"])
-def test_a_run_never_goes_over_what_it_reads(finished, key):
+def test_run_never_overwrites_its_inputs(finished, key):
     folder, made, _ = finished
     inside = folder / "out" / "checkpoints" / "checkpoint-5"
     inside.mkdir(parents=True, exist_ok=True)
@@ -115,17 +115,17 @@ def test_a_run_never_goes_over_what_it_reads(finished, key):
 @pytest.mark.parametrize(
     "changes", [{}, {"loss.mini_batch_size": 3}, {"training.patience": 5}]
 )
-def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
+def test_killed_run_resumes_exactly(tmp_path, changes, capsys):
     """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 13)):
-        made = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
-        made["training"] = {**made["training"], "num_train_epochs": 4}
+        options = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
+        options["training"] = {**options["training"], "num_train_epochs": 4}
         recipe = tmp_path / f"{name}.yaml"
-        recipe.write_text(yaml.safe_dump(to_dict(load("train", "raoe-s1", {**made, **changes}))))
+        recipe.write_text(yaml.safe_dump(to_dict(load("train", "raoe-s1", {**options, **changes}))))
         if kill_at:
-            done = python("-c", KILLED, recipe, kill_at)
-            assert done.returncode == 9, done.stderr
+            process = python("-c", KILLED, recipe, kill_at)
+            assert process.returncode == 9, process.stderr
             checkpoints = tmp_path / name / "checkpoints"
             assert (checkpoints / "checkpoint-10").is_dir()
             (checkpoints / "checkpoint-15").mkdir()
@@ -145,7 +145,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
     assert logs[0] == logs[1] and len(logs[0]) == 10
 
 
-def test_a_kill_leaves_nothing_of_a_file_that_was_being_written(tmp_path, monkeypatch):
+def test_killed_write_leaves_no_partial_file(tmp_path, monkeypatch):
     """safetensors writes to a name of its own beside the file, another one each time."""
     made, write = settings(tmp_path), safetensors.torch.serialize_file
 
@@ -163,14 +163,14 @@ def test_a_kill_leaves_nothing_of_a_file_that_was_being_written(tmp_path, monkey
     assert list((tmp_path / "out").rglob(".*")) == []
 
 
-def test_an_adapter_does_not_stay_for_the_model_that_replaces_it(tmp_path):
+def test_old_adapter_is_removed_when_a_model_replaces_it(tmp_path):
     """It would be loaded into that."""
-    made = {**settings(tmp_path), "model.name": saved_encoder(tmp_path / "start")}
+    options = {**settings(tmp_path), "model.name": saved_encoder(tmp_path / "start")}
     out = tmp_path / "out"
-    run("train", "raoe-s1", **made, **{"model.lora": {"r": 2, "target_modules": ["query"]}})
+    run("train", "raoe-s1", **options, **{"model.lora": {"r": 2, "target_modules": ["query"]}})
     (out / "notes.txt").write_text("mine")
     assert (out / "adapter_config.json").is_file()
-    run("train", "raoe-s1", **made, overwrite=True)
+    run("train", "raoe-s1", **options, overwrite=True)
     assert not list(out.glob("adapter*")) and (out / "notes.txt").read_text() == "mine"
     saved = load_file(out / "model.safetensors")
     loaded = SentenceTransformer(str(out), device="cpu")[0].model.state_dict()

@@ -34,9 +34,9 @@ def encoder(tmp_path_factory):
 
 
 def arguments(folder, **changes):
-    made = {"output_dir": str(folder / "checkpoints"), "num_train_epochs": 1, "per_device_train_batch_size": 8,
+    options = {"output_dir": str(folder / "checkpoints"), "num_train_epochs": 1, "per_device_train_batch_size": 8,
             "learning_rate": 1e-3, "report_to": "none", "use_cpu": True, "save_strategy": "no", "seed": 7}  # fmt: skip
-    return SentenceTransformerTrainingArguments(**{**made, **changes})
+    return SentenceTransformerTrainingArguments(**{**options, **changes})
 
 
 def pairs(path, **options):
@@ -45,7 +45,7 @@ def pairs(path, **options):
 
 @pytest.mark.parametrize("dims", [None, [16, 4]])
 @pytest.mark.parametrize("mini_batch_size", [None, 3])
-def test_a_script_and_a_recipe_are_one(tmp_path, encoder, dims, mini_batch_size):
+def test_script_and_recipe_give_equal_weights(tmp_path, encoder, dims, mini_batch_size):
     """RAOELoss on two sources: the same weights, bit for bit."""
     sources = [write_pairs(tmp_path / "a.tsv"), write_pairs(tmp_path / "b.tsv", rows=24, scale=1.0)]
     made = run("train", None, **{
@@ -100,7 +100,7 @@ def test_a_loss_for_each_dataset(tmp_path, encoder):
 
 @pytest.mark.parametrize("mini_batch_size", [None, 3])
 @pytest.mark.parametrize("made", [InfoNCELoss, SigmoidLoss])
-def test_a_scale_that_is_learned(tmp_path, encoder, made, mini_batch_size):
+def test_learned_scale_is_trained(tmp_path, encoder, made, mini_batch_size):
     """It is in the optimizer, at its own learning rate where it has one, and is not decayed; as the bias is."""
     model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv")
     loss = made(model, 20.0, learn_scale=True, mini_batch_size=mini_batch_size)
@@ -118,7 +118,7 @@ def test_a_scale_that_is_learned(tmp_path, encoder, made, mini_batch_size):
     assert made is InfoNCELoss or abs(loss.logit_bias.item() + 10) > 0.05
 
 
-def test_a_learned_scale_has_each_steps_gradient_alone(tmp_path, encoder):
+def test_learned_scale_gradient_is_per_step(tmp_path, encoder):
     """Also where sentence-transformers, before 6.2, does not clear it."""
     data = pairs(tmp_path / "a.tsv").select_columns(["sentence1", "sentence2"])
     sgd = {"optim": "sgd", "learning_rate": 1e-3, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
@@ -143,11 +143,11 @@ def test_it_stops_at_nan(tmp_path, encoder):
 
 
 @pytest.mark.parametrize("settings", [{}, {"mini_batch_num_tokens": 60}])
-def test_by_length_trains_as_padded_batches_do(tmp_path, monkeypatch, settings):
+def test_by_length_trains_like_padded_batches(tmp_path, monkeypatch, settings):
     """A run without dropout: the same losses at every step, the same weights, but for rounding; and less computed. By
     SGD, as Adam would not see a gradient of another size."""
     monkeypatch.setitem(FORWARD, "cpu", 1)
-    data, found = pairs(tmp_path / "a.tsv", rows=48), []
+    data, result = pairs(tmp_path / "a.tsv", rows=48), []
     for by_length in (True, False):
         set_seed(7)
         model = tiny_encoder(dropout=0.0)
@@ -162,8 +162,8 @@ def test_by_length_trains_as_padded_batches_do(tmp_path, monkeypatch, settings):
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         assert len(losses) == 12
-        found.append((losses, torch.cat([weight.flatten() for weight in model.parameters()]), sum(computed)))
-    (losses, weights, computed), (padded, expected, most) = found
+        result.append((losses, torch.cat([weight.flatten() for weight in model.parameters()]), sum(computed)))
+    (losses, weights, computed), (padded, expected, most) = result
     rounding = 1e-6 if settings and not REPLAYS_IN_DOUBLE else 1e-9
     assert losses == pytest.approx(padded, rel=rounding) and len(set(padded)) > 6
     torch.testing.assert_close(weights, expected, rtol=rounding, atol=rounding)
@@ -178,7 +178,7 @@ def test_losses_that_read_layers_stay_padded(tmp_path, encoder, caplog):
     assert trainer.loss is layers and "AdaptiveLayerLoss reads more than embeddings from its model" in caplog.text
 
 
-def test_a_premises_pairs_stand_in_one_batch(tmp_path):
+def test_pairs_of_a_premise_share_a_batch(tmp_path):
     path = tmp_path / "nli.tsv"
     rows = [f"premise {number % 40}\thypothesis {number}\t0.{number}" for number in range(120)]
     path.write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
@@ -199,7 +199,7 @@ def test_a_premises_pairs_stand_in_one_batch(tmp_path):
 
 
 @pytest.mark.parametrize("units, expected", [({}, False), ({"avx512_bf16": True}, True), ({"amx_bf16": True}, True)])
-def test_bf16_auto_is_for_cpus_that_multiply_it(monkeypatch, tmp_path, units, expected):
+def test_bf16_auto_needs_cpu_support(monkeypatch, tmp_path, units, expected):
     known = {"avx512": True, "avx512_bf16": False, "amx_bf16": False} | units
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)  # torch 2.6 has none
     settings = trainer_settings(Training(bf16="auto"), tmp_path, device="cpu", has_dev=False)
@@ -207,7 +207,7 @@ def test_bf16_auto_is_for_cpus_that_multiply_it(monkeypatch, tmp_path, units, ex
     assert trainer_settings(Training(bf16=True), tmp_path, device="cpu", has_dev=False)["bf16"] is True
 
 
-def test_a_model_that_is_made_for_each_trial(tmp_path, encoder):
+def test_model_init_for_each_trial(tmp_path, encoder):
     """The form of hyperparameter search: functions that make the model, and the loss of it."""
     made = []
 
@@ -223,26 +223,26 @@ def test_a_model_that_is_made_for_each_trial(tmp_path, encoder):
 
 
 def test_other_processes_prepare_the_same_batches(tmp_path, encoder):
-    data, found = pairs(tmp_path / "a.tsv"), []
+    data, result = pairs(tmp_path / "a.tsv"), []
     for workers in (0, 2):
         set_seed(7)
         model = SentenceTransformer(encoder, device="cpu")
         args = arguments(tmp_path, max_steps=3, logging_steps=1, dataloader_num_workers=workers)
         trainer = Trainer(model, args, data, loss=RAOELoss(model))
         trainer.train()
-        found.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-    assert len(found[0]) == 3 and found[0] == found[1]
+        result.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(result[0]) == 3 and result[0] == result[1]
 
 
 @pytest.mark.parametrize("names", itertools.permutations(NLI_LABELS))
-def test_labels_go_by_the_names_of_their_classes(tmp_path, encoder, names):
+def test_labels_are_read_by_class_name(tmp_path, encoder, names):
     """A ClassLabel column may number entailment, neutral and contradiction in any order."""
     data = pairs(tmp_path / "a.tsv")
     numbered = [names.index([*NLI_LABELS][label]) for label in data["label"]]
     classes = ClassLabel(names=list(names))
     named = data.remove_columns("label").add_column("label", numbered).cast_column("label", classes)
     model = SentenceTransformer(encoder, device="cpu")
-    for given in (named, DatasetDict({"a": named})):
-        trainer = Trainer(model, arguments(tmp_path), given, loss=RAOELoss(model))
-        found = trainer.train_dataset if given is named else trainer.train_dataset["a"]
-        assert found["label"][:] == data["label"][:]
+    for inputs in (named, DatasetDict({"a": named})):
+        trainer = Trainer(model, arguments(tmp_path), inputs, loss=RAOELoss(model))
+        result = trainer.train_dataset if inputs is named else trainer.train_dataset["a"]
+        assert result["label"][:] == data["label"][:]

@@ -19,7 +19,7 @@ from tests.tiny import SENTENCES, training_data
 from tests.training.small_runs import settings, write_pairs
 
 
-def test_writes_a_model_and_what_goes_with_it(finished):
+def test_writes_model_and_metadata(finished):
     folder, _, metrics = finished
     out = folder / "out"
     assert {"recipe.yaml", "metrics.json", "log.jsonl", "run.png", "modules.json"} <= {p.name for p in out.iterdir()}
@@ -59,9 +59,9 @@ def test_the_model_loads_anywhere_with_its_prompt(finished):
     "name", ["RankMarginLoss", "GatedAngularLoss", "CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"]
 )
 def test_every_loss_trains(tmp_path, name):
-    made = settings(tmp_path, **{"loss": name, "data.dev": None, "data.score_scale": [0, 5]})
-    made["training"] = {**made["training"], "max_steps": 2}
-    metrics = run("train", "raoe-s1", **made)
+    options = settings(tmp_path, **{"loss": name, "data.dev": None, "data.score_scale": [0, 5]})
+    options["training"] = {**options["training"], "max_steps": 2}
+    metrics = run("train", "raoe-s1", **options)
     assert metrics["steps"] == 2 and metrics["before"] == {}
     assert (tmp_path / "out" / "modules.json").is_file()
 
@@ -69,7 +69,7 @@ def test_every_loss_trains(tmp_path, name):
 @pytest.mark.parametrize(
     ("loss", "error"), [("RankMarginLoss", True), ("RAOELoss", False), ("CosineSimilarityLoss", False)]
 )
-def test_scores_that_are_all_equal_rank_nothing(tmp_path, caplog, loss, error):
+def test_equal_scores_are_an_error(tmp_path, caplog, loss, error):
     data = tmp_path / "equal.tsv"
     data.write_text(re.sub(r"\t[\d.]+\t", "\t1.0\t", Path(write_pairs(data)).read_text()))
     arguments = load("train", None, {"loss": loss, "data.train": [str(data)]})
@@ -97,7 +97,7 @@ def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
         ([], [-1, -0.5, 1]),
     ],
 )
-def test_what_mse_compares_with_cosines(tmp_path, scale, wanted):
+def test_mse_targets(tmp_path, scale, wanted):
     """Each source's scores, from its own scale: that of cosines stays as it is."""
     low, high = scale or (-1, 1)
     rows = [
@@ -119,9 +119,9 @@ def test_what_mse_compares_with_cosines(tmp_path, scale, wanted):
 def test_a_batch_never_mixes_sources(tmp_path):
     """Scores of different sources are not comparable: here one's are a hundred times as large."""
     other = write_pairs(tmp_path / "other.tsv", rows=20, scale=500.0)
-    made = settings(tmp_path, **{"data.dev": None})
-    made["data.train"] = [*made["data.train"], other]
-    made["training"] = {**made["training"], "num_train_epochs": 1}
+    options = settings(tmp_path, **{"data.dev": None})
+    options["data.train"] = [*options["data.train"], other]
+    options["training"] = {**options["training"], "num_train_epochs": 1}
     from raoe_train.losses.collators import ScoreLabelCollator
 
     seen = []
@@ -133,51 +133,51 @@ def test_a_batch_never_mixes_sources(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ScoreLabelCollator, "__call__", watched)
-        metrics = run("train", "raoe-s1", **made)
+        metrics = run("train", "raoe-s1", **options)
     assert metrics["pairs"] == {"train": 40, "other": 20}
     assert metrics["steps"] == 8 and sum(map(len, seen)) == 60
     assert all(max(scores) <= 5 or min(scores) > 5 for scores in seen)
 
 
 def test_max_rows_draws_with_the_seed(tmp_path):
-    made = settings(tmp_path, **{"data.max_rows": 7})
-    drawn = []
+    options = settings(tmp_path, **{"data.max_rows": 7})
+    sample = []
     for seed in (1, 1, 2):
-        datasets, texts = training_data(load("train", None, {**made, "training.seed": seed}))
+        datasets, texts = training_data(load("train", None, {**options, "training.seed": seed}))
         texts = list(texts)
         assert len(datasets["train"]) == 7 and len(texts) == 14
-        drawn.append(texts)
-    assert drawn[0] == drawn[1] != drawn[2]
+        sample.append(texts)
+    assert sample[0] == sample[1] != sample[2]
 
 
-def test_pairs_held_out_are_what_the_best_is_chosen_by(tmp_path, capsys):
-    made = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
-    metrics = run("train", "raoe-s1", **made)
+def test_best_model_is_chosen_on_held_out_pairs(tmp_path, capsys):
+    options = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
+    metrics = run("train", "raoe-s1", **options)
     held = int(re.search(r"train: (\d+) of 40 pairs are held out", capsys.readouterr().out)[1])
     assert 8 <= held <= 12 and metrics["pairs"] == {"train": 40 - held}
     assert metrics["before"]["spearman"] is not None and metrics["best_step"]
-    datasets, _ = training_data(load("train", "raoe-s1", made))
+    datasets, _ = training_data(load("train", "raoe-s1", options))
     rest, dev = held_out(datasets, 0.2, 42)
     assert not {*dev["sentence1"]} & {*rest["train"]["sentence1"]}  # of a premise all pairs, or none
     assert len(dev) + len(rest["train"]) == 40
     assert held_out(datasets, 0.2, 43)[1]["sentence2"] != dev["sentence2"]
 
 
-def test_where_nothing_can_be_held_out(tmp_path):
-    made = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
+def test_sources_without_held_out_pairs(tmp_path):
+    options = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
     few = {"data.train": write_pairs(tmp_path / "few.tsv", rows=15)}
     with pytest.raises(ValueError, match=r"few has only 15 pairs: data.dev_share needs at least 16"):
-        run("train", "raoe-s1", **{**made, **few})
+        run("train", "raoe-s1", **{**options, **few})
     with pytest.raises(ValueError, match=r"data\.dev_share must be .*below 1"):
-        run("train", "raoe-s1", **{**made, "data.dev_share": 1})
+        run("train", "raoe-s1", **{**options, "data.dev_share": 1})
 
 
-def test_development_pairs_that_are_trained_on_are_said(tmp_path, capsys):
+def test_dev_pairs_in_training_are_reported(tmp_path, capsys):
     run("train", "raoe-s1", **settings(tmp_path))
     assert re.search(r"24 of the 24 dev pairs of dev\.tsv are also training pairs", capsys.readouterr().out)
 
 
-def test_patience_stops_a_run_that_gets_no_better(tmp_path):
+def test_patience_stops_the_run(tmp_path):
     made = settings(tmp_path)
     made["training"] = {"num_train_epochs": 30, "per_device_train_batch_size": 8, "learning_rate": 1e-30, "patience": 2}
     metrics = run("train", "raoe-s1", **made)
@@ -199,25 +199,25 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
         ),
     ],
 )
-def test_settings_that_cannot_be(tmp_path, changes, message):
+def test_invalid_settings(tmp_path, changes, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("train", "raoe-s1", **{**settings(tmp_path), **changes})
 
 
-def test_labels_are_only_needed_where_the_gate_looks_at_them(tmp_path):
+def test_labels_are_only_needed_by_the_gate(tmp_path):
     unlabelled = write_pairs(tmp_path / "unlabelled.tsv", labels=False)
-    made = {**settings(tmp_path), "data.train": unlabelled, "training.max_steps": 1}
+    options = {**settings(tmp_path), "data.train": unlabelled, "training.max_steps": 1}
     with pytest.raises(ValueError, match="label"):
-        run("train", "raoe-s1", **made)
-    assert run("train", "raoe-s1", **{**made, "loss.gate": "score", "overwrite": True})["steps"] == 1
+        run("train", "raoe-s1", **options)
+    assert run("train", "raoe-s1", **{**options, "loss.gate": "score", "overwrite": True})["steps"] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_demo_learns(tmp_path):
     """What ``make demo`` does."""
-    done = python("-m", "raoe_train", "train", "demo", "--output", tmp_path / "demo")
-    assert done.returncode == 0, done.stderr
+    process = python("-m", "raoe_train", "train", "demo", "--output", tmp_path / "demo")
+    assert process.returncode == 0, process.stderr
     metrics = json.loads((tmp_path / "demo" / "metrics.json").read_text())
     assert metrics["after"]["average"] > metrics["before"]["average"] + 20
-    assert "builtin#test" in done.stdout and "raoe_kernels backends for cpu: " in done.stdout
+    assert "builtin#test" in process.stdout and "raoe_kernels backends for cpu: " in process.stdout

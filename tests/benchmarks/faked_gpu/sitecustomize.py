@@ -117,7 +117,7 @@ import_module = importlib.import_module
 
 
 def import_and_shrink(name, package=None):
-    found = import_module(name, package)
+    result = import_module(name, package)
     for each in [module for key, module in sys.modules.items() if key.startswith("benchmarks.")]:
         sizes = getattr(each, "SIZES", None)
         if sizes:
@@ -131,7 +131,7 @@ def import_and_shrink(name, package=None):
             if hasattr(each, key):
                 whole = getattr(each, key) if isinstance(small, dict) and key != "SOURCES" else None
                 setattr(each, key, {**whole, **small} if whole else small)
-    return found
+    return result
 
 
 importlib.import_module = import_and_shrink
