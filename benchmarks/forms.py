@@ -44,10 +44,12 @@ def forms() -> dict[str, Callable[[], Any]]:
         "`pairwise_cosine(dims=…)`": lambda: rk.pairwise_cosine(a, b, dims=(4, 8)),
         "`info_nce_loss`, also with `ignore` and `targets`": lambda: rk.info_nce_loss(a, b, b, targets=labels),
         "`info_nce_loss(symmetric=True)`": lambda: rk.info_nce_loss(a, b, symmetric=True),
-        "`info_nce_loss(directions=…)`, other directions": lambda: rk.info_nce_loss(a, b, directions=both),
+        "`info_nce_loss(directions=…)`, other directions, also with a guide or hardness": lambda: rk.info_nce_loss(
+            a, b, directions=both
+        ),
         "`info_nce_loss(scale=TENSOR)`, a learnt one": lambda: rk.info_nce_loss(a, b, scale=torch.tensor(20.0)),
-        "`info_nce_loss(guide=…)`": lambda: rk.info_nce_loss(a, b, guide=(a, b)),
-        "`info_nce_loss(hardness_mode=…)`": lambda: rk.info_nce_loss(
+        "`info_nce_loss(guide=…)`, one direction": lambda: rk.info_nce_loss(a, b, guide=(a, b)),
+        "`info_nce_loss(hardness_mode=…)`, one direction": lambda: rk.info_nce_loss(
             a, b, b, hardness_mode="all_negatives", hardness_strength=1.0
         ),
         "`info_nce_loss(dims=…)`": lambda: rk.info_nce_loss(a, b, dims=(4, 8)),

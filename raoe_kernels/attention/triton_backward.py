@@ -188,11 +188,11 @@ def attention_backward_kv(
     q, k, v, lse_causal, lse_full, spans, valid, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v, gap,
     sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64,
     q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64,
-    v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, own_batch: tl.int64,
-    own_head: tl.int64, own_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    OTHER: tl.constexpr, DUAL: tl.constexpr, STAGES: tl.constexpr,
+    v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values, summed over the query heads that share them. `heads` is k's number.
+    """Gradients of a tile of keys and values from one query head, with one row per token and query head.
 
     No product needs a mask: a missing query is a row of zeros with a zero gradient, and the gradient of a missing key
     is never stored.
@@ -202,71 +202,72 @@ def attention_backward_kv(
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
-    grad_k = begin(grad_k, (batch * own_batch + head * own_head) * HEAD_DIM)
-    grad_v = begin(grad_v, (batch * own_batch + head * own_head) * HEAD_DIM)
+    base = batch * out_batch + head * out_head
+    grad_k = begin(grad_k, base * HEAD_DIM)
+    grad_v = begin(grad_v, base * HEAD_DIM)
     if batch == sequences:
-        blank(grad_k, own_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
-        blank(grad_v, own_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
+        blank(grad_k, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
+        blank(grad_v, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         return
     first, length, holes = sequence(spans, gap, batch, longest, masked)
     valid += batch * whole
     start = tile * BLOCK
     offset, position, real = places(start, first, length, valid, holes, whole, BLOCK)
     mine = offset < tl.maximum(length, whole)
-    own = position * own_row
+    own = position * out_row
     by_key = tl.zeros((BLOCK, BLOCK_D), wide)
     by_value = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
         keep(grad_k, own, mine, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
         keep(grad_v, own, mine, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)
         return
-    q = begin(q, batch * q_batch * ALIGN)
-    k = begin(k, (batch * k_batch + head * k_head) * ALIGN)
-    v = begin(v, (batch * v_batch + head * v_head) * ALIGN)
+    q = begin(q, (batch * q_batch + head * q_head) * ALIGN)
+    k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN)
+    v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
     keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
     values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
     low, high, edge = _rest(start, length, holes, BLOCK, OTHER, DUAL)
-    for query_head in range(head * group, head * group + group):
-        base = batch * out_batch + query_head * out_head
-        its_q = begin(q, query_head * q_head * ALIGN)
-        its_full = begin(grad_full, base * HEAD_DIM)
-        its_mixed = begin(grad_mixed, base * HEAD_DIM)
-        lses, deltas = lse_full + base, delta_full + base
+    grad_full = begin(grad_full, base * HEAD_DIM)
+    grad_mixed = begin(grad_mixed, base * HEAD_DIM)
+    lse_full += base
+    lse_causal += base
+    delta_full += base
+    delta_mixed += base
+    if DUAL:
+        by_key, by_value = _gradients_of_keys(
+            q, keys, values, grad_full, lse_full, delta_full, 0, low, first, length, valid, holes, whole, q_row,
+            out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
+        )  # fmt: skip
+        by_key, by_value = _gradients_of_keys(
+            q, keys, values, grad_mixed, lse_causal, delta_mixed, high, edge, first, length, valid, holes, whole,
+            q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
+        )  # fmt: skip
+    else:
+        by_key, by_value = _gradients_of_keys(
+            q, keys, values, grad_full, lse_full, delta_full, high, edge, first, length, valid, holes, whole, q_row,
+            out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
+        )  # fmt: skip
+    for i in tl.range(0, _count(low, high, edge, length, OTHER), num_stages=1):
+        other, place, there = places(_nth(i, low, high, edge, OTHER), first, length, valid, holes, whole, OTHER)
+        out = place * out_row
+        queries = rows(q, place, there, q_row, HEAD_DIM, BLOCK_D, ALIGN)
+        grad = rows(grad_full, out, there, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
+        lse, delta = tl.load(lse_full + out, there, 0.0), tl.load(delta_full + out, there, 0.0)
+        scores = product(keys, queries, wide) * factor
         if DUAL:
-            by_key, by_value = _gradients_of_keys(
-                its_q, keys, values, its_full, lses, deltas, 0, low, first, length, valid, holes, whole, q_row, out_row,
-                factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
-            )  # fmt: skip
-            by_key, by_value = _gradients_of_keys(
-                its_q, keys, values, its_mixed, lse_causal + base, delta_mixed + base, high, edge, first, length, valid,
-                holes, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
-            )  # fmt: skip
+            ahead = offset[:, None] > other[None, :]
+            mixed = rows(grad_mixed, out, there, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
+            lse_mixed = tl.load(lse_causal + out, there, 0.0)
+            p = tl.exp2(scores - tl.where(ahead, lse[None, :], lse_mixed[None, :]))
+            by_value = dot(tl.where(ahead, p, 0.0).to(dtype), grad, by_value, wide)
+            by_value = dot(tl.where(ahead, 0.0, p).to(dtype), mixed, by_value, wide)
+            delta_up = tl.load(delta_mixed + out, there, 0.0)
+            by_p = tl.where(ahead, product(values, grad, wide), product(values, mixed, wide))
+            ds = p * (by_p - tl.where(ahead, delta[None, :], delta_up[None, :]))
         else:
-            by_key, by_value = _gradients_of_keys(
-                its_q, keys, values, its_full, lses, deltas, high, edge, first, length, valid, holes, whole, q_row,
-                out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
-            )  # fmt: skip
-        for i in tl.range(0, _count(low, high, edge, length, OTHER), num_stages=1):
-            other, place, there = places(_nth(i, low, high, edge, OTHER), first, length, valid, holes, whole, OTHER)
-            out = place * out_row
-            queries = rows(its_q, place, there, q_row, HEAD_DIM, BLOCK_D, ALIGN)
-            grad = rows(its_full, out, there, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
-            lse, delta = tl.load(lses + out, there, 0.0), tl.load(deltas + out, there, 0.0)
-            scores = product(keys, queries, wide) * factor
-            if DUAL:
-                ahead = offset[:, None] > other[None, :]
-                mixed = rows(its_mixed, out, there, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
-                lse_mixed = tl.load(lse_causal + base + out, there, 0.0)
-                p = tl.exp2(scores - tl.where(ahead, lse[None, :], lse_mixed[None, :]))
-                by_value = dot(tl.where(ahead, p, 0.0).to(dtype), grad, by_value, wide)
-                by_value = dot(tl.where(ahead, 0.0, p).to(dtype), mixed, by_value, wide)
-                delta_up = tl.load(delta_mixed + base + out, there, 0.0)
-                by_p = tl.where(ahead, product(values, grad, wide), product(values, mixed, wide))
-                ds = p * (by_p - tl.where(ahead, delta[None, :], delta_up[None, :]))
-            else:
-                ds, by_value = _by_weight(scores, values, grad, lse, delta, by_value, wide)
-            by_key = dot(ds.to(dtype), queries, by_key, wide)
+            ds, by_value = _by_weight(scores, values, grad, lse, delta, by_value, wide)
+        by_key = dot(ds.to(dtype), queries, by_key, wide)
     by_key = tl.where(real[:, None], by_key * tl.full((), scale, wide), 0.0)
     by_value = tl.where(real[:, None], by_value, 0.0)
     keep(grad_k, own, mine, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)

@@ -33,7 +33,7 @@ TILES = {
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
     (2, 256): ((64, 32, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1)),
     (4, 64): ((32, 32, 4, 2), (32, 32, 8, 2), (32, 32, 8, 2)),
-    (4, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (32, 32, 8, 1)),
+    (4, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (32, 16, 8, 1)),
     (4, 256): ((16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 1)),
     (8, 64): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 2)),
     (8, 128): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 1)),
@@ -94,7 +94,8 @@ class _Call:
         self.steps = [x // ALIGN for tensor in (q, k, v) for x in self.strides(tensor)]
         self.heads, self.key_heads = q.shape[1], k.shape[1]
         # Results are contiguous, so their strides count rows of head_dim elements.
-        self.out, self.own = self.row_strides(q.shape), self.row_strides(k.shape)
+        shape = q.shape
+        self.out = (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
         self.longest, self.scale = padding.longest, scale
         self.whole = 0 if self.packed else padding.longest
         self.sequences = len(found) - 1 if self.packed else q.shape[0]
@@ -107,18 +108,14 @@ class _Call:
         """Strides between sequences, heads and tokens."""
         return (0, x.stride(1), x.stride(0)) if self.packed else (x.stride(0), x.stride(1), x.stride(2))
 
-    def row_strides(self, shape: torch.Size) -> tuple[int, int, int]:
-        return (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
-
-    def launch(self, which: int, tensors: tuple[Tensor | None, ...], *more: int, dual: bool) -> None:
+    def launch(self, which: int, tensors: tuple[Tensor | None, ...], dual: bool) -> None:
         q = self.inputs[0]
         constants, warps = _shape_class(q.dtype.itemsize, q.shape[-1], which)
         tiles = triton.cdiv(self.longest, constants["BLOCK"])
-        heads = self.key_heads if which == 2 else self.heads
         with torch.cuda.device_of(q):
-            KERNELS[which][(tiles * heads * (self.sequences + self.packed),)](
-                *tensors, *self.sizes, self.whole, self.longest, tiles, heads, self.heads // self.key_heads, self.scale,
-                *self.steps, *self.out, *more, DUAL=int(dual), **constants, num_warps=warps,
+            KERNELS[which][(tiles * self.heads * (self.sequences + self.packed),)](
+                *tensors, *self.sizes, self.whole, self.longest, tiles, self.heads, self.heads // self.key_heads,
+                self.scale, *self.steps, *self.out, DUAL=int(dual), **constants, num_warps=warps,
             )  # fmt: skip
 
 
@@ -169,8 +166,11 @@ def backward(
     made = (grad_mixed, delta_mixed, delta_full) if dual else (grad_full, delta_full, delta_full)
     call.launch(1, (*call.inputs, *outputs, *lses, *call.where, grad_causal, grad_full, *made, grad_q), dual=dual)
     if needs[1] or needs[2]:
-        grad_k, grad_v = k.new_empty(k.shape), v.new_empty(v.shape)
-        call.launch(2, (*call.inputs, *lses, *call.where, grad_full, *made, grad_k, grad_v), *call.own, dual=dual)
+        # One gradient for each query head, so that a group's heads run side by side; then their sum, in a fixed order.
+        grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
+        call.launch(2, (*call.inputs, *lses, *call.where, grad_full, *made, grad_k, grad_v), dual=dual)
+        if call.heads > call.key_heads:
+            grad_k, grad_v = (x.unflatten(1, (call.key_heads, -1)).sum(2) for x in (grad_k, grad_v))
     found = zip((grad_q, grad_k, grad_v), needs, strict=True)
     dq, dk, dv = (_columns(x, width) if need else None for x, need in found)
     return dq, dk, dv

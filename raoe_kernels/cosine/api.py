@@ -23,7 +23,7 @@ def pairwise_cosine(
         eps: norm up to which a row counts as zero, >= 0.
         dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022). The result has one similarity
             per width, of the first dims[k] columns; together they read each column only once.
-        backend: "auto", "reference", "scan" (plain torch), "triton" or "native". With dims, a GPU always uses "scan".
+        backend: "auto", "reference", "scan" (plain torch), "triton" or "native" (with dims only on a CPU).
 
     Returns:
         (B,) similarity, or (K, B) with dims: float64 for float64 rows, otherwise float32, because half precision is

@@ -36,6 +36,7 @@ WIDTHS = Op(
     {
         "reference": OP.backends["reference"],
         "scan": OP.backends["scan"],
+        "triton": OP.backends["triton"],
         "native": Backend(f"{__package__}.native", _widths.native_missing),
     },
 )

@@ -1,5 +1,9 @@
 """pairwise_cosine in Triton: one warp per row, or one program per row if there are few rows. Rows of any length are
-processed in blocks of columns and read once per pass."""
+processed in blocks of columns and read once per pass.
+
+Several widths take one launch for each segment of columns between two widths. The launches hand their sums on in
+`sums`, three numbers per row: forward to the wider widths, backward to the narrower ones.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .._dtypes import wide
+from .._widths import segments
 from ..triton_compile import Variant, signature_of
 from ..triton_rows import kernel, root, tile, unit_of
+from .reference import Dims
 
 # (rows, columns) of a step, eight elements per thread: 16 bytes of half precision. Up to FEW rows, all four warps share
 # a row: an H200 holds 8,448 warps, and one warp per row would leave most of it idle.
@@ -20,13 +26,22 @@ MANY_ROWS, FEW_ROWS = (4, 256), (1, 1024)
 FEW = 2048
 WARPS = 4
 
-POINTERS = ["a", "b", "c", "inverse_a", "inverse_b", "grad", "grad_a", "grad_b"]
+POINTERS = ["a", "b", "c", "inverse_a", "inverse_b", "sums", "grad", "grad_a", "grad_b"]
+
+
+@triton.jit
+def _running(sums, value, rows, n, which: tl.constexpr, more):
+    """Add the sum that the previous launch has left, if there was one (`more` is 1, else 0), and leave the new sum."""
+    at = sums + which * n.to(tl.int64) + rows
+    value += tl.load(at, rows < n * more, 0.0)
+    tl.store(at, value, rows < n)
+    return value
 
 
 @kernel
 def cosine_forward(
-    a, b, c, inverse_a, inverse_b, n, columns, row_a: tl.int64, column_a: tl.int64, row_b: tl.int64, column_b:
-    tl.int64, eps: tl.float64, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
+    a, b, c, inverse_a, inverse_b, sums, n, more, columns, row_a: tl.int64, column_a: tl.int64, row_b: tl.int64,
+    column_b: tl.int64, eps: tl.float64, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = c.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
@@ -44,23 +59,26 @@ def cosine_forward(
         dot += x * y
         square_a += x * x
         square_b += y * y
-    norm_a = root(tl.sum(square_a, 1))
-    norm_b = root(tl.sum(square_b, 1))
+    norm_a = root(_running(sums, tl.sum(square_a, 1), rows, n, 0, more))
+    norm_b = root(_running(sums, tl.sum(square_b, 1), rows, n, 1, more))
+    product = _running(sums, tl.sum(dot, 1), rows, n, 2, more)
     bound = tl.full((), eps, dtype)
     dead = (norm_a <= bound) | (norm_b <= bound)
     over_a = tl.where(dead, 0.0, 1 / tl.where(dead, 1.0, norm_a))
     over_b = tl.where(dead, 0.0, 1 / tl.where(dead, 1.0, norm_b))
-    tl.store(c + rows, tl.where(dead, 0.0, tl.sum(dot, 1) * over_a * over_b), inside)
+    tl.store(c + rows, tl.where(dead, 0.0, product * over_a * over_b), inside)
     tl.store(inverse_a + rows, over_a, inside)
     tl.store(inverse_b + rows, over_b, inside)
 
 
 @kernel
 def cosine_backward(
-    grad, a, b, c, inverse_a, inverse_b, grad_a, grad_b, n, columns, row_a: tl.int64, column_a: tl.int64,
-    row_b: tl.int64, column_b: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
+    grad, a, b, c, inverse_a, inverse_b, sums, grad_a, grad_b, n, more, columns, row_a: tl.int64, column_a: tl.int64,
+    row_b: tl.int64, column_b: tl.int64, written: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged."""
+    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged. A column has the sums of
+    these factors over all widths that include it."""
     dtype: tl.constexpr = c.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows = first + tl.arange(0, ROWS)
@@ -68,11 +86,10 @@ def cosine_backward(
     upstream = tl.load(grad + rows, inside, 0.0)
     over_a = tl.load(inverse_a + rows, inside, 0.0)
     over_b = tl.load(inverse_b + rows, inside, 0.0)
-    across = (upstream * over_a * over_b)[:, None]
     along = upstream * tl.load(c + rows, inside, 0.0)
-    along_a = (along * over_a * over_a)[:, None]
-    along_b = (along * over_b * over_b)[:, None]
-    written = columns.to(tl.int64)
+    across = _running(sums, upstream * over_a * over_b, rows, n, 0, more)[:, None]
+    along_a = _running(sums, along * over_a * over_a, rows, n, 1, more)[:, None]
+    along_b = _running(sums, along * over_b * over_b, rows, n, 2, more)[:, None]
     columns = columns * UNIT
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
@@ -87,22 +104,31 @@ def cosine_backward(
             tl.store(to_b, (x * across - y * along_b).to(grad_b.dtype.element_ty), mask)
 
 
-def _launch(a: Tensor, b: Tensor) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
+def _launch(a: Tensor, b: Tensor, *grads: Tensor) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
     """Return (grid, columns and strides, constants) for the forward or backward launch."""
     n, columns = a.shape
-    unit = unit_of(a, b)
+    unit = unit_of(a, b, *grads)
     rows, step = FEW_ROWS if unit == 16 and n <= FEW else MANY_ROWS
     strides = a.stride(0) // unit, a.stride(1), b.stride(0) // unit, b.stride(1)
     constants = {"ROWS": rows, "COLUMNS": step, "UNIT": unit, "num_warps": WARPS}
-    return (triton.cdiv(n, rows),), (columns // unit, *strides), constants
+    written = [x.stride(0) // unit for x in grads[:1]]
+    return (triton.cdiv(n, rows),), (columns // unit, *strides, *written), constants
 
 
-def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _segments(dims: Dims, *matrices: Tensor) -> list[tuple[Tensor, ...]]:
+    """The matrices' columns of each segment."""
+    return [matrices] if dims is None else [tuple(x[:, segment] for x in matrices) for segment in segments(dims)]
+
+
+def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:
     n = len(a)
-    c, inverse_a, inverse_b = a.new_empty(3, n, dtype=wide(a.dtype)).unbind()
-    grid, shape, constants = _launch(a, b)
+    shape = (6, n) if dims is None else (6, len(dims), n)
+    c, inverse_a, inverse_b, sums, *_ = a.new_empty(shape, dtype=wide(a.dtype)).unbind()  # sums: the last three
     with torch.cuda.device_of(a):
-        cosine_forward[grid](a, b, c, inverse_a, inverse_b, n, *shape, eps, **constants)
+        for k, (x, y) in enumerate(_segments(dims, a, b)):
+            results = (c, inverse_a, inverse_b) if dims is None else (c[k], inverse_a[k], inverse_b[k])
+            grid, columns, constants = _launch(x, y)
+            cosine_forward[grid](x, y, *results, sums, n, int(k > 0), *columns, eps, **constants)
     return c, inverse_a, inverse_b
 
 
@@ -114,17 +140,25 @@ def backward(
     inverse_a: Tensor,
     inverse_b: Tensor,
     needs: tuple[bool, bool],
+    dims: Dims = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    grad_a, grad_b = (a.new_empty(a.shape) if need else None for need in needs)
-    if not any(needs):
+    # Columns behind the last width have gradient 0.
+    empty = a.new_empty if dims is None or dims[-1] == a.shape[1] else a.new_zeros
+    grad_a, grad_b = (empty(a.shape) if need else None for need in needs)
+    needed = [g for g in (grad_a, grad_b) if g is not None]
+    if not needed:
         return None, None
     # A gradient that is not needed is never written; its argument only needs the right type.
-    written = [a if g is None else g for g in (grad_a, grad_b)]
-    grid, shape, constants = _launch(a, b)
+    written = [needed[0] if g is None else g for g in (grad_a, grad_b)]
+    of_rows, sums = (grad, c, inverse_a, inverse_b), c.new_empty(3, len(a))
     with torch.cuda.device_of(a):
-        cosine_backward[grid](
-            grad, a, b, c, inverse_a, inverse_b, *written, len(a), *shape, *map(int, needs), **constants
-        )
+        for k, (x, y, *to) in reversed([*enumerate(_segments(dims, a, b, *written))]):
+            upstream, *kept = of_rows if dims is None else (each[k] for each in of_rows)
+            grid, columns, constants = _launch(x, y, *to)
+            more = int(dims is not None and k + 1 < len(dims))
+            cosine_backward[grid](
+                upstream, x, y, *kept, sums, *to, len(a), more, *columns, *map(int, needs), **constants
+            )  # fmt: skip
     return grad_a, grad_b
 
 

@@ -79,8 +79,8 @@ def info_nce_loss(
         dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022): one loss per width, of the
             first dims[k] columns. Allowed with targets, ignore and symmetric only. On a CPU the widths share their
             matrix products, and backward is cheapest if the losses have equal weights.
-        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton", which supports only
-            `targets`, `ignore` and `symmetric`; for the rest "auto" selects "scan".
+        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton" (one direction, or
+            symmetric without hardness and guide; no all_anchors); for the rest "auto" selects "scan".
 
     Returns:
         () loss, or (K,) with dims: float64 for float64 rows, otherwise float32; 0 if N = 0. Gradients have their

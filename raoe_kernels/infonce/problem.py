@@ -75,8 +75,8 @@ class Problem(NamedTuple):
         options = {
             "directions beyond query_to_doc (symmetric excepted)": " " in self.directions and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
-            "hardness_mode": self.hardness,
-            "a guide": self.guide_anchors is not None,
+            "hardness_mode and symmetric": self.hardness and self.symmetric,
+            "a guide and symmetric": self.guide_anchors is not None and self.symmetric,
         }
         return ", ".join(name for name, is_used in options.items() if is_used)
 

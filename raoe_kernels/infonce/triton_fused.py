@@ -155,7 +155,8 @@ def info_nce_shares(
 
 def serves(problem: Problem) -> bool:
     fits = problem.learnt_scale is None and problem.scale <= UNSHIFTED_SCALE
-    return problem.anchors.dtype == torch.bfloat16 and not problem.symmetric and fits
+    plain = not problem.symmetric and not problem.hardness and problem.guide_anchors is None
+    return problem.anchors.dtype == torch.bfloat16 and plain and fits
 
 
 def sweep(

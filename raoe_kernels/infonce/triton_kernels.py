@@ -13,8 +13,8 @@ from torch import Tensor
 from .._problems import Gradients
 from ..triton_compile import Variant, signature_of
 from . import triton_fused
-from .chunks import sweep
-from .problem import Problem, add_rows, own_columns
+from .chunks import cosines, sweep, unit_rows
+from .problem import HARDNESS, Problem, add_rows, is_ignored, lowered, own_columns
 from .scan import UNSHIFTED_SCALE
 from .triton_passes import (
     IDS,
@@ -54,12 +54,33 @@ def _stretch(problem: Problem) -> float:
     return HALF / 4 / 2.0 ** (largest - 1).bit_length()
 
 
+LeftOut = Callable[[slice], Tensor]
+
+
+def _guided(problem: Problem) -> tuple[LeftOut, Tensor]:
+    """Return a function that gives the (n, C) bool columns that the guide or the caller excludes for a slice of the
+    anchors, and a () number that is NaN if a row of the guide is not finite, else 0."""
+    assert problem.guide_anchors is not None
+    rows, _, poison = unit_rows(problem.guide_anchors)
+    columns, _, poison_columns = unit_rows(problem.guide_positives, problem.guide_negatives)
+    own = own_columns(problem)[:, None]
+
+    def left_out(chunk: slice) -> Tensor:
+        of_guide = cosines(rows[chunk], columns)
+        found = of_guide > lowered(problem, of_guide.gather(1, own[chunk]))
+        ignored = is_ignored(problem, chunk)
+        return found if ignored is None else found.logical_or_(ignored)
+
+    return left_out, poison + poison_columns
+
+
 def _pass(
     problem: Problem,
     units: Units,
     stats: Tensor,
     own_weights: Tensor | None = None,
     by_column: Tensor | None = None,
+    left_out: LeftOut | None = None,
     *,
     back: bool = False,
 ) -> Callable[[int, Tensor], Tensor | None]:
@@ -67,7 +88,8 @@ def _pass(
     selects the second direction, in which the rows are the anchors' targets and the columns anchors."""
     n, c, anchors = len(problem.anchors), problem.column_count, len(units.columns)
     ids = (problem.anchor_ids, problem.column_ids)
-    strides = (0, 0) if problem.ignored is None else problem.ignored.stride()
+    masked = problem.ignored is not None or left_out is not None
+    strides = (c, 1) if left_out is not None else (0, 0) if problem.ignored is None else problem.ignored.stride()
     column_count, places = (n, (0, anchors // UNIT.value)) if back else (c, (anchors, 0))
     if back:
         ids, strides = ids[::-1], strides[::-1]
@@ -75,21 +97,26 @@ def _pass(
     learnt = None if problem.learnt_scale is None else problem.learnt_scale.to(stats.dtype)
     mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
     gradient = own_weights is not None
-    short = problem.ignored is not None or problem.anchors.dtype == torch.float64
+    limit = problem.scale + problem.strength
+    hard = 1 + HARDNESS.index(problem.hardness) if problem.hardness else 0
+    short = masked or problem.anchors.dtype == torch.float64
     constants = (SHORT if short else WEIGHTS) | {
-        "IGNORE": MASK if problem.ignored is not None else NONE if ids[0] is None else IDS,
-        "SHIFTED": learnt is not None or problem.scale > UNSHIFTED_SCALE, "LEARNT": learnt is not None,
+        "IGNORE": MASK if masked else NONE if ids[0] is None else IDS,
+        "SHIFTED": learnt is not None or limit > UNSHIFTED_SCALE, "LEARNT": learnt is not None,
         "GRADIENT": gradient, "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
     }  # fmt: skip
 
     def weigh(first: int, logits: Tensor) -> Tensor | None:
         weights = empty_weights(logits, units, gradient)
+        here = mask if left_out is None else left_out(slice(first, first + len(logits))).view(torch.uint8)
         info_nce_weights[(len(logits),)](
             logits, weights, stats if own_weights is None else own_weights, units.inverse,
-            stats if learnt is None else learnt, targets, mask, row_ids, column_ids,
+            stats if learnt is None else learnt, targets, here, row_ids, column_ids,
             stats if by_column is None else by_column, stats, first, n, column_count, logits.shape[1] // UNIT.value,
-            *places, c, 0 if by_column is None else len(by_column), int(problem.targets is not None), int(back),
-            *strides, problem.scale / half(units.rows.dtype) ** 2, problem.scale, _stretch(problem), **constants,
+            *places, problem.target_count, 0 if by_column is None else len(by_column),
+            int(problem.targets is not None), int(back), hard, max(1, len(problem.positives)),
+            0 if left_out is None else first, *strides, problem.scale / half(units.rows.dtype) ** 2, limit,
+            problem.strength / problem.scale, _stretch(problem), **constants,
         )  # fmt: skip
         return weights if gradient else None
 
@@ -115,7 +142,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
     if beyond:
         raise RuntimeError(f"backend 'triton' cannot run info_nce_loss with {beyond}; use backend='scan'")
     n = len(problem.anchors)
-    by_column = own_weights = wanted = by_scale = None
+    by_column = own_weights = wanted = by_scale = left_out = poison = None
     with torch.cuda.device_of(problem.anchors):
         fused = triton_fused.serves(problem)
         units = units_of(problem.rows, problem.symmetric, triton_fused.TILE["BLOCK_K"] if fused else UNIT.value)
@@ -127,6 +154,8 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
             own = units.columns[:n] if problem.targets is None else units.columns[own_columns(problem)]
             sweep(own, units.rows, _pass(problem, units, stats, back=True))
             by_column = _by_column(problem, stats[2])
+        if problem.guide_anchors is not None:
+            left_out, poison = _guided(problem)
         if any(needs):
             own_weights = units.inverse.new_empty(n)
         start = 0 if needs[1] else len(problem.positives)
@@ -135,12 +164,14 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
         if fused:
             by_rows, by_columns = triton_fused.sweep(problem, units, stats, own_weights, needs[0], wanted)
         else:
-            weigh = _pass(problem, units, stats, own_weights, by_column)
+            weigh = _pass(problem, units, stats, own_weights, by_column, left_out)
             by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], wanted)
     if problem.targets is not None:
         # Anchors may share a column, so add their own weights here. Without targets, backward adds them.
         add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
     loss = (stats[:losses] if kept > losses else stats).mean()
+    if poison is not None:
+        loss += poison.to(loss.dtype)
     if problem.learnt_scale is not None:
         loss = loss.masked_fill(~(problem.learnt_scale > 0), torch.nan)
         if needs[4]:

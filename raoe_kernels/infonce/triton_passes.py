@@ -116,29 +116,36 @@ def leaves_out(mask, row_id, column_ids, column, inside, mask_column, IGNORE: tl
 
 @triton.jit
 def _negatives(
-    logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column,
-    BLOCK: tl.constexpr, IGNORE: tl.constexpr,
+    logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, hard,
+    positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """Return the columns from `start` on, 1 / norm of each, and their logits: -inf for own and ignored columns."""
+    """Return the columns from `start` on, 1 / norm of each, their logits: -inf for own and ignored columns, times
+    `raised` for hard ones; and the logits without this factor. hard: 0 for none, else 1 + the index in
+    problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
     column = start + tl.arange(0, BLOCK)
     there = column < length
     over = tl.load(tl.multiple_of(inverse + column, 16), there, 0.0)
-    x = tl.load(tl.multiple_of(logits + column, 16), there, 0.0) * scaled * over
+    plain = tl.load(tl.multiple_of(logits + column, 16), there, 0.0) * scaled * over
+    x = plain
+    if hard != 0:
+        behind = (column - own).to(tl.int32)
+        same_query = (behind >= 0) & (behind % positive_count == 0)
+        x *= tl.where((hard == 3) | (same_query == (hard == 2)), raised, 1.0)
     inside = column < column_count
     counts = inside & (column != own)
     if IGNORE != 0:
         ignored = leaves_out(mask, row_id, column_ids, column.to(tl.int64), inside, mask_column, IGNORE)
         counts = counts & ((ignored == 0) | (over != over))  # an ignored NaN must still show in the loss
-    return column, over, tl.where(counts, x, float("-inf"))
+    return column, over, tl.where(counts, x, float("-inf")), plain
 
 
 @kernel
 def info_nce_weights(
     logits, weights, own_weights, inverse, learnt, targets, mask, row_ids, column_ids, by_column, stats,
-    first, row_count, column_count, units, row_place, column_place, target_count, scattered, has_targets, back,
-    mask_row: tl.int64, mask_column: tl.int64, scale: tl.float64, limit: tl.float64, stretch: tl.float64,
-    BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr, LEARNT: tl.constexpr, GRADIENT: tl.constexpr,
-    SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
+    first, row_count, column_count, units, row_place, column_place, target_count, scattered, has_targets, back, hard,
+    positive_count, mask_first, mask_row: tl.int64, mask_column: tl.int64, scale: tl.float64, limit: tl.float64,
+    strength: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr,
+    LEARNT: tl.constexpr, GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT also write the derivatives by the products
     of scaled rows, times `stretch` and without the factor `scale`, to `weights`; the one at the row's own column, the
@@ -150,7 +157,8 @@ def info_nce_weights(
     directions. by_column, `scattered` long, is such a logarithm per column, infinite if it is no anchor's target.
 
     LEARNT: `scale` is multiplied by the number at `learnt`; with GRADIENT, that number times its derivative is stored
-    after the other stats.
+    after the other stats. strength: of hard negatives, divided by the scale unless LEARNT. mask_first: the row at which
+    the mask begins.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
@@ -165,10 +173,13 @@ def info_nce_weights(
     over_row = tl.load(inverse + row_place + place)
     inverse += column_place * UNIT
     scaled = over_row * tl.full((), scale, dtype)
+    raised = tl.full((), strength, dtype)
     if LEARNT:
         scaled *= tl.load(learnt)
+        raised /= tl.load(learnt)
+    raised += 1
     row_id = tl.load(row_ids + place) if IGNORE == 2 else 0
-    mask += place * mask_row
+    mask += (place - mask_first) * mask_row
 
     over_own = tl.load(inverse + own)
     at_own = tl.load(logits + own) * scaled * over_own
@@ -176,8 +187,8 @@ def info_nce_weights(
     total = tl.full((BLOCK,), 0.0, dtype)
     m = tl.full((BLOCK,), float("-inf"), dtype)
     for start in range(0, column_count, BLOCK):
-        _, _, x = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled,
-                             mask_column, BLOCK, IGNORE)  # fmt: skip
+        _, _, x, _ = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled,
+                                mask_column, hard, positive_count, raised, BLOCK, IGNORE)  # fmt: skip
         if SHIFTED:
             higher = tl.maximum(m, x)
             shift = tl.where(higher == float("-inf"), 0.0, higher)
@@ -212,13 +223,15 @@ def info_nce_weights(
         tl.store(own_weights + i, own_weight * (factor * over_own))
         by_scale = tl.full((BLOCK,), 0.0, dtype)
         for start in range(0, length, BLOCK):
-            column, over, x = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own,
-                                         scaled, mask_column, BLOCK, IGNORE)  # fmt: skip
+            column, over, x, plain = _negatives(
+                logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, hard,
+                positive_count, raised, BLOCK, IGNORE,
+            )  # fmt: skip
             w = tl.exp(x - peak) * share
             if SYMMETRIC:
                 w += tl.exp(x - tl.load(by_column + column, column < scattered, float("inf")))
             if LEARNT:
-                by_scale += tl.where(x == float("-inf"), 0.0, w * x)
+                by_scale += tl.where(x == float("-inf"), 0.0, w * plain)
             there = tl.multiple_of(weights + column, 16)
             tl.store(there, narrow(w * (factor * over), weights.dtype.element_ty, INTERPRETED), column < length)
         if LEARNT:

@@ -28,7 +28,7 @@ def translate(source: str) -> str:
 
 
 # Small enough that the conformance suite's inputs take many tiles, and many blocks.
-SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 128, LOADS = 32": "BLOCK = 32, LOADS = 2"}
+SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 128, LOADS = 32": "BLOCK = 32, LOADS = 4"}
 
 
 def build(

@@ -104,6 +104,9 @@ CASES = [
     Case("raoe-one-weight", "raoe_loss", 40, {"rank_weight": 0.0}),
     *(Case(f"raoe-gate-{gate}", "raoe_loss", 40, {"gate": gate}, 6) for gate in ("score", "label")),
     *(Case(f"raoe-{n}-pairs", "raoe_loss", n, {"margin": 0}) for n in (1, 2, 3, 4, 5, 16, 17, 255, 256, 257)),
+    # consecutive labels; 512 fill the tiles of csrc/pairwise/cuda, where no position is behind the last pair
+    *(Case(f"raoe-nli-{n}-pairs", "raoe_loss", n, levels=levels, step=1) for n, levels in ((70, 5), (512, 0))),
+    Case("gated-nli", "gated_angular_loss", 70, levels=9, step=1),
 ]
 PARTS = [
     Case("parts", "raoe_loss", 33, {"return_parts": True}, levels=10),

@@ -15,11 +15,13 @@ from raoe_kernels.infonce import api, chunks, scan
 from raoe_kernels.infonce.problem import Problem, mean_factor
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
+from tests.kernels.conftest import PLACES as TRITON_PLACES
 from tests.kernels.contrast_cases import DTYPES, Recorder, rows
 from tests.kernels.infonce_forms import cases, formula
 
 PLACES = [(device, backend) for device in DEVICES for backend in ("reference", "scan")]
 CASES = list(cases())
+IN_TRITON = ("in-batch", "hard", "all-hard", "guided", "guided-mask-hard")  # of one direction
 SIZES = (6, 7, 14, 7)
 
 
@@ -81,6 +83,27 @@ def test_against_the_formula(which, learnt, place):
 @pytest.mark.parametrize("which", CASES)
 def test_against_the_reference(which, dtype, place, poisoned):
     by_the_rule(which, dtype, *place)
+
+
+@pytest.fixture(params=[here for here in TRITON_PLACES if here[1] == "triton"], ids="-".join)
+def triton_place(request):
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("which", IN_TRITON)
+def test_triton_against_the_reference(which, dtype, triton_place, poisoned):
+    by_the_rule(which, dtype, *triton_place)
+
+
+@pytest.mark.parametrize("spoiled", range(2))
+def test_a_nan_of_the_guide_shows_in_triton(spoiled, triton_place):
+    device, backend = triton_place
+    leaves = [x.requires_grad_() for x in rows((6, 7), 5, torch.float32, device)]
+    guide = rows((6, 7), 4, torch.float32, device)
+    guide[spoiled][6 * spoiled, 1] = torch.nan
+    loss = info_nce_loss(*leaves, guide=guide, backend=backend)
+    assert loss.isnan() and all(x.isnan().all() for x in torch.autograd.grad(loss, leaves))
 
 
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -458,11 +481,11 @@ def test_triton_says_what_it_cannot(which, monkeypatch):
 
     given, seen = cases()[which], []
     leaves = leaves_of(torch.float32, given, learnt=False)
-    if raoe_kernels.backends("cpu")["info_nce_loss"]["triton"] is True:
+    if which not in IN_TRITON and raoe_kernels.backends("cpu")["info_nce_loss"]["triton"] is True:
         with pytest.raises(RuntimeError, match=r"backend 'triton' cannot run info_nce_loss with .*; use backend="):
             loss_of(info_nce_loss, leaves, given, learnt=False, backend="triton")
     monkeypatch.setattr(api, "info_nce", lambda problem, backend: seen.append(problem))
     loss_of(info_nce_loss, leaves, given, learnt=False)
-    assert by_case.serving(seen[0]) is scan
+    assert by_case.serving(seen[0]) is (triton_kernels if which in IN_TRITON else scan)
     info_nce_loss(*leaves[:3], symmetric=True, ignore=torch.zeros(6, 21) > 0)
     assert by_case.serving(seen[1]) is triton_kernels

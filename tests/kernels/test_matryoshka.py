@@ -88,6 +88,18 @@ def test_each_width_is_a_call_of_its_own(swept):
         torch.testing.assert_close(x, total)
 
 
+def test_gradients_have_strides_of_their_own(swept):
+    """The first 96 columns start at multiples of 16 bytes in the rows, but not in their gradients, of 100 columns."""
+    device, backend = swept
+    a, b = (x[:, :100] for x in rows((5, 128), torch.float32, device))
+    whole = run(a.contiguous(), b.contiguous(), (96, 100), "reference")
+    b = b.detach().requires_grad_()
+    c = pairwise_cosine(a, b, dims=(96, 100), backend=backend)
+    upstream = torch.linspace(-2, 3, 10, device=device).view(2, 5)
+    torch.testing.assert_close(c.detach(), whole[0])
+    torch.testing.assert_close(torch.autograd.grad(c, b, upstream)[0], whole[2])
+
+
 def test_cosines_by_hand(swept):
     device, backend = swept
     a = torch.tensor([[3.0, 4.0], [0.0, 1.0]], dtype=torch.float64, device=device)

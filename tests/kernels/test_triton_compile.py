@@ -83,6 +83,7 @@ SPILLS |= {
     for kernel, of, allowed in (
         ("backward_q", "fp32 128", 256),
         ("backward_q", "fp32 256", 256),
+        ("backward_kv", "fp32 256", 288),
         ("forward", "bf16 256", 640),
         ("backward_q", "bf16 256", 896),
         ("backward_kv", "bf16 256", 2048),
@@ -91,9 +92,8 @@ SPILLS |= {
     for dual in ("", " dual")
 }
 SPILLS |= {"attention_forward bf16 128 dual": 384}
-SPILLS |= {f"attention_backward_kv {of} dual": 448 for of in ("bf16 64", "fp16 64")}
 SPILLS |= {"attention_backward_kv bf16 80": 128}
-SPILLS |= {f"attention_backward_kv bf16 {d} dual": 704 for d in (80, 128)}
+SPILLS |= {f"attention_backward_kv bf16 {d} dual": 560 for d in (80, 128)}
 SPILLS |= {"info_nce_products bf16 ids loss": 520, "info_nce_products bf16 ids gradient": 1120}
 SPILLS |= {"info_nce_products bf16 mask loss": 88, "info_nce_products bf16 mask gradient": 216}
 

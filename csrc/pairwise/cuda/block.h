@@ -13,7 +13,7 @@ template <class T, int Block>
 struct Shared {
   static constexpr int items = 4, slots = Block * items;
   using Index = std::uint16_t;
-  using Work = Solver<T, Block, items, Index, OneBlock>;
+  using Work = Tiles<T, Block, items, Index, OneBlock>;
   template <class Bits>
   struct Sort {
     using Cub = cub::BlockRadixSort<Bits, Block, items, std::uint32_t>;
@@ -23,17 +23,12 @@ struct Shared {
     };
   };
   // The members of the union below share memory: each phase overwrites the data of the finished one.
-  template <class V, int Count>
-  struct alignas(16) Array {
-    V at[Count];
-  };
   struct Tables {
-    Array<T, slots + 1> before, after;
-    Array<Index, 2 * slots + ENDS_AHEAD / sizeof(Index)> ends;
-    Array<Index, slots> rank, run;
-    Array<std::uint64_t, slots> label;
-    Array<T, slots> term, below, above;
-    Array<Index, slots> order[2];
+    alignas(16) T before[slots + 4], after[slots + 4];
+    alignas(16) Index ends[2 * slots + ENDS_AHEAD / sizeof(Index)];
+    std::uint64_t label[slots];
+    T term[slots], below[slots], above[slots];
+    Index rank[slots], run[slots], order[2][slots];
   };
   union {
     Sort<std::uint32_t> narrow;
@@ -72,24 +67,24 @@ __device__ Extent<T> sort_pairs(typename Shared<T, Block>::template Sort<Bits>& 
 }
 
 template <class T, int Block>
-__global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args, T room) {
+__global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args, float room) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<T, Block>*>(memory);
-  auto& tables = shared.tables;
+  auto& at = shared.tables;
   typename Shared<T, Block>::Work work{
       args,
-      {tables.before.at, tables.after.at, tables.ends.at + ENDS_AHEAD / sizeof(*tables.ends.at), tables.rank.at, tables.run.at,
-       tables.label.at, tables.term.at, tables.below.at, tables.above.at, {tables.order[0].at, tables.order[1].at}},
-      nullptr, shared.scratch, room};
+      {at.before, at.after, at.ends + ENDS_AHEAD / sizeof(*at.ends), at.rank, at.run, at.label, at.term, at.below, at.above,
+       {at.order[0], at.order[1]}},
+      nullptr, shared.scratch, {}};
   typename Shared<T, Block>::Work::Pairs my;
   work.place(my, 0);
-  const Extent<T> extent = args.score_type == Key::f32 ? sort_pairs<std::uint32_t, T, Block>(shared.narrow, work, my)
-                                                       : sort_pairs<std::uint64_t, T, Block>(shared.wide, work, my);
+  work.extent = args.score_type == Key::f32 ? sort_pairs<std::uint32_t, T, Block>(shared.narrow, work, my)
+                                            : sort_pairs<std::uint64_t, T, Block>(shared.wide, work, my);
 #pragma unroll
   for (int k = 0; k < Shared<T, Block>::items; ++k) {
     my.c[k] = load<T>(args.similarity, args.similarity_type, index_of(my.pair[k]));  // padding loads index 0
   }
-  work.run(extent, my);
+  solve(work, my, true, room);
 }
 
 template <class T, int Block>
@@ -102,7 +97,7 @@ bool launch_one_block(const PairwiseArgs& args, cudaStream_t stream) {
     check_cuda(cudaFuncSetAttribute(one_block<T, Block>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                "shared memory for the pairwise losses");
   }
-  one_block<T, Block><<<1, Block, bytes, stream>>>(args, static_cast<T>(linear_room(sizeof(T) == 4, args.n)));
+  one_block<T, Block><<<1, Block, bytes, stream>>>(args, static_cast<float>(linear_room(true, args.n)));
   check_cuda(cudaGetLastError(), "the pairwise losses in one block");
   return true;
 }

@@ -24,7 +24,7 @@ std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work
   all.wide = args.score_type != Key::f32;
   work.args = args;
   work.sort.wide = all.wide;
-  work.room = static_cast<T>(linear_room(sizeof(T) == 4, args.n));
+  work.room = static_cast<float>(linear_room(true, args.n));
   const std::size_t n = all.n, tiles = all.tiles, whole = tiles * tile, angled = args.angle ? n : 0;
   for (int i = 0; i < 2; ++i) {
     unsigned char* keys = nullptr;
@@ -34,10 +34,10 @@ std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work
   }
   take(at.before, args.rank ? whole : 0);
   take(at.after, args.rank ? whole + 1 : 0);
-  take(at.ends, 2 * whole + ENDS_AHEAD / sizeof(*at.ends));
+  take(at.ends, args.rank ? 2 * whole + ENDS_AHEAD / sizeof(*at.ends) : 0);
   at.ends += ENDS_AHEAD / sizeof(*at.ends);
-  take(at.rank, whole);
-  take(at.run, whole);
+  take(at.rank, n);
+  take(at.run, n);
   take(at.label, angled);
   take(at.term, angled);
   take(at.below, angled);
@@ -49,10 +49,9 @@ std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work
   all.similarity = own ? static_cast<const T*>(args.similarity) : work.converted;
   if (own) work.converted = nullptr;
   take(work.extents, PREPARING_BLOCKS);
-  take(all.spans, 2 * (tiles + 1) * sizeof(Span<LogSum<double>, true>));
-  take(all.joined, 2 * tiles * CROSSING_BYTES);
+  take(all.spans, 2 * (tiles + 1) * SPAN_BYTES);
+  take(all.joined, tiles * BOTH_BYTES);
   take(all.arrived, 1);
-  take(all.kept, args.grads ? 2 * n * sizeof(typename Log<T>::Kept) : 0);
   temporary_bytes = sort_temporary_bytes(all.n, all.wide);
   take(temporary, temporary_bytes);
   return used;
@@ -73,11 +72,11 @@ std::size_t run(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t
   work.crossing.keys = work.sort.keys[0];
   work.crossing.pairs = work.sort.values[0];
   int resident = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, all_blocks<T>, BLOCK, SCRATCH_BYTES<T>),
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, all_blocks<T>, BLOCK, BlocksTiles<T>::scratch_bytes),
              "the number of resident blocks");
   const unsigned most = resident * device_attribute(cudaDevAttrMultiProcessorCount);
   void* arguments[] = {&work};
-  check_cuda(cudaLaunchCooperativeKernel(all_blocks<T>, tiles < most ? tiles : most, BLOCK, arguments, SCRATCH_BYTES<T>,
+  check_cuda(cudaLaunchCooperativeKernel(all_blocks<T>, tiles < most ? tiles : most, BLOCK, arguments, BlocksTiles<T>::scratch_bytes,
                                          stream),
              "the pairwise losses");
   return all;
