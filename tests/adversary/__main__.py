@@ -1,5 +1,5 @@
-"""``python -m tests.adversary [--cases N] [--seed S]``: commands that cannot end well, some that can, and
-how they end."""
+"""``python -m tests.adversary [--cases N] [--seed S]``: invalid commands, and a few
+unusual valid ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from raoe_train.cli import main
 from tests.adversary.cases import Case, cases
 
-KEPT = {"thesis/chapter.tex": b"two years", "data.tsv": b"sentence1\tsentence2\n"}  # that no case may touch
+KEPT = {"thesis/chapter.tex": b"two years", "data.tsv": b"sentence1\tsentence2\n"}  # no case may change it
 
 
 def _hung(*_: object) -> None:
@@ -27,7 +27,7 @@ def _hung(*_: object) -> None:
 
 
 def ends(case: Case, folder: Path) -> str:
-    """How a case ends: "error", or "right" of one that is, is as it should be; others ("silent", "lost" …) are not."""
+    """How a case ends. "error", or "right" for a valid case, is expected; others ("silent", "lost" …) are faults."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "tmp").mkdir(parents=True)
     for name, content in {**KEPT, **case.files}.items():
@@ -41,7 +41,7 @@ def ends(case: Case, folder: Path) -> str:
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(output):
             status = main(list(case.words))
-    except BaseException as error:  # whatever comes out of the command is what a user would see
+    except BaseException as error:  # everything printed here is what a user would see
         return f"crash ({type(error).__name__})"
     finally:
         signal.alarm(0)
@@ -66,7 +66,7 @@ def ends(case: Case, folder: Path) -> str:
 
 
 def tried(chosen: list[Case]) -> tuple[Counter[str], list[tuple[str, Case]]]:
-    """(how many end how, those that end as they should not)."""
+    """Return (counts of endings, cases with a wrong ending)."""
     result: Counter[str] = Counter()
     bad = []
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +79,7 @@ def tried(chosen: list[Case]) -> tuple[Counter[str], list[tuple[str, Case]]]:
 
 
 def sample(count: int | None, seed: int) -> list[Case]:
-    """So many of all cases, drawn with `seed`."""
+    """Draw `count` cases with `seed`."""
     every = list(cases())
     return every if count is None or count >= len(every) else random.Random(seed).sample(every, count)
 

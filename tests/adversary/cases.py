@@ -1,5 +1,4 @@
-"""What a careless or a hostile user gives the command: words for options, files for data, recipes; and what is odd, but
-right."""
+"""Input of careless or hostile users: words for options, files for data, recipes; and unusual valid input."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ from raoe_train.cli import JOBS, job_of
 
 @dataclass(frozen=True)
 class Case:
-    """A command in a folder with these files. It cannot end well, so anything but an error in a sentence fails; or,
-    where there are texts that it `pairs`, it is a right one, and has to write this pair and nothing else."""
+    """A command in a folder with these files. It must end with a one-sentence error; but with `pairs`, it is valid and
+    must write these pairs and nothing else."""
 
     words: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
     pairs: tuple[str, str] | None = None
 
 
-# What every job needs to get as far as its files; the models are not there, so that no case can end well.
+# Options that every job needs before it reads files. The models do not exist, so no case can succeed.
 NEEDS: dict[str, tuple[str, ...]] = {
     "train": ("raoe-s1", "--model.name", "./no", "--data.dev", "none", "--output", "out"),
     "score": ("--teachers", "./no", "./nobody", "--output", "out.tsv"),
@@ -86,7 +85,7 @@ RECIPES = {
 }
 
 
-# Texts that are right, whatever they look like, beside one that is plain; the last two no table of tabs can have.
+# Valid texts that look unusual. The last two cannot be in a TSV file.
 OTHER = "nothing of the kind"
 ODD = ("null", "NaN", "-0", "1e5", "=SUM(A1)", "'", '"', 'she said "no", twice', "a,b;c|d", "#!", "{text}", "%s", "\\n",
        "<script>", "~/x", "../x", "\u202eabc", "\U0001f469\u200d\U0001f680", "e\u0301", "\u0130stanbul", "\ufffd",
@@ -94,7 +93,7 @@ ODD = ("null", "NaN", "-0", "1e5", "=SUM(A1)", "'", '"', 'she said "no", twice',
 
 
 def right() -> Iterator[Case]:
-    """Two texts of two classes, in all formats and ends of lines: the one pair that there is of them."""
+    """Two texts of two classes in all formats and line ends: they make one pair."""
     for text in ODD:
         for name in ("t.tsv", "t.csv", "t.jsonl", "odd name é.csv.gz"):
             for start, end in (("", "\n"), ("\ufeff", "\r\n")):
@@ -126,7 +125,7 @@ def keys(config: Any, where: str = "") -> Iterator[str]:
 
 
 def cases() -> Iterator[Case]:
-    """All cases, the same ones in the same order each time."""
+    """All cases, always in the same order."""
     yield from right()
     for job, needs in NEEDS.items():
         for key in keys(job_of(job).config()):  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Commands that cannot end well end in a sentence: a part of what ``python -m tests.adversary`` tries."""
+"""Invalid commands end with a one-sentence error: some of the cases of ``python -m tests.adversary``."""
 
 from __future__ import annotations
 

@@ -226,10 +226,3 @@ def test_ledger_agrees_with_result_files(tmp_path):
 
 def test_committed_ledger_is_up_to_date():
     assert (ledger.RESULTS / "README.md").read_text() == ledger.page(gpu.LEDGER)
-
-
-def test_invalid_arguments(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["benchmarks", "pairwize"])
-    with pytest.raises(SystemExit):
-        suite.main()
-    assert "unknown op 'pairwize'" in capsys.readouterr().err

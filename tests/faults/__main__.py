@@ -1,4 +1,4 @@
-"""``python -m tests.faults --kills 20``: kill every job so many times, at moments drawn from --seed; see kills.py."""
+"""``python -m tests.faults --kills 20``: kill every job 20 times, at random moments; see kills.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that are killed at random moments, run again until they finish, and compared with a run that nobody disturbed.
+"""Kill jobs at random moments, run them again until they finish, and compare the result with an undisturbed run.
 
 Every attempt is a process of its own, forked from one that has only imported what the jobs import (tests/forked.py): so
 moments fall into the job and not into seconds of imports. There are two kinds of moments. One is a time, drawn from as
@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.forked import context
 
-SHARD = 16  # rows: small, so that there are many
+SHARD = 16  # rows: small, for many shards
 LONGEST = 300  # delay of the timer, microseconds
 CHANGES = {"os.rename": 2, "os.remove": 1, "os.mkdir": 1, "os.rmdir": 1, "os.truncate": 1}  # and how many of its
 # arguments may be paths
@@ -33,12 +33,12 @@ ENDS = (-signal.SIGKILL, -signal.SIGALRM)
 
 @dataclass
 class Job:
-    """What is killed.
+    """A job to kill.
 
     Attributes:
-        name: of the job.
-        keys: of its recipe, `output` among them, for an output in this folder.
-        result: what must be the same however often it was killed, read from that folder.
+        name: the name of the job.
+        keys: function of a folder; the recipe with an `output` in it.
+        result: function of a folder; the content that must not depend on kills.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Moment:
 
 @dataclass
 class Tally:
-    """What came of it: kills by kind, outputs that were finished, the operations that were cut."""
+    """Kills by kind, finished outputs, and interrupted operations."""
 
     kills: Counter[str] = field(default_factory=Counter)
     finished: int = 0
-    seconds: float = 0.0  # of the undisturbed run
+    seconds: float = 0.0  # from the undisturbed run
     operations: int = 0
     places: Counter[str] = field(default_factory=Counter)
 
@@ -82,9 +82,9 @@ def attempt(job: Job, folder: Path, moment: Moment) -> tuple[int, float, int, st
 
 
 def disturbed(job: Job, folder: Path, kills: int, seed: int) -> Tally:
-    """Kill `job` so many times, on as many outputs as that takes, and compare what each output is in the end.
+    """Kill `job` `kills` times, on as many outputs as needed, and compare each finished output.
 
-    AssertionError where a run ends otherwise, or with another result; the message has the seed and the log.
+    AssertionError if a run ends differently or has another result; the message has the seed and the log.
     """
     rng = random.Random(f"{job.name} {seed}")
     whole = folder / "whole"
@@ -93,7 +93,7 @@ def disturbed(job: Job, folder: Path, kills: int, seed: int) -> Tally:
     assert status == 0, f"{job.name} fails undisturbed:\n{_log(whole)}"
     expected = job.result(whole)
     shutil.rmtree(whole)
-    tally, output = Tally(seconds=seconds, operations=operations), folder / "whole"  # the same name: it is in results
+    tally, output = Tally(seconds=seconds, operations=operations), folder / "whole"  # results contain the name
     while kills or output.exists():
         output.mkdir(exist_ok=True)
         moment = _draw(rng, seconds, operations) if kills else Moment()
@@ -123,7 +123,7 @@ def _draw(rng: random.Random, seconds: float, operations: int) -> Moment:
 def _do(
     name: str, keys: dict[str, Any], folder: str, moment: Moment, operations: Any, place: Any, log: str
 ) -> None:
-    """In the child: do the job, count its file operations, end at the moment."""
+    """In the child: run the job, count its file operations, and exit at `moment`."""
     from raoe_train.artifacts import resume
     from raoe_train.cli import run
 
@@ -151,7 +151,7 @@ def _do(
 
 
 def changed(event: str, arguments: tuple[Any, ...], folder: str) -> tuple[Any, ...]:
-    """The paths of what an audited event changes below a folder; none where it changes nothing there."""
+    """The paths below a folder that an audited event changes."""
     if event == "open":
         writes = isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         paths = arguments[:1] if writes else ()

@@ -1,4 +1,4 @@
-"""The jobs that are killed, on inputs made on the spot, and what must be the same in the end."""
+"""The jobs to kill, with small inputs, and the results to compare."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.faults.kills import Job
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, write_pairs
 
-# What says how long it took, or how much, since a run was resumed; a commit can be made meanwhile.
+# Keys with times and counts since a resume; the commit can change during the test.
 TIMES = ("seconds", "train_seconds", "train_steps", "peak_memory_mb", "train_runtime", "train_samples_per_second",
          "train_steps_per_second", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second",
          "tokens_per_second", "commit")  # fmt: skip
-# {file of SentEval's folders: its lines}
+# {file in SentEval's folders: its lines}
 SENTEVAL = {
     "MR/rt-polarity.pos": "a good film {n}", "MR/rt-polarity.neg": "a bad film {n}",
     **{f"TREC/{name}.label": "DESC:def What is {n} ?" for name in ("train_5500", "TREC_10")},
@@ -68,7 +68,7 @@ def make_jobs(inputs: Path) -> dict[str, Job]:
 
 
 def _shorter(inputs: Path, encoder: str, dev: str) -> dict[str, Job]:
-    """The jobs that take a second or less."""
+    """Jobs that take at most a second."""
     labelled, copies = inputs / "labelled.tsv", inputs / "copies"
     labelled.write_text("text\tlabel\n" + "".join(f"{SENTENCES[i % 11]} {i}\t{i % 3}\n" for i in range(60)))
     for file, line in SENTEVAL.items():
@@ -90,8 +90,7 @@ def _shorter(inputs: Path, encoder: str, dev: str) -> dict[str, Job]:
 
 
 def _files(folder: Path) -> dict[str, Any]:
-    """{file: its content} of all files in a folder: JSON without times and what is said of one process's work, digests
-    of others, nothing of pictures."""
+    """{file: content} of a folder: JSON without times and counts, digests of other files, no pictures."""
     result: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -103,7 +102,7 @@ def _files(folder: Path) -> dict[str, Any]:
             result[name] = [_without_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
         elif path.suffix == ".png":
             result[name] = path.read_bytes()[:4]
-        elif path.name == "README.md":  # the model card has times, and examples that are drawn anew
+        elif path.name == "README.md":  # the model card has times and newly drawn examples
             result[name] = "card"
         else:
             result[name] = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Every job that goes on after a kill, killed a few times. KILLS=20 kills each so often, FAULTS_SEED draws others."""
+"""Every resumable job, killed a few times. KILLS=20 kills each 20 times; FAULTS_SEED sets the seed."""
 
 from __future__ import annotations
 

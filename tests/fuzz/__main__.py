@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz [--cases N] [--seed S] [--only KIND …]``: files made from valid ones, and how we read them.
+"""``python -m tests.fuzz [--cases N] [--seed S] [--only KIND …]``: read damaged variants of valid files.
 
 A case is right where the reading ends in an error of ours, one sentence that names the file, or in right rows: those of
 a naive reading (naive.py); of a file that says the same in another way, all that were written.
@@ -25,7 +25,7 @@ LONGEST = 5000  # characters of a message
 
 
 def said(error: BaseException, name: str) -> str:
-    """ "error" for one of ours, which is a sentence with the file's name; or what is wrong."""
+    """Return "error" for a one-sentence error that names the file; else a description of the fault."""
     if type(error) not in (ValueError, FileNotFoundError):
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {str(error)[:150]}"
@@ -33,7 +33,7 @@ def said(error: BaseException, name: str) -> str:
 
 
 def ends(table: Table, rng: Random, folder: Path) -> str:
-    """How one case of a kind ends: "rows", "error", or what is wrong."""
+    """How a case ends: "rows", "error", or a description of the fault."""
     kind, same = rng.choice(table.kinds), rng.random() < 0.25
     zipped = kind != "parquet" and rng.random() < 0.2
     rows = table.rows(rng)
@@ -76,11 +76,11 @@ def ends(table: Table, rng: Random, folder: Path) -> str:
 def tried(
     cases: int, seed: int, only: list[str] | None = None
 ) -> tuple[Counter[tuple[str, str]], list[tuple[int, str, str]]]:
-    """({(kind, how it ended): cases}, [(number, kind, what is wrong)]) of so many cases."""
+    """Return ({(kind, ending): count}, [(number, kind, fault)]) of `count` cases."""
     kinds = only or [*TABLES]
     counts: Counter[tuple[str, str]] = Counter()
     bad = []
-    logging.disable(logging.WARNING)  # how many rows were left out
+    logging.disable(logging.WARNING)  # number of skipped rows
     try:
         with tempfile.TemporaryDirectory() as made, warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)

@@ -1,5 +1,5 @@
-"""State machines: shards, lines and folders of runs, through changes, kills and several processes. After every step
-what is found has to be what a machine without a memory would make.
+"""State machines of shards, lines and run folders, with changes, kills and several processes. After each step the
+files must equal those of a new computation.
 
 A kill is a child that ends itself at its n-th change of a file, as suddenly as SIGKILL ends it.
 """
@@ -27,7 +27,7 @@ KILLED = 9
 
 
 def child(work: Callable[[], object], folder: Path, last: int = 0) -> int:
-    """The process id of a child that does `work`, or ends itself at its change number `last` of a file in `folder`."""
+    """Start a child that does `work` and kills itself at its file change number `last` in `folder`; return its id."""
     if pid := os.fork():
         return pid
     operations = 0
@@ -51,12 +51,12 @@ def child(work: Callable[[], object], folder: Path, last: int = 0) -> int:
 
 
 def ended(*children: int) -> set[int]:
-    """The exit statuses of children."""
+    """Return the exit statuses of children."""
     return {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children}
 
 
 def shards(folder: Path, rng: Random, steps: int) -> None:
-    """What is made in shards, by one process or by two, who may be killed: as if it were made at once."""
+    """Shards by one or two processes, which may be killed, equal a single computation."""
     items = np.arange(rng.randrange(1, 40))
     for _ in range(steps):
         if rng.random() < 0.2:
@@ -77,7 +77,7 @@ def shards(folder: Path, rng: Random, steps: int) -> None:
 
 
 def lines(folder: Path, rng: Random, steps: int) -> None:
-    """Lines by id of two processes, who may be killed: whoever ends last merges all, each once and in order."""
+    """Lines of two processes, which may be killed: the last process merges all of them once and in order."""
     for step in range(steps):
         output = Output(folder / str(step) / "lines.jsonl", {})
         ids = range(rng.randrange(1, 9))
@@ -106,7 +106,7 @@ def lines(folder: Path, rng: Random, steps: int) -> None:
 
 
 def runs(folder: Path, rng: Random, steps: int) -> None:
-    """A folder with a model: a finished one is of the settings asked for, whole, and beside no other's files."""
+    """A folder with a model: if finished, it has the requested settings and all files, and no file of another model."""
     models = {"a": {"model.safetensors", "modules.json"}, "b": {"adapter", "modules.json"}}
     for _ in range(steps):
         which, data = rng.choice("ab"), rng.choice("ab")
@@ -130,7 +130,7 @@ def runs(folder: Path, rng: Random, steps: int) -> None:
 
         if rng.random() < 0.7:
             assert ended(child(begin, folder, rng.randrange(1, 16))) <= {0, KILLED}
-        for rest in ("aa", "ab", "ba", "bb"):  # whoever comes next
+        for rest in ("aa", "ab", "ba", "bb"):  # whichever process comes next
             check(Output(folder / "run", {"model": rest[0], "data": rest[1]}, True, folder=True), *rest)
         begin()
         if rng.random() < 0.5 and output.finished() is None:
@@ -146,6 +146,6 @@ MACHINES: dict[str, Callable[[Path, Random, int], None]] = {"shards": shards, "l
 
 
 def driven(name: str, folder: Path, seed: int, steps: int) -> None:
-    """So many steps of a machine; AssertionError where what is found is not right."""
+    """Run `steps` steps of a machine; AssertionError for a wrong state."""
     with patch.object(resume, "POLL", 0.002):
         MACHINES[name](folder, Random(f"{name} {seed}"), steps)

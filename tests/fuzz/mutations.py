@@ -1,4 +1,4 @@
-"""What becomes of valid files: ways to spoil a value, a row's columns or bytes, and ways to say the same otherwise."""
+"""Mutations of valid files: damaged values, columns and bytes, and other spellings of equal content."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ ONLY_PARQUET: tuple[Any, ...] = (
 
 
 def nested(value: Any, rng: Random) -> Any:
-    """A value in lists or objects, up to 40 deep."""
+    """Nest a value in up to 40 lists or objects."""
     for _ in range(rng.choice((1, 2, 40))):
         value = [value] if rng.random() < 0.5 else {"a": value}
     return value
 
 
 def spoilt_rows(rows: Rows, kind: str, rng: Random) -> Rows:
-    """Rows of which a value, a column's name or its being there has changed."""
+    """Change a value, rename a column, or remove or add one."""
     rows = [dict(row) for row in rows]
     row = rng.choice(rows)
     name = rng.choice(list(row))
@@ -62,7 +62,7 @@ def spoilt_rows(rows: Rows, kind: str, rng: Random) -> Rows:
 
 
 def spoilt_bytes(content: bytes, rng: Random) -> bytes:
-    """Bytes cut, swapped, replaced, put in, left out, repeated, or taken for another encoding's."""
+    """Cut, swap, replace, insert, remove, repeat or re-encode bytes."""
     size = len(content)
     at, other = sorted((rng.randrange(size + 1), rng.randrange(size + 1)))
     way = rng.randrange(11)
@@ -92,7 +92,7 @@ def spoilt_bytes(content: bytes, rng: Random) -> bytes:
 
 
 def written(rows: Rows, kind: str, rng: Random, plain: bool) -> bytes:
-    """Rows as a file of a kind, by libraries' writers alone; not `plain`, in another way that says the same."""
+    """Write rows in a format with libraries' writers; unless `plain`, in another spelling of equal content."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     if not plain:
         rng.shuffle(names)
@@ -155,7 +155,7 @@ def _parquet(rows: Rows, names: list[str], rng: Random, plain: bool) -> bytes:
             "write_page_checksum": rng.random() < 0.5, "version": rng.choice(("1.0", "2.4", "2.6")),
         }  # fmt: skip
         columns = [_as_another(column, rng) for column in columns]
-    elif rng.random() < 0.05:  # a column twice, which a schema may say
+    elif rng.random() < 0.05:  # schemas allow a column twice
         names, columns = [*names, names[0]], [*columns, columns[-1]]
     file = io.BytesIO()
     try:
@@ -174,7 +174,7 @@ def _as_another(column: Any, rng: Random) -> Any:
 
 
 def packed(content: bytes, rng: Random, plain: bool) -> bytes:
-    """In gzip; not `plain`, as several members, some of them empty."""
+    """Compress with gzip; unless `plain`, as several members, some of them empty."""
     if plain:
         return gzip.compress(content, mtime=0)
     at = rng.randrange(len(content) + 1)

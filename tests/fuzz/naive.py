@@ -1,4 +1,4 @@
-"""Readings of files that share nothing with ours: what is right, told the long way round."""
+"""Simple independent readers that define the correct rows of a file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Record = dict[str, Any]
 
 
 class Broken(Exception):
-    """Nothing of a file is right."""
+    """The file has no valid content."""
 
 
 def unpacked(content: bytes) -> bytes:
-    """What is in a gzip file, as far as it is whole: Broken where not."""
+    """The content of a gzip file; Broken if it is damaged."""
     out = b""
     while content:
         member = zlib.decompressobj(31)
@@ -35,7 +35,7 @@ def unpacked(content: bytes) -> bytes:
 
 
 def lines(content: bytes, encoding: str = "utf-8") -> list[str | None]:
-    """The lines of a text; None for one of other bytes."""
+    """The lines of a text; None if it is not UTF-8."""
     parts = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if parts[-1] == b"":
         parts.pop()
@@ -50,7 +50,7 @@ def lines(content: bytes, encoding: str = "utf-8") -> list[str | None]:
 
 
 def records(content: bytes, kind: str) -> Iterator[Record]:
-    """The records of a file that nothing is wrong with; Broken where the file has none."""
+    """The valid records of a file; Broken if the file cannot be read."""
     if kind == "jsonl":
         yield from _objects(content)
     elif kind == "parquet":
@@ -125,12 +125,12 @@ def _table(content: bytes) -> Iterator[Record]:
 
 
 def text(value: Any) -> str | None:
-    """A text with something in it."""
+    """Whether a value is a non-empty text."""
     return value if isinstance(value, str) and value.strip() else None
 
 
 def number(value: Any) -> float | None:
-    """A finite number."""
+    """Whether a value is a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         try:
             value = None if isinstance(value, (bool, list, dict, bytes)) else str(value)
@@ -146,7 +146,7 @@ def number(value: Any) -> float | None:
 
 
 def word(value: Any) -> str | None:
-    """What names a class."""
+    """The name of a class."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, (list, dict, bytes)) or value is None or value != value:

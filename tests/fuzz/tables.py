@@ -1,4 +1,4 @@
-"""Tables that are read: of each kind valid rows, our reading of a file, and the naive one."""
+"""The kinds of tables: valid rows, the reader under test, and the naive reader."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DELIMITED, OBJECTS = ("tsv", "csv", "jsonl", "parquet"), ("jsonl", "parquet")
 
 @dataclass(frozen=True)
 class Table:
-    """What one of our readers reads."""
+    """A kind of table."""
 
     rows: Callable[[Random], Rows]  # valid ones
     kinds: Sequence[str]  # formats
     read: Callable[[str, str], tuple[list[Any], dict[str, Any]]]  # (path, on_error) -> (rows, counts)
-    right: Callable[[list[Record]], list[Any]]  # the naive reading of records that nothing is wrong with
+    right: Callable[[list[Record]], list[Any]]  # the naive reading of valid records
     ordered: bool = True  # whether rows come in the file's order, each once
 
 
@@ -150,7 +150,7 @@ def _right_lists(records: list[Record]) -> list[Any]:
         if isinstance(sentences, str):
             try:
                 sentences = ast.literal_eval(sentences) if sentences.startswith("[") else None
-            except Exception:  # whatever it says, it is no list
+            except Exception:  # not a list, whatever its content
                 continue
         if isinstance(sentences, list) and len(sentences) > 2 and all(map(text, sentences)):
             method = record.get("method")
@@ -214,7 +214,7 @@ def _read_to_score(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]
     read = PairsToScore(Pairs(input=path, on_error=on_error), "jsonl")  # type: ignore[arg-type]
     rows = list(read.rows())
     longest = max((len(str(value)) for row in rows for value in row.values()), default=0)
-    if path.endswith((".tsv", ".csv")) and longest <= csv.field_size_limit():  # can be written, and is the same again
+    if path.endswith((".tsv", ".csv")) and longest <= csv.field_size_limit():  # survives writing and reading
         write_rows(path + ".again.csv", read.columns, rows)
         assert [fields for _, fields in read_rows(path + ".again.csv")] == rows, "it is written as something else"
     return rows, {"read": len(rows) + sum(read.left_out.values()), "kept": len(read.pairs), "dropped": read.left_out}
@@ -227,13 +227,13 @@ def _right_to_score(records: list[Record]) -> list[Any]:
 
 
 def same_order(rows: list[Any], right: list[Any]) -> bool:
-    """Whether rows are right ones, in their order, each once."""
+    """Whether rows are a part of the expected rows, in order, each once."""
     rest: Iterator[Any] = iter(right)
     return all(any(alike(row, each) for each in rest) for row in rows)
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two are equal, NaN to NaN, too."""
+    """Whether two values are equal, where NaN equals NaN."""
     return one == other or repr(one) == repr(other)
 
 

@@ -1,4 +1,4 @@
-"""What fuzzing found, each with the least file that shows it."""
+"""Faults found by fuzzing, each with the smallest file that shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files made from valid ones, and how we read them: a part of what ``python -m tests.fuzz`` tries."""
+"""Reading damaged variants of valid files: some of the cases of ``python -m tests.fuzz``."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ CASES = 2000
 def test_reading_is_correct_or_a_clear_error():
     counts, bad = tried(CASES, seed=0)
     assert not bad
-    for kind in TABLES:  # neither refuses all, nor takes all
+    for kind in TABLES:  # some are refused and some accepted
         assert counts[kind, "rows"] > 20 and counts[kind, "error"] > 15

@@ -1,4 +1,4 @@
-"""The state machines of machines.py, a few steps each. STEPS=500 makes more, FUZZ_SEED others."""
+"""The state machines of machines.py, a few steps each. STEPS sets the number of steps, FUZZ_SEED the seed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import raoe_kernels
-from benchmarks.__main__ import KERNEL_OPS
 from raoe_kernels import __main__ as report
 from raoe_kernels import _dispatch, _native, rank_margin_loss, use_backend
 from raoe_kernels._dispatch import Backend, Op
@@ -157,9 +156,3 @@ def test_backends_reports_every_public_op():
     for row in table.values():
         assert set(row) == set(_dispatch.NAMES) and row["scan"] is True
         assert all(v is True or (isinstance(v, str) and v) for v in row.values())
-
-
-def test_an_op_has_one_name():
-    """Its folder, its key in messages, its benchmark."""
-    ops = {name: folder.OP for name, folder in vars(raoe_kernels).items() if name[0] != "_" and hasattr(folder, "OP")}
-    assert {name: op.key for name, op in ops.items()} == {name: name for name in KERNEL_OPS if name != "matryoshka"}

@@ -145,13 +145,8 @@ def test_invalid_keep(tmp_path):
     with pytest.raises(ValueError, match="keep must be a number of at least 0, got 'maybe'"):  # not auto
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=theirs.CoSENTLoss(model), keep="maybe")
     with pytest.raises(ValueError, match="keep needs batches by length"):
-        Trainer(
-            model,
-            SentenceTransformerTrainingArguments(str(tmp_path)),
-            loss=theirs.CoSENTLoss(model),
-            keep=1,
-            by_length=False,
-        )
+        arguments = SentenceTransformerTrainingArguments(str(tmp_path))
+        Trainer(model, arguments, loss=theirs.CoSENTLoss(model), keep=1, by_length=False)
     with pytest.raises(ValueError, match="keep needs a loss that reads embeddings only, which AdaptiveLayerLoss"):
         layers = theirs.AdaptiveLayerLoss(model, theirs.CoSENTLoss(model))
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=layers, keep=1)

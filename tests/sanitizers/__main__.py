@@ -27,7 +27,7 @@ SANITIZERS = {
 }
 PARTS = ("driver", "module", "emulator")
 SOURCES = ("pairwise/cpu/pairwise.cpp", "pairwise/cpu/scale.cpp", "cosine/cosine_cpu.cpp", "infonce/widths_cpu.cpp")
-# So that a few hundred elements take many chunks, and threads.
+# Small chunks, so that a few hundred elements need many chunks and threads.
 SMALL = {
     "pairwise/cpu/pairwise.cpp": {"pairs_a_thread = 1 << 15": "pairs_a_thread = 1 << 4"},
     "pairwise/cpu/order.h": {"chunk = 1 << 14": "chunk = 1 << 5"},
@@ -36,10 +36,10 @@ SMALL = {
     "cosine/cosine_cpu.cpp": {"elements_a_task = 1 << 15": "elements_a_task = 1 << 6",
                               "elements_a_thread = 1 << 17": "elements_a_thread = 1 << 7"},
 }  # fmt: skip
-# Elements of an array at most, by whether blocks are small.
+# Maximum array size, for small and for normal blocks.
 MOST = {True: 1 << 11, False: 1 << 16}
-RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so")  # libstdc++: ASan looks for its throw as the process starts
-# Python and torch leave memory to the system as they end.
+RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so")  # libstdc++: ASan needs its throw at process start
+# Python and torch do not free all memory at exit.
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 ONE_WIDTH = "cpu-native and not matryoshka"  # of several widths only the CPU's module has all from one pass
 # Of each part: the tiles, and which tests.
@@ -76,7 +76,7 @@ def driver(folder: Path, flags: Sequence[str], small: bool, simd: bool = True) -
 
 
 def fuzzed(which: Sequence[str], cases: int, seed: int, sizes: Sequence[bool] = (True, False), **how: bool) -> bool:
-    """Whether so many calls of each size of blocks are fine; under the first two sanitizers as many again while another
+    """Whether `cases` calls with each block size pass. Under the first two sanitizers, as many run again while another
     thread rewrites their values."""
     fine = True
     for names in filter(None, ([name for name in which if name != "tsan"], [name for name in which if name == "tsan"])):
@@ -95,14 +95,14 @@ def fuzzed(which: Sequence[str], cases: int, seed: int, sizes: Sequence[bool] = 
 
 
 def conforms(part: str, flags: Sequence[str], tiles: str, chosen: str) -> bool:
-    """Whether the kernels' tests pass of a module that is built with the flags: part "module" or "emulator"."""
+    """Whether the kernels' tests pass with a module built with these flags: part "module" or "emulator"."""
     found = [subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True) for name in RUNTIMES]
     plugin = "tests.sanitizers.plugin" if part == "module" else "tests.cuda_emulator.plugin"
     environ = {
         **os.environ, **OPTIONS, "RAOE_SANITIZE": " ".join(flags), "RAOE_EMULATED_TILES": tiles, "OMP_NUM_THREADS": "1",
         "LD_PRELOAD": " ".join(each.stdout.strip() for each in found),
     }  # fmt: skip
-    # -s: what a sanitizer says as it ends the process
+    # -s: shows what a sanitizer prints when it ends the process
     pytest = [sys.executable, "-m", "pytest", "-q", "-s", "-x", "-n0", "-p", "no:cacheprovider", "-p", plugin]
     result = subprocess.run([*pytest, "--timeout", "1800", "tests/kernels", "-k", chosen], cwd=ROOT, env=environ)
     said = "fine" if result.returncode == 0 else f"exit status {result.returncode}"

@@ -1,4 +1,4 @@
-"""A pytest plugin that puts a native CPU module built with the flags RAOE_SANITIZE in the place of ours."""
+"""A pytest plugin that replaces the native CPU module by one built with the flags RAOE_SANITIZE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from csrc import build_modules
 
 
 def pytest_configure(config) -> None:
-    os.environ.pop("LD_PRELOAD", None)  # what is started from here is not to be looked at
+    os.environ.pop("LD_PRELOAD", None)  # do not check child processes
     folder = Path(tempfile.mkdtemp(prefix="raoe_sanitized_"))
     wish = {"RAOE_KERNELS_BUILD": "cpu", "RAOE_KERNELS_WERROR": "0"}
     flags = f"{os.environ['RAOE_SANITIZE']} -O1 -g1"

@@ -1,4 +1,4 @@
-"""A part of ``python -m tests.sanitizers``: small blocks, the baseline's code, few cases."""
+"""A few cases of ``python -m tests.sanitizers``, with small blocks and the baseline instruction set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sentence-transformers' own tests of losses, with our classes in the place of theirs:
+"""Run sentence-transformers' tests of losses with the classes of raoe in place of theirs:
 
     python -m tests.third_party PATH_OF_A_CHECKOUT [arguments of pytest]
 """

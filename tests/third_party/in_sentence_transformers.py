@@ -1,5 +1,5 @@
-"""sentence-transformers' losses of pairs and of in-batch negatives, over ours; and the encoder that its tests load from
-a hub, as a small one made on the spot."""
+"""Replaces sentence-transformers' losses of pairs and of in-batch negatives by ours, and its tests' encoder from a hub
+by a small one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.losses import AnglELoss, CoSENTLoss, GISTLoss, InfoNCELoss
 
-# Of their tests, those that look at what is theirs inside, by a part of their name.
+# Tests of their internals, by a part of the name.
 INSIDE = {
     "test_gather_rank1": "replaces its all_gather; ours is tested by real processes",
     "test_cmnrl_gather_across_devices_offset": "replaces its all_gather; ours is tested by real processes",
@@ -48,7 +48,7 @@ class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
 
 
 class GISTEmbedLoss(GISTLoss):
-    """Its guide is asked for the tokens that the model gets: ours is for texts, here numbers of rows."""
+    """Their guide reads the model's tokens; ours reads texts, here row numbers."""
 
     def __init__(self, model: Any, guide: Any, temperature: float = 0.01, **form: Any) -> None:
         super().__init__(model, self._asked, 1 / temperature, mask_duplicates=False, **form)
@@ -90,7 +90,7 @@ for name, loss in ours.items():
 
 @functools.cache
 def encoder() -> Any:
-    """A BERT of two layers and 128 dimensions, as their tiny one, of random weights."""
+    """A BERT with two layers, 128 dimensions and random weights, like their tiny one."""
     scratch = Scratch(vocab_size=90, hidden_size=128, layers=2, heads=2, intermediate_size=256, dropout=0.1)
     words = [
         "anchor positive negative short text sentence another final weather car train sunny day work",

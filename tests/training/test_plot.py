@@ -1,4 +1,4 @@
-"""The plot of a run shows what the log says."""
+"""The plot of a run shows the values of its log."""
 
 import pytest
 
@@ -7,15 +7,7 @@ from raoe_train.training.measures import plot_run
 pytest.importorskip("matplotlib")
 
 LOG = [
-    {
-        "loss": 2.0,
-        "rank": 1.5,
-        "angle": 0.5,
-        "learning_rate": 1e-5,
-        "grad_norm": 3.0,
-        "epoch": 0.1,
-        "step": 10,
-    },
+    {"loss": 2.0, "rank": 1.5, "angle": 0.5, "learning_rate": 1e-5, "grad_norm": 3.0, "epoch": 0.1, "step": 10},
     {"eval_dev_spearman_cosine": 0.61, "eval_runtime": 1.0, "epoch": 0.1, "step": 10},
     {"loss": 1.0, "rank": 0.75, "angle": 0.25, "learning_rate": 1e-5, "epoch": 0.2, "step": 20},
     {"train_runtime": 5.0, "train_loss": 1.5, "step": 20},
@@ -26,11 +18,8 @@ def test_plot_run(drawn, tmp_path):
     plot_run(LOG, tmp_path / "run.png")
     left, right = drawn[0].axes
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in left.lines}
-    assert lines == {
-        "loss": ([10, 20], [2.0, 1.0]),
-        "angle": ([10, 20], [0.5, 0.25]),
-        "rank": ([10, 20], [1.5, 0.75]),
-    }
+    values = {"loss": [2.0, 1.0], "angle": [0.5, 0.25], "rank": [1.5, 0.75]}
+    assert lines == {name: ([10, 20], numbers) for name, numbers in values.items()}
     assert [(line.get_label(), list(line.get_ydata())) for line in right.lines] == [("dev (right)", [61.0])]
     assert (tmp_path / "run.png").read_bytes()[:4] == b"\x89PNG"
     plot_run(LOG, tmp_path / "run.svg")

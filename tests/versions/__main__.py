@@ -37,7 +37,7 @@ jobs/test_mining.py jobs/test_scoring.py evaluation/test_tasks.py
 
 @dataclass(frozen=True)
 class Corner:
-    """Which Python and torch, and whether all else is as old as pyproject.toml allows, or as new as pins leave it."""
+    """A Python and a torch version, with the oldest or the newest allowed versions of all other packages."""
 
     python: str
     torch: str
@@ -53,7 +53,7 @@ class Corner:
 
 CORNERS = (
     Corner("3.10", "2.6.0", oldest=True),
-    Corner("3.11", "2.13.0", oldest=True, pins=("pyarrow<26",)),  # 26 is not imported beside numpy 1
+    Corner("3.11", "2.13.0", oldest=True, pins=("pyarrow<26",)),  # 26 cannot be imported with numpy 1
     Corner("3.12", "2.6.0"),
     Corner("3.12", "2.10.0", pins=("transformers==5.13.1", "sentence-transformers==6.1.0", "peft==0.20.0")),
     Corner("3.13", "2.14.1"),
@@ -62,7 +62,7 @@ CORNERS = (
 
 
 def lowest() -> list[str]:
-    """NAME==VERSION of the oldest that pyproject.toml allows, of what it names."""
+    """NAME==VERSION of the oldest versions that pyproject.toml allows."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     asked = re.search(r"^dependencies = \[(.*?)\]$.*?^train = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
     assert asked
@@ -71,7 +71,7 @@ def lowest() -> list[str]:
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version: on the path, or pyenv's."""
+    """A Python of this version, on PATH or from pyenv."""
     kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for path in (*map(str, kept), shutil.which(f"python{version}")):
         if path and not subprocess.run([path, "-c", ""], capture_output=True).returncode:
@@ -80,7 +80,7 @@ def interpreter(version: str) -> str | None:
 
 
 def make(corner: Corner, home: Path, wheel: Path) -> None:
-    """The environment of a corner; CalledProcessError where something cannot be had."""
+    """Create the environment of a corner; CalledProcessError if a package cannot be installed."""
     python = interpreter(corner.python)
     if python is None:
         raise FileNotFoundError(f"no Python {corner.python} here")
@@ -101,13 +101,13 @@ def make(corner: Corner, home: Path, wheel: Path) -> None:
 
 
 def tried(corner: Corner, home: Path, wheel: Path, folder: Path) -> dict[str, object]:
-    """What a corner gave: versions, and how its tests ended."""
+    """The result of a corner: versions, and the outcome of its tests."""
     python = str(home / "bin" / "python")
     again = [python, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", str(wheel)]
     subprocess.run(again, check=True, capture_output=True)
     ask = "import importlib.metadata as m, platform; print(platform.python_version(), *map(m.version, {!r}))"
     words = subprocess.run([python, "-c", ask.format(SHOWN)], check=True, capture_output=True, text=True).stdout.split()
-    place = home / "tree"  # the tests without the packages, which are the environment's
+    place = home / "tree"  # only the tests; packages come from the environment
     shutil.rmtree(place, ignore_errors=True)
     for name in ("tests", "docs", "README.md", "pyproject.toml"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -127,7 +127,7 @@ def tried(corner: Corner, home: Path, wheel: Path, folder: Path) -> dict[str, ob
 
 
 def page(results: dict[str, dict[str, object]]) -> str:
-    """The part of docs/versions.md that runs write."""
+    """The generated part of docs/versions.md."""
     lines = ["| " + " | ".join(["Python", *SHOWN, "tests", "ran"]) + " |", "|---" * (len(SHOWN) + 3) + "|"]
     for name, result in results.items():
         versions, counts = result.get("versions"), result.get("counts")
@@ -168,7 +168,7 @@ def main(words: list[str] | None = None) -> int:
         if kept.exists():
             results[corner.name] = json.loads(kept.read_text(encoding="utf-8"))
             print(corner.name, {key: results[corner.name][key] for key in results[corner.name] if key != "versions"})
-    if len(results) == len(CORNERS):  # or the page would lose the others
+    if len(results) == len(CORNERS):  # otherwise the page would lose the others
         text = PAGE.read_text(encoding="utf-8")
         between = re.compile(r"(?<=<!-- runs -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
         PAGE.write_text(between.sub(lambda _: page(results), text), encoding="utf-8")

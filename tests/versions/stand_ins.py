@@ -1,5 +1,5 @@
-"""torch's builds on PyPI for Linux link gigabytes of CUDA libraries. On a CPU none of their functions is called, so
-that empty ones do: of the same names and symbol versions, in which every function returns 0."""
+"""Stand-ins for the gigabytes of CUDA libraries that torch's Linux builds on PyPI link. On a CPU none of their
+functions is called, so libraries with equal names and symbol versions suffice, whose functions return 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ THEIRS = r"(?:cu|nv|nccl)\w*"  # names of NVIDIA's libraries and functions
 
 
 def stand_in(folder: Path) -> list[str]:
-    """Put the libraries that those in torch's `lib` folder want, and are not there, beside them; their names."""
+    """Write the missing libraries into torch's `lib` folder and return their names."""
     every = sorted(str(path) for path in folder.glob("*.so*"))
     there = {Path(path).name for path in every}
     versions = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""In CI the corner whose environment is soon made: the oldest of all else beside CI's own torch."""
+"""The corner that CI can set up fast: CI's torch with the oldest versions of all other packages."""
 
 from __future__ import annotations
 
