@@ -47,7 +47,7 @@ def forms() -> dict[str, Callable[[], Any]]:
         "`info_nce_loss(directions=…)`, other directions, also with a guide or hardness": lambda: rk.info_nce_loss(
             a, b, directions=both
         ),
-        "`info_nce_loss(scale=TENSOR)`, a learnt one": lambda: rk.info_nce_loss(a, b, scale=torch.tensor(20.0)),
+        "`info_nce_loss(scale=TENSOR)`, a learned one": lambda: rk.info_nce_loss(a, b, scale=torch.tensor(20.0)),
         "`info_nce_loss(guide=…)`, one direction": lambda: rk.info_nce_loss(a, b, guide=(a, b)),
         "`info_nce_loss(hardness_mode=…)`, one direction": lambda: rk.info_nce_loss(
             a, b, b, hardness_mode="all_negatives", hardness_strength=1.0

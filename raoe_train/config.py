@@ -293,12 +293,12 @@ def _value(key: str, words: list[str], kind: Any) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether a single text is short for a list with that text."""
+    """Whether a text may stand for a list with this text."""
     return any(typing.get_origin(each) is list for each in _union(kind)) and str not in _union(kind)
 
 
 def _union(kind: Any) -> tuple[Any, ...]:
-    """The types of X | Y, or the one type."""
+    """The member types of a union, or the type itself."""
     return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
 
 

@@ -128,6 +128,6 @@ def info_nce_loss(
     if dims is None:
         return info_nce(problem, backend)
     widths = _validate.widths("dims", dims, anchors.shape[1])
-    if more := problem.beyond_triton() or ("a tensor for scale" if problem.learnt_scale is not None else ""):
+    if more := problem.beyond_triton() or ("a tensor for scale" if problem.learned_scale is not None else ""):
         raise ValueError(f"dims cannot be combined with {more}, got {_validate.describe(dims)}")
     return info_nce_widths(problem, widths, backend)

@@ -18,7 +18,7 @@ OP = Op(
 )
 
 ARGUMENTS = (
-    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? all_anchors, Tensor? learnt_scale, Tensor? targets, "
+    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? all_anchors, Tensor? learned_scale, Tensor? targets, "
     "Tensor? ignored, Tensor? anchor_ids, Tensor? column_ids, Tensor? guide_anchors, Tensor? guide_positives, "
     "Tensor? guide_negatives, float scale, str directions, bool joint, str hardness, float strength, float margin, "
     "bool relative"

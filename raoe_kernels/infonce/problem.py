@@ -1,7 +1,7 @@
 """Input of every backend of info_nce_loss, and the functions on rows, pools and blocks that all backends share.
 
-A pool holds the logits of one softmax. Its blocks are the directions: logits of the row's anchor, or of its positive,
-with all anchors, or with positives and negatives. The first block contains the positive pair ("own" pair).
+A pool holds the logits of one softmax. Each of its blocks is one direction: the logits of a row's anchor, or of its
+positive, with all anchors, or with positives and negatives. The first block contains the positive pair ("own" pair).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Problem(NamedTuple):
 
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learnt_scale    () float, used with scale = 1, or None
+    learned_scale    () float, used with scale = 1, or None
     targets         (N,) int64: the column of each anchor's positive; None: column i for anchor i
     ignored         (N, C) bool or None: columns that are not negatives of an anchor
     anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are not each other's negatives
@@ -41,7 +41,7 @@ class Problem(NamedTuple):
     positives: Tensor
     negatives: Tensor | None = None
     all_anchors: Tensor | None = None
-    learnt_scale: Tensor | None = None
+    learned_scale: Tensor | None = None
     targets: Tensor | None = None
     ignored: Tensor | None = None
     anchor_ids: Tensor | None = None
@@ -131,8 +131,8 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
     """Return the () factor of the sum of the rows' losses: 1 / N, or 1 / 2N if symmetric; NaN if a row, a target or the
     scale is invalid. Reading these on a GPU would have to wait for it, and NaN is better than a wrong number."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
-    if problem.learnt_scale is not None:
-        factor = factor.masked_fill(~(problem.learnt_scale > 0), torch.nan)
+    if problem.learned_scale is not None:
+        factor = factor.masked_fill(~(problem.learned_scale > 0), torch.nan)
     if problem.targets is None:
         return factor
     outside = ((problem.targets < 0) | (problem.targets >= problem.target_count)).any()

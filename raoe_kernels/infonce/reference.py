@@ -36,7 +36,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         guide_k, _, second = units_of(problem.guide_positives, problem.guide_negatives)
         guided, poison = (guide_q, guide_k), poison + (first + second)
     factor = mean_factor(problem, poison.to(a.dtype))
-    scale = problem.scale if problem.learnt_scale is None else problem.learnt_scale.to(a.dtype)
+    scale = problem.scale if problem.learned_scale is None else problem.learned_scale.to(a.dtype)
     places = own_anchors(problem), own_columns(problem)
     rows, columns = (a, k[places[1]]), (q, k)
 

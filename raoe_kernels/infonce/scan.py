@@ -75,7 +75,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         guide_q, _, first = unit_rows(problem.guide_anchors)
         guide_k, _, second = unit_rows(problem.guide_positives, problem.guide_negatives)
         poison = poison + (first + second).to(like.dtype)
-    scale = problem.scale if problem.learnt_scale is None else problem.learnt_scale.to(like.dtype)
+    scale = problem.scale if problem.learned_scale is None else problem.learned_scale.to(like.dtype)
     factor = mean_factor(problem, poison)
     by_q = by_a
     if problem.all_anchors is not None:  # factor * 0: NaN if the loss is, even if no direction uses all_anchors
@@ -149,7 +149,7 @@ def _products(
     weight: Tensor,
     by_scale: Tensor | None,
 ) -> None:
-    """Add the gradients of a chunk's unit rows, of the columns and of scale; weight x parts is that of the logits."""
+    """Add the gradients of a chunk's unit rows, of the columns and of scale. That of the logits is weight x parts."""
     for block, x in zip(pool, parts, strict=True):
         side, found, here = sides[block.from_documents], sides[block.to_documents], rows[block.from_documents].units
         weights = halves(x) if isinstance(found.factor, Halves) else x

@@ -154,7 +154,7 @@ def info_nce_shares(
 
 
 def serves(problem: Problem) -> bool:
-    fits = problem.learnt_scale is None and problem.scale <= UNSHIFTED_SCALE
+    fits = problem.learned_scale is None and problem.scale <= UNSHIFTED_SCALE
     plain = not problem.symmetric and not problem.hardness and problem.guide_anchors is None
     return problem.anchors.dtype == torch.bfloat16 and plain and fits
 

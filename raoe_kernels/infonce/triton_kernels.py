@@ -94,7 +94,7 @@ def _pass(
     if back:
         ids, strides = ids[::-1], strides[::-1]
     targets, row_ids, column_ids = integers_or(stats, problem.targets, *ids)
-    learnt = None if problem.learnt_scale is None else problem.learnt_scale.to(stats.dtype)
+    learned = None if problem.learned_scale is None else problem.learned_scale.to(stats.dtype)
     mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
     gradient = own_weights is not None
     limit = problem.scale + problem.strength
@@ -102,7 +102,7 @@ def _pass(
     short = masked or problem.anchors.dtype == torch.float64
     constants = (SHORT if short else WEIGHTS) | {
         "IGNORE": MASK if masked else NONE if ids[0] is None else IDS,
-        "SHIFTED": learnt is not None or limit > UNSHIFTED_SCALE, "LEARNT": learnt is not None,
+        "SHIFTED": learned is not None or limit > UNSHIFTED_SCALE, "LEARNT": learned is not None,
         "GRADIENT": gradient, "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
     }  # fmt: skip
 
@@ -111,7 +111,7 @@ def _pass(
         here = mask if left_out is None else left_out(slice(first, first + len(logits))).view(torch.uint8)
         info_nce_weights[(len(logits),)](
             logits, weights, stats if own_weights is None else own_weights, units.inverse,
-            stats if learnt is None else learnt, targets, here, row_ids, column_ids,
+            stats if learned is None else learned, targets, here, row_ids, column_ids,
             stats if by_column is None else by_column, stats, first, n, column_count, logits.shape[1] // UNIT.value,
             *places, problem.target_count, 0 if by_column is None else len(by_column),
             int(problem.targets is not None), int(back), hard, max(1, len(problem.positives)),
@@ -148,7 +148,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
         units = units_of(problem.rows, problem.symmetric, triton_fused.TILE["BLOCK_K"] if fused else UNIT.value)
         rows = units.rows[:n] if problem.symmetric else units.rows
         losses = 2 if problem.symmetric else 1
-        kept = (4 if problem.symmetric else 1) + (problem.learnt_scale is not None)
+        kept = (4 if problem.symmetric else 1) + (problem.learned_scale is not None)
         stats = units.inverse.new_empty(kept, n)
         if problem.symmetric:
             own = units.columns[:n] if problem.targets is None else units.columns[own_columns(problem)]
@@ -172,10 +172,10 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
     loss = (stats[:losses] if kept > losses else stats).mean()
     if poison is not None:
         loss += poison.to(loss.dtype)
-    if problem.learnt_scale is not None:
-        loss = loss.masked_fill(~(problem.learnt_scale > 0), torch.nan)
+    if problem.learned_scale is not None:
+        loss = loss.masked_fill(~(problem.learned_scale > 0), torch.nan)
         if needs[4]:
-            by_scale = stats[-1].mean() / (losses * problem.learnt_scale) + loss * 0  # NaN if the loss is NaN
+            by_scale = stats[-1].mean() / (losses * problem.learned_scale) + loss * 0  # NaN if the loss is NaN
     return loss, (by_rows, by_columns, own_weights, loss, by_scale)
 
 
@@ -183,9 +183,9 @@ def backward(
     problem: Problem, saved: tuple, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
     products, by_scale = saved[:4], saved[4]
-    learnt, count = problem.learnt_scale, len(problem.anchors) * (2 if problem.symmetric else 1)
+    learned, count = problem.learned_scale, len(problem.anchors) * (2 if problem.symmetric else 1)
     factor = problem.scale / (count * _stretch(problem) * half(problem.anchors.dtype))
-    steep = upstream if learnt is None else upstream * learnt.to(upstream.dtype)
+    steep = upstream if learned is None else upstream * learned.to(upstream.dtype)
     rows = through_norms(problem.rows, problem.targets, products, steep, needs[:3], dtype, factor)
     return *rows, None, None if by_scale is None else by_scale * upstream
 
@@ -196,7 +196,7 @@ def variants() -> Iterator[Variant]:
         exact = "fp64" if name == "fp64" else "fp32"
         pointers = dict.fromkeys(POINTERS, f"*{name}")
         pointers |= dict.fromkeys(("inverse", "logits", "by_column", "stats", "by_rows", "by_columns"), f"*{exact}")
-        pointers |= dict.fromkeys(("own_weights", "loss", "upstream", "learnt"), f"*{exact}") | {"mask": "*u8"}
+        pointers |= dict.fromkeys(("own_weights", "loss", "upstream", "learned"), f"*{exact}") | {"mask": "*u8"}
         pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64")
         for unit, which in ((16, "aligned"), (1, "any")):
             constants = {"BLOCK": ROWS["BLOCK"], "GIVEN": unit}
@@ -209,11 +209,11 @@ def variants() -> Iterator[Variant]:
                               constants | {"INTERPRETED": False}, ROWS["num_warps"])  # fmt: skip
         signature = signature_of(info_nce_weights, **pointers)
         kinds = ["gradient", "symmetric"] + ["loss"] * (name == exact)  # without a gradient, `weights` is the logits
-        for ignore, kind, way in product((NONE, MASK, IDS), kinds, ("small", "shifted", "learnt")):
+        for ignore, kind, way in product((NONE, MASK, IDS), kinds, ("small", "shifted", "learned")):
             table = SHORT if ignore == MASK or name == "fp64" else WEIGHTS
             which = f"{('all', 'mask', 'ids')[ignore]} {kind} {way}"
             constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "SHIFTED": way != "small"}
-            constants |= {"LEARNT": way == "learnt", "GRADIENT": kind != "loss", "SYMMETRIC": kind == "symmetric"}
+            constants |= {"LEARNT": way == "learned", "GRADIENT": kind != "loss", "SYMMETRIC": kind == "symmetric"}
             constants |= {"INTERPRETED": False}
             yield Variant(f"info_nce_weights {name} {which}", info_nce_weights, signature, constants,
                           table["num_warps"])  # fmt: skip

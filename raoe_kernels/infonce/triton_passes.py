@@ -19,7 +19,7 @@ EPS = tl.constexpr(1e-8)  # problem.EPS
 
 POINTERS = ["anchors", "positives", "negatives", "rows", "columns", "inverse", "logits", "weights", "targets", "mask"]
 POINTERS += ["row_ids", "column_ids", "by_column", "stats", "by_rows", "by_columns", "grad_anchors", "grad_positives"]
-POINTERS += ["grad_negatives", "loss", "upstream", "own_weights", "learnt"]
+POINTERS += ["grad_negatives", "loss", "upstream", "own_weights", "learned"]
 
 
 @triton.jit
@@ -141,7 +141,7 @@ def _negatives(
 
 @kernel
 def info_nce_weights(
-    logits, weights, own_weights, inverse, learnt, targets, mask, row_ids, column_ids, by_column, stats,
+    logits, weights, own_weights, inverse, learned, targets, mask, row_ids, column_ids, by_column, stats,
     first, row_count, column_count, units, row_place, column_place, target_count, scattered, has_targets, back, hard,
     positive_count, mask_first, mask_row: tl.int64, mask_column: tl.int64, scale: tl.float64, limit: tl.float64,
     strength: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr,
@@ -156,7 +156,7 @@ def info_nce_weights(
     are kept (at 2 and 3 times row_count) for the SYMMETRIC pass that follows, which adds the weights of both
     directions. by_column, `scattered` long, is such a logarithm per column, infinite if it is no anchor's target.
 
-    LEARNT: `scale` is multiplied by the number at `learnt`; with GRADIENT, that number times its derivative is stored
+    LEARNT: `scale` is multiplied by the number at `learned`; with GRADIENT, that number times its derivative is stored
     after the other stats. strength: of hard negatives, divided by the scale unless LEARNT. mask_first: the row at which
     the mask begins.
     """
@@ -175,8 +175,8 @@ def info_nce_weights(
     scaled = over_row * tl.full((), scale, dtype)
     raised = tl.full((), strength, dtype)
     if LEARNT:
-        scaled *= tl.load(learnt)
-        raised /= tl.load(learnt)
+        scaled *= tl.load(learned)
+        raised /= tl.load(learned)
     raised += 1
     row_id = tl.load(row_ids + place) if IGNORE == 2 else 0
     mask += (place - mask_first) * mask_row

@@ -26,7 +26,7 @@ Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examp
 
 def labelled_table(source: str | os.PathLike[str], **how: Any) -> Table:
     """Read labelled sentences or pairs. The columns are text (the sentence, or the first of a pair), for pairs also
-    second, label (as in the file) and split (by default ""). `how` is columns and on_error, see read_pairs."""
+    second, label (as in the file) and split (by default ""). `how`: the keywords columns and on_error of read_pairs."""
     return read_table(source, _parse, "example", **how)
 
 

@@ -45,8 +45,8 @@ def read_pairs(
     """Read sentence pairs.
 
     Args:
-        source: FILE or FILE#SPLIT (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train", #dev or
-            #test; a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#SPLIT]`; or a pool of such sources, A+B. Also a
+        source: FILE or FILE#SPLIT (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train" (or dev,
+            test); a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#SPLIT]`; or a pool of such sources, A+B. Also a
             datasets.Dataset or a pandas.DataFrame.
         columns: {our column: column in the source} for columns with other names; None ignores a column.
         labels: {word or int: class}; by default entailment, neutral, contradiction, or 0, 1, 2, are classes 0, 1, 2. A
@@ -81,7 +81,7 @@ def pair_table(
     **how: Any,
 ) -> Table:
     """Read pairs as read_pairs does; returns (table, counts). `names` are the columns to keep, which must exist; None
-    keeps all. With `any_labels`, labels of scored pairs are neither checked nor kept. `how` is columns and on_error."""
+    keeps all. With `any_labels`, labels of scored pairs are neither checked nor kept. `how`: keywords of read_table."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):

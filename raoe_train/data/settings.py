@@ -71,7 +71,7 @@ class Data(Rows):
 
     Args:
         train: training sources (FILE, FILE#SPLIT, builtin#train, hub name), never mixed in a batch unless pooled as A+B
-        labels: class for each label, a larger one less related, null to drop its rows; or such a mapping per file name
+        labels: class of each label (larger = less related, null drops its rows), or one such mapping per file name
         dev: sources of the dev set; the encoder that scores best on it is kept
         dev_share: share of the first source to hold out as dev set; used if dev is not set
         score_scale: lowest and highest possible score in train; two numbers, or two for each source

@@ -1,5 +1,5 @@
-"""Polarity and semantic scores, and the tasks polarity:NAME: whether the sentences that an encoder retrieves have the
-same class as the query, and whether they are still about the same topic (Eq. 1 and 2 of the margins paper)."""
+"""Polarity and semantic scores, and the tasks `polarity:NAME` (Eq. 1 and 2 of the margins paper). They say whether the
+sentences that an encoder retrieves have the query's class, and whether they are about the same topic."""
 
 import random
 from collections.abc import Sequence
@@ -45,7 +45,8 @@ class PolarityEvaluator(SentenceEvaluator):
         name: prefix of the names of the scores.
 
     Raises:
-        ValueError: texts without labels, too few source sentences, a class without any, or embeddings not finite.
+        ValueError: texts without labels, too few source sentences, a class without source sentences, or embeddings that
+            are not finite.
     """
 
     def __init__(

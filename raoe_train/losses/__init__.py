@@ -9,7 +9,7 @@ your own subclass of ``Loss``.
 
 ``gather_across_devices`` needs batches of equal size in all processes, as the trainer makes them; otherwise the
 collective fails (gloo ends the process with fewer rows). FSDP gathers layers in every forward, so processes must also
-have equally many mini-batches; ByLength ensures this.
+have the same number of mini-batches; ByLength ensures this.
 
 Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLabelCollator``, a (B, 2) tensor of rows
 ``[label, score]`` or, if they need no NLI label, (B,) scores. For the others see their ``reads``.

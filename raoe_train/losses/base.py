@@ -110,7 +110,7 @@ class CachedLoss(CachedLossMixin, Loss):
 
     @abstractmethod
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """The loss, (), or its parts by name, of a batch's (B, D) columns."""
+        """The scalar loss, or its parts by name, of a batch's (B, D) columns."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """Hook of CachedLossMixin: the loss of a batch whose embeddings come in mini-batches; labels are `beside`'s."""

@@ -45,7 +45,7 @@ def fits(loss: Any) -> bool:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any) -> Any:
-    """Compute a loss from (B, D) columns of embeddings; labels are those of its `beside`."""
+    """Compute a loss from (B, D) columns of embeddings; labels are what its `beside` returns."""
     if isinstance(loss, MatryoshkaLoss):
         widths = [*zip(loss.matryoshka_dims, loss.matryoshka_weights, strict=True)]
         if 0 < loss.n_dims_per_step < len(widths):

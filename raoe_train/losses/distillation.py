@@ -53,7 +53,7 @@ class DistillationLoss(CachedLoss):
         self._embed = embed
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """The loss, (), of two columns of (B, D) embeddings."""
+        """The scalar loss of two columns of (B, D) embeddings."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         teacher = teacher_embeddings(self._embed, labels, embeddings)
@@ -64,13 +64,13 @@ class DistillationLoss(CachedLoss):
 
     @abstractmethod
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
-        """The loss, (), of (B, D) embeddings and the teacher's (B, D') embeddings."""
+        """The scalar loss of (B, D) embeddings and the teacher's (B, D') embeddings."""
 
 
 class SimilarityDistillationLoss(DistillationLoss):
     """Mean over the pairs of (cos(a_i, b_i) - the teacher's cos(a_i, b_i))².
 
-    It is MSE in Table 4 of the RAOE paper. MSE2 there uses the teacher's cosines as fixed scores, which is
+    It is MSE in Table 4 of the RAOE paper. The paper's MSE2 uses the teacher's cosines as fixed scores, which is
     CosineSimilarityLoss. `scale` has no effect.
     """
 
@@ -123,7 +123,7 @@ class ListMLELoss(CachedLoss):
         self.ties = ties
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """The loss, (), of one column of (N, D) embeddings; ValueError for labels that are missing."""
+        """The scalar loss of one column of (N, D) embeddings; ValueError for labels that are missing."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             raise ValueError(
                 "ListMLELoss needs one column with the sentences of all lists, and labels with 'lengths'; got "

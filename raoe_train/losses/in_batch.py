@@ -71,7 +71,7 @@ class InBatchLoss(CachedLoss):
         return self.log_scale
 
     def differentiable_scale(self) -> float | Tensor:
-        """The current scale, with a gradient if it is learned. Use it once in a forward: processes average it there."""
+        """The current scale, with a gradient if it is learned. Call once per forward: processes average it there."""
         return averaged(self._kept_within()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class InBatchLoss(CachedLoss):
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
     ) -> Tensor:
-        """The loss, (), of (B, D) embeddings of the columns.
+        """The scalar loss of (B, D) embeddings of the columns.
 
         `texts` are (B, columns) integers, equal for equal texts in all columns and processes; without them no
         duplicates are masked.

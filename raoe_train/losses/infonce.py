@@ -131,7 +131,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
     ) -> Tensor:
-        """The loss, (), of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
+        """The scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
         if len(embeddings) not in (3, 4):
             raise ValueError(
                 f"AnglEContrastiveLoss needs 3 or 4 columns, anchor, positive, negative, neutral; got {len(embeddings)}"

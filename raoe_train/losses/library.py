@@ -73,7 +73,7 @@ class SoftmaxLoss(Loss, losses.SoftmaxLoss):
         super().__init__(model, model.get_embedding_dimension(), num_labels=3)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor) -> Tensor:
-        """The loss, (), of two (B, D) columns and (B,) classes."""
+        """The scalar loss of two (B, D) columns and (B,) classes."""
         first, second = embeddings
         logits = self.classifier(torch.cat([first, second, (first - second).abs()], dim=1))
         return nn.functional.cross_entropy(logits, labels.view(-1))

@@ -62,7 +62,7 @@ def clear_unfinished(output: Path) -> None:
 
 
 def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
-    """Load the encoder to train. One made from scratch is kept in the folder `initial` for a run that resumes."""
+    """Load the encoder to train. An encoder made from scratch is saved in `initial`, for resuming."""
     from raoe_train.encoders.load import load_encoder
 
     if model.name != SCRATCH:

@@ -1,4 +1,4 @@
-"""The trainer: sentence-transformers', with the collators of our losses, batches by length and a stop at a NaN loss."""
+"""A SentenceTransformerTrainer with the collators of our losses, batches by length and a stop at a NaN loss."""
 
 import copy
 import logging

@@ -71,7 +71,7 @@ def test_early_stopping(monkeypatch, tenacity, rounds):
     taken = []
     optimizer = SimpleNamespace(step=lambda: taken.append(1))
     monkeypatch.setattr(torch.optim, "Adam", lambda *_, **__: optimizer)
-    features, labels = examples(40)  # nothing is learnt, so the first round stays the best
+    features, labels = examples(40)  # nothing is learned, so the first round stays the best
     its = Classifier("senteval", tenacity=tenacity, batch_size=10, epoch_size=2).settings()
     classifier(features, labels, its).predicted(np.arange(40), np.arange(40), np.arange(40), 0.1)
     assert len(taken) == rounds * 2 * 4

@@ -58,14 +58,14 @@ def numbers(values, like):
 
 @dataclass(frozen=True)
 class Contrast:
-    """key: the op's; loss: the public function; learnt: numbers that are differentiated beside the rows; lowest: the
+    """key: the op's; loss: the public function; learned: numbers that are differentiated beside the rows; lowest: the
     smallest target; mixed: the names of its fullest options; also: an option more, for tests that ask for few."""
 
     key: str
     loss: Callable
     lowest: int
     mixed: tuple[str, str]
-    learnt: dict[str, float] = field(default_factory=dict)
+    learned: dict[str, float] = field(default_factory=dict)
     also: dict = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -73,16 +73,16 @@ class Contrast:
 
     def __call__(self, leaves, **options):
         """The loss of rows, and of numbers behind them."""
-        rows = leaves[: len(leaves) - len(self.learnt)] if self.learnt else leaves
-        return self.loss(*rows, **dict(zip(self.learnt, leaves[len(rows) :], strict=True)), **options)
+        rows = leaves[: len(leaves) - len(self.learned)] if self.learned else leaves
+        return self.loss(*rows, **dict(zip(self.learned, leaves[len(rows) :], strict=True)), **options)
 
     def leaves(self, inputs, **given):
-        """The rows and the learnt numbers, those `given` in place of the default ones."""
-        return [*inputs, *numbers((self.learnt | given).values(), inputs[0])]
+        """The rows and the learned numbers, those `given` in place of the default ones."""
+        return [*inputs, *numbers((self.learned | given).values(), inputs[0])]
 
     def run(self, inputs, backend, upstream=-1.5, **options):
         """The loss, and the gradients of all there is, under an upstream gradient that is not 1."""
-        given = {name: options.pop(name) for name in self.learnt if name in options}
+        given = {name: options.pop(name) for name in self.learned if name in options}
         leaves = [None if x is None else x.detach().clone().requires_grad_() for x in self.leaves(inputs, **given)]
         loss = self(leaves, backend=backend, **options)
         return loss.detach(), *torch.autograd.grad(loss * upstream, [x for x in leaves if x is not None])

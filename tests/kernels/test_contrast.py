@@ -47,8 +47,8 @@ def test_equal_ids_are_their_mask(contrast, place):
 def test_gradcheck(which, contrast, place):
     device, backend = place
     given = contrast.options(contrast.mixed[which], 3, 6, device) | {"scale": 3.0}
-    learnt = {name: given.pop(name) for name in contrast.learnt if name in given}
-    leaves = [x.requires_grad_() for x in contrast.leaves(rows((3, 4, 2), 5, torch.float64, device), **learnt)]
+    learned = {name: given.pop(name) for name in contrast.learned if name in given}
+    leaves = [x.requires_grad_() for x in contrast.leaves(rows((3, 4, 2), 5, torch.float64, device), **learned)]
     assert torch.autograd.gradcheck(lambda *x: contrast(x, backend=backend, **given), leaves, fast_mode=True)
 
 
@@ -66,7 +66,7 @@ def test_zero_rows_have_similarity_and_gradient_zero(dtype, contrast, place, poi
         assert grad.dtype == dtype
         assert grad[[1, 3]].eq(0).all() and grad[[0, 2]].ne(0).any(1).all()
     # two zero rows: log of how many columns there are, or what logits of only the bias cost
-    bias = {name: math.log(3) for name in contrast.learnt if name == "bias"}
+    bias = {name: math.log(3) for name in contrast.learned if name == "bias"}
     alone = contrast.run((inputs[0][1:2], inputs[1][1:2], inputs[2]), backend, **bias)[0]
     assert alone.item() == pytest.approx(math.log(4 / 3) + 4 * math.log(4) if bias else math.log(5), rel=1e-6)
 
@@ -80,8 +80,8 @@ def test_strides_and_views_do_not_matter(start, width, contrast, place, poisoned
     expected = contrast.run(inputs, backend, **given)
     wide = torch.full((7, 80), 9.0, dtype=torch.float64, device=device)
     wide[:, here] = inputs[0]
-    learnt = {name: given.pop(name) for name in contrast.learnt if name in given}
-    leaves = [wide, inputs[1].t().contiguous(), inputs[2].repeat(2, 1), *contrast.leaves(inputs, **learnt)[3:]]
+    learned = {name: given.pop(name) for name in contrast.learned if name in given}
+    leaves = [wide, inputs[1].t().contiguous(), inputs[2].repeat(2, 1), *contrast.leaves(inputs, **learned)[3:]]
     leaves = [x.requires_grad_() for x in leaves]
     given["targets"] = given["targets"].repeat_interleave(2)[::2]
     given["ignore"] = given["ignore"].t().contiguous().t()
@@ -112,8 +112,8 @@ def nothing_to_contrast(sizes, dtype, contrast, device, backend):
     assert loss.item() == 0 and loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     for x, grad in zip([x for x in inputs if x is not None], grads, strict=False):
         assert grad.shape == x.shape and grad.dtype == dtype and grad.eq(0).all()
-    learnt = grads[len(grads) - len(contrast.learnt) :]
-    assert all(grad.ndim == 0 and grad.item() == 0 for grad in learnt)
+    learned = grads[len(grads) - len(contrast.learned) :]
+    assert all(grad.ndim == 0 and grad.item() == 0 for grad in learned)
 
 
 def test_no_negatives_and_no_width(contrast, place):
@@ -122,7 +122,7 @@ def test_no_negatives_and_no_width(contrast, place):
     loss, *grads = contrast.run((a, p, n), backend)
     alone = contrast.run((a, p), backend)
     assert torch.equal(loss, alone[0]) and torch.equal(grads[0], alone[1]) and grads[2].shape == (0, 4)
-    bias = {name: 0.0 for name in contrast.learnt if name == "bias"}
+    bias = {name: 0.0 for name in contrast.learned if name == "bias"}
     loss, *grads = contrast.run([x[:, :0] for x in (a, p)], backend, **bias)
     assert loss.item() == pytest.approx(3 * math.log(2) if bias else math.log(3))
     assert [g.shape for g in grads[:2]] == [(3, 0), (3, 0)]
@@ -187,7 +187,7 @@ def test_half_gradients_survive_loss_scaling(contrast, place):
     """What is kept for backward is float32 until the upstream factor is in it."""
     device, backend = place
     halves = rows((5, 5), 16, torch.float16, device)
-    small = {"scale": 1e-6, **{name: 0.0 for name in contrast.learnt if name == "bias"}}
+    small = {"scale": 1e-6, **{name: 0.0 for name in contrast.learned if name == "bias"}}
     tiny = contrast.run(halves, backend, 2.0**18, **small)[1:3]
     for x, y in zip(tiny, contrast.run([x.float() for x in halves], backend, 2.0**18, **small)[1:3], strict=True):
         assert x.dtype == torch.float16
@@ -223,7 +223,7 @@ def test_the_logits_are_never_held(which, contrast, place):
     device, backend = place
     leaves = leaves_of(contrast, (60, 60, 40), 4, torch.float32, device)
     given = contrast.options(which or contrast.mixed[1], 60, 100, device)
-    for name in contrast.learnt:
+    for name in contrast.learned:
         given.pop(name, None)
     with Recorder() as seen:
         contrast(leaves, backend=backend, **given).backward()
@@ -242,13 +242,13 @@ def test_no_gradient_work_where_none_is_needed(monkeypatch, contrast, place):
     inputs = contrast.leaves(rows((10, 10, 6), 4, torch.float32, device))
 
     def products(*needs, **given) -> int:
-        """needs: of anchors, positives, negatives, and scale and bias where they are learnt."""
+        """needs: of anchors, positives, negatives, and scale and bias where they are learned."""
         leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs, strict=False)]
         with Recorder() as seen:
             contrast(leaves, backend=backend, **given)
         return seen.products()
 
-    none = (False,) * len(contrast.learnt)
+    none = (False,) * len(contrast.learned)
     assert products(False, False, False, *none) == 1
     assert products(True, False, False, *none) == products(False, False, True, *none) == 2
     assert products(True, True, True, *(not x for x in none)) == 3
@@ -271,7 +271,7 @@ def test_opcheck(which, contrast, place, monkeypatch):
     inputs = rows((4, 5, None if which == "plain" else 3), 6, torch.float32, device)
     leaves = [x if x is None else x.requires_grad_() for x in contrast.leaves(inputs)]
     given = contrast.options(which or contrast.mixed[1], 4, 5 if which == "plain" else 8, device)
-    for name in contrast.learnt:
+    for name in contrast.learned:
         given.pop(name, None)
     function, seen = contrast.loss.__name__.removesuffix("_loss"), []
     monkeypatch.setattr(f"raoe_kernels.{contrast.key}.api.{function}", lambda problem, backend: seen.append(problem))
@@ -288,10 +288,10 @@ def test_fullgraph_gives_the_same(contrast, place):
     torch._dynamo.reset()
 
     def step(leaves, ids):
-        a, p, n, *learnt = leaves
+        a, p, n, *learned = leaves
         more = {} if contrast.lowest == 0 else {"positive_ids": (ids[0], ids[0])}
-        one = contrast([a * 1.0, p, n, *(x * 1.0 for x in learnt)], ignore=ids, backend=backend, **contrast.also)
-        return one * 2 + contrast([a, p, *learnt], backend=backend, **more)
+        one = contrast([a * 1.0, p, n, *(x * 1.0 for x in learned)], ignore=ids, backend=backend, **contrast.also)
+        return one * 2 + contrast([a, p, *learned], backend=backend, **more)
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for n in (6, 9):

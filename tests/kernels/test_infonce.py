@@ -71,8 +71,8 @@ def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
 
 @JUDGED
 @pytest.mark.parametrize("sizes, width, which, dtype", by_shape([SHAPES[k] for k in (1, 5, 6, 8, 10)]))
-def test_a_learnt_scale_against_the_reference(sizes, width, which, dtype, place, poisoned):
-    against_the_reference(replace(INFONCE, learnt={"scale": 20.0}), sizes, width, which, dtype, *place)
+def test_a_learned_scale_against_the_reference(sizes, width, which, dtype, place, poisoned):
+    against_the_reference(replace(INFONCE, learned={"scale": 20.0}), sizes, width, which, dtype, *place)
 
 
 def against_the_reference(contrast, *asked):

@@ -120,7 +120,7 @@ def test_anchors_that_share_a_target_add_up(dtype, n):
 @needs_triton
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("dtype", HALVES)
-def test_weights_of_a_learnt_batch_keep_their_digits(dtype, symmetric):
+def test_weights_of_a_learned_batch_keep_their_digits(dtype, symmetric):
     """Weights of e^-20, below what float16 has, whose gradients a loss scale brings back."""
     a = torch.eye(16, 24)
     noise, _ = rows((16, 16), 24, torch.float32)

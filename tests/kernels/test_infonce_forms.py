@@ -38,41 +38,41 @@ def several_chunks(monkeypatch):
     monkeypatch.setattr(chunks, "ROWS", 2)
 
 
-def leaves_of(dtype, given, device="cpu", learnt=True, seed=0):
-    """Anchors, positives, negatives, all_anchors where the case has them, and a learnt scale."""
+def leaves_of(dtype, given, device="cpu", learned=True, seed=0):
+    """Anchors, positives, negatives, all_anchors where the case has them, and a learned scale."""
     made = rows(SIZES, 5, dtype, device, seed)
     made = made if "all_anchors" in given else made[:3]
     scale = torch.tensor(given.get("scale", 20.0), dtype=torch.float64, device=device).to(dtype)
-    return [x.requires_grad_() for x in (*made, *([scale] if learnt else []))]
+    return [x.requires_grad_() for x in (*made, *([scale] if learned else []))]
 
 
-def loss_of(call, leaves, given, learnt=True, **more):
+def loss_of(call, leaves, given, learned=True, **more):
     """call's loss, of leaves in leaves_of's order."""
     given = dict(given)
-    if learnt:
+    if learned:
         *leaves, given["scale"] = leaves
     if "all_anchors" in given:
         given["all_anchors"] = leaves[3]
     return call(*leaves[:3], **given, **more)
 
 
-def run(dtype, which, device, backend, learnt=True):
+def run(dtype, which, device, backend, learned=True):
     """The loss and all gradients, under an upstream gradient that is not 1. Rows and scale of a lower precision are
     rounded first, whatever they are computed in."""
     given = cases(device=device)[which]
-    leaves = leaves_of(dtype, given, device, learnt)
-    loss = loss_of(info_nce_loss, leaves, given, learnt, backend=backend)
+    leaves = leaves_of(dtype, given, device, learned)
+    loss = loss_of(info_nce_loss, leaves, given, learned, backend=backend)
     return loss.detach(), *torch.autograd.grad(loss * -1.5, leaves)
 
 
-@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("which", CASES)
-def test_against_the_formula(which, learnt, place):
+def test_against_the_formula(which, learned, place):
     device, backend = place
     given = cases(device=device)[which]
-    leaves = leaves_of(torch.float64, given, device, learnt)
-    expected = loss_of(formula, leaves, given, learnt)
-    loss, *grads = run(torch.float64, which, device, backend, learnt)
+    leaves = leaves_of(torch.float64, given, device, learned)
+    expected = loss_of(formula, leaves, given, learned)
+    loss, *grads = run(torch.float64, which, device, backend, learned)
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
     for x, y in zip(grads, torch.autograd.grad(expected * -1.5, leaves), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-12)
@@ -134,18 +134,18 @@ def test_halves_against_the_reference(which, dtype, multiplied, poisoned):
 def test_halves_leave_each_norm_its_range(dtype, multiplied):
     """Norms that are powers of two change no bit, and rows that count as zero are found by nothing."""
     given, found = cases()["guided-four"], []
-    leaves = [x.detach() for x in leaves_of(dtype, given, learnt=False)]
+    leaves = [x.detach() for x in leaves_of(dtype, given, learned=False)]
     powers = [2.0**60, 1.0, 2.0**-20] if dtype == torch.bfloat16 else [2.0**8, 1.0]
     for by in (torch.tensor([1.0]), torch.tensor(powers)):
         scaled = [(x * by.repeat(len(x))[: len(x), None]).to(dtype).requires_grad_() for x in leaves]
-        loss = loss_of(info_nce_loss, scaled, given, learnt=False, backend="scan")
+        loss = loss_of(info_nce_loss, scaled, given, learned=False, backend="scan")
         grads = torch.autograd.grad(loss * 1024, scaled)
         found.append([loss.detach(), *(g.float() * by.repeat(len(g))[: len(g), None] for g in grads)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0 if dtype == torch.bfloat16 else 1e-2)
     leaves[0][0], leaves[1][3] = 1e-7, 0
-    loss = loss_of(info_nce_loss, leaves, given, learnt=False, backend="scan")
-    torch.testing.assert_close(loss, loss_of(info_nce_loss, leaves, given, learnt=False, backend="reference"))
+    loss = loss_of(info_nce_loss, leaves, given, learned=False, backend="scan")
+    torch.testing.assert_close(loss, loss_of(info_nce_loss, leaves, given, learned=False, backend="reference"))
 
 
 def by_the_rule(which, dtype, device, backend):
@@ -249,8 +249,8 @@ def test_a_guide_leaves_out_what_is_more_similar_than_the_pair_and_not_what_is_a
 
 
 @pytest.mark.parametrize("wrong", [
-    {"targets": torch.tensor([-1, 1])}, {"targets": torch.tensor([0, 2])}, {"learnt_scale": torch.tensor(0.0)},
-    {"learnt_scale": torch.tensor(torch.nan)},
+    {"targets": torch.tensor([-1, 1])}, {"targets": torch.tensor([0, 2])}, {"learned_scale": torch.tensor(0.0)},
+    {"learned_scale": torch.tensor(torch.nan)},
 ], ids=["below", "above", "zero", "nan"])  # fmt: skip
 def test_what_a_gpu_is_not_asked_about_makes_the_loss_nan(wrong):
     units = torch.eye(2)
@@ -480,12 +480,12 @@ def test_triton_says_what_it_cannot(which, monkeypatch):
     from raoe_kernels.infonce import by_case
 
     given, seen = cases()[which], []
-    leaves = leaves_of(torch.float32, given, learnt=False)
+    leaves = leaves_of(torch.float32, given, learned=False)
     if which not in IN_TRITON and raoe_kernels.backends("cpu")["info_nce_loss"]["triton"] is True:
         with pytest.raises(RuntimeError, match=r"backend 'triton' cannot run info_nce_loss with .*; use backend="):
-            loss_of(info_nce_loss, leaves, given, learnt=False, backend="triton")
+            loss_of(info_nce_loss, leaves, given, learned=False, backend="triton")
     monkeypatch.setattr(api, "info_nce", lambda problem, backend: seen.append(problem))
-    loss_of(info_nce_loss, leaves, given, learnt=False)
+    loss_of(info_nce_loss, leaves, given, learned=False)
     assert by_case.serving(seen[0]) is (triton_kernels if which in IN_TRITON else scan)
     info_nce_loss(*leaves[:3], symmetric=True, ignore=torch.zeros(6, 21) > 0)
     assert by_case.serving(seen[1]) is triton_kernels

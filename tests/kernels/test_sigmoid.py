@@ -159,7 +159,7 @@ def test_numbers_are_tensors_that_nobody_learns(place):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_what_is_learnt_may_have_a_dtype_of_its_own(dtype, place):
+def test_what_is_learned_may_have_a_dtype_of_its_own(dtype, place):
     device, backend = place
     a, p = rows((5, 5), 7, dtype, device)
     scale, bias = torch.tensor(3.0, device=device, requires_grad=True), torch.zeros((), device=device).double()
