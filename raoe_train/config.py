@@ -293,7 +293,7 @@ def _value(key: str, words: list[str], kind: Any) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether a text may stand for a list with this text."""
+    """Whether a text may stand for a list of one."""
     return any(typing.get_origin(each) is list for each in _union(kind)) and str not in _union(kind)
 
 

@@ -23,7 +23,7 @@ def from_environment(name: str, default: int) -> int:
     try:
         return int(value)
     except ValueError:
-        raise ValueError(f"the environment variable {name} must be a number, got {value!r}") from None
+        raise ValueError(f"environment variable {name} must be a number, got {value!r}") from None
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:

@@ -19,7 +19,7 @@ def own_rows(own: Tensor) -> Tensor:
 
 
 def gather_pairs(similarity: Tensor, score: Tensor, label: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Concatenate the (B,) tensors of all processes in the order of ranks; one process gets its inputs back.
+    """Concatenate the (B,) tensors of all processes by rank; a single process gets its inputs back.
 
     Only `similarity` has a gradient. Every process computes the same loss from the result. The gradient of a process's
     own similarities is multiplied by the number of processes; after the average of DistributedDataParallel it is
