@@ -87,6 +87,7 @@ for axes, labels, groups, looks, form in (
 ):
     place = np.arange(len(labels))
     for offset, heights, (label, colour) in zip((-0.2, 0.2), groups, looks, strict=True):
+        heights = np.round(heights, 1) + 0.0  # no -0.0
         axes.bar_label(axes.bar(place + offset, heights, 0.4, color=colour, label=label), fmt=form, fontsize="small")
     axes.set_xticks(place, labels, fontsize="small")
     axes.axhline(0, color="black", linewidth=0.8)
