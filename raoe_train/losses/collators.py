@@ -15,9 +15,9 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
     Labels must be whole numbers or NLI words (larger = less related) and scores numbers; otherwise ValueError. Other
     datasets are collated as in sentence-transformers.
 
-    raoe_train.Trainer uses it by default. For another trainer, pass the prompts that its own collator gets::
+    raoe_train.Trainer uses it by default. For another trainer, pass what its own collator gets, such as prompts:
 
-        ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping)
+        ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
