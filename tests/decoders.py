@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
-from benchmarks.studies.pretrain import small_llama
 from tests.tiny import SENTENCES
 
 WINDOW = 3
@@ -79,6 +78,8 @@ def padded(side: str, fill: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def saved_decoder(folder: Path, kind: str = "llama") -> str:
     """A plain decoder with a tokenizer, as a hub has them; its sizes are those that 4-bit weights want."""
+    from benchmarks.studies.pretrain import small_llama  # which needs datasets, missing on the GPU machine
+
     sizes = {"vocab_size": 320, "hidden_size": 64, "layers": 2, "heads": 4, "intermediate_size": 64}
     with torch.random.fork_rng(devices=[]):
         model, tokenizer = small_llama(SENTENCES, 48, **sizes)

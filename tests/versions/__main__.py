@@ -107,9 +107,9 @@ def tried(corner: Corner, home: Path, wheel: Path, folder: Path) -> dict[str, ob
     subprocess.run(again, check=True, capture_output=True)
     ask = "import importlib.metadata as m, platform; print(platform.python_version(), *map(m.version, {!r}))"
     words = subprocess.run([python, "-c", ask.format(SHOWN)], check=True, capture_output=True, text=True).stdout.split()
-    place = home / "tree"  # only the tests; packages come from the environment
+    place = home / "tree"  # packages come from the environment
     shutil.rmtree(place, ignore_errors=True)
-    for name in ("tests", "docs", "README.md", "pyproject.toml"):
+    for name in ("tests", "benchmarks", "docs", "README.md", "pyproject.toml"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         place.mkdir(exist_ok=True)
         copy(ROOT / name, place / name)
