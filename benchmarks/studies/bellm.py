@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from benchmarks.studies.jobs import conditional_rows, load_encoder, main_score, read_tasks, score_task
+from benchmarks.studies.jobs import conditional_rows, load_encoder, read_tasks
 from benchmarks.studies.plots import plot_lines
 
 NORMS = ("norm", "final_layernorm", "final_norm")  # names of a model's last norm, which follows its last layer
@@ -96,7 +96,7 @@ def by_layer(model: Any, tasks: Mapping[str, Any], batch_size: int = 64) -> dict
     scores = {}
     for word, task in tasks.items():
         rows = [place[text] for text in task.sentences]
-        scores[word] = [main_score(score_task(task, embeddings[rows].astype(np.float32))) for embeddings in layers]
+        scores[word] = [task.score(embeddings[rows].astype(np.float32))[0][task.main] for embeddings in layers]
     return {
         "layers": list(range(1, len(layers) + 1)),
         "tasks": scores,
@@ -148,11 +148,11 @@ def analyse(
     model: Mapping[str, Any], tasks: Sequence[str], data_dir: str | None, output: str, words: bool, batch_size: int
 ) -> dict[str, Any]:
     """Write OUTPUT/bellm.json and OUTPUT/layers.png about an encoder; returns the content of the former."""
+    prompt = str(model.get("prompt"))
+    if words and "{text}" not in prompt:
+        raise ValueError("--words needs --model.prompt with {text}")
     found = by_layer(load_encoder(**model), chosen := read_tasks(tasks, data_dir), batch_size)
     if words:
-        prompt = str(model.get("prompt"))
-        if "{text}" not in prompt:
-            raise ValueError("--words needs --model.prompt with {text}")
         sentences = list(dict.fromkeys(text for task in chosen.values() for text in task.sentences))
         found["words"] = word_report(representative_words(model["name"], prompt, sentences, batch_size), sentences)
     folder = Path(output)
@@ -173,7 +173,7 @@ def submit(model: Mapping[str, Any], data: str, output: str, batch_size: int) ->
     3bacafa): one JSON object {"0": 1.0, "1": 0.0, ...} whose keys are the row numbers of csts_test.csv, 4732 rows.
     """
     encoder = load_encoder(**model)
-    first, second = conditional_rows(data, encoder.prompts)
+    first, second = conditional_rows(data, encoder)
     a, b = (encoder.encode(texts, batch_size=batch_size, normalize_embeddings=True) for texts in (first, second))
     predictions = (a.astype(np.float64) * b).sum(axis=1)
     if not np.isfinite(predictions).all():

@@ -23,7 +23,7 @@ from raoe_train.config import parse
 from raoe_train.data.pairs import conditional_table
 from raoe_train.data.tables import read_sentences
 from raoe_train.data.triplets import list_table
-from raoe_train.encoders.settings import CONDITIONAL
+from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tasks, split_word
 from raoe_train.jobs.train import check_config
 
@@ -59,16 +59,11 @@ def load_encoder(name: str, **settings: Any) -> Any:
     return rt.load_encoder(name, **settings)
 
 
-def score_task(task: Any, embeddings: np.ndarray) -> dict[str, Any]:
-    """The result of a task for the embeddings of its sentences, of which `main_score` takes the main metric."""
-    return {"main": task.main, **task.score(embeddings)[0]}
-
-
-def conditional_rows(source: str, prompts: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Read the two texts of each C-STS row with its condition, by the prompt of an encoder."""
-    if CONDITIONAL not in prompts:
+def conditional_rows(source: str, encoder: Any) -> tuple[list[str], list[str]]:
+    """Read the two texts of each C-STS row with its condition, by the prompt of a SentenceTransformer."""
+    if (prompt := conditional_prompt(encoder)) is None:
         raise ValueError("the encoder has no prompt with {condition}: train with one, or set --model.prompt")
-    rows = conditional_table(source, prompts[CONDITIONAL] + "{text}", scored=False)[0]
+    rows = conditional_table(source, prompt, scored=False)[0]
     return rows["sentence1"][:], rows["sentence2"][:]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -17,7 +18,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
-    set_seed,
 )
 
 from benchmarks.studies.jobs import read_texts
@@ -75,7 +75,7 @@ def small_llama(
         bos_token_id=1,
         eos_token_id=2,
     )
-    set_seed(seed)
+    torch.manual_seed(seed)
     return LlamaForCausalLM(config), tokenizer
 
 

@@ -132,9 +132,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
     has_dev = bool(data.dev or data.dev_share)
     settings = trainer_settings(training, folder, device=config.model.device, has_dev=has_dev)
     tasks = measures.tasks_of(config.evaluation, data, config.model, config.polarity)
+    check_fits(config.model)
     if config.dry_run:
         return measure(config, settings)
-    check_fits(config.model)
     output = on_rank_zero(lambda: Output(folder, settings_of(config, tasks), config.overwrite, folder=True))
     if on_rank_zero(output.finished) and (finished := read_json(output.path / METRICS)):
         print(f"{folder} is finished; nothing to do")
@@ -226,7 +226,6 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
     Returns {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": their time, "peak_memory_mb":
     peak of the trained steps, as in metrics.json}. A batch of longer texts needs more memory.
     """
-    check_fits(config.model)
     seed, folder = config.training.seed, Path(on_rank_zero(tempfile.mkdtemp))
     set_seed(seed)
     short = {**settings, "output_dir": str(folder), "max_steps": STEPS, "eval_strategy": "no", "save_strategy": "no",
