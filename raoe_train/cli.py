@@ -15,19 +15,18 @@ from raoe_train.artifacts.processes import end_group
 
 JOBS = {
     "train": "train an encoder on scored pairs, triplets, labelled pairs or lists",
-    "prepare": "download public data sets and count their rows",
+    "prepare": "download public data sets and check their row counts",
     "score": "add similarity scores from two teacher encoders to pairs",
-    "mine": "make examples for contrastive losses from labelled texts",
-    "generate": "grow chains of ranking sentences with a language model",
-    "evaluate": "score an encoder: similarity, transfer, captions, polarity, MTEB",
+    "mine": "mine examples for contrastive losses from labelled texts",
+    "generate": "generate chains of ranking sentences with a language model",
+    "evaluate": "evaluate an encoder: similarity, transfer, captions, polarity, MTEB",
     "encode": "write the embeddings of the sentences of a file",
     "export": "save an encoder with its adapter merged in",
     "check": "check that embeddings do not depend on padding and batch size",
 }
-# packages of the extras, by the names under which they are imported
-OURS = ("accelerate", "datasets", "filelock", "jsonargparse", "matplotlib", "pandas", "peft", "pyarrow",
+TRAIN_PACKAGES = ("accelerate", "datasets", "filelock", "jsonargparse", "matplotlib", "pandas", "peft", "pyarrow",
         "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
-EXTRAS = {**dict.fromkeys(OURS, "train"), "bitsandbytes": "4bit", "mteb": "eval"}
+EXTRAS = {**dict.fromkeys(TRAIN_PACKAGES, "train"), "bitsandbytes": "4bit", "mteb": "eval"}  # {import name: extra}
 
 
 def job_of(name: str) -> Callable[..., dict[str, Any]]:
@@ -125,8 +124,8 @@ def _config(job: str, words: list[str]) -> Any:
     if job == "prepare" and words and not words[0].startswith("-"):
         words = ["--names", *words]
     if any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words):
-        about = getattr(sys.modules[config.__module__], "ESSENTIALS", "")
-        description = f"{JOBS[job][0].upper()}{JOBS[job][1:]}.\n\n{about}".strip()
+        essentials = getattr(sys.modules[config.__module__], "ESSENTIALS", "")
+        description = f"{JOBS[job][0].upper()}{JOBS[job][1:]}.\n\n{essentials}".strip()
         try:
             parser_of(config, f"raoe-train {job}", description).parse_args(words)
         except SystemExit:  # argparse's, after help
@@ -149,9 +148,8 @@ def _unexpected(error: Exception) -> str:
 
 def _hide_bars() -> None:
     """Switch the libraries' progress bars off; they read these variables when they are imported."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TQDM_DISABLE", "1")
+    for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
+        os.environ.setdefault(key, "1")
 
 
 def _explain(error: Exception) -> str:
@@ -164,8 +162,8 @@ def _explain(error: Exception) -> str:
 
 
 def _no_memory(error: Exception) -> bool:
-    message = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory" in message
+    words = ("out of memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 
 def _help() -> str:

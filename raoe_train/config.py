@@ -61,7 +61,7 @@ class Choice:
 
 
 RECIPES = Path(__file__).with_name("recipes")
-MOST = 100_000  # limit of values in a recipe, or in settings from Python
+LIMIT = 100_000  # maximum number of values in a recipe, or in settings from Python
 OTHERS = "others"  # name of the field that collects the keys which a section declares beside its own fields
 
 
@@ -72,20 +72,20 @@ def shipped() -> dict[str, Path]:
 
 def recipe_path(recipe: str | Path) -> Path:
     """Return the file of a recipe, which is given as a path or as the name of a shipped recipe."""
-    name, known = str(recipe), shipped()
-    if name in known:
-        return known[name]
+    name, recipes = str(recipe), shipped()
+    if name in recipes:
+        return recipes[name]
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         if not Path(name).expanduser().is_file():
             raise FileNotFoundError(f"no such file: {name}")
         return Path(name).expanduser()
-    raise ValueError(f"unknown recipe {name!r}{nearest(name, known)}; shipped recipes: {', '.join(known)}")
+    raise ValueError(f"unknown recipe {name!r}{nearest(name, recipes)}; shipped recipes: {', '.join(recipes)}")
 
 
-def nearest(word: str, known: Iterable[Any]) -> str:
+def nearest(word: str, candidates: Iterable[Any]) -> str:
     """ " (did you mean WORD?)" with the most similar known word, or "" if none is similar."""
     section, dot, key = word.rpartition(".")
-    names = [str(name) for name in known]
+    names = [str(name) for name in candidates]
     close = [name for name in names if dot and key and name.startswith(section + dot) and key.rstrip("s") in name]
     close = close[:1] or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
@@ -96,7 +96,11 @@ def parser_of(config: type, prog: str = "", description: str = "") -> "ArgumentP
     import jsonargparse
 
     class Formatter(jsonargparse.DefaultHelpFormatter):
-        """A help formatter that keeps the line breaks of the description."""
+        """Keeps line breaks of the description; hides --SECTION FILE, which jsonargparse adds."""
+
+        def add_argument(self, action: Any) -> None:
+            if action.help != "Path to a configuration file.":
+                super().add_argument(action)
 
         def _fill_text(self, text: str, width: int, indent: str) -> str:
             return text
@@ -132,8 +136,7 @@ def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[s
 def parse_words(config: type[T], words: Sequence[str]) -> T:
     """Parse a command line: ``--key value …``, ``--key=value`` and ``--config FILE``. A key without a value is true,
     several values are a list, and NAME=VALUE … is a mapping. ValueError for a key that is given twice."""
-    kinds, options, files = dict(_kinds(config)), dict[str, list[str]](), list[str]()
-    key = ""
+    kinds, options, files, key = dict(_kinds(config)), dict[str, list[str]](), list[str](), ""
     for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
@@ -163,8 +166,8 @@ def _merged(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
         for layer in layers:
             if "config" in layer:
                 raise ValueError("unknown key config: files of settings go on the command line, --config FILE")
-            if _size(layer, (), {}) > MOST:
-                raise ValueError(f"settings have more than {MOST:,} values (nested YAML aliases?)")
+            if _size(layer, (), {}) > LIMIT:
+                raise ValueError(f"settings have more than {LIMIT:,} values (nested YAML aliases?)")
             # classes before their keywords, because setting a class clears the keywords
             flat = sorted(_flat(layer, kinds), key=lambda item: item[0].removesuffix(".class_path") not in classes)
             for key, value in flat:
@@ -175,7 +178,7 @@ def _merged(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
                     _put(merged, key.split("."), value)
         namespace = parser.parse_object(merged)
     except (ArgumentError, RecursionError) as error:
-        raise ValueError(_explained(error, kinds, merged, [each.dest for each in parser._actions])) from None
+        raise ValueError(_explain(error, kinds, merged, [each.dest for each in parser._actions])) from None
     return build(config, {key: value for key, value in namespace.as_dict().items() if key != "config"})
 
 
@@ -183,7 +186,7 @@ def _flat(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str = ""
     """Yield (dotted key, value) of nested settings. A mapping is split if it is a section, but not if it is a value."""
     for name, value in settings.items():
         key = f"{where}{name}"
-        if isinstance(value, Mapping) and any(known.startswith(f"{key}.") for known in kinds):
+        if isinstance(value, Mapping) and any(other.startswith(f"{key}.") for other in kinds):
             yield from _flat(value, kinds, f"{key}.")
         else:
             value = str(value) if isinstance(value, Path) else value
@@ -208,8 +211,8 @@ def _choose(choice: dict[str, Any], name: str, value: Any) -> None:
         choice.clear()
         choice[name] = value
     else:
-        more = dict(value or {}) if name == "init_args" else {name.removeprefix("init_args."): value}
-        choice["init_args"] = {**choice.get("init_args", {}), **more}
+        extra = dict(value or {}) if name == "init_args" else {name.removeprefix("init_args."): value}
+        choice["init_args"] = {**choice.get("init_args", {}), **extra}
 
 
 def make(section: type[T], key: str, /, **settings: Any) -> T:
@@ -315,8 +318,7 @@ def _read(recipe: str | Path) -> Mapping[str, Any]:
 
 
 def _size(value: Any, above: tuple[int, ...], known: dict[int, int]) -> int:
-    """Count nested values; those of a YAML alias count at each place where it is used. ValueError for values that
-    contain themselves."""
+    """Count nested values, those of a YAML alias at each use; ValueError for values that contain themselves."""
     if id(value) in above:
         raise ValueError("a setting refers to itself: recursive YAML alias")
     if isinstance(value, (dict, list)) and id(value) not in known:
@@ -349,45 +351,45 @@ INSIDE = re.compile(
 )
 
 
-def _explained(error: Exception, kinds: Mapping[str, Any], settings: Any, known: Iterable[str]) -> str:
+def _explain(error: Exception, kinds: Mapping[str, Any], settings: Any, keys: Iterable[str]) -> str:
     """Rewrite a message of jsonargparse about settings as one line that begins with the key."""
     message = " ".join(str(error).split())
     if isinstance(error, RecursionError):
         return "a setting refers to itself: recursive YAML alias"
     if unknown := UNKNOWN.match(message):
         key = ".".join(filter(None, unknown.groups()))
-        return f"unknown key {key}{nearest(key, known)}"
+        return f"unknown key {key}{nearest(key, keys)}"
     key, _, rest = message.removeprefix('Parser key "').partition('":')
-    of_class = f"{key}.class_path" in kinds
+    is_class = f"{key}.class_path" in kinds
     while inside := INSIDE.search(rest):
         name, option, inner, rest = inside.groups()
         key = f"{key}.{option or inner}"
         if option:
             hint = f": --{key.removesuffix(f'.{option}')}.help {name} lists its keywords"
-            return f"unknown key {key}{hint if of_class else nearest(key, kinds)}"
-    if of_class and (name := rest.partition("dot import path string: ")[2].partition(" ")[0]):
+            return f"unknown key {key}{hint if is_class else nearest(key, kinds)}"
+    if is_class and (name := rest.partition("dot import path string: ")[2].partition(" ")[0]):
         return f"{key} must be the name of a class, got {name}: --help lists the known classes"
-    if any(each.startswith(f"{key}.") for each in kinds) and not of_class:
+    if any(each.startswith(f"{key}.") for each in kinds) and not is_class:
         return f"{key} is a section: set --{key}.KEY VALUE"
     if key not in kinds:
         return f"{key}: {(rest.partition('Errors: - ')[2] or rest).partition(' - Expected a ')[0].strip()}"
     for part in key.split("."):
         settings = settings[part]
-    return f"{key} must be {_described(kinds[key])}, got {settings!r:.200}"
+    return f"{key} must be {_describe(kinds[key])}, got {settings!r:.200}"
 
 
-def _described(hint: Any) -> str:
+def _describe(hint: Any) -> str:
     """Describe a type in words."""
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return f"{'one of ' * (len(of) > 1)}{', '.join(map(str, of))}"
     if isinstance(hint, types.UnionType) or origin is typing.Union:
-        return " or ".join(map(_described, of))
+        return " or ".join(map(_describe, of))
     if origin in (list, dict, Sequence) or hint in (list, dict):
         if dict in (origin, hint):
             return "a mapping, NAME=VALUE ..."
-        return ", each ".join(["a list", *map(_described, of)])
+        return ", each ".join(["a list", *map(_describe, of)])
     if hint in words or not inspect.isclass(hint):
         return words.get(hint, str(hint))
     base = next((words[kind] for kind in (int, float) if issubclass(hint, kind)), hint.__name__)

@@ -29,8 +29,8 @@ def versions() -> dict[str, str]:
 
 def fingerprint(model: str) -> str | None:
     """Digest of a model in a local folder: the names and contents of its files, following links, and the base of an
-    adapter. It changes when the model is trained again, but not when the folder moves. None for a name on a hub, which
-    has to identify the model."""
+    adapter. It changes when the model is trained again, but not when the folder moves. None for a name on a hub: the
+    name and the revision identify that model."""
     folder = Path(model).expanduser()
     if not model or not folder.is_dir():
         return None

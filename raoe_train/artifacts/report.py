@@ -40,8 +40,8 @@ def pictures(draw: Callable[[], list[Path]]) -> list[str]:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a Markdown table, after an empty line. Untrusted text must be escaped by `cell` first."""
-    first, *others = ("| " + " | ".join(cells) + " |" for cells in (head, *rows))
-    return ["", first, "|" + "---|" * len(head), *others]
+    header, *body = ("| " + " | ".join(cells) + " |" for cells in (head, *rows))
+    return ["", header, "|" + "---|" * len(head), *body]
 
 
 def cell(text: str) -> str:

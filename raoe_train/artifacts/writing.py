@@ -16,7 +16,7 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise ValueError, with the key, if a folder cannot be written. An existing one passes: it may only be read."""
+    """Raise ValueError, with the key, if a folder cannot be written. An existing one passes, as it may only be read."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{key} {path} cannot be written: {existing} is a file")

@@ -48,45 +48,45 @@ class Columns:
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         for name in mapping or {}:
             if name not in NAMES:
-                near = nearest(repr(name), map(repr, NAMES))
-                raise ValueError(f"unknown name {name!r} in columns{near}; known names: {', '.join(NAMES)}")
-        unread = ("", "none", "null")  # recipes and command lines write None as text
+                hint = nearest(repr(name), map(repr, NAMES))
+                raise ValueError(f"unknown name {name!r} in columns{hint}; known names: {', '.join(NAMES)}")
+        nulls = ("", "none", "null")  # recipes and command lines write None as text
         self.mapping = {
-            name: None if column is None or str(column).lower() in unread else str(column)
+            name: None if column is None or str(column).lower() in nulls else str(column)
             for name, column in (mapping or {}).items()
         }
-        self._found: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by required columns, by fields
+        self._cache: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by required columns, by fields
 
     def find(
         self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
     ) -> dict[str, str]:
         """{our name: its column}. RowProblem if one is missing or ambiguous, or if earlier rows had other columns."""
-        key, known = tuple(fields), self._found.setdefault(tuple(require), {})
-        if key not in known:
+        key, cache = tuple(fields), self._cache.setdefault(tuple(require), {})
+        if key not in cache:
             columns = {name: self._column(fields, name, name in require) for name in (*require, *optional)}
             names = {name: column for name, column in columns.items() if column is not None}
             if one_of and not set(one_of) & set(names):
                 self._column(fields, one_of[0], True)
-            first = next(iter(known.values()), names)
-            if set(names) != set(first):
-                raise RowProblem(f"the row has {', '.join(names)}, but earlier rows have {', '.join(first)}")
-            known[key] = names
-        return known[key]
+            earlier = next(iter(cache.values()), names)
+            if set(names) != set(earlier):
+                raise RowProblem(f"the row has {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
+            cache[key] = names
+        return cache[key]
 
     def _column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
-        mapped, known = self.mapping.get(name), NAMES[name]
+        mapped, aliases = self.mapping.get(name), NAMES[name]
         if name in self.mapping:
             present = [mapped] if mapped in fields else []
         else:
-            present = [column for column in known if column in fields and column not in self.mapping.values()]
+            present = [column for column in aliases if column in fields and column not in self.mapping.values()]
         if len(present) > 1 and name not in FIRST:
-            both = " and ".join(map(str, present))
-            raise RowProblem(f"columns {both} could both be {name}: choose one with columns {name}=...")
+            choices = " and ".join(map(str, present))
+            raise RowProblem(f"columns {choices} could both be {name}: choose one with columns {name}=...")
         if present or (mapped is None and not required):
             return present[0] if present else None
-        looked, listed = mapped or ", ".join(known), ", ".join(map(repr, fields))
-        advice = f"columns: {listed}; choose one with columns {name}=..."
-        raise RowProblem(f"no column for {name} (looked for {looked}); {advice}")
+        expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, fields))
+        advice = f"columns: {headers}; choose one with columns {name}=..."
+        raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 
 def parse_sentence(column: str, value: Any) -> str:
@@ -125,8 +125,8 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
     if not math.isfinite(score):
         raise RowProblem(f"{column} is {value!r}, not a finite number", reason="bad score")
     if scale and not scale[0] <= score <= scale[1]:
-        declared = f"the declared score_scale {scale[0]:g} to {scale[1]:g}"
-        raise RowProblem(f"{column} {score:g} is outside {declared}", reason="bad score")
+        bounds = f"the declared score_scale {scale[0]:g} to {scale[1]:g}"
+        raise RowProblem(f"{column} {score:g} is outside {bounds}", reason="bad score")
     return score
 
 
@@ -141,8 +141,8 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
     if all(label is None for label in labels.values()):
         raise ValueError(f"labels drops every row: map one of {', '.join(map(str, labels))} to a class")
     classes_of = {str(word).lower(): label for word, label in labels.items()}
-    if twice := [word for word, label in labels.items() if classes_of[str(word).lower()] != label]:
-        raise ValueError(f"labels maps {twice[0]!r} to two classes: upper and lower case do not differ")
+    if conflicts := [word for word, label in labels.items() if classes_of[str(word).lower()] != label]:
+        raise ValueError(f"labels maps {conflicts[0]!r} to two classes: upper and lower case are equal")
     return classes_of
 
 

@@ -44,8 +44,8 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 def known_kind(path: Path) -> str:
     """data_kind of a path; ValueError for an unknown suffix."""
     if (kind := data_kind(path)) is None:
-        known = f"{', '.join(KINDS)}, all but parquet also with .gz"
-        raise ValueError(f"{path}: unknown format; the suffix must be one of {known}")
+        suffixes = f"{', '.join(KINDS)}, all but parquet also with .gz"
+        raise ValueError(f"{path}: unknown format; the suffix must be one of {suffixes}")
     return kind
 
 
@@ -161,7 +161,7 @@ def _parquet(path: Path) -> Iterator[Row]:
             for batch in table.iter_batches():
                 for fields in batch.to_pylist():
                     number += 1
-                    yield number, named(fields, classes)
+                    yield number, name_classes(fields, classes)
     except Exception as error:  # pyarrow raises errors of many classes for damaged bytes and unsupported values
         if isinstance(error, OSError) and error.errno:
             raise
@@ -184,10 +184,10 @@ def class_labels(features: Any) -> dict[str, Any]:
     return {column: kind for column, kind in features.items() if isinstance(kind, ClassLabel)}
 
 
-def named(fields: dict[str, Any], classes: dict[str, Any]) -> dict[str, Any]:
+def name_classes(fields: dict[str, Any], classes: dict[str, Any]) -> dict[str, Any]:
     """Replace the class numbers in a row by names, because each dataset may number classes differently."""
-    numbered = {column: kind for column, kind in classes.items() if fields[column] not in (None, -1)}
-    return {**fields, **{column: kind.int2str(fields[column]) for column, kind in numbered.items()}}
+    labels = {column: kind for column, kind in classes.items() if fields[column] not in (None, -1)}
+    return {**fields, **{column: kind.int2str(fields[column]) for column, kind in labels.items()}}
 
 
 READERS = {"tsv": _tsv, "csv": _csv, "jsonl": read_jsonl, "parquet": _parquet}
@@ -202,8 +202,8 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         if kind == "parquet":
             import pyarrow.parquet
 
-            listed = list(values)  # because a column's type depends on all of its values
-            table = pyarrow.table({name: [row[place] for row in listed] for place, name in enumerate(columns)})
+            table_rows = list(values)  # because a column's type depends on all of its values
+            table = pyarrow.table({name: [row[place] for row in table_rows] for place, name in enumerate(columns)})
             pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
             return
         with open(temporary, "wb") as plain:
@@ -223,8 +223,8 @@ def _write_row(file: io.TextIOWrapper, kind: str, columns: list[str], row: list[
     if kind == "tsv":
         file.write("\t".join(cells) + "\n")
     else:
-        bare = any("\r" in text for text in cells)  # Python before 3.13 does not quote such cells
-        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if bare else csv.QUOTE_MINIMAL)
+        has_cr = any("\r" in text for text in cells)  # Python before 3.13 does not quote such cells
+        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if has_cr else csv.QUOTE_MINIMAL)
         writer.writerow(cells)
 
 

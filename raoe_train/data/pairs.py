@@ -78,10 +78,10 @@ def pair_table(
     score_scale: Sequence[float] | None = None,
     require: Sequence[str] = (),
     any_labels: bool = False,
-    **how: Any,
+    **options: Any,
 ) -> Table:
     """Read pairs as read_pairs does; returns (table, counts). `names` are the columns to keep, which must exist; None
-    keeps all. With `any_labels`, labels of scored pairs are neither checked nor kept. `how`: keywords of read_table."""
+    keeps all. With `any_labels`, labels of scored pairs are not read. `options`: keywords of read_table."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
@@ -93,25 +93,25 @@ def pair_table(
         "label": partial(parse_label, label_map=label_map),
         "subset": lambda column, value: as_word(value),
     }
-    must = (*TEXTS, *require, *(names or ()))
-    read_all, labelled = by_column(readers, must), by_column(readers, [name for name in must if name != "score"])
-    scored = by_column({name: read for name, read in readers.items() if name != "label"}, must)
+    require = (*TEXTS, *require, *(names or ()))
+    parse_all, by_label = by_column(readers, require), by_column(readers, [name for name in require if name != "score"])
+    by_score = by_column({name: read for name, read in readers.items() if name != "label"}, require)
     largest = max(label for label in label_map.values() if label is not None)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        columns = source.columns.find(fields, TEXTS, readers, ("score", "label") if "score" in must else ())
-        if "score" in columns or "score" not in must or "label" not in columns:
-            return (scored if any_labels else read_all)(fields, source)
+        columns = source.columns.find(fields, TEXTS, readers, ("score", "label") if "score" in require else ())
+        if "score" in columns or "score" not in require or "label" not in columns:
+            return (by_score if any_labels else parse_all)(fields, source)
         column = columns["label"]
         if labels is None and as_word(fields[column]).removesuffix(".0").isdigit():
             raise RowProblem(
                 f"{column} is {fields[column]}, and there is no score: map labels to classes, larger = less related, "
                 f'with labels {{"1": 0, "0": 1}}; or, if they are scores, use columns score={column}'
             )
-        row = labelled(fields, source)
+        row = by_label(fields, source)
         return {**row, "score": 1 - row["label"] / max(largest, 1)}
 
-    table, counts = read_table(source, parse, "pair", **how)
+    table, counts = read_table(source, parse, "pair", **options)
     return table if names is None else table.select_columns(list(names)), counts
 
 
@@ -127,26 +127,26 @@ def split_conditional(prompt: str) -> tuple[str, str]:
     fields = re.findall(r"{(.*?)}", prompt)
     if set(fields[:-1]) != {"condition"} or fields[-1] != "text":
         names = ", ".join(f"{{{name}}}" for name in fields) or "none"
-        wanted = "{condition} and then {text}, and no other field"
-        raise ValueError(f"prompt {prompt!r} must have {wanted}; it has {names}")
-    before, _, after = prompt.partition("{text}")
-    return before, after
+        rule = "{condition} and then {text}, and no other field"
+        raise ValueError(f"prompt {prompt!r} must have {rule}; it has {names}")
+    prefix, _, suffix = prompt.partition("{text}")
+    return prefix, suffix
 
 
-def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **how: Any) -> Table:
+def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **options: Any) -> Table:
     """Read C-STS (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts): sentence1, sentence2 and, if
     `scored`, score, from labels 1 to 5; the hidden labels of its test set (-1) are malformed. The part of `prompt`
     before {text}, with the row's condition, is put before each sentence; the encoder adds the part after it."""
-    before, _ = split_conditional(prompt)
+    template, _ = split_conditional(prompt)
     labels: dict[str, Reader] = {"label": _conditional_label} if scored else {}
-    read = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
+    parse_columns = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        row = read(fields, source)
-        begin = before.replace("{condition}", row["condition"])
-        return {name: begin + row[name] for name in TEXTS} | ({"score": row["label"]} if scored else {})
+        row = parse_columns(fields, source)
+        prefix = template.replace("{condition}", row["condition"])
+        return {name: prefix + row[name] for name in TEXTS} | ({"score": row["label"]} if scored else {})
 
-    return read_table(source, parse, "pair", **how)
+    return read_table(source, parse, "pair", **options)
 
 
 def _conditional_label(column: str, value: Any) -> float:
@@ -159,14 +159,14 @@ def _conditional_label(column: str, value: Any) -> float:
 
 
 def read_scored(
-    source: str | os.PathLike[str], prompt: str | None, *, labels: LabelMap | None = None, **how: Any
+    source: str | os.PathLike[str], prompt: str | None, *, labels: LabelMap | None = None, **options: Any
 ) -> "Dataset":
     """Read scored pairs for a dev or test set; ValueError if all scores are equal. Read as by read_pairs, without the
     labels of scored pairs; or, if `prompt` has a {condition}, as by conditional_table."""
     if not is_conditional(prompt):
-        pairs, _ = pair_table(source, require=("score",), labels=labels, any_labels=True, **how)
+        pairs, _ = pair_table(source, require=("score",), labels=labels, any_labels=True, **options)
     else:
-        pairs, _ = conditional_table(source, str(prompt), **how)
+        pairs, _ = conditional_table(source, str(prompt), **options)
     if len(pairs.unique("score")) < 2:
         raise ValueError(f"{source}: all scores are equal, so no correlation is defined")
     return pairs
@@ -197,10 +197,10 @@ class PairsToScore:
             sha256.update(json.dumps(fields, sort_keys=True, default=str).encode())
             return {**row, "fields": pickle.dumps(fields)}
 
-        table = to_table(tally.kept(open_source(str(data.input), data.columns), parse))
+        table = to_table(tally.parse_rows(open_source(str(data.input), data.columns), parse))
         self.left_out = tally.counts(str(data.input), len(labels), "pair to score")["dropped"]
-        if taken := [name for name in added if name in columns]:
-            raise ValueError(f"{data.input} already has a column {', '.join(taken)}: rename or remove it first")
+        if clashes := [name for name in added if name in columns]:
+            raise ValueError(f"{data.input} already has a column {', '.join(clashes)}: rename or remove it first")
         self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])
         self.labels, self.columns, self.digest = np.array(labels), list(columns), sha256.hexdigest()
 

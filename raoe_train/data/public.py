@@ -12,7 +12,7 @@ import yaml
 from raoe_train.config import nearest
 from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, as_word, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import Row, read_jsonl, text_lines
-from raoe_train.data.sources import Source, open_source, pooled
+from raoe_train.data.sources import Source, join_sources, open_source
 from raoe_train.data.tables import Reader, Tally, by_column
 from raoe_train.data.triplets import parse_list
 
@@ -28,23 +28,23 @@ PAPERS = {
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
     """{set: its entry in public.yaml} for names of sets and papers."""
-    known = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
+    catalog = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
     entries: dict[str, dict[str, Any]] = {}
     for name in names:
-        if name not in known and name not in PAPERS:
-            near = nearest(name, [*known, *PAPERS])
-            raise ValueError(f"unknown public set {name!r}{near}; known sets: {', '.join([*PAPERS, *known])}")
-        entries.update({each: known[each] for each in PAPERS.get(name, (name,))})
+        if name not in catalog and name not in PAPERS:
+            hint = nearest(name, [*catalog, *PAPERS])
+            raise ValueError(f"unknown public set {name!r}{hint}; known sets: {', '.join([*PAPERS, *catalog])}")
+        entries.update({each: catalog[each] for each in PAPERS.get(name, (name,))})
     return entries
 
 
 def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
     """Find a set; returns (its place, {split: rows}). The places, in order: the publishers' files, SentEval's folders
     and the hub's folders (OWNER/NAME or NAME), all below `copies`, then the hub. ValueError if it is not found."""
-    named, files = entry.get("named"), entry.get("files", {})
+    columns, files = entry.get("named"), entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
-            return str(folder), {split: _file(folder / file, named) for split, file in files.items()}
+            return str(folder), {split: _file(folder / file, columns) for split, file in files.items()}
     if copies and entry["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
         return str(copies), splits
     sources, where = {}, "the hub"
@@ -54,27 +54,27 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
             if folder.is_dir():
                 path, where = str(folder), str(folder)
                 break
-        sources[split] = open_source(f"hub:{path}#{part}", named)
+        sources[split] = open_source(f"hub:{path}#{part}", columns)
     if not sources:
-        wanted = ", ".join(file.partition("#")[0] for file in files.values()) or "SentEval's folder"
-        raise ValueError(f"{name} is not on a hub: download {wanted} from {entry['page']} into a DIR, use --copies DIR")
+        parts = ", ".join(file.partition("#")[0] for file in files.values()) or "SentEval's folder"
+        raise ValueError(f"{name} is not on a hub: download {parts} from {entry['page']} into a DIR, use --copies DIR")
     return where, sources
 
 
-def _file(path: Path, named: dict[str, str] | None) -> Source:
+def _file(path: Path, columns: dict[str, str] | None) -> Source:
     if path.suffix == ".json":  # in truth JSON lines
-        return Source(str(path), "line", Columns(named), read_jsonl(path))
-    return open_source(str(path), named)
+        return Source(str(path), "line", Columns(columns), read_jsonl(path))
+    return open_source(str(path), columns)
 
 
 def public_rows(entry: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of all splits with our column names, and `split` if there are splits; counts dropped rows."""
     readers: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
-    known = {name: readers.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
-    parse = parse_list if entry["kind"] == "lists" else by_column(known, entry["columns"])
+    parsers = {name: readers.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
+    parse = parse_list if entry["kind"] == "lists" else by_column(parsers, entry["columns"])
     for split, source in splits.items():
         tally = Tally("raise")
-        for row in tally.kept(source, parse):
+        for row in tally.parse_rows(source, parse):
             yield {"split": split, **row} if split else row
         left_out += tally.dropped
 
@@ -107,12 +107,12 @@ def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
         raise FileNotFoundError(f"SentEval's {name} in {base} is incomplete: {', '.join(missing)} missing")
 
     def source(split: str, path: Path, read: Rows) -> Source:
-        more = {"split": split} if split else {}
-        rows = ((line, row if isinstance(row, RowProblem) else {**row, **more}) for line, row in read(path))
+        extra = {"split": split} if split else {}
+        rows = ((line, row if isinstance(row, RowProblem) else {**row, **extra}) for line, row in read(path))
         return Source(str(path), "line", Columns(), rows)
 
     return {
-        split: pooled(str(base), [source(split, base / file, read) for file, read in files.items()], Columns())
+        split: join_sources(str(base), [source(split, base / file, read) for file, read in files.items()], Columns())
         for split, files in splits.items()
     }
 

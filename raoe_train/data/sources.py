@@ -9,7 +9,7 @@ from typing import Any
 
 from raoe_train.artifacts.provenance import file_digest
 from raoe_train.data.columns import NAMES, Columns, RowProblem
-from raoe_train.data.files import Row, class_labels, data_kind, existing_file, named, read_rows
+from raoe_train.data.files import Row, class_labels, data_kind, existing_file, name_classes, read_rows
 
 BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
 """The built-in corpus (tests/data/builtin_corpus.py): scored pairs, and premises with one hypothesis for each label."""
@@ -34,7 +34,7 @@ class Source:
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Whether a source is a file: it exists, or has a data suffix, a `#` or a path separator, but no hub: in front."""
+    """Whether a source is a file: it exists, or has a data suffix, a `#` or a path separator, without a prefix hub:."""
     if isinstance(name, os.PathLike):
         return True
     if name.startswith("hub:") or name.partition("#")[0] in BUILTIN:
@@ -60,7 +60,7 @@ def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] 
     if not isinstance(name, (str, os.PathLike)):
         return Source(type(name).__name__, "row", Columns(mapping), enumerate(_table_rows(name), 1))
     if len(parts := pool(name)) > 1:
-        return pooled(str(name), [open_source(part, mapping) for part in parts], Columns(mapping))
+        return join_sources(str(name), [open_source(part, mapping) for part in parts], Columns(mapping))
     base, _, split = str(name).partition("#")
     if is_file(name):
         path, split = _file_and_split(name)
@@ -76,8 +76,8 @@ def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] 
     return source
 
 
-def pooled(name: str, sources: Sequence[Source], columns: Columns) -> Source:
-    """Join several sources to one with all of their rows in order; messages name the source of a row."""
+def join_sources(name: str, sources: Sequence[Source], columns: Columns) -> Source:
+    """Join sources into one, with all rows in order; messages name the source of a row."""
 
     def rows() -> Iterator[Row]:
         for each in sources:
@@ -110,7 +110,7 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
     column = source.columns.mapping.get("split") or NAMES["split"][0]
     splits: Counter[str] = Counter()
     for line, fields in rows:
-        if isinstance(fields, RowProblem):  # of unknown split, so the caller decides
+        if isinstance(fields, RowProblem):  # its split is unknown, so the caller decides
             yield line, fields
             continue
         if column not in fields:
@@ -121,8 +121,8 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
         if str(fields[column]) == split:
             yield line, fields
     if split not in splits:
-        known = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"
-        raise ValueError(f"{source.name}: no split {split!r}; splits: {known}")
+        listing = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"
+        raise ValueError(f"{source.name}: no split {split!r}; splits: {listing}")
 
 
 def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
@@ -137,18 +137,18 @@ def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
 
 def _named_rows(dataset: Any) -> Iterator[dict[str, Any]]:
     classes = class_labels(dataset.features)
-    return (named(row, classes) for row in dataset)
+    return (name_classes(row, classes) for row in dataset)
 
 
 def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     from datasets import DatasetDict, load_dataset
 
     path, _, config = name.partition(":")
-    loaded = load_dataset(path, config or None)
-    if isinstance(loaded, DatasetDict):
-        if not split and len(loaded) == 1:
-            split = next(iter(loaded))
-        if split not in loaded:
-            raise ValueError(f"{name}: name a split, as hub:{name}#SPLIT; splits: {', '.join(map(str, loaded))}")
-        loaded = loaded[split]
-    yield from _named_rows(loaded)
+    dataset = load_dataset(path, config or None)
+    if isinstance(dataset, DatasetDict):
+        if not split and len(dataset) == 1:
+            split = next(iter(dataset))
+        if split not in dataset:
+            raise ValueError(f"{name}: name a split, as hub:{name}#SPLIT; splits: {', '.join(map(str, dataset))}")
+        dataset = dataset[split]
+    yield from _named_rows(dataset)

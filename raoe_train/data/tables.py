@@ -32,44 +32,44 @@ class Tally:
     def __init__(self, on_error: str) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
-        self.on_error, self.dropped, self._first = on_error, Counter[str](), list[str]()
+        self.on_error, self.dropped, self._examples = on_error, Counter[str](), list[str]()
 
-    def kept(self, source: Source, parse: Parse[Parsed]) -> Iterator[Parsed]:
-        """Yield each row, parsed; ValueError, with file and line, at a malformed row unless on_error is skip."""
+    def parse_rows(self, source: Source, parse: Parse[Parsed]) -> Iterator[Parsed]:
+        """Yield each parsed row; ValueError, with file and line, for a malformed row unless on_error is skip."""
         for line, row in source.rows:
             source.line = line
             try:
                 if isinstance(row, RowProblem):
                     raise row
-                parsed = parse(row, source)
+                result = parse(row, source)
             except RowProblem as problem:
-                where = f"{source.place()}: {problem}"
+                message = f"{source.place()}: {problem}"
                 if problem.malformed and self.on_error == "raise":
-                    raise ValueError(where) from None
+                    raise ValueError(message) from None
                 self.dropped[problem.reason] += 1
-                if len(self._first) < 3:
-                    self._first.append(f"\n  {where}")
+                if len(self._examples) < 3:
+                    self._examples.append(f"\n  {message}")
             except ValueError as error:
                 raise ValueError(f"{source.place()}: {error}") from None
             else:
-                yield parsed
+                yield result
 
     def counts(self, name: str, kept: int, noun: str, advice: str = "") -> Counts:
         """The counts of the source `name` after its last row; ValueError, with `advice`, if no row was kept."""
         dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
         read = kept + self.dropped.total()
         if not kept:
-            why = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items()) or "there are no rows"
-            raise ValueError(f"{name}: no usable {noun} in {read} rows: {why}{advice}{''.join(self._first)}")
+            reasons = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items()) or "there are no rows"
+            raise ValueError(f"{name}: no usable {noun} in {read} rows: {reasons}{advice}{''.join(self._examples)}")
         return {"read": read, "kept": kept, "dropped": dropped}
 
 
 def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
     """Create a parser of rows to {our column: parsed value}. Columns in `require` (by default all) must exist."""
-    must = tuple(readers if require is None else require)
+    required = tuple(readers if require is None else require)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        names = source.columns.find(fields, must, readers)
+        names = source.columns.find(fields, required, readers)
         return {name: read(names[name], fields[names[name]]) for name, read in readers.items() if name in names}
 
     return parse
@@ -84,11 +84,11 @@ def read_table(
     on_error: str = "raise",
 ) -> Table:
     """Parse a source's rows; returns (table, counts). Messages call a row `noun`; for errors see read_pairs."""
-    opened, tally = open_source(source, columns), Tally(on_error)
-    table = to_table(tally.kept(opened, parse))
-    counts = tally.counts(opened.name, len(table), noun)
+    stream, tally = open_source(source, columns), Tally(on_error)
+    table = to_table(tally.parse_rows(stream, parse))
+    counts = tally.counts(stream.name, len(table), noun)
     if left_out := tally.dropped.total():
-        logger.warning("%s: %d of %d rows left out: %s", opened.name, left_out, counts["read"], counts["dropped"])
+        logger.warning("%s: %d of %d rows left out: %s", stream.name, left_out, counts["read"], counts["dropped"])
     return table, counts
 
 
@@ -125,9 +125,9 @@ class Texts:
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
     """Read the sentences of a source in order; for a .txt file also its blank lines, so that row i is line i + 1."""
     sentences = []
-    for where, sentence, problem in each_sentence(source, columns):
+    for place, sentence, problem in each_sentence(source, columns):
         if problem is not None:
-            raise ValueError(f"{where}: {problem}")
+            raise ValueError(f"{place}: {problem}")
         sentences.append(sentence)
     if not sentences:
         raise ValueError(f"{source} has no sentences")
@@ -139,18 +139,18 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
     if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
         lines = text_lines(existing_file(source))
         rows = ((number, RowProblem("not UTF-8") if line is None else {"text": line}) for number, line in lines)
-        opened = Source(source, "line", Columns(), rows)
+        stream = Source(source, "line", Columns(), rows)
     else:
-        opened = open_source(source, columns)
-    for line, fields in opened.rows:
-        opened.line = line
+        stream = open_source(source, columns)
+    for line, fields in stream.rows:
+        stream.line = line
         if isinstance(fields, RowProblem):
-            yield opened.place(), "", str(fields)
+            yield stream.place(), "", str(fields)
             continue
         try:
-            column = opened.columns.find(fields, ("sentence",))["sentence"]
+            column = stream.columns.find(fields, ("sentence",))["sentence"]
         except RowProblem as error:
-            raise ValueError(f"{opened.place()}: {error}") from None
+            raise ValueError(f"{stream.place()}: {error}") from None
         text = fields[column]
         problem = None if isinstance(text, str) else str(RowProblem(f"{column} is {text!r}, not a text"))
-        yield opened.place(), "" if problem else text, problem
+        yield stream.place(), "" if problem else text, problem

@@ -54,27 +54,27 @@ def triplet_table(
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
     roles = ROLES if neutral else ROLES[:3]
-    as_triplet = by_column(dict.fromkeys(roles, parse_sentence))
-    as_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
-    chosen: list[Parse] = []  # by the first row, for all rows
+    parse_triplet = by_column(dict.fromkeys(roles, parse_sentence))
+    parse_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
+    parser: list[Parse] = []  # by the first row, for all rows
 
     def parse(fields: dict[str, Any], source: Source) -> tuple[Any, ...]:
-        if not chosen:
-            of_triplets = {*ROLES} & {*(columns or {})} or {*NAMES["anchor"]} & {*fields}
-            chosen.append(as_triplet if of_triplets else as_pair)
-        return tuple(chosen[0](fields, source).values())
+        if not parser:
+            is_triplet = {*ROLES} & {*(columns or {})} or {*NAMES["anchor"]} & {*fields}
+            parser.append(parse_triplet if is_triplet else parse_pair)
+        return tuple(parser[0](fields, source).values())
 
-    opened, tally = open_source(source, columns), Tally(on_error)
-    rows = list(tally.kept(opened, parse))
+    stream, tally = open_source(source, columns), Tally(on_error)
+    rows = list(tally.parse_rows(stream, parse))
     left_out, advice = tally.dropped.total(), ""
-    if chosen == [as_pair]:
+    if parser == [parse_pair]:
         triplets, dropped = _combine(rows, CLASSES[: len(roles) - 1], pairing)
         tally.dropped += dropped
         advice = _advice({label for _, _, label in rows}) if rows else ""
     else:
         triplets = [texts for texts in rows if len(set(texts[1:])) == len(roles) - 1]
         tally.dropped["text in two roles"] = len(rows) - len(triplets)
-    counts = tally.counts(opened.name, len(rows) + left_out - tally.dropped.total(), "triplet", advice)
+    counts = tally.counts(stream.name, len(rows) + left_out - tally.dropped.total(), "triplet", advice)
     return to_table(dict(zip(roles, texts, strict=True)) for texts in triplets), counts
 
 
@@ -86,38 +86,38 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
         premises.setdefault(premise, {}).setdefault(hypothesis, []).append(label)
     triplets: list[tuple[str, ...]] = []
     for premise, hypotheses in premises.items():
-        chosen: dict[int, list[str]] = {NLI_LABELS[name]: [] for name in classes}
-        for hypothesis, its_labels in hypotheses.items():
-            wanted = [label for label in its_labels if label in chosen]
-            dropped["neutral"] += len(its_labels) - len(wanted)
-            if len(set(wanted)) > 1:
-                dropped["text in two roles"] += len(wanted)
-            elif wanted:
-                dropped["duplicate hypothesis"] += len(wanted) - 1
-                chosen[wanted[0]].append(hypothesis)
-        rows = sum(map(len, chosen.values()))
-        if lacking := [name for name in classes if not chosen[NLI_LABELS[name]]]:
-            dropped[f"premise without {lacking[0]}"] += rows
+        by_class: dict[int, list[str]] = {NLI_LABELS[name]: [] for name in classes}
+        for hypothesis, labels in hypotheses.items():
+            usable = [label for label in labels if label in by_class]
+            dropped["neutral"] += len(labels) - len(usable)
+            if len(set(usable)) > 1:
+                dropped["text in two roles"] += len(usable)
+            elif usable:
+                dropped["duplicate hypothesis"] += len(usable) - 1
+                by_class[usable[0]].append(hypothesis)
+        rows = sum(map(len, by_class.values()))
+        if absent := [name for name in classes if not by_class[NLI_LABELS[name]]]:
+            dropped[f"premise without {absent[0]}"] += rows
         elif pairing == "all":
-            triplets.extend((premise, *texts) for texts in itertools.product(*chosen.values()))
+            triplets.extend((premise, *texts) for texts in itertools.product(*by_class.values()))
         else:
-            zipped = list(zip(*chosen.values(), strict=False))[: 1 if pairing == "one" else None]
-            dropped["surplus"] += rows - len(zipped) * len(chosen)
-            triplets.extend((premise, *texts) for texts in zipped)
+            combos = list(zip(*by_class.values(), strict=False))[: 1 if pairing == "one" else None]
+            dropped["surplus"] += rows - len(combos) * len(by_class)
+            triplets.extend((premise, *texts) for texts in combos)
     return triplets, dropped
 
 
 def _advice(labels: set[int]) -> str:
     absent = [name for name in ("entailment", "contradiction") if NLI_LABELS[name] not in labels]
-    why = "\n  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. "
+    advice = "\n  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. "
     if absent:
-        why += f"No row has the label {' or '.join(absent)}: if the file uses another word, map it with labels. "
-    return why + "Without hard negatives, train on the entailed pairs with in-batch negatives."
+        advice += f"No row has the label {' or '.join(absent)}: if the file uses another word, map it with labels. "
+    return advice + "Without hard negatives, train on the entailed pairs with in-batch negatives."
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of at least three sentences. The columns are sentences, the source first; id, by default "line N",
-    where a second row with the same id is malformed; and method, how the list was generated, by default ""."""
+    """Read lists of at least three sentences. The columns are sentences (the source first), id (by default "line N"; a
+    second row with the same id is malformed) and method (how the list was generated, by default "")."""
     lines: dict[str, int] = {}
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -150,6 +150,6 @@ def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
         except RowProblem as problem:
             raise RowProblem(f"{problem}; a list cannot have empty sentences", reason="hole") from None
     if len(sentences) < SHORTEST:
-        few = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
-        raise RowProblem(few, reason=f"shorter than {SHORTEST}")
+        message = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
+        raise RowProblem(message, reason=f"shorter than {SHORTEST}")
     return {"sentences": sentences}

@@ -53,8 +53,8 @@ def embedder(encoder: Encoder, role: str) -> Embed:
     it by its `role`. With a `second` encoder, unit embeddings of both are joined, so that cosines are averaged."""
     if (second := getattr(encoder, "second", None)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
-        both = [embedder(each, role) for each in (first, second)]
-        return lambda sentences: np.hstack([unit_rows(embed(sentences)) for embed in both])
+        members = [embedder(each, role) for each in (first, second)]
+        return lambda sentences: np.hstack([unit_rows(embed(sentences)) for embed in members])
     prompt, task = encoder.prompt, getattr(encoder, "task", None)
     options = {} if task is None else {"task": task}
     if prompt is not None and "{" not in prompt:  # not a template: encode puts it before each text
@@ -80,11 +80,11 @@ def embedder(encoder: Encoder, role: str) -> Embed:
 def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | Path | None = None) -> Embed:
     """Like `embedder`, but compute the embeddings of `texts` beforehand and keep them in memory."""
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-    known, compute = embeddings(encoder, list(rows), role, cache), embedder(encoder, role)
+    table, compute = embeddings(encoder, list(rows), role, cache), embedder(encoder, role)
 
     def embed(sentences: Sequence[str]) -> np.ndarray:
         if all(text in rows for text in sentences):
-            return known[[rows[text] for text in sentences]]
+            return table[[rows[text] for text in sentences]]
         return compute(sentences)
 
     return embed
@@ -126,7 +126,7 @@ def rounding(embeddings: np.ndarray) -> float:
 
 def nearest(queries: np.ndarray, candidates: np.ndarray, k: int) -> Neighbours:
     """Find the k candidates ([m, d] unit rows) nearest to each query ([n, d] unit rows); all if there are fewer."""
-    return _stacked([_best(cosines, k) for _, cosines in _chunks(queries, candidates)])
+    return _concatenate([_best(cosines, k) for _, cosines in _chunks(queries, candidates)])
 
 
 def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Neighbours, Neighbours]:
@@ -135,14 +135,14 @@ def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Nei
     import torch
 
     class_of = torch.from_numpy(classes)
-    own, others = [], []
-    for first, cosines in _chunks(unit, unit):
-        rows = torch.arange(first, first + len(cosines))
-        same = class_of[rows][:, None] == class_of
-        others.append(_best(cosines.masked_fill(same, -torch.inf), k))
-        cosines.masked_fill_(~same, -torch.inf)[torch.arange(len(rows)), rows] = -torch.inf
-        own.append(_best(cosines, k))
-    return _stacked(own), _stacked(others)
+    same_class, other_classes = [], []
+    for start, cosines in _chunks(unit, unit):
+        rows = torch.arange(start, start + len(cosines))
+        is_same = class_of[rows][:, None] == class_of
+        other_classes.append(_best(cosines.masked_fill(is_same, -torch.inf), k))
+        cosines.masked_fill_(~is_same, -torch.inf)[torch.arange(len(rows)), rows] = -torch.inf
+        same_class.append(_best(cosines, k))
+    return _concatenate(same_class), _concatenate(other_classes)
 
 
 def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, Any]]:
@@ -162,5 +162,5 @@ def _best(cosines: Any, k: int) -> Neighbours:
     return np.pad(places, short, constant_values=NONE), np.pad(values.numpy(), short, constant_values=-np.inf)
 
 
-def _stacked(parts: list[Neighbours]) -> Neighbours:
+def _concatenate(parts: list[Neighbours]) -> Neighbours:
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])

@@ -48,46 +48,46 @@ def by_length(
         keep_leading: keep padding in front of texts, for a model whose positions count it; columns of different width
             then get separate runs.
     """
-    shared = [_shared(column) for column in columns]
-    if None in shared:
+    features_of = [_constants(column) for column in columns]
+    if None in features_of:
         return None
-    in_front = [*map(_in_front, columns)]
-    widths = [keep_leading and in_front[n] and column["input_ids"].shape[1] for n, column in enumerate(columns)]
-    kinds = [*zip(shared, widths, strict=True)]
+    left_padded = [*map(_is_left_padded, columns)]
+    widths = [keep_leading and left_padded[n] and column["input_ids"].shape[1] for n, column in enumerate(columns)]
+    kinds = [*zip(features_of, widths, strict=True)]
     features: list[dict[str, Any]] = []
     rows: list[Tensor] = [torch.empty(0)] * len(columns)
-    embedded = 0
+    count = 0
     for kind in dict.fromkeys(kinds):  # columns with different prompts or tasks get separate runs
-        alike, fixed = kind
+        common, fixed_width = kind
         numbers = [number for number, each in enumerate(kinds) if each == kind]
-        multiple_here = 1 if fixed else multiple
+        step = 1 if fixed_width else multiple
         group = [columns[number] for number in numbers]
-        merged = _merged(group, multiple_here, any(in_front[number] for number in numbers))
-        tokens = np.stack([each.cpu().numpy() for each in merged.values()], axis=1)
-        mask = tokens[:, [*merged].index("attention_mask")] != 0
+        table = _concatenate(group, step, any(left_padded[number] for number in numbers))
+        tokens = np.stack([each.cpu().numpy() for each in table.values()], axis=1)
+        mask = tokens[:, [*table].index("attention_mask")] != 0
         width = mask.shape[1]
         first = np.zeros(len(mask), dtype=np.int64) if keep_leading else mask.argmax(axis=1)
         end = np.maximum(width - mask[:, ::-1].argmax(axis=1), first + 1)
         heights = [len(columns[number]["input_ids"]) for number in numbers]
-        chosen, text_of = _distinct(tokens, first, end, heights)
-        lengths = -(-(end - first)[chosen] // multiple_here) * multiple_here
+        distinct, text_of = _distinct(tokens, first, end, heights)
+        lengths = -(-(end - first)[distinct] // step) * step
         order = np.argsort(lengths, kind="stable")
-        device = merged["input_ids"].device
+        device = table["input_ids"].device
         cost = FORWARD.get(device.type, FORWARD["cuda"])
         room = most if most_texts is None else most_texts * int(lengths.max())
         for start, stop in cut(lengths[order], cost, room):
-            texts = chosen[order[start:stop]]
+            texts = distinct[order[start:stop]]
             left, right = int(first[texts].min()), int(end[texts].max())
             # round up to the multiple, on the padded side
-            longer = -(right - left) % multiple_here
-            left, right = (left - longer, right) if right == width else (left, right + longer)
+            extra = -(right - left) % step
+            left, right = (left - extra, right) if right == width else (left, right + extra)
             index = torch.from_numpy(texts).to(device)
-            features.append({**dict(alike or ()), **{name: each[index, left:right] for name, each in merged.items()}})
-        places = np.empty(len(chosen), dtype=np.int64)
-        places[order] = np.arange(embedded, embedded + len(chosen))
+            features.append({**dict(common or ()), **{name: each[index, left:right] for name, each in table.items()}})
+        places = np.empty(len(distinct), dtype=np.int64)
+        places[order] = np.arange(count, count + len(distinct))
         for number, each in zip(numbers, torch.from_numpy(places[text_of]).to(device).split(heights), strict=True):
             rows[number] = each
-        embedded += len(chosen)
+        count += len(distinct)
     return Runs(features, rows) if features else None
 
 
@@ -95,7 +95,7 @@ def by_length(
 def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
     """In this block a SentenceTransformer's forward reads texts by length and returns only embeddings. A run has at
     most as many tokens as `batch_size` texts that are all as long as the longest."""
-    forward, own = model.forward, vars(model).get("forward")  # accelerate may have set a forward on the instance
+    forward, instance_forward = model.forward, vars(model).get("forward")  # accelerate may set one
     keep_leading = counts_leading_padding(model)
 
     def by_runs(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
         yield
     finally:
         del model.forward
-        if own is not None:
-            model.forward = own
+        if instance_forward is not None:
+            model.forward = instance_forward
 
 
 @contextmanager
@@ -148,29 +148,29 @@ def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tupl
     ends = len(lengths) - ends  # number of texts up to each width
     begins = np.concatenate([[0], ends])
     room = np.full(len(widths), len(lengths)) if most is None else np.maximum(most // widths, 1)
-    cost, before = np.zeros(len(widths) + 1), np.zeros(len(widths), dtype=np.int64)
+    cost, origins = np.zeros(len(widths) + 1), np.zeros(len(widths), dtype=np.int64)
     for number, width in enumerate(widths):
         texts = ends[number] - begins[: number + 1]
         costs = cost[: number + 1] + texts * width - (-texts // room[number]) * forward
-        before[number] = costs.argmin()
+        origins[number] = costs.argmin()
         cost[number + 1] = costs.min()
     runs: list[tuple[int, int]] = []
-    last = len(widths)
-    while last:
-        begin, end = int(begins[before[last - 1]]), int(begins[last])
-        parts = -(-(end - begin) // int(room[last - 1]))
+    place = len(widths)
+    while place:
+        begin, end = int(begins[origins[place - 1]]), int(begins[place])
+        parts = -(-(end - begin) // int(room[place - 1]))
         edges = [begin + (end - begin) * part // parts for part in range(parts + 1)]
         runs += [*pairwise(edges)][::-1]
-        last = int(before[last - 1])
+        place = int(origins[place - 1])
     return runs[::-1]
 
 
-def _shared(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
+def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
     """The features that all texts of a column share, sorted by name; None if it is not a column of tokens."""
     ids, mask = column.get("input_ids"), column.get("attention_mask")
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or ids.ndim != 2 or not ids.numel():
         return None
-    shared: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     for name, value in column.items():
         if name == "prompt_length" and isinstance(value, Tensor):
             value = int(value.flatten()[0])  # the same for all texts, as Pooling expects
@@ -178,27 +178,27 @@ def _shared(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
             value = value.dtype
         if not isinstance(value, (str, int, float, type(None), torch.dtype)):
             return None
-        shared[name] = value
-    return tuple(sorted(shared.items()))
+        constants[name] = value
+    return tuple(sorted(constants.items()))
 
 
-def _merged(columns: Sequence[Mapping[str, Any]], multiple: int, in_front: bool) -> dict[str, Tensor]:
+def _concatenate(columns: Sequence[Mapping[str, Any]], multiple: int, left_padded: bool) -> dict[str, Tensor]:
     """Concatenate the tensors of columns, padded to the longest text and to a multiple."""
     widest = max(column["input_ids"].shape[1] for column in columns)
     width = -(-widest // multiple) * multiple
-    merged = {}
+    table = {}
     for name in columns[0]:
         if isinstance(columns[0][name], Tensor) and columns[0][name].ndim == 2:
-            missing = [width - column[name].shape[1] for column in columns]
+            gaps = [width - column[name].shape[1] for column in columns]
             padded = [
-                functional.pad(column[name], (short, 0) if in_front else (0, short))
-                for column, short in zip(columns, missing, strict=True)
+                functional.pad(column[name], (gap, 0) if left_padded else (0, gap))
+                for column, gap in zip(columns, gaps, strict=True)
             ]
-            merged[name] = torch.cat(padded)
-    return merged
+            table[name] = torch.cat(padded)
+    return table
 
 
-def _in_front(column: Mapping[str, Any]) -> bool:
+def _is_left_padded(column: Mapping[str, Any]) -> bool:
     """Whether texts are padded in front; a text without any token does not count."""
     mask = column["attention_mask"]
     return bool(((mask[:, 0] == 0) & mask.any(dim=1)).any())
@@ -208,18 +208,18 @@ def _distinct(
     tokens: np.ndarray, first: np.ndarray, end: np.ndarray, heights: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(first row of each distinct text, number of the text in each row)."""
-    aligned = len(set(heights)) == 1
+    same_height = len(set(heights)) == 1
     numbers: dict[Any, int] = {}
-    chosen: list[int] = []
+    rows: list[int] = []
     copies: Counter[tuple[int, bytes]] = Counter()
     text_of = np.empty(len(tokens), dtype=np.int64)
     for row, (start, stop) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
         text = tokens[row, :, start:stop].tobytes()
         place = row % heights[0], text
-        copy = copies[place] if aligned else 0
+        copy = copies[place] if same_height else 0
         copies[place] += 1
-        number = numbers.setdefault((text, copy), len(chosen))
-        if number == len(chosen):
-            chosen.append(row)
+        number = numbers.setdefault((text, copy), len(rows))
+        if number == len(rows):
+            rows.append(row)
         text_of[row] = number
-    return np.array(chosen), text_of
+    return np.array(rows), text_of

@@ -55,43 +55,43 @@ def load_encoder(
     ValueError for an invalid setting, FileNotFoundError for a missing path.
     """
     register()
-    chosen = as_model(encoder, **settings)
+    spec = as_model(encoder, **settings)
     train = train or bool(settings.get("lora"))
-    _check(chosen, train)
-    if chosen.name == SCRATCH:
+    _check(spec, train)
+    if spec.name == SCRATCH:
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which works in training only")
-        transformer = scratch_transformer(chosen.scratch or Scratch(), sentences, chosen.max_seq_length)
-        pooling = Pooling(transformer.get_embedding_dimension(), POOLING[chosen.pooling or "mean"])
-        model: Any = SentenceTransformer(modules=[transformer, pooling], device=chosen.device)
+        transformer = scratch_transformer(spec.scratch or Scratch(), sentences, spec.max_seq_length)
+        pooling = Pooling(transformer.get_embedding_dimension(), POOLING[spec.pooling or "mean"])
+        model: Any = SentenceTransformer(modules=[transformer, pooling], device=spec.device)
     else:
-        with preflight.loading(chosen.name), _seeded(seed):
-            model = _load(chosen)
-        if not (chosen.random_weights or chosen.load_in_4bit):
-            check_whole(model, chosen.name, chosen.trust_remote_code)
+        with preflight.loading(spec.name), _seeded(seed):
+            model = _load(spec)
+        if not (spec.random_weights or spec.load_in_4bit):
+            check_whole(model, spec.name, spec.trust_remote_code)
     if isinstance(model[0], Transformer):
-        if chosen.random_weights:
+        if spec.random_weights:
             _draw_weights(model, seed)
         with _seeded(seed):
-            _as_decoder(model, chosen, train)
+            _as_decoder(model, spec, train)
             if train:
-                _add_adapter(model[0].model, chosen.lora)
-    elif chosen.random_weights or chosen.load_in_4bit or chosen.lora or chosen.bidirectional_layers is not None:
-        raise ValueError(f"{chosen.name} has a custom {type(model[0]).__name__}: LoRA, 4 bits etc. are not supported")
-    _set_length(model, chosen)
-    if is_conditional(chosen.prompt):  # the part before the sentence differs from text to text
-        before, after = split_conditional(str(chosen.prompt))
-        apply_template(model, "{text}" + after)
-        model.prompts = {**model.prompts, CONDITIONAL: before}
-    elif chosen.prompt is not None:
-        apply_template(model, chosen.prompt)
-    if train and chosen.training_head:
-        add_head(model, seed, saved=_takes_first(chosen.name, model.transformers_model.config))
+                _add_adapter(model[0].model, spec.lora)
+    elif spec.random_weights or spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
+        raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}: LoRA, 4 bits etc. are not supported")
+    _set_length(model, spec)
+    if is_conditional(spec.prompt):  # the part before the sentence differs from text to text
+        prefix, suffix = split_conditional(str(spec.prompt))
+        apply_template(model, "{text}" + suffix)
+        model.prompts = {**model.prompts, CONDITIONAL: prefix}
+    elif spec.prompt is not None:
+        apply_template(model, spec.prompt)
+    if train and spec.training_head:
+        add_head(model, seed, saved=_takes_first(spec.name, model.transformers_model.config))
     return model
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:
-    """Raise ValueError for an incomplete encoder: weights that its checkpoint lacks, which are random then, or a
+    """Raise ValueError for an incomplete encoder: weights that its checkpoint lacks (they would be random), or a
     tokenizer with fewer than half of the words, because transformers replaces a missing tokenizer by an empty one.
 
     A pooler may be new: embeddings do not use it. A `foreign` class may set weights later, so it only gets a warning.
@@ -105,12 +105,12 @@ def check_whole(model: Any, name: str, foreign: bool = False) -> None:
     if 2 * words < rows and not foreign:
         raise ValueError(f"{name} is incomplete: its tokenizer has {words} words, but its embeddings have {rows} rows")
     # transformers marks loaded weights; those that a device_map left on disk are on the meta device
-    here = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
-    random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
-    missing = [key for key in random if "lora_" not in key and "pooler." not in key]
+    parameters = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
+    unset = [key for key, each in parameters if not getattr(each, "_is_hf_initialized", False)]
+    missing = [key for key in unset if "lora_" not in key and "pooler." not in key]
     if missing:
-        listed = ", ".join(missing[:3])
-        problem = f"{name} is incomplete: {len(missing)} weights are missing, and would be random: {listed}"
+        names = ", ".join(missing[:3])
+        problem = f"{name} is incomplete: {len(missing)} weights are missing, and would be random: {names}"
         if not foreign:
             raise ValueError(problem)
         logger.warning("%s", problem)
@@ -118,27 +118,27 @@ def check_whole(model: Any, name: str, foreign: bool = False) -> None:
 
 def _layers_left_out(folder: Path, inner: Any) -> list[str]:
     """Weights in a folder for more layers than the model has: then its config.json belongs to another model."""
-    known, beyond_model = set(inner.state_dict()), list[str]()
-    alike = {re.sub(r"\d+", "0", key) for key in known}
+    keys, extra_keys = set(inner.state_dict()), list[str]()
+    patterns = {re.sub(r"\d+", "0", key) for key in keys}
     ignored = "|".join(getattr(inner, "_keys_to_ignore_on_load_unexpected", None) or ["(?!)"])
     for file in [*folder.glob("*.safetensors"), *folder.glob("0_Transformer/*.safetensors")]:
         with safe_open(file, "pt") as weights:
             for key in weights.keys():
                 ends = {key.split(".", count)[-1] for count in range(key.count(".") + 1)}  # without a head's prefix
-                beyond = not known & ends and alike & {re.sub(r"\d+", "0", end) for end in ends}
-                beyond_model += [key] if beyond and not re.search(ignored, key) else []
-    return beyond_model
+                is_extra = not keys & ends and patterns & {re.sub(r"\d+", "0", end) for end in ends}
+                extra_keys += [key] if is_extra and not re.search(ignored, key) else []
+    return extra_keys
 
 
-def _check(chosen: Model, train: bool) -> None:
-    if not chosen.name:
+def _check(spec: Model, train: bool) -> None:
+    if not spec.name:
         raise ValueError("model.name is missing: set it to an encoder, by path or hub name")
-    if chosen.load_in_4bit and train and not chosen.lora:
+    if spec.load_in_4bit and train and not spec.lora:
         raise ValueError("4-bit weights cannot be trained: set model.lora, or model.load_in_4bit false")
-    if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or chosen.training_head):
+    if spec.name == SCRATCH and (spec.lora or spec.load_in_4bit or spec.training_head):
         names = "lora, load_in_4bit and training_head"
         raise ValueError(f"{names} need a pretrained model and cannot be used with model.name scratch")
-    preflight.check_device(chosen.device)
+    preflight.check_device(spec.device)
 
 
 @contextmanager
@@ -148,32 +148,32 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _load(chosen: Model) -> Any:
-    name = preflight.full_name(chosen.name)
-    weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
-    weights["device_map"] = chosen.device_map
-    if chosen.load_in_4bit:
-        weights["quantization_config"] = BitsAndBytesConfig(**preflight.four_bit(chosen.dtype))
+def _load(spec: Model) -> Any:
+    name = preflight.full_name(spec.name)
+    weights: dict[str, Any] = {"dtype": spec.dtype, "attn_implementation": spec.attention}
+    weights["device_map"] = spec.device_map
+    if spec.load_in_4bit:
+        weights["quantization_config"] = BitsAndBytesConfig(**preflight.four_bit(spec.dtype))
     model: Any = SentenceTransformer(
         name,
-        device=chosen.device,
-        trust_remote_code=chosen.trust_remote_code,
-        revision=chosen.revision,
-        config_kwargs=_changes(chosen),
+        device=spec.device,
+        trust_remote_code=spec.trust_remote_code,
+        revision=spec.revision,
+        config_kwargs=_changes(spec),
         model_kwargs={key: value for key, value in weights.items() if value is not None},
     )
     tokenizer = getattr(model[0], "tokenizer", None)
     if isinstance(model[0], Transformer) and tokenizer is not None and tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # many decoders have no padding token
-    pooling, bare = chosen.pooling, not is_sentence_transformer_model(name, revision=chosen.revision)
+    pooling, bare = spec.pooling, not is_sentence_transformer_model(name, revision=spec.revision)
     if bare and pooling is None:
-        pooling = _usual_pooling(chosen.name, model[0].model.config)
+        pooling = _usual_pooling(spec.name, model[0].model.config)
     if bare:  # else a language model's chat template would add a system message to each text
         model[0].modality_config.pop("message", None)
     if pooling is not None:
         places = [place for place, module in model.named_children() if isinstance(module, Pooling)]
         if len(places) != 1:
-            raise ValueError(f"model.pooling cannot be changed: {chosen.name} has {len(places)} pooling modules")
+            raise ValueError(f"model.pooling cannot be changed: {spec.name} has {len(places)} pooling modules")
         # Replace the module only, so that the others keep their order and names.
         model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[pooling])
     return model
@@ -193,15 +193,15 @@ def _takes_first(name: str, config: Any) -> bool:
     return any(FIRST_TOKEN.search(str(each)) for each in (Path(name).name, config.name_or_path))
 
 
-def _changes(chosen: Model) -> dict[str, Any]:
+def _changes(spec: Model) -> dict[str, Any]:
     """The changes to the saved configuration, for dropout."""
-    if chosen.dropout is None:
+    if spec.dropout is None:
         return {}
-    values = AutoConfig.from_pretrained(**preflight.from_hub(chosen)).to_dict().items()
+    values = AutoConfig.from_pretrained(**preflight.from_hub(spec)).to_dict().items()
     keys = [key for key, value in values if "dropout" in key and isinstance(value, (int, float))]
     if not keys:
-        raise ValueError(f"model.dropout cannot be set: the config of {chosen.name} has no dropout")
-    return dict.fromkeys(keys, chosen.dropout)
+        raise ValueError(f"model.dropout cannot be set: the config of {spec.name} has no dropout")
+    return dict.fromkeys(keys, spec.dropout)
 
 
 def _draw_weights(model: Any, seed: int) -> None:
@@ -214,32 +214,32 @@ def _draw_weights(model: Any, seed: int) -> None:
         raise ValueError(f"model.random_weights cannot draw weights for {', '.join(missing[:3])}")
 
 
-def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
+def _as_decoder(model: Any, spec: Model, train: bool) -> None:
     """Wrap a decoder in a BidirectionalModel if it has bidirectional layers, 4-bit weights or an adapter to train,
     because the wrapper saves an adapter with the name of its base model."""
-    layers, inner = chosen.bidirectional_layers, model[0].model
-    adapted = train and bool(chosen.lora)
-    folder = Path(chosen.name).expanduser()  # an adapter may be loaded from elsewhere
+    layers, inner = spec.bidirectional_layers, model[0].model
+    has_lora = train and bool(spec.lora)
+    folder = Path(spec.name).expanduser()  # an adapter may be loaded from elsewhere
     base = {
-        "base_model": str(folder.resolve()) if folder.is_dir() else chosen.name,
-        "base_revision": chosen.revision,
-        "base_quantization": preflight.four_bit(chosen.dtype) if chosen.load_in_4bit else None,
+        "base_model": str(folder.resolve()) if folder.is_dir() else spec.name,
+        "base_revision": spec.revision,
+        "base_quantization": preflight.four_bit(spec.dtype) if spec.load_in_4bit else None,
     }
     if isinstance(inner, BidirectionalModel):
-        saved = inner.config
-        wanted = len(inner.decoder.layers) if layers == ALL else layers
-        if wanted not in (None, saved.bidirectional_layers):
+        config = inner.config
+        depth = len(inner.decoder.layers) if layers == ALL else layers
+        if depth not in (None, config.bidirectional_layers):
             raise ValueError(
-                f"{chosen.name} already has {saved.bidirectional_layers} bidirectional layers: remove "
+                f"{spec.name} already has {config.bidirectional_layers} bidirectional layers: remove "
                 "model.bidirectional_layers, or start from its base model"
             )
-        if adapted and not inner.has_adapter:
-            saved.update(base)
+        if has_lora and not inner.has_adapter:
+            config.update(base)
     else:
         kind = inner.config.model_type
-        if chosen.load_in_4bit and kind not in ARCHITECTURES:
+        if spec.load_in_4bit and kind not in ARCHITECTURES:
             raise ValueError(f"model.load_in_4bit needs a decoder of type {', '.join(ARCHITECTURES)}, got {kind!r}")
-        if layers is None and not (kind in ARCHITECTURES and (chosen.load_in_4bit or adapted)):
+        if layers is None and not (kind in ARCHITECTURES and (spec.load_in_4bit or has_lora)):
             return
         count: Any = inner.config.num_hidden_layers if layers == ALL else layers or 0
         model[0].model = BidirectionalModel.around(inner, count, **base)
@@ -253,9 +253,9 @@ def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
         add_lora(inner.decoder, lora)
 
 
-def _set_length(model: Any, chosen: Model) -> None:
-    if chosen.max_seq_length is not None:
-        model.max_seq_length = chosen.max_seq_length
+def _set_length(model: Any, spec: Model) -> None:
+    if spec.max_seq_length is not None:
+        model.max_seq_length = spec.max_seq_length
     length = model.max_seq_length
     if length is None:
         return
@@ -264,12 +264,12 @@ def _set_length(model: Any, chosen: Model) -> None:
         if name.endswith("position_embeddings") and getattr(table, "padding_idx", None) is not None:
             limit = table.num_embeddings - table.padding_idx - 1  # RoBERTa reserves the first ones for padding
     if limit is not None and length > limit:
-        if chosen.max_seq_length is not None:
+        if spec.max_seq_length is not None:
             raise ValueError(f"model.max_seq_length is {length}, but the encoder has only {limit} positions: lower it")
         model.max_seq_length = length = limit
     special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)(False)
     if length <= special:
         raise ValueError(
-            f"model.max_seq_length {length} leaves no room for text: {chosen.name} adds {special} special tokens to "
+            f"model.max_seq_length {length} leaves no room for text: {spec.name} adds {special} special tokens to "
             "each text; raise it"
         )

@@ -61,8 +61,8 @@ def full_name(name: str) -> str:
 
     if (folder := Path(name).expanduser()).is_dir():
         return str(folder)
-    owned = "/" in name or name.lower() in ORIGINAL_TRANSFORMER_MODELS
-    return name if owned else f"sentence-transformers/{name}"
+    has_owner = "/" in name or name.lower() in ORIGINAL_TRANSFORMER_MODELS
+    return name if has_owner else f"sentence-transformers/{name}"
 
 
 def from_hub(encoder: Encoder) -> dict[str, Any]:
@@ -100,31 +100,31 @@ def gigabytes(model: Model) -> tuple[float, float]:
         if model.lora:
             add_lora(encoder, model.lora)
     weights = sum(weight.numel() for name, weight in encoder.named_parameters() if "lora_" not in name)
-    trained = sum(weight.numel() for weight in encoder.parameters() if weight.requires_grad)
-    saved = str(getattr(config, "dtype", None)).removeprefix("torch.")
-    bytes_each = 0.5 if model.load_in_4bit else 2 if (model.dtype or saved) in HALF else 4
-    return weights * bytes_each / GB, 12 * trained / GB
+    trainable = sum(weight.numel() for weight in encoder.parameters() if weight.requires_grad)
+    dtype = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    bytes_each = 0.5 if model.load_in_4bit else 2 if (model.dtype or dtype) in HALF else 4
+    return weights * bytes_each / GB, 12 * trainable / GB
 
 
 def check_fits(model: Model, train: bool = True) -> None:
     """Raise ValueError for a model that is estimated to need more than its device's memory. Models without a plain
     config, or on several devices, are not checked."""
     kind = torch.device(model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    shared = model.device_map is not None or rank_and_world()[1] > 1
-    if model.name == SCRATCH or shared or kind.type not in ("cuda", "cpu"):
+    is_split = model.device_map is not None or rank_and_world()[1] > 1
+    if model.name == SCRATCH or is_split or kind.type not in ("cuda", "cpu"):
         return
     try:
         weights, state = gigabytes(model)
     except (OSError, ValueError, KeyError, AttributeError, ImportError):  # if something is wrong, loading reports it
         return
-    has = device_memory(kind) / GB
-    if (needed := weights + state * train) > has:
-        what, less = "weights", "use model.load_in_4bit or a smaller model"
+    limit = device_memory(kind) / GB
+    if (needed := weights + state * train) > limit:
+        parts, advice = "weights", "use model.load_in_4bit or a smaller model"
         if train:
-            what, less = "weights, gradients and Adam's moments", f"train an adapter with model.lora, {less}"
+            parts, advice = "weights, gradients and Adam's moments", f"train an adapter with model.lora, {advice}"
         raise ValueError(
-            f"model.name {model.name} does not fit: its {what} take about {needed:.1f} GB, and the {kind.type} has "
-            f"{has:.1f} GB; {less}"
+            f"model.name {model.name} does not fit: its {parts} take about {needed:.1f} GB, and the {kind.type} has "
+            f"{limit:.1f} GB; {advice}"
         )
 
 

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 # Texts that a suffix is tried after. Without punctuation, which many tokenizers join with a suffix's own.
 _PROBES = ("a", "7", "dog", "the cat", "Zürich")
 _KEY = "raoe_suffix"  # in tokenizer_config.json, and the name of the suffix in the post-processor
-_KEPT = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "clean_up_tokenization_spaces",
-         "split_special_tokens", "extra_special_tokens", "chat_template")  # fmt: skip
+_FIELDS = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "clean_up_tokenization_spaces",
+           "split_special_tokens", "extra_special_tokens", "chat_template")  # fmt: skip
 
 
 def parse_template(template: str) -> tuple[str, str]:
@@ -70,10 +70,10 @@ def apply_template(model: Any, template: str) -> None:
     if prefix and tokenizer.truncation_side != "right":
         raise ValueError("the tokenizer truncates from the left, which would cut the prefix of the prompt")
     backend = _backend(tokenizer)
-    used = max(len(backend.encode(prefix + probe).ids) for probe in _PROBES[:2]) - 1
-    if tokenizer.model_max_length is not None and used >= tokenizer.model_max_length:
+    length = max(len(backend.encode(prefix + probe).ids) for probe in _PROBES[:2]) - 1
+    if tokenizer.model_max_length is not None and length >= tokenizer.model_max_length:
         raise ValueError(
-            f"prompt {template!r} leaves no room for text: it takes {used} tokens, including special tokens, and "
+            f"prompt {template!r} leaves no room for text: it takes {length} tokens, including special tokens, and "
             f"max_seq_length is {tokenizer.model_max_length}"
         )
     model[0].processor = tokenizer
@@ -81,16 +81,16 @@ def apply_template(model: Any, template: str) -> None:
     model[0].modality_config = {name: value for name, value in model[0].modality_config.items() if name != "message"}
     model[0]._prompt_length_mapping.clear()
     # encode_query and encode_document use their own prompts, which need the prefix, too
-    replaced = (None, "", model.prompts.get("default"))
-    prompts = {name: prefix if prompt in replaced else prompt for name, prompt in model.prompts.items()}
+    defaults = (None, "", model.prompts.get("default"))
+    prompts = {name: prefix if prompt in defaults else prompt for name, prompt in model.prompts.items()}
     model.prompts = {**prompts, "default": prefix}
     model.default_prompt_name = "default"
 
 
 def suffix_of(model: Any) -> str:
     """The suffix that apply_template gave the model; '' if there is none."""
-    saved = getattr(model[0], "tokenizer", None)
-    return saved.init_kwargs.get(_KEY, {}).get("text", "") if saved is not None else ""
+    tokenizer = getattr(model[0], "tokenizer", None)
+    return tokenizer.init_kwargs.get(_KEY, {}).get("text", "") if tokenizer is not None else ""
 
 
 def _backend(tokenizer: Any, **changes: Any) -> Any:
@@ -101,15 +101,15 @@ def _backend(tokenizer: Any, **changes: Any) -> Any:
 
 def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
     backend = _backend(tokenizer)
-    there = json.loads(backend.to_str())["post_processor"]
+    current = json.loads(backend.to_str())["post_processor"]
     # the original post-processor, so that a second template replaces the first
-    processor = original = tokenizer.init_kwargs.get(_KEY, {}).get("post_processor", there)
+    processor = original = tokenizer.init_kwargs.get(_KEY, {}).get("post_processor", current)
     settings: dict[str, Any] = {}
     if suffix:
         processor = _template(_backend(tokenizer, post_processor=original), suffix_ids(backend, suffix), last)
         settings[_KEY] = {"text": suffix, "post_processor": original}
     settings.update(tokenizer.special_tokens_map)
-    settings.update((name, getattr(tokenizer, name)) for name in _KEPT)
+    settings.update((name, getattr(tokenizer, name)) for name in _FIELDS)
     return PreTrainedTokenizerFast(tokenizer_object=_backend(tokenizer, post_processor=processor), **settings)
 
 
@@ -117,9 +117,9 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
     """The tokens of a suffix after any word; ValueError if there are none or they depend on the word."""
     endings = set()
     for probe in _PROBES:  # on its own, the suffix would get SentencePiece's marker for the start of a text
-        before = backend.encode(probe, add_special_tokens=False).ids
-        both = backend.encode(probe + suffix, add_special_tokens=False).ids
-        endings.add(tuple(both[len(before) :]) if both[: len(before)] == before else ())
+        word = backend.encode(probe, add_special_tokens=False).ids
+        ids = backend.encode(probe + suffix, add_special_tokens=False).ids
+        endings.add(tuple(ids[len(word) :]) if ids[: len(word)] == word else ())
     if len(endings) > 1 or () in endings:
         raise ValueError(
             f"the suffix {suffix!r} of the prompt must have the same tokens after every word: start it with a space "
@@ -142,8 +142,8 @@ def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
             elif sequence not in parts:
                 parts.append(sequence)
         end = max(place for place, part in enumerate(parts) if "Sequence" in part)
-        behind = {"SpecialToken": {"id": _KEY, "type_id": parts[end]["Sequence"]["type_id"]}}
-        return [*parts[: end + 1], behind, *([] if last else parts[end + 1 :])]
+        token_part = {"SpecialToken": {"id": _KEY, "type_id": parts[end]["Sequence"]["type_id"]}}
+        return [*parts[: end + 1], token_part, *([] if last else parts[end + 1 :])]
 
     single, pair = pieces("a"), pieces("a", "a")
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
@@ -153,10 +153,10 @@ def _check_reload(config: Any, old: Any, new: Any, prefix: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)  # the tokenizer's class may depend on it
         new.save_pretrained(folder)
-        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        reloaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     for text in (prefix + probe for probe in _PROBES):
         plain = [tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in (old, new)]
-        if plain[0] != plain[1] or dict(loaded(text)) != dict(new(text)):
+        if plain[0] != plain[1] or dict(reloaded(text)) != dict(new(text)):
             raise ValueError(
                 f"{type(old).__name__} cannot have a prompt with a suffix: after saving and loading, it tokenizes "
                 f"{text!r} differently"

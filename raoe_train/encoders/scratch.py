@@ -13,24 +13,24 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from raoe_train.encoders.settings import Scratch
 
 
-def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Transformer:
+def scratch_transformer(sizes: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Transformer:
     """Create a small BERT for texts of up to 64 tokens (by default), and train its WordPiece tokenizer."""
     length = max_seq_length or 64
-    words = train_word_pieces(sentences, chosen.vocab_size)
+    words = train_word_pieces(sentences, sizes.vocab_size)
     tokenizer = hf.BertTokenizer(vocab={word: number for number, word in enumerate(words)}, model_max_length=length)
     config = hf.BertConfig(
         vocab_size=len(words),
-        hidden_size=chosen.hidden_size,
-        num_hidden_layers=chosen.layers,
-        num_attention_heads=chosen.heads,
-        intermediate_size=chosen.intermediate_size,
+        hidden_size=sizes.hidden_size,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        intermediate_size=sizes.intermediate_size,
         max_position_embeddings=length,
-        hidden_dropout_prob=chosen.dropout,
-        attention_probs_dropout_prob=chosen.dropout,
+        hidden_dropout_prob=sizes.dropout,
+        attention_probs_dropout_prob=sizes.dropout,
         pad_token_id=tokenizer.pad_token_id,
     )
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(chosen.seed)
+        torch.manual_seed(sizes.seed)
         hf.BertModel(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Transformer(folder, max_seq_length=length)
@@ -65,9 +65,9 @@ def add_head(model: Any, seed: int, saved: bool) -> None:
     """Append a TrainingHead to a SentenceTransformer. If `saved`, its weights are those of the pooler, which is where
     SimCSE's checkpoints keep the head; else, or without a pooler, they are drawn like the encoder's initial weights."""
     inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
-    own = getattr(getattr(inner, "pooler", None), "dense", None)
-    if saved and own is not None and getattr(own.weight, "_is_hf_initialized", False):
-        start, bias = own.weight.detach().clone(), own.bias.detach().clone()
+    pooler = getattr(getattr(inner, "pooler", None), "dense", None)
+    if saved and pooler is not None and getattr(pooler.weight, "_is_hf_initialized", False):
+        start, bias = pooler.weight.detach().clone(), pooler.bias.detach().clone()
     else:
         std, generator = getattr(inner.config, "initializer_range", 0.02), torch.Generator().manual_seed(seed)
         start, bias = torch.randn(width, width, generator=generator) * std, torch.zeros(width)
@@ -95,8 +95,8 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
     defaults = {"target_modules": "all-linear", "task_type": TaskType.FEATURE_EXTRACTION}
     config = LoraConfig(**{**defaults, **settings})
     if getattr(model, "_hf_peft_config_loaded", False):
-        (own,) = model.peft_config.values()
-        changed = [key for key in settings if getattr(own, key) != getattr(config, key) and key != "target_modules"]
+        (adapter,) = model.peft_config.values()
+        changed = [key for key in settings if getattr(adapter, key) != getattr(config, key) and key != "target_modules"]
         if changed:
             raise ValueError(
                 f"the model has a LoRA adapter with another {', '.join(changed)}: use the adapter's own model.lora "

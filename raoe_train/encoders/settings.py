@@ -63,7 +63,7 @@ class FrozenEncoder(Encoder):
     """An encoder that is not trained, such as a teacher or a reference.
 
     Args:
-        prompt: template for every text, such as 'query: {text}'; without {text} it is put before each text
+        prompt: template for every text, such as 'query: {text}'; else a prefix of each text
         task: argument `task` of the encoder's encode method, such as text-matching for jina-embeddings-v3
         batch_size: sentences in a batch
         cache: directory that keeps the embeddings for later runs

@@ -15,10 +15,10 @@ LISTED = 100  # number of queries whose retrieved captions are in a result
 BLOCK = 256  # queries whose similarities to all captions are in memory at a time
 
 
-def read_captions(source: str, **how: Any) -> dict[str, list[str]]:
+def read_captions(source: str, **options: Any) -> dict[str, list[str]]:
     """Read {image: its captions}, in file order, from a file with columns image and caption."""
     parse = by_column({"image": parse_word, "caption": parse_sentence})
-    table, _ = read_table(source, parse, "caption", **how)
+    table, _ = read_table(source, parse, "caption", **options)
     images: dict[str, list[str]] = {}
     for image, caption in zip(table["image"][:], table["caption"][:], strict=True):
         images.setdefault(image, []).append(caption)
@@ -31,8 +31,8 @@ def read_caption_task(name: str, reading: Reading) -> Task:
     images = read_captions(source, **reading.rows)
     for image, captions in images.items():
         if len(captions) < CAPTIONS:
-            few = f"image {image!r} has {len(captions)} captions, but each image needs {CAPTIONS}"
-            raise ValueError(f"{source}: {few}")
+            message = f"image {image!r} has {len(captions)} captions, but each image needs {CAPTIONS}"
+            raise ValueError(f"{source}: {message}")
     if len(images) < 2:
         raise ValueError(f"{source}: need at least 2 images, got 1")
     texts = [caption for captions in images.values() for caption in captions[:CAPTIONS]]
@@ -48,7 +48,7 @@ def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[s
     unit = unit_rows(embeddings)
     distinct = unit[first].T
     images = len(captions) // CAPTIONS
-    right, listed = np.zeros(images), []
+    scores, examples = np.zeros(images), []
     for start in range(0, images, BLOCK):
         numbers = np.arange(start, min(start + BLOCK, images))
         similarity = (unit[numbers * CAPTIONS] @ distinct)[:, place]
@@ -56,11 +56,11 @@ def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[s
         own = numbers[:, None] * CAPTIONS + np.arange(CAPTIONS)
         farthest = similarity[rows, own[:, 1:]].min(axis=1)
         similarity[rows, own[:, :1]] = -np.inf
-        for image, near in zip(numbers[: max(0, LISTED - start)].tolist(), similarity, strict=False):
-            places = np.argsort(-near, kind="stable")[: CAPTIONS - 1].tolist()
+        for image, row in zip(numbers[: max(0, LISTED - start)].tolist(), similarity, strict=False):
+            places = np.argsort(-row, kind="stable")[: CAPTIONS - 1].tolist()
             texts, is_own = [captions[place] for place in places], [place // CAPTIONS == image for place in places]
-            listed.append({"query": captions[CAPTIONS * image], "captions": texts, "own": is_own})
+            examples.append({"query": captions[CAPTIONS * image], "captions": texts, "own": is_own})
         similarity[rows, own] = -np.inf
-        right[numbers] = 100 * (farthest > similarity.max(axis=1))
-    result = {"accuracy": float(right.mean()), "images": images, "captions": len(captions), "retrieved": listed}
-    return result, Outcomes(right)
+        scores[numbers] = 100 * (farthest > similarity.max(axis=1))
+    result = {"accuracy": float(scores.mean()), "images": images, "captions": len(captions), "retrieved": examples}
+    return result, Outcomes(scores)

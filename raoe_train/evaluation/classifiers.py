@@ -43,13 +43,13 @@ class Classifier:
     def settings(self) -> dict[str, Any]:
         """The name and all settings with defaults; ValueError for an unknown name, or another classifier's setting."""
         if self.name not in NAMES:
-            near = nearest(self.name, NAMES)
-            raise ValueError(f"classifier.name must be one of {', '.join(NAMES)}, got {self.name!r}{near}")
-        known = NAMES[self.name]
-        own = {key: value for key, value in vars(self).items() if key != "name" and value is not None}
-        if others := [key for key in own if key not in known]:
-            raise ValueError(f"classifier.{others[0]} is not a setting of {self.name}, which has {', '.join(known)}")
-        return {"name": self.name, **known, **own}
+            hint = nearest(self.name, NAMES)
+            raise ValueError(f"classifier.name must be one of {', '.join(NAMES)}, got {self.name!r}{hint}")
+        names = NAMES[self.name]
+        values = {key: value for key, value in vars(self).items() if key != "name" and value is not None}
+        if unknown := [key for key in values if key not in names]:
+            raise ValueError(f"classifier.{unknown[0]} is not a setting of {self.name}, which has {', '.join(names)}")
+        return {"name": self.name, **names, **values}
 
 
 class LinearLayer:
@@ -61,11 +61,11 @@ class LinearLayer:
         self.features, self.labels, self.settings = with_ones.astype(np.float32), labels, settings
         self.grid = self.split_grid = [10.0**power for power in range(-5, -1)]
 
-    def validated(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
+    def validate(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
         """[folds, penalties] accuracies, from 0 to 1, on each fold's second part."""
-        return np.array([self._fit(train, grid, held)[0] for train, held in folds])
+        return np.array([self._fit(train, grid, dev)[0] for train, dev in folds])
 
-    def predicted(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
+    def predict(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
         """Train a layer on train, and return its [test] classes."""
         _, (weight,) = self._fit(train, [penalty], dev)
         return (self.features[test] @ weight.T).argmax(1)
@@ -86,7 +86,7 @@ class LinearLayer:
         x, held_out = (torch.from_numpy(self.features[places]) for places in (train, dev))
         targets = torch.nn.functional.one_hot(torch.from_numpy(self.labels[train]), count)[:, None].float()
         shape = (-1, len(penalties), count)
-        best, chosen = np.full(len(penalties), -1.0), np.zeros((len(penalties), count, columns), np.float32)
+        best, weights = np.full(len(penalties), -1.0), np.zeros((len(penalties), count, columns), np.float32)
         misses, epochs = np.zeros(len(penalties), int), 0
         while epochs <= MAX_EPOCHS and (misses <= settings["tenacity"]).any():
             for _ in range(settings["epoch_size"]):
@@ -100,9 +100,9 @@ class LinearLayer:
             active = misses <= settings["tenacity"]
             better = active & (accuracy > best)
             best[better] = accuracy[better]
-            chosen[better] = weight.numpy().reshape(chosen.shape)[better]
+            weights[better] = weight.numpy().reshape(weights.shape)[better]
             misses += active & ~better
-        return best, chosen
+        return best, weights
 
 
 class LogisticRegression:
@@ -112,11 +112,11 @@ class LogisticRegression:
         self.features, self.labels = features.astype(np.float64), labels
         self.grid, self.split_grid = ([2.0**power for power in range(*ends)] for ends in ((-2, 4), (-1, 6)))
 
-    def validated(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
+    def validate(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
         x, labels = self.features, self.labels
-        return np.array([[self._fit(train, C).score(x[held], labels[held]) for C in grid] for train, held in folds])
+        return np.array([[self._fit(train, C).score(x[dev], labels[dev]) for C in grid] for train, dev in folds])
 
-    def predicted(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
+    def predict(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
         return self._fit(train, penalty).predict(self.features[test])
 
     def _fit(self, train: np.ndarray, C: float) -> Any:

@@ -14,12 +14,12 @@ def read_mteb(name: str, reading: Reading) -> Task:
     import mteb
 
     try:
-        return of_task(mteb.get_task(name), reading.cache)
+        return make_task(mteb.get_task(name), reading.cache)
     except KeyError as error:  # the message suggests a similar name
         raise ValueError(f"mteb has no task {name!r}: {error.args[0]}") from None
 
 
-def of_task(task: Any, cache: Path | None = None) -> Task:
+def make_task(task: Any, cache: Path | None = None) -> Task:
     """Create a task from an mteb task; its results are kept in `cache`."""
     content = [task.metadata.name, task.metadata.dataset.get("revision"), version("mteb")]
     return Task("mteb", "main_score", content, run=partial(_run, task, cache))

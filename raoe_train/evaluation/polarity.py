@@ -1,5 +1,5 @@
-"""Polarity and semantic scores, and the tasks `polarity:NAME` (Eq. 1 and 2 of the margins paper). They say whether the
-sentences that an encoder retrieves have the query's class, and whether they are about the same topic."""
+"""Polarity and semantic scores, and the tasks `polarity:NAME` (Eq. 1 and 2 of the margins paper). They measure
+whether the sentences that an encoder retrieves have the query's class and are about the same topic."""
 
 import random
 from collections.abc import Sequence
@@ -62,9 +62,9 @@ class PolarityEvaluator(SentenceEvaluator):
         name: str = "",
     ) -> None:
         super().__init__()
-        for what, texts, classes in (("labels", sentences, labels), ("source_labels", source_sentences, source_labels)):
+        for key, texts, classes in (("labels", sentences, labels), ("source_labels", source_sentences, source_labels)):
             if len(texts) != len(classes):
-                raise ValueError(f"{what} has {len(classes)} entries for {len(texts)} sentences")
+                raise ValueError(f"{key} has {len(classes)} entries for {len(texts)} sentences")
         if absent := sorted(map(str, set(labels) - set(source_labels))):
             raise ValueError(f"no source sentence is of class {', '.join(absent)}: polarity would always be 0")
         self.texts, self.labels = [*sentences, *source_sentences], list(labels)
@@ -81,9 +81,9 @@ class PolarityEvaluator(SentenceEvaluator):
 
     def __call__(self, model: Any, output_path: Any = None, epoch: int = -1, steps: int = -1) -> dict[str, float]:
         scores = self.scores(encode_sentences(model, self.texts, self.batch_size))
-        named = self.prefix_name_to_metrics(_percent(*scores), self.name)
-        self.store_metrics_in_model_card_data(model, named, epoch, steps)
-        return named
+        metrics = self.prefix_name_to_metrics(_percent(*scores), self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
 
     def scores(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(P, S) of each sentence, [n] each, from 0 to 1 and from -1 to 1. The [n + m, d] embeddings are those of the
@@ -94,11 +94,11 @@ class PolarityEvaluator(SentenceEvaluator):
         """({"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class":
         {class: the first five}, "curve": {k: {"polarity", "similarity"}}}, scores in percent; P of each
         sentence, [n] from 0 to 1)."""
-        (polarity, similarity), *others = self._scores(embeddings, [self.k, *curve])
+        (polarity, similarity), *rest = self._scores(embeddings, [self.k, *curve])
         labels = np.array(list(map(str, self.labels)))
 
-        def of(chosen: np.ndarray) -> dict[str, Any]:
-            return {**_percent(polarity[chosen], similarity[chosen]), "sentences": int(chosen.sum())}
+        def of(rows: np.ndarray) -> dict[str, Any]:
+            return {**_percent(polarity[rows], similarity[rows]), "sentences": int(rows.sum())}
 
         result: dict[str, Any] = {
             **of(np.full(len(labels), True)),
@@ -106,7 +106,7 @@ class PolarityEvaluator(SentenceEvaluator):
             "k": self.k,
             "by_class": {label: of(labels == label) for label in sorted(set(labels.tolist()))},
         }
-        for k, scores in zip(curve, others, strict=True):
+        for k, scores in zip(curve, rest, strict=True):
             mean = _percent(*scores)
             result.setdefault("curve", {})[str(k)] = {name: mean[name] for name in ("polarity", "similarity")}
         return result, polarity
@@ -121,20 +121,20 @@ class PolarityEvaluator(SentenceEvaluator):
         self._check(max(ks))
         n, unit = len(self.labels), unit_rows(embeddings)
         places, _ = nearest(unit[:n], unit[n:], max(ks))
-        same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
+        is_same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
         # row by row, because [n, k, d] may be large
         cosines = np.stack([self.reference[n + row] @ self.reference[i] for i, row in enumerate(places)])
         results = []
         for k in ks:
             w = weights(k, self.discount)
-            results.append((same[:, :k] @ w, cosines[:, :k].astype(np.float64) @ w))
+            results.append((is_same[:, :k] @ w, cosines[:, :k].astype(np.float64) @ w))
         return results
 
 
 def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
-    named = {"polarity": polarity.mean(), "polarity_std": polarity.std()}
-    named |= {"similarity": similarity.mean(), "similarity_std": similarity.std()}
-    return {name: 100 * float(value) for name, value in named.items()}
+    metrics = {"polarity": polarity.mean(), "polarity_std": polarity.std()}
+    metrics |= {"similarity": similarity.mean(), "similarity_std": similarity.std()}
+    return {name: 100 * float(value) for name, value in metrics.items()}
 
 
 def read_polarity(name: str, reading: Reading) -> Task:
@@ -149,29 +149,29 @@ def read_polarity(name: str, reading: Reading) -> Task:
     test, train = (data.select([k for k, part in enumerate(splits) if part == split]) for split in (TEST, TRAIN))
     if not len(test):
         raise ValueError(f"{source} has no split {TEST!r}: polarity needs splits {TRAIN} and {TEST}")
-    test, train = _drawn(test, options.max_sentences, options.seed), distinct(train, {})[0]
-    wanted = options.sources * len(test)
-    if len(train) < wanted:
-        many = f"{options.sources} times the {len(test)} sentences of test are {wanted}, but train has {len(train)}"
-        raise ValueError(f"{source}: {many}: lower polarity.sources or polarity.max_sentences")
-    sources = _drawn(train, wanted, options.seed)
-    (texts, labels), (others, classes) = ((data["text"][:], data["label"][:]) for data in (test, sources))
+    test, train = _sample(test, options.max_sentences, options.seed), distinct(train, {})[0]
+    count = options.sources * len(test)
+    if len(train) < count:
+        message = f"{options.sources} times the {len(test)} sentences of test are {count}, but train has {len(train)}"
+        raise ValueError(f"{source}: {message}: lower polarity.sources or polarity.max_sentences")
+    sources = _sample(train, count, options.seed)
+    (texts, labels), (corpus, classes) = ((data["text"][:], data["label"][:]) for data in (test, sources))
 
     @cache
     def evaluator() -> PolarityEvaluator:  # created for the first encoder only, because it runs the reference
-        reference = embeddings(encoder, [*texts, *others], "reference")
-        return PolarityEvaluator(texts, labels, others, classes, reference, options.k, options.discount)
+        reference = embeddings(encoder, [*texts, *corpus], "reference")
+        return PolarityEvaluator(texts, labels, corpus, classes, reference, options.k, options.discount)
 
     def score(embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         result, polarity = evaluator().report(embeddings, options.curve)
         return result, Outcomes(100 * polarity)
 
     scored_by = {**asdict(options), "reference": identity(encoder)}
-    return Task("polarity", "polarity", [[*texts, *others], labels, classes, scored_by], [*texts, *others], score)
+    return Task("polarity", "polarity", [[*texts, *corpus], labels, classes, scored_by], [*texts, *corpus], score)
 
 
-def _drawn(data: Any, most: int | None, seed: int) -> Any:
-    """Draw at most `most` rows with `seed`, and keep their order."""
-    if most is None or most >= len(data):
+def _sample(data: Any, limit: int | None, seed: int) -> Any:
+    """Draw at most `limit` rows with `seed`, and keep their order."""
+    if limit is None or limit >= len(data):
         return data
-    return data.select(sorted(random.Random(seed).sample(range(len(data)), most)))
+    return data.select(sorted(random.Random(seed).sample(range(len(data)), limit)))

@@ -35,11 +35,11 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
     the subset}, and "mean", the unweighted mean of their correlations."""
     similarity, noise = cosines(*np.split(embeddings, 2)), rounding(embeddings)
 
-    def measured(chosen: np.ndarray) -> dict[str, Any]:
-        return {**correlate(similarity[chosen], scores[chosen], noise), "pairs": int(chosen.sum())}
+    def measure(rows: np.ndarray) -> dict[str, Any]:
+        return {**correlate(similarity[rows], scores[rows], noise), "pairs": int(rows.sum())}
 
-    result = measured(np.full(len(scores), True))
-    parts = {name: measured(subsets == name) for name in dict.fromkeys(subsets.tolist())}
+    result = measure(np.full(len(scores), True))
+    parts = {name: measure(subsets == name) for name in dict.fromkeys(subsets.tolist())}
     if len(parts) > 1:
         means = {metric: mean_of_all([part[metric] for part in parts.values()]) for metric in ("spearman", "pearson")}
         result |= {"mean": means, "subsets": parts}
@@ -67,14 +67,14 @@ class StsEvaluator(SentenceEvaluator):
 
     def __call__(self, model: Any, output_path: Any = None, epoch: int = -1, steps: int = -1) -> dict[str, float]:
         results = evaluate_tasks(model, self.tasks, self.batch_size)["tasks"]
-        named: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for metric in ("spearman", "pearson"):
             by_set = {each: math.nan if row[metric] is None else row[metric] / 100 for each, row in results.items()}
-            named[f"{self.name}_{metric}_cosine"] = sum(by_set.values()) / len(by_set)
+            metrics[f"{self.name}_{metric}_cosine"] = sum(by_set.values()) / len(by_set)
             if len(by_set) > 1:
-                named |= {f"{self.name}_{each}_{metric}_cosine": value for each, value in by_set.items()}
-        self.store_metrics_in_model_card_data(model, named, epoch, steps)
-        return named
+                metrics |= {f"{self.name}_{each}_{metric}_cosine": value for each, value in by_set.items()}
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
 
 
 def conditional_prompt(model: Any) -> str | None:
@@ -84,7 +84,7 @@ def conditional_prompt(model: Any) -> str | None:
     elif model.prompt is not None:
         return model.prompt
     else:
-        saved = Path(model.name).expanduser() / "config_sentence_transformers.json"
-        prompts = read_json(saved).get("prompts")  # if the file is damaged, loading the model reports it
-    before = prompts.get(CONDITIONAL) if isinstance(prompts, dict) else None
-    return before + "{text}" if isinstance(before, str) else None
+        path = Path(model.name).expanduser() / "config_sentence_transformers.json"
+        prompts = read_json(path).get("prompts")  # if the file is damaged, loading the model reports it
+    prefix = prompts.get(CONDITIONAL) if isinstance(prompts, dict) else None
+    return prefix + "{text}" if isinstance(prefix, str) else None

@@ -41,7 +41,7 @@ EXAMPLES = ".examples.npz"
 
 @dataclass
 class Polarity:
-    """How the tasks polarity:NAME score what an encoder retrieves.
+    """Settings of the tasks polarity:NAME.
 
     Args:
         reference: encoder that measures similarity; in train by default the encoder that training starts from
@@ -118,8 +118,8 @@ def split_word(word: str) -> tuple[str, str]:
     if colon and prefix in KINDS:
         return prefix, rest
     if colon and prefix != "hub" and not is_file(word):
-        near = nearest(repr(prefix), map(repr, KINDS))
-        raise ValueError(f"task {word!r}: unknown kind {prefix!r}{near}; kinds: {', '.join(KINDS)}")
+        hint = nearest(repr(prefix), map(repr, KINDS))
+        raise ValueError(f"task {word!r}: unknown kind {prefix!r}{hint}; kinds: {', '.join(KINDS)}")
     base = word.partition("#")[0].lower()
     for kind, names in SUITES.items():
         if base in (name.lower() for name in names):
@@ -127,19 +127,19 @@ def split_word(word: str) -> tuple[str, str]:
     return DEFAULT, word
 
 
-def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: Any) -> dict[str, Task]:
+def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **options: Any) -> dict[str, Task]:
     """Read all tasks, so that an error in one is found before any encoding; returns {word: task}.
 
     A word is KIND:NAME or KIND:FILE, with KIND in KINDS. A NAME in SUITES has the suite's kind; other names and files
-    without a kind (FILE, FILE#SPLIT, builtin#test) are sts. `how` is the other fields of Reading.
+    without a kind (FILE, FILE#SPLIT, builtin#test) are sts. `options`: other fields of Reading.
     """
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
-    if taken := {"average", "dev"}.intersection(tasks):
-        raise ValueError(f"a task cannot be called {min(taken)}, which is a column of reports: name its file")
-    if repeated := sorted(task for task, count in Counter(tasks).items() if count > 1):
-        raise ValueError(f"tasks has {', '.join(repeated)} more than once: name each task once")
-    reading, by_word, missing = Reading(data_dir, **how), dict[str, Task](), dict[str, None]()
+    if reserved := {"average", "dev"}.intersection(tasks):
+        raise ValueError(f"a task cannot be called {min(reserved)}, which is a column of reports: name its file")
+    if duplicates := sorted(task for task, count in Counter(tasks).items() if count > 1):
+        raise ValueError(f"tasks has {', '.join(duplicates)} more than once: name each task once")
+    reading, by_word, missing = Reading(data_dir, **options), dict[str, Task](), dict[str, None]()
     for word in tasks:
         kind, name = split_word(word)
         if is_conditional(reading.prompt) and kind != "sts":
@@ -164,13 +164,13 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {str(folder)!r} (data.dir)")
-    known = {**_data_files(folder, "*", "*/*"), **_data_files(folder, "*", f"{kind}/*")}
-    files = known.get(name.lower(), [])
+    index = {**_data_files(folder, "*", "*/*"), **_data_files(folder, "*", f"{kind}/*")}
+    files = index.get(name.lower(), [])
     if not files and name.endswith(ALL_PAIRS):
-        files, whole = known.get(name.removesuffix(ALL_PAIRS).lower(), []), True
+        files, whole = index.get(name.removesuffix(ALL_PAIRS).lower(), []), True
     if not files:
-        near, names = nearest(repr(name), map(repr, known)), ", ".join(sorted(known))
-        raise NoSuchTask(f"no task {task!r} in {folder}{near}: neither {name}.* nor */{name}.*; tasks: {names}")
+        hint, names = nearest(repr(name), map(repr, index)), ", ".join(sorted(index))
+        raise NoSuchTask(f"no task {task!r} in {folder}{hint}: neither {name}.* nor */{name}.*; tasks: {names}")
     if len(files) > 1:
         raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
     file = str(files[0])
@@ -202,10 +202,10 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Evaluate a SentenceTransformer; returns "tasks", "average" and "averages" as in the job `evaluate`. Texts that
     tasks share are encoded once. `outcomes` is filled with the outcomes of tasks that have them."""
-    scored = [task for task in tasks.values() if task.score]
-    texts = [text for task in scored for text in task.sentences]
+    encoded = [task for task in tasks.values() if task.score]
+    texts = [text for task in encoded for text in task.sentences]
     embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
-    parts = iter(np.split(embeddings, np.cumsum([len(task.sentences) for task in scored])))
+    parts = iter(np.split(embeddings, np.cumsum([len(task.sentences) for task in encoded])))
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():
         results[word] = {"kind": task.kind, "main": task.main}

@@ -32,9 +32,9 @@ def read_transfer(name: str, reading: Reading) -> Task:
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
-    """Classify the examples of a task; returns ({"accuracy", x100, "dev_accuracy": accuracy in the choice of the
+    """Classify the examples of a task; returns ({"accuracy", x100, "dev_accuracy": accuracy that chose the
     penalty, "examples": number tested, …}, Outcomes: 100 for a correct example and 0 for another, in a fixed order).
-    Test splits of pairs with classes 0 and 1 also have "f1", x100; other classifiers than scikit-learn's "classifier".
+    Test splits of pairs with classes 0 and 1 also have "f1", x100; classifiers other than scikit-learn "classifier".
 
     - Splits train, dev and test: the penalty is the best on dev; trained on train, tested on test.
     - Splits train and test: the penalty is the best in cross-validation on train.
@@ -55,24 +55,24 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     has_splits = bool(len(train) and len(test))
     dev = dev if has_splits else dev[:0]
     grid = model.split_grid if has_splits and not len(dev) else model.grid
-    outer = [(train, test)] if has_splits else _folds(np.arange(len(labels)), labels, settings)
+    rounds = [(train, test)] if has_splits else _folds(np.arange(len(labels)), labels, settings)
     correct, accuracies, dev_accuracies = np.full(len(labels), np.nan), [], []
-    for train, test in tqdm(outer, desc="folds", disable=has_splits or None):
+    for train, test in tqdm(rounds, desc="folds", disable=has_splits or None):
         folds = [(train, dev)] if len(dev) else _folds(train, labels, settings)
-        scores = np.round(100 * model.validated(folds, grid).mean(0), 2)  # of equal scores the first is chosen
-        predictions = model.predicted(train, dev, test, grid[int(scores.argmax())])
+        scores = np.round(100 * model.validate(folds, grid).mean(0), 2)  # argmax takes the first of equal scores
+        predictions = model.predict(train, dev, test, grid[int(scores.argmax())])
         correct[test] = 100.0 * (predictions == labels[test])
         accuracies.append(correct[test].mean())
         dev_accuracies.append(scores.max())
-    tested = correct[~np.isnan(correct)]
+    results = correct[~np.isnan(correct)]
     # the mean over folds differs from the mean over examples if fold sizes differ
     accuracy, dev_accuracy = float(np.mean(accuracies)), float(np.mean(dev_accuracies))
-    result: dict[str, Any] = {"accuracy": accuracy, "dev_accuracy": dev_accuracy, "examples": len(tested)}
+    result: dict[str, Any] = {"accuracy": accuracy, "dev_accuracy": dev_accuracy, "examples": len(results)}
     if settings["name"] != Classifier.name:
         result["classifier"] = settings
     if has_splits and second is not None and classes.tolist() == ["0", "1"]:
         result["f1"] = 100 * float(f1_score(labels[test], predictions, zero_division=0))
-    return result, Outcomes(tested)
+    return result, Outcomes(results)
 
 
 def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
@@ -80,8 +80,8 @@ def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
     splits = set(split)
     has_splits = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (has_splits and splits - {TRAIN, TEST, *DEV} == set()):
-        known = f"{TRAIN}, {' or '.join(DEV)}, and {TEST}; to use {kfold} folds of one split, name FILE#SPLIT"
-        raise ValueError(f"{where} has splits {', '.join(sorted(splits))}; they must be {known}")
+        choices = f"{TRAIN}, {' or '.join(DEV)}, and {TEST}; to use {kfold} folds of one split, name FILE#SPLIT"
+        raise ValueError(f"{where} has splits {', '.join(sorted(splits))}; they must be {choices}")
     counts = Counter(label for label, part in zip(labels, split, strict=True) if part == TRAIN or not has_splits)
     if len(counts) < 2:
         raise ValueError(f"{where}: all training examples are of class {next(iter(counts))!r}; at least two are needed")
@@ -89,10 +89,10 @@ def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
         raise ValueError(f"{where}: class {unknown[0]!r} has no training example")
     label, fewest = min(counts.items(), key=lambda item: item[1])
     # an outer fold removes up to a tenth, rounded up, of the examples that the inner folds divide
-    left = fewest if has_splits else fewest - -(-fewest // kfold)
-    if left < kfold and not splits & set(DEV):
-        few = f"{fewest} training examples, too few for {kfold} folds: lower classifier.kfold"
-        raise ValueError(f"{where}: class {label!r} has {few}")
+    rest = fewest if has_splits else fewest - -(-fewest // kfold)
+    if rest < kfold and not splits & set(DEV):
+        message = f"{fewest} training examples, too few for {kfold} folds: lower classifier.kfold"
+        raise ValueError(f"{where}: class {label!r} has {message}")
 
 
 def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:

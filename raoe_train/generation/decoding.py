@@ -225,12 +225,12 @@ class GuidedDecoder:
             if request.far is not None and request.guidance != 1:
                 rows.append(Row(slot, request.far, far=True))
         logits, cache = self._read(rows)
-        for row, own in zip(rows, logits, strict=True):
+        for row, row_logits in zip(rows, logits, strict=True):
             if row.slot.request.keep and not row.far and not self._windows:
-                row.slot.logits = own.clone()
-        finished, left = self._take(Batch(rows, cache), logits)
-        if left is not None:
-            self._batch = left if self._batch is None else self._batch.joined(left)
+                row.slot.logits = row_logits.clone()
+        finished, rest = self._take(Batch(rows, cache), logits)
+        if rest is not None:
+            self._batch = rest if self._batch is None else self._batch.joined(rest)
         return finished
 
     @torch.no_grad()
@@ -258,28 +258,28 @@ class GuidedDecoder:
 
     def _read(self, rows: list[Row]) -> tuple[Tensor, Any]:
         """Read the rows' contexts, except known prefixes; returns the logits after them, [R, V], and their cache."""
-        known: list[Any] = [None if self._windows else row.slot.request.known for row in rows]
-        covered = [context.covers(row.ids) if context else 0 for row, context in zip(rows, known, strict=True)]
-        whole = [place for place, row in enumerate(rows) if covered[place] == len(row.ids)]
-        begun = [place for place, row in enumerate(rows) if 0 < covered[place] < len(row.ids)]
+        contexts: list[Any] = [None if self._windows else row.slot.request.known for row in rows]
+        prefixes = [context.covers(row.ids) if context else 0 for row, context in zip(rows, contexts, strict=True)]
+        whole = [place for place, row in enumerate(rows) if prefixes[place] == len(row.ids)]
+        partial = [place for place, row in enumerate(rows) if 0 < prefixes[place] < len(row.ids)]
         # read separately, else one row without a known prefix would make all others start at their first token
-        new = [place for place in range(len(rows)) if not covered[place]]
+        new = [place for place in range(len(rows)) if not prefixes[place]]
         logits, caches = [], []
-        for group in filter(None, (new, begun)):
+        for group in filter(None, (new, partial)):
             # all tails are as wide as the longest, so some rows read a few known tokens again
-            tail = max(len(rows[place]) - covered[place] for place in group)
-            before = [(known[place], max(len(rows[place]) - tail, 0)) for place in group]
-            caches.append(stacked(before) if group is begun else hf.DynamicCache(config=self.model.config))
+            tail = max(len(rows[place]) - prefixes[place] for place in group)
+            beginnings = [(contexts[place], max(len(rows[place]) - tail, 0)) for place in group]
+            caches.append(stacked(beginnings) if group is partial else hf.DynamicCache(config=self.model.config))
             ids = [[0] * (tail - len(rows[place])) + list(rows[place].ids[-tail:]) for place in group]
             logits.append(self._logits(ids, [rows[place] for place in group], caches[-1]))
         if whole:
-            logits.append(torch.stack([known[place].logits for place in whole]))
-            caches.append(stacked([(known[place], len(rows[place])) for place in whole]))
+            logits.append(torch.stack([contexts[place].logits for place in whole]))
+            caches.append(stacked([(contexts[place], len(rows[place])) for place in whole]))
         if len(caches) == 1:
             return logits[0], caches[0]
         width = max(map(len, rows))
         cache = functools.reduce(lambda first, second: merged(first, second, width), caches)
-        places = torch.tensor([*new, *begun, *whole]).argsort()
+        places = torch.tensor([*new, *partial, *whole]).argsort()
         cache.batch_select_indices(places)
         return torch.cat(logits)[places], cache
 
@@ -308,18 +308,18 @@ class GuidedDecoder:
             scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
         if self.sampling.do_sample:
             uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
-            chosen = draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
+            tokens = draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
         else:
             best = scores.max(-1)  # a NaN counts as the largest
-            chosen = torch.where(best.values.isfinite(), best.indices, -1)
+            tokens = torch.where(best.values.isfinite(), best.indices, -1)
         finished: dict[Hashable, Answer] = {}
-        for slot, token in zip(slots, chosen.tolist(), strict=True):
+        for slot, token in zip(slots, tokens.tolist(), strict=True):
             if token < 0:
                 raise ValueError("the model's scores for the next token are NaN, or exclude every token")
             slot.ids.append(token)
-            if why := self._finish(slot):
+            if reason := self._finish(slot):
                 text, context = self._text(slot.ids), batch.context(slot)
-                finished[slot.key] = Answer(slot.ids, text, why, context)
+                finished[slot.key] = Answer(slot.ids, text, reason, context)
         return list(finished.items()), batch.without(finished) if len(finished) < len(slots) else None
 
     def _finish(self, slot: Slot) -> str | None:
@@ -356,8 +356,8 @@ def mixed(logits: Tensor, batch: Batch) -> Tensor:
     scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
     for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
         far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]
-        led = [place - 1 for place in far]
-        scores[[number[place] for place in led]] = guided_log_probs(logits[led], logits[far], guidance=guidance)
+        pairs = [place - 1 for place in far]
+        scores[[number[place] for place in pairs]] = guided_log_probs(logits[pairs], logits[far], guidance=guidance)
     return scores
 
 
@@ -365,8 +365,8 @@ def stacked(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:
     """Create a left-padded cache with the first `count` tokens of each (context, count)."""
     width = max(count for _, count in beginnings)
 
-    def rows(layer: int, which: int) -> Tensor:
-        states = ((context.layers[layer][which], count) for context, count in beginnings)
+    def rows(layer: int, part: int) -> Tensor:
+        states = ((context.layers[layer][part], count) for context, count in beginnings)
         return torch.stack([pad(state[:, :count], (0, 0, width - count, 0)) for state, count in states])
 
     return hf.DynamicCache([(rows(layer, 0), rows(layer, 1)) for layer in range(len(beginnings[0][0].layers))])

@@ -123,7 +123,7 @@ class Chain:
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
     """Generate chains, `slots` of them at a time; yields each when it finishes. If requests can join others, waiting
-    chains join as soon as they are a quarter of all; otherwise all do their steps together."""
+    chains join as soon as they are a quarter of all; otherwise all chains make each step together."""
     active: dict[int, Chain] = {}
     ready: list[Chain] = []
     latest: Context | None = None

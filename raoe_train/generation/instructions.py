@@ -109,8 +109,8 @@ def parse_list(text: str, steps: int) -> list[str] | str:
 
 def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | None:
     """The problem with a generated sentence, or None; `source` is the first of its chain."""
-    if why := unfinished(finish):
-        return why
+    if problem := unfinished(finish):
+        return problem
     if not sentence:
         return "empty"
     if BREAKS.search(sentence):

@@ -13,7 +13,7 @@ from raoe_train.encoders.preflight import check_device, four_bit, loading
 
 @dataclass
 class LanguageModel:
-    """Which language model generates.
+    """The language model that generates.
 
     Args:
         name: causal language model, by path or hub name
@@ -55,8 +55,8 @@ def load_language_model(model: LanguageModel) -> Any:
     if model.load_in_4bit:
         weights["quantization_config"] = BitsAndBytesConfig(**four_bit(model.dtype))
     with loading(model.name):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
-    network, info = loaded
+        result: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
+    network, info = result
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{model.name} is an incomplete language model: it has no {', '.join(missing[:3])}")
     return network.eval()

@@ -49,12 +49,12 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
     if not data.input:
         raise ValueError("--data.input is missing: the sentences to start chains from")
     skipped: Counter[str] = Counter()
-    kept: list[tuple[int, str]] = []
+    starts: list[tuple[int, str]] = []
     seen: set[str] = set()
-    for number, (where, text, problem) in enumerate(each_sentence(data.input, data.columns), 1):
+    for number, (place, text, problem) in enumerate(each_sentence(data.input, data.columns), 1):
         if problem is not None and problem != "blank line":
             if data.on_error == "raise":
-                raise ValueError(f"{where}: {problem}; to skip and count such rows, use data.on_error skip")
+                raise ValueError(f"{place}: {problem}; to skip and count such rows, use data.on_error skip")
             skipped["not a text"] += 1
             continue
         sentence = text.strip()
@@ -69,13 +69,13 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
         if reason is not None:
             skipped[reason] += 1
             continue
-        kept.append((number, sentence))
-        if len(kept) == data.max_rows:
+        starts.append((number, sentence))
+        if len(starts) == data.max_rows:
             break
-    if not kept:
-        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "it has no rows"
-        raise ValueError(f"{data.input} has no usable sentences to start chains from ({why})")
-    return kept, dict(skipped)
+    if not starts:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "it has no rows"
+        raise ValueError(f"{data.input} has no usable sentences to start chains from ({reasons})")
+    return starts, dict(skipped)
 
 
 def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
@@ -117,10 +117,10 @@ def draw_from_clusters(vectors: np.ndarray, clusters: int, per_cluster: int, see
     size = max(1024, clusters)
     means = MiniBatchKMeans(clusters, random_state=seed, batch_size=size, init_size=3 * size, n_init=3)
     labels = means.fit_predict(rows)
-    chosen: list[int] = []
+    selection: list[int] = []
     for cluster in range(clusters):
         members = np.flatnonzero(labels == cluster)
         # a generator for each cluster, so that its draw does not depend on the sizes of other clusters
-        drawn = np.random.default_rng([seed, cluster]).permutation(members)[:per_cluster]
-        chosen.extend(drawn.tolist())
-    return sorted(chosen)
+        sample = np.random.default_rng([seed, cluster]).permutation(members)[:per_cluster]
+        selection.extend(sample.tolist())
+    return sorted(selection)

@@ -1,6 +1,6 @@
-"""The job `check`: does an encoder give a sentence the same embedding whatever it is batched with?
+"""The job `check`: test whether the embedding of a sentence depends on the rest of its batch.
 
-It does not if the attention mask lets padding through, or if the mask is dropped when nothing is padded.
+It does if the attention mask lets padding through, or if the mask is dropped for a batch without padding.
 """
 
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
     # decoders with bidirectional layers have relative positions, so padding may be on either side
     sides = [tokenizer.padding_side] if layers is None else ["right", "left"]
     seen = _sees_later_tokens(model)
-    alone = _unit([model.encode([text]) for text in SENTENCES])
+    single = _unit([model.encode([text]) for text in SENTENCES])
     differences = {}
     original_side = tokenizer.padding_side
     for side in sides:
@@ -75,14 +75,14 @@ def check_encoder(model: Any) -> dict[str, Any]:
         for size in (2, 3, len(SENTENCES)):
             # batch by batch: encode would sort all sentences by length, which leaves little padding
             batches = [model.encode(list(SENTENCES[at : at + size]), batch_size=size) for at in range(0, 6, size)]
-            differences[f"padding {side}, batches of {size}"] = float(np.abs(_unit(batches) - alone).max())
+            differences[f"padding {side}, batches of {size}"] = float(np.abs(_unit(batches) - single).max())
     tokenizer.padding_side = original_side
     tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
     failed = [name for name, value in differences.items() if not value <= tolerance]
     if layers is not None and seen != (layers > 0):
         failed.append("bidirectional")
-    about = {"layers": layers, "seen": seen}
-    return {"differences": differences, "tolerance": tolerance, "failed": failed, "bidirectional": about}
+    state = {"layers": layers, "seen": seen}
+    return {"differences": differences, "tolerance": tolerance, "failed": failed, "bidirectional": state}
 
 
 def _unit(parts: list[np.ndarray]) -> np.ndarray:

@@ -86,14 +86,14 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         print(f"{path} is already finished, from the same model and sentences")
         return finished
     if seeds.encoder is not None:
-        chosen = set(_selected(output.parts / "selected.json", sentences, seeds))
-        sentences = [(key, sentence) for key, sentence in sentences if key in chosen]
+        ids = set(_selected(output.parts / "selected.json", sentences, seeds))
+        sentences = [(key, sentence) for key, sentence in sentences if key in ids]
     rank, world = rank_and_world()
     lines = Lines(output)
     with lines.writing():
-        done = lines.done()
+        finished_ids = lines.done()
         own = sentences[rank::world]
-        waiting = [(key, sentence) for key, sentence in own if key not in done]
+        waiting = [(key, sentence) for key, sentence in own if key not in finished_ids]
         run: dict[str, Any] = {}
         if waiting:
             decoder = GuidedDecoder(load_language_model(model), tokenizer, sampling)

@@ -121,14 +121,14 @@ def mine(config: MineConfig) -> dict[str, Any]:
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
         unit = unit_rows(embeddings(model, sentences, "reference", model.cache or output.parts))
-        near = neighbours(unit, classes, mining)
+        table = neighbours(unit, classes, mining)
         draw = thinned(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
-            examples, available = triplets(near, draw)
+            examples, available = triplets(table, draw)
         else:
-            examples, available = pairs(near, draw, others=loss != "multiple_negatives")
-        result["neighbours"] = {"own": float(near.own_count.mean()), "others": float(near.others_count.mean())}
-        result["without"] = int(((near.own_count == 0) & (near.others_count == 0)).sum())
+            examples, available = pairs(table, draw, others=loss != "multiple_negatives")
+        result["neighbours"] = {"own": float(table.own_count.mean()), "others": float(table.others_count.mean())}
+        result["without"] = int(((table.own_count == 0) & (table.others_count == 0)).sum())
     if not available:
         raise ValueError(
             f"{data.input}: no sentence has the neighbours that a {loss} example needs: lower mining.threshold, now "

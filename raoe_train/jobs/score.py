@@ -75,10 +75,10 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     data = config.data
     needed(data.input, "data.input", "the pairs to score")
     path = Path(needed(config.output, "output", "the file to write"))
-    chosen = resolve_teachers(config)
+    encoders = resolve_teachers(config)
     table = PairsToScore(data, known_kind(path), ADDED)
     settings = {
-        "teachers": [identity(encoder) for encoder in chosen],
+        "teachers": [identity(encoder) for encoder in encoders],
         "input": table.digest,
         "data": {key: value for key, value in asdict(data).items() if key != "input"},
         "shard": resume.SHARD,
@@ -88,7 +88,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         print(f"{path} is finished, from the same input and teachers")
         return finished
     shards = []
-    for number, encoder in enumerate(chosen, 1):
+    for number, encoder in enumerate(encoders, 1):
         folder = output.parts / f"score_{number}"
         shards.append(resume.share(folder, table.pairs, resume.SHARD, _scorer(encoder), str(encoder.name)))
         gc.collect()  # one teacher in memory at a time
@@ -96,8 +96,8 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         return output.awaited()
     first, second = map(resume.gathered, shards)
     mean = (first + second) / 2
-    added = (dict(zip(ADDED, map(float, values), strict=True)) for values in zip(first, second, mean, strict=True))
-    rows = ({**fields, **values} for fields, values in zip(table.rows(), added, strict=True))
+    columns = (dict(zip(ADDED, map(float, values), strict=True)) for values in zip(first, second, mean, strict=True))
+    rows = ({**fields, **values} for fields, values in zip(table.rows(), columns, strict=True))
     output.begin()
     write_rows(output.path, [*table.columns, *ADDED], rows)
     by_label = _by_label(table.labels, mean)
@@ -111,7 +111,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
             name: {"rows": len(values), "mean": float(values.mean()), "std": float(values.std())}
             for name, values in by_label.items()
         },
-        "teachers": [encoder.name for encoder in chosen],
+        "teachers": [encoder.name for encoder in encoders],
     }
     print(f"{len(mean)} pairs scored, mean {result['mean']:.4f} -> {path}")
     return output.finish(result)

@@ -36,8 +36,8 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
             raise ValueError(f"{work.__name__} runs in one process: start it without torchrun")
         check_paths(config)
         output = getattr(config, "output", None)
-        alone: Any = owned(output) if output and rank == 0 else contextlib.nullcontext()
-        with explained(output), alone:
+        lock: Any = owned(output) if output and rank == 0 else contextlib.nullcontext()
+        with explained(output), lock:
             return work(config)
 
     call.config = config_class  # type: ignore[attr-defined]

@@ -103,7 +103,7 @@ class TrainConfig:
         """Add all keys to a parser."""
         parser.add_class_arguments(cls, as_group=True, skip={"loss", "training"})
         parser.add_subclass_arguments(
-            Loss, "loss", skip={"model", "embed", "similarity_fct"}, instantiate=False,
+            Loss, "loss", skip={"model", "embed", "similarity_fct"}, instantiate=False, metavar="CLASS",
             help="loss to train with: a class of raoe_train.losses, or the import path of your own class",
         )  # fmt: skip
         declare_training(parser)
@@ -142,22 +142,22 @@ def train(config: TrainConfig) -> dict[str, Any]:
         return finished
     if not output.replaces:
         on_rank_zero(lambda: output.begin(*FILES))
-    started = time.time()
+    start_time = time.time()
     set_seed(seed)
     datasets, texts = read_training_data(config, cache=output.path / TEACHER)
     datasets, dev = with_dev(datasets, data, config.model.prompt, seed)
     evaluator = StsEvaluator(dev, config.evaluation.batch_size, "dev") if dev else None
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
-    loaded = None if config.model.name == SCRATCH else start()
+    first_encoder = None if config.model.name == SCRATCH else start()
     on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, now that the inputs proved readable
     on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run"))))
-    encoder = start() if loaded is None else loaded
+    encoder = start() if first_encoder is None else first_encoder
 
-    def measured(tasks: dict[str, Any]) -> dict[str, Any]:
+    def measure_encoder(tasks: dict[str, Any]) -> dict[str, Any]:
         metrics = measures.dev_metrics(evaluator, encoder)
         return {**metrics, **evaluate_tasks(encoder, tasks, config.evaluation.batch_size)} if tasks else metrics
 
-    before = measured(tasks if config.evaluation.before else {})
+    before = measure_encoder(tasks if config.evaluation.before else {})
     trainer = build_trainer(config, settings, encoder, datasets, evaluator)
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
@@ -171,13 +171,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     metrics: dict[str, Any] = {
         "before": before,
-        "after": measured(tasks),
+        "after": measure_encoder(tasks),
         "scale": trainer.scales,
         "keep": trainer.keep,
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,
-        "seconds": round(time.time() - started, 1),
+        "seconds": round(time.time() - start_time, 1),
         **trainer.meter.costs(),
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
         "backends": backends,
@@ -206,8 +206,8 @@ def check_config(config: TrainConfig) -> None:
     if not data.train:
         raise ValueError("--data.train is missing: set it to the training data")
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
-        alone = " (--teacher.information ranking needs no teacher: only the order of each list)" if lists else ""
-        raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{alone}")
+        hint = " (--teacher.information ranking needs no teacher: only the order of each list)" if lists else ""
+        raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{hint}")
     if teacher.name is not None and not (loss.asks_teacher or lists):
         raise ValueError(f"{name} does not use a teacher: remove --teacher.name")
     if data.redraw and data.max_rows is None:
@@ -228,12 +228,12 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
     """
     seed, folder = config.training.seed, Path(on_rank_zero(tempfile.mkdtemp))
     set_seed(seed)
-    short = {**settings, "output_dir": str(folder), "max_steps": STEPS, "eval_strategy": "no", "save_strategy": "no",
+    trial = {**settings, "output_dir": str(folder), "max_steps": STEPS, "eval_strategy": "no", "save_strategy": "no",
              "load_best_model_at_end": False, "report_to": "none", "logging_strategy": "no"}  # fmt: skip
     try:
         datasets, texts = read_training_data(config, cache=folder)
         datasets, _ = with_dev(datasets, config.data, config.model.prompt, seed)
-        trainer = build_trainer(config, short, starting_encoder(config.model, folder / INITIAL, texts, seed), datasets)
+        trainer = build_trainer(config, trial, starting_encoder(config.model, folder / INITIAL, texts, seed), datasets)
         trainer.train()
     finally:
         remove(folder)
@@ -278,5 +278,5 @@ def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
 
 def _backends(device: Any) -> list[str]:
     """The backends that raoe_kernels can use on this device, the preferred one first."""
-    have = raoe_kernels.backends(device)["raoe_loss"]
-    return [name for name in ("native", "triton", "scan", "reference") if have.get(name) is True]
+    usable = raoe_kernels.backends(device)["raoe_loss"]
+    return [name for name in ("native", "triton", "scan", "reference") if usable.get(name) is True]

@@ -21,7 +21,7 @@ ENCODERS = ("model", "sentence_embedder", "guide")  # names under which losses k
 
 
 class Loss(nn.Module, ABC):
-    """A loss that recipes can name, by its class name, or for your own subclass by its import path.
+    """A loss, named in recipes by its class or, for your own subclass, by its import path.
 
     The constructor takes the model, and keywords with types and defaults, which are the recipe's keys.
 
@@ -85,8 +85,8 @@ class CachedLoss(CachedLossMixin, Loss):
     @property
     def citation(self) -> str:
         """BibTeX entries of this loss's papers, for the model card."""
-        known = Path(__file__).with_name("citations.bib").read_text(encoding="utf-8").split("\n@")
-        entries = {entry.partition("{")[2].partition(",")[0]: "@" + entry.strip("@\n") for entry in known}
+        texts = Path(__file__).with_name("citations.bib").read_text(encoding="utf-8").split("\n@")
+        entries = {entry.partition("{")[2].partition(",")[0]: "@" + entry.strip("@\n") for entry in texts}
         return "\n" + "".join(f"{entries[key]}\n" for key in self.cites)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
@@ -97,12 +97,12 @@ class CachedLoss(CachedLossMixin, Loss):
             labels: labels from the collator of `reads`; see the class.
         """
         features = list(sentence_features)
-        beside = self.beside(features, labels)
+        arguments = self.beside(features, labels)
         if self.uses_gradient_cache:
             if any("offsets" in column for column in features):
                 raise ValueError("mini-batches do not work with a StaticEmbedding: leave mini_batch_size out")
-            return with_own_gradients(self, lambda: self.forward_cached(features, beside))  # type: ignore[arg-type]
-        return self.compute_loss_from_embeddings(embed_columns(self.model, features), **beside)
+            return with_own_gradients(self, lambda: self.forward_cached(features, arguments))  # type: ignore[arg-type]
+        return self.compute_loss_from_embeddings(embed_columns(self.model, features), **arguments)
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         """Further arguments of compute_loss_from_embeddings, computed before the encoder reads the batch."""
@@ -121,20 +121,20 @@ class CachedLoss(CachedLossMixin, Loss):
         return loss
 
     def total(self, loss: Any) -> Tensor:
-        """The one number to differentiate when mini-batches are replayed."""
+        """The scalar to differentiate when mini-batches are replayed."""
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
         """All keywords, for the model card."""
         constructors = [cls.__init__ for cls in type(self).__mro__ if issubclass(cls, CachedLoss)]
         names = [name for each in reversed(constructors) for name in inspect.signature(each).parameters]
-        own = {name: getattr(self, name) for name in names if name != "model" and hasattr(self, name)}
-        return {name: getattr(value, "__name__", value) for name, value in own.items()}
+        keywords = {name: getattr(self, name) for name in names if name != "model" and hasattr(self, name)}
+        return {name: getattr(value, "__name__", value) for name, value in keywords.items()}
 
 
 class OneSweep(CachedLoss):
-    """A loss of cosines that can be summed over several numbers of first dimensions, like a MatryoshkaLoss around it,
-    in little more than the time and memory of one.
+    """A loss of cosines that can be summed over several Matryoshka widths (numbers of first dimensions), with the value
+    of a MatryoshkaLoss around it, in little more than the time and memory of one width.
 
     Args:
         model, scale, cached: see CachedLoss.
@@ -151,8 +151,8 @@ class OneSweep(CachedLoss):
         widths = sorted(matryoshka_dims)
         size = getattr(model, "get_embedding_dimension", lambda: None)()
         if len(set(widths)) < len(widths) or not all(0 < width <= (size or width) for width in widths):
-            most = "" if size is None else f" up to the model's {size}"
-            raise ValueError(f"matryoshka_dims must be distinct numbers from 1{most}, got {list(matryoshka_dims)}")
+            limit = "" if size is None else f" up to the model's {size}"
+            raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {list(matryoshka_dims)}")
         if widths and size not in (None, widths[-1]):
             warnings.warn(f"matryoshka_dims {widths} lacks {size}: whole embeddings are not trained", stacklevel=2)
         self.matryoshka_dims = list(matryoshka_dims)
@@ -171,21 +171,21 @@ def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
     """Run `cached`, which returns a loss, (), after its backward, and put the gradients of the loss's own parameters
     back into the graph. Then factors of the loss (1/n in gradient accumulation, a gradient scaler) apply to them, too.
     """
-    own = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
-    before = [parameter.grad for parameter in own]
-    for parameter in own:
+    parameters = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
         parameter.grad = None
     value = cached()
-    for parameter, earlier in zip(own, before, strict=True):
-        gradient, parameter.grad = parameter.grad, earlier
+    for parameter, old in zip(parameters, gradients, strict=True):
+        gradient, parameter.grad = parameter.grad, old
         if gradient is not None:
             value = value + ((parameter - parameter.detach()) * gradient).sum()
     return value
 
 
 def carrying(parts: dict[str, Tensor], loss: Tensor) -> Any:
-    """Parts of a loss by name, the first of which has the gradient of the whole loss: only the total has the hook that
-    replays mini-batches."""
+    """Return the parts of a loss by name. The first part gets the gradient of the whole loss, because only the total
+    has the hook that replays mini-batches."""
     values = {name: part.detach() for name, part in parts.items()}
     first = next(iter(values))
     return type(parts)({**values, first: values[first] + (loss - loss.detach())})

@@ -19,9 +19,9 @@ from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding,
 from raoe_train.losses.base import CachedLoss, carrying, check_numbers, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
-ALIGNED = 16  # for a compiled model, lengths of runs in tokens are multiples of it
+LENGTH_MULTIPLE = 16  # for a compiled model, lengths of runs in tokens are multiples of it
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
-OF_EMBEDDINGS = "compute_loss_from_embeddings"
+EMBEDDING_LOSS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
 
 
@@ -37,9 +37,9 @@ def fits(loss: Any) -> bool:
     compute_loss_from_embeddings. True only for forwards of sentence-transformers and raoe_train."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
-    known = next(cls for cls in type(loss).__mro__ if "forward" in vars(cls)).__module__.startswith(PACKAGES)
-    first = next(vars(cls) for cls in type(loss).__mro__ if {"forward", OF_EMBEDDINGS} & vars(cls).keys())
-    if not known or OF_EMBEDDINGS not in first:
+    is_ours = next(cls for cls in type(loss).__mro__ if "forward" in vars(cls)).__module__.startswith(PACKAGES)
+    members = next(vars(cls) for cls in type(loss).__mro__ if {"forward", EMBEDDING_LOSS} & vars(cls).keys())
+    if not is_ours or EMBEDDING_LOSS not in members:
         return False
     return "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
 
@@ -50,14 +50,14 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any) -> Any:
         widths = [*zip(loss.matryoshka_dims, loss.matryoshka_weights, strict=True)]
         if 0 < loss.n_dims_per_step < len(widths):
             widths = random.sample(widths, loss.n_dims_per_step)
-        cut = [(weight, [nn.functional.normalize(x[:, :d], dim=-1) for x in columns], d) for d, weight in widths]
-        return sum(weight * loss_of(loss.loss, shorter, _cut(labels, columns, d)) for weight, shorter, d in cut)
+        parts = [(weight, [nn.functional.normalize(x[:, :d], dim=-1) for x in columns], d) for d, weight in widths]
+        return sum(weight * loss_of(loss.loss, heads, _cut_labels(labels, columns, d)) for weight, heads, d in parts)
     if isinstance(loss, CachedLoss):
         return loss.compute_loss_from_embeddings(columns, **labels)
     return loss.compute_loss_from_embeddings(columns, labels)
 
 
-def _cut(labels: Any, columns: list[Tensor], width: int) -> Any:
+def _cut_labels(labels: Any, columns: list[Tensor], width: int) -> Any:
     """Cut labels to a width if they are embeddings, like the columns."""
     embeddings = isinstance(labels, Tensor) and labels.ndim in (2, 3) and labels.shape[-1] == columns[0].shape[-1]
     return labels[..., :width] if embeddings else labels
@@ -68,10 +68,10 @@ def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
     embeddings must move further to separate classes (docs/adapt.md)."""
     if keep != "auto":
         return keep
-    every = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
-    if any(not hasattr(dataset, "__len__") for dataset in every):
+    all_datasets = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
+    if any(not hasattr(dataset, "__len__") for dataset in all_datasets):
         raise ValueError('keep "auto" needs datasets of known length: set it to a number, such as 1')
-    scores = [{*dataset["score"][:]} for dataset in every if "score" in dataset.column_names]
+    scores = [{*dataset["score"][:]} for dataset in all_datasets if "score" in dataset.column_names]
     weight = 0.3 if scores and max(map(len, scores)) == 2 else 1.0
     print(f"keep {weight:g}")
     return weight
@@ -80,8 +80,8 @@ def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
 class Keep:
     """A regularizer for any loss: mean over a batch's texts of 1 - cos(embedding, embedding before training).
 
-    This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder's start as the old model. For
-    results see docs/adapt.md.
+    This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder before training as the old
+    model. For results see docs/adapt.md.
 
     Args:
         model: the encoder before training, which is copied and frozen. The copy reads every batch without dropout,
@@ -144,8 +144,8 @@ class ByLength(CachedLossMixin, nn.Module):
             raise ValueError("keep needs batches of tokenized texts, not images or packed batches")
         if runs is None:
             return self.loss(features, labels)
-        beside = inner.beside(features, labels) if isinstance(inner, CachedLoss) else labels
-        batch = _Batch(runs.rows, beside, self._start(runs))
+        arguments = inner.beside(features, labels) if isinstance(inner, CachedLoss) else labels
+        batch = _Batch(runs.rows, arguments, self._start(runs))
         if self.uses_gradient_cache:
             rows: Any = {"input_ids": torch.arange(len(runs.features)), "runs": runs.features}
             self._parts: Any = None
@@ -182,8 +182,8 @@ class ByLength(CachedLossMixin, nn.Module):
         """Hook of CachedLossMixin: (embeddings of a run, the random state before)."""
         run = sentence_feature["runs"][begin]
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
-            before = RandContext(*run.values()) if copy_random_state else None
-            return self._embedded(run), before
+            state = RandContext(*run.values()) if copy_random_state else None
+            return self._embedded(run), state
 
     def _embedded(self, run: dict[str, Any], model: Any = None) -> Tensor:
         return (model or self.model)(dict(run))["sentence_embedding"]  # a copy, because modules write into it
@@ -207,22 +207,22 @@ class ByLength(CachedLossMixin, nn.Module):
         *wrappers, inner = _layers(self.model)
         room: dict[str, int] = {}
         if self.uses_gradient_cache:
-            cached = innermost(self.loss)
-            tokens = getattr(cached, "mini_batch_num_tokens", None)
-            room = {"most_texts": cached.mini_batch_size} if tokens is None else {"most": tokens}
-        aligned = ALIGNED if _is(wrappers, "OptimizedModule") else 1
-        runs = by_length(features, **room, multiple=aligned, keep_leading=counts_leading_padding(inner))
+            wrapped = innermost(self.loss)
+            tokens = getattr(wrapped, "mini_batch_num_tokens", None)
+            room = {"most_texts": wrapped.mini_batch_size} if tokens is None else {"most": tokens}
+        multiple = LENGTH_MULTIPLE if _is(wrappers, "OptimizedModule") else 1
+        runs = by_length(features, **room, multiple=multiple, keep_leading=counts_leading_padding(inner))
         if runs is not None:
             # the embeddings of these copies are not used
-            missing = _of_all(len(runs.features), [*wrappers, inner]) - len(runs.features)
-            runs.features.extend([runs.features[0]] * missing)
+            copies = _most_forwards(len(runs.features), [*wrappers, inner]) - len(runs.features)
+            runs.features.extend([runs.features[0]] * copies)
         return runs
 
     def _words(self, runs: Runs) -> AbstractContextManager[None]:
         """words_looked_up_once, unless weights are sharded or the model is compiled."""
         layers = _layers(self.model)
-        other = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
-        return nullcontext() if other else words_looked_up_once(layers[-1], runs)
+        is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
+        return nullcontext() if is_wrapped else words_looked_up_once(layers[-1], runs)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The loss and its keywords, for the model card."""
@@ -255,10 +255,10 @@ def _is(layers: list[Any], *names: str) -> bool:
     return bool({base.__name__ for each in layers for base in type(each).__mro__} & set(names))
 
 
-def _of_all(forwards: int, layers: list[Any]) -> int:
+def _most_forwards(forwards: int, layers: list[Any]) -> int:
     """The largest number of forwards in any process if processes share them, else this process's number."""
     if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
-    most = torch.tensor(forwards, device=next(layers[-1].parameters()).device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return int(most)
+    count = torch.tensor(forwards, device=next(layers[-1].parameters()).device)
+    dist.all_reduce(count, dist.ReduceOp.MAX)
+    return int(count)

@@ -29,8 +29,8 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
         labels = {"score": torch.tensor([_score(row["score"]) for row in features], dtype=kind)}
         if "label" in columns:
             labels["label"] = torch.tensor([_label(row["label"]) for row in features])
-        rest = [{key: value for key, value in row.items() if key not in ("score", "label")} for row in features]
-        return {**super().__call__(rest), "label": labels}
+        texts = [{key: value for key, value in row.items() if key not in ("score", "label")} for row in features]
+        return {**super().__call__(texts), "label": labels}
 
 
 class TextCollator(SentenceTransformerDataCollator):
@@ -67,8 +67,8 @@ class ListCollator(SentenceTransformerDataCollator):
                 raise ValueError(f"a row must have a column 'sentences', a list of texts; got {row.get('sentences')!r}")
         lengths = [len(row["sentences"]) for row in features]
         # other columns, such as the dataset's name if there are several
-        beside = {key: value for key, value in features[0].items() if key not in ("sentences", "label")}
-        batch = super().__call__([{**beside, "sentences": text} for row in features for text in row["sentences"]])
+        extra = {key: value for key, value in features[0].items() if key not in ("sentences", "label")}
+        batch = super().__call__([{**extra, "sentences": text} for row in features for text in row["sentences"]])
         batch["label"] = {"lengths": torch.tensor(lengths)}
         if "label" in features[0]:
             batch["label"]["teacher"] = teacher = torch.zeros(len(features), max(lengths), max(lengths))

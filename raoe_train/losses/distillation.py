@@ -129,27 +129,27 @@ class ListMLELoss(CachedLoss):
                 "ListMLELoss needs one column with the sentences of all lists, and labels with 'lengths'; got "
                 f"{len(embeddings)} columns and {type(labels).__name__}: use raoe_train.ListCollator"
             )
-        (own,) = embeddings
-        lengths = labels["lengths"].to(own.device)
+        (column,) = embeddings
+        lengths = labels["lengths"].to(column.device)
         teacher = labels.get("teacher")
         if teacher is None:
-            place = torch.arange(int(lengths.max()), device=own.device)
+            place = torch.arange(int(lengths.max()), device=column.device)
             teacher = -(place - place[:, None]).abs().expand(len(lengths), -1, -1)
-        teacher = teacher.detach().to(own.device)
+        teacher = teacher.detach().to(column.device)
         longest = teacher.shape[1]
-        place = torch.arange(longest, device=own.device)
+        place = torch.arange(longest, device=column.device)
         real = place < lengths[:, None]
         starts = (lengths.cumsum(0) - lengths)[:, None]
         # Unit rows, in float32 at least. The padding of a list has sentences of the next list, which the mask hides.
-        wide = own if own.dtype == torch.float64 else own.float()
-        lists = nn.functional.normalize(wide, dim=1)[(starts + place).clamp(max=len(own) - 1)]
-        with torch.autocast(own.device.type, enabled=False):  # bfloat16's three digits are too coarse for a ranking
+        wide = column if column.dtype == torch.float64 else column.float()
+        lists = nn.functional.normalize(wide, dim=1)[(starts + place).clamp(max=len(column) - 1)]
+        with torch.autocast(column.device.type, enabled=False):  # bfloat16's three digits are too coarse for a ranking
             student = lists @ lists.transpose(1, 2)
         mask = real[:, :, None] & real[:, None, :]
         rows = len(mask) * longest
         # Rows of padding have loss 0 but count in the mean, so it is rescaled to the N real rows below.
         student, teacher, mask = (each.reshape(rows, longest) for each in (student, teacher, mask))
         loss = list_mle_loss(student, teacher, scale=self.scale, mask=mask, ties=self.ties)
-        size = torch.tensor([len(own)], device=own.device)
-        sizes = gather_rows(size).tolist() if self.gather_across_devices else [len(own)]
+        size = torch.tensor([len(column)], device=column.device)
+        sizes = gather_rows(size).tolist() if self.gather_across_devices else [len(column)]
         return loss * (rows * len(sizes) / sum(sizes))

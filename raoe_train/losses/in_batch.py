@@ -17,8 +17,8 @@ from raoe_train.losses.distillation import teacher_embeddings
 from raoe_train.losses.gathering import averaged, gather_rows, own_rows
 from raoe_train.losses.reads import TRIPLETS, TRIPLETS_WITH_TEXTS
 
-LEARNED = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
-OF_ANCHORS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
+SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
+ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
 MarginStrategy = Literal["absolute", "relative"]
 Ids = tuple[Tensor, Tensor] | None
 """Ids of all processes' anchors and columns, equal if two texts are not negatives; None if all texts are distinct."""
@@ -53,7 +53,7 @@ class InBatchLoss(CachedLoss):
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, **cached)
-        low, high = LEARNED
+        low, high = SCALE_BOUNDS
         if learn_scale and not low <= scale <= high:
             raise ValueError(f"with learn_scale the scale must be from {low:g} to {high:g}, got {scale!r}")
         self.learn_scale = learn_scale
@@ -64,15 +64,15 @@ class InBatchLoss(CachedLoss):
     @property
     def current_scale(self) -> float:
         """The current scale, a number."""
-        return float(self._kept_within().detach().exp()) if self.learn_scale else self.scale
+        return float(self._clamp_scale().detach().exp()) if self.learn_scale else self.scale
 
-    def _kept_within(self) -> Tensor:
-        self.log_scale.data.clamp_(*map(math.log, LEARNED))
+    def _clamp_scale(self) -> Tensor:
+        self.log_scale.data.clamp_(*map(math.log, SCALE_BOUNDS))
         return self.log_scale
 
     def differentiable_scale(self) -> float | Tensor:
         """The current scale, with a gradient if it is learned. Call once per forward: processes average it there."""
-        return averaged(self._kept_within()).exp() if self.learn_scale else self.current_scale
+        return averaged(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         if not self.mask_duplicates:
@@ -120,16 +120,16 @@ class InBatchLoss(CachedLoss):
         """info_nce_loss of this process's rows against all processes' columns; `form` has further options of the op,
         `guide` another encoder's (B, G) embeddings of the columns."""
         own, targets = embeddings[0], self.targets(embeddings[0])
-        positives, *others = map(self.gathered, embeddings[1:])
+        positives, *columns = map(self.gathered, embeddings[1:])
         anchors, rows = None, targets  # rows of the op's anchors
-        if len(positives) > len(own) and OF_ANCHORS & {*directions}:
+        if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
             anchors, rows = self.gathered(own), torch.arange(len(positives), device=own.device)
         if ids is not None:
             form["ignore"] = (ids[0][rows], ids[1])
         if guide is not None:
             first, second, *rest = map(self.gathered, guide)
-            form["guide"] = (first[rows], second, *([torch.cat(rest)] if others else []))
-        negatives = torch.cat(others) if others else None
+            form["guide"] = (first[rows], second, *([torch.cat(rest)] if columns else []))
+        negatives = torch.cat(columns) if columns else None
         form.update(targets=targets, all_anchors=anchors, directions=directions)
         return info_nce_loss(own, positives, negatives, **form)
 
@@ -138,9 +138,9 @@ class InBatchLoss(CachedLoss):
         synchronizes a GPU."""
         if texts is None or not self.mask_duplicates:
             return None
-        of_anchors, of_columns = related_as_ids(self.gathered(texts))
-        twice = max(torch.bincount(of_anchors).max(), torch.bincount(of_columns)[of_anchors].max()) > 1
-        return (of_anchors, of_columns) if twice else None
+        anchor_ids, column_ids = related_as_ids(self.gathered(texts))
+        duplicates = max(torch.bincount(anchor_ids).max(), torch.bincount(column_ids)[anchor_ids].max()) > 1
+        return (anchor_ids, column_ids) if duplicates else None
 
 
 class SigmoidLoss(InBatchLoss):
@@ -150,8 +150,8 @@ class SigmoidLoss(InBatchLoss):
 
     Args:
         model, scale, cached: see InBatchLoss.
-        bias: added to scale x cosine. At -10 nearly all pairs start as negatives, which is right for all but one text
-            of a batch
+        bias: offset added to scale x cosine. At -10 nearly all pairs start as negatives, and all but one text of a
+            batch are negatives
         learn_scale: learn scale and bias, as parameters `log_scale` and `logit_bias`; set their learning rate with
             training.learning_rate_mapping {log_scale|logit_bias: 1e-3}
     """
@@ -194,8 +194,8 @@ class GISTLoss(InBatchLoss):
         embed: the guide, see DistillationLoss.
         margin_strategy: absolute or relative; a negative is excluded if its guide cosine exceeds that of the row's own
             pair minus margin, or minus margin times the absolute value of the pair's cosine
-        margin: by how much the guide's cosine of a negative must be below the positive's. If margin is below 0 the own
-            pair still counts, which sentence-transformers then excludes
+        margin: minimum difference between the guide's cosines of the positive and of a negative. If margin is below 0,
+            the own pair still counts; sentence-transformers then excludes it
         contrast_anchors: use other anchors as negatives, too
         contrast_positives: use positives as negatives of each other, too
     """
@@ -270,12 +270,12 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
         tokens, starts = tokens.reshape(-1), starts.long()
         place = torch.arange(len(tokens), device=tokens.device)
         row = torch.searchsorted(starts, place, right=True) - 1
-        return tokens.new_zeros(len(starts), dtype=torch.long).index_add(0, row, _mixed(tokens, place - starts[row]))
+        return tokens.new_zeros(len(starts), dtype=torch.long).index_add(0, row, _hash(tokens, place - starts[row]))
     real = features.get("attention_mask", torch.ones_like(tokens)).bool()
-    return _mixed(tokens, real.cumsum(1) - 1).masked_fill(~real, 0).sum(1)
+    return _hash(tokens, real.cumsum(1) - 1).masked_fill(~real, 0).sum(1)
 
 
-def _mixed(tokens: Tensor, positions: Tensor) -> Tensor:
+def _hash(tokens: Tensor, positions: Tensor) -> Tensor:
     x = (tokens.long() << 32) + positions + 1
     # int64 wraps around; >> keeps the sign, which the masks remove
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47

@@ -30,7 +30,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
     Args:
         model, scale, learn_scale, cached: see InBatchLoss and OneSweep. matryoshka_dims take one sweep with the options
             symmetric and mask_duplicates, and one sweep for each width with others.
-        symmetric: positives must find their anchors, too; the loss is the mean of both directions. Short for
+        symmetric: also let positives find their anchors; the loss is the mean of both directions. Short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
         directions: similarities in the softmax, query_to_doc and optionally others; see ``info_nce_loss``. GTE's loss
             (Li et al. 2023) has four: query_to_doc, query_to_query, doc_to_query, doc_to_doc
@@ -75,11 +75,11 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         self.hardness_strength = hardness_strength
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
-        plain = (self.both_ways or len(self.directions) == 1) and not (self.hardness_mode or self.learn_scale)
-        if self.dims is None or plain:
+        one_sweep = (self.both_ways or len(self.directions) == 1) and not (self.hardness_mode or self.learn_scale)
+        if self.dims is None or one_sweep:
             return self._of_widths(embeddings, ids, self.dims)
-        cut = ([column[:, :width] for column in embeddings] for width in self.dims)
-        return torch.stack([self._of_widths(columns, ids, None) for columns in cut]).sum()
+        parts = ([column[:, :width] for column in embeddings] for width in self.dims)
+        return torch.stack([self._of_widths(columns, ids, None) for columns in parts]).sum()
 
     def _of_widths(self, embeddings: list[Tensor], ids: Ids, dims: tuple[int, ...] | None) -> Tensor:
         """The loss of the columns, summed over `dims` if there are any."""
@@ -144,11 +144,11 @@ class AnglEContrastiveLoss(InfoNCELoss):
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
         """CoSENT of CLASSES over a similarity of two (n, D) tensors, summed over widths."""
-        anchor, *others = embeddings
-        first, second = anchor.repeat(len(others), 1), torch.cat(others)
+        anchor, *rest = embeddings
+        first, second = anchor.repeat(len(rest), 1), torch.cat(rest)
         widths = self.dims or (anchor.shape[1],)
         similarity = torch.stack([similarity_of(first[:, :d], second[:, :d]) for d in widths], dim=1)
-        score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(others))])
+        score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(rest))])
         if self.gather_across_devices:
             similarity, score, _ = gather_pairs(similarity, score, None)
         return cosent_loss(similarity.T, score, scale=scale or self.current_scale).sum()

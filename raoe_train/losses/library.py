@@ -51,8 +51,8 @@ class _Siamese(Loss):
 
     def __init__(self, model: Any, margin: NonNegativeFloat = 0.5, distance: Distance = "cosine") -> None:
         metric = losses.SiameseDistanceMetric
-        chosen = metric.COSINE_DISTANCE if distance == "cosine" else metric.EUCLIDEAN
-        super().__init__(model, distance_metric=chosen, margin=margin)  # type: ignore[call-arg]
+        choice = metric.COSINE_DISTANCE if distance == "cosine" else metric.EUCLIDEAN
+        super().__init__(model, distance_metric=choice, margin=margin)  # type: ignore[call-arg]
 
 
 class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):

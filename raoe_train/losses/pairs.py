@@ -113,9 +113,9 @@ class PairLoss(CachedLoss):
         else:
             score = labels
         if score is None or (self.needs_label and label is None):
-            wanted = "a score and an NLI label" if self.needs_label else "a score"
+            fields = "a score and an NLI label" if self.needs_label else "a score"
             raise ValueError(
-                f"{type(self).__name__} needs {wanted} for each pair, in columns 'score' and 'label' (collated by "
+                f"{type(self).__name__} needs {fields} for each pair, in columns 'score' and 'label' (collated by "
                 "raoe_train.Trainer or, for other trainers, raoe_train.ScoreLabelCollator) or as [label, score]"
             )
         for name, column in (("score", score), ("label", label)):
@@ -256,14 +256,14 @@ def calibrate(
             f"{type(loss).__name__} and columns {', '.join(pairs.column_names)}"
         )
     rows = min(len(pairs), max(PAIRS, batch_size))
-    drawn = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
+    sample = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
 
-    def embedded(name: str) -> Tensor:
-        own = {key: value.get(name) if isinstance(value, dict) else value for key, value in encode.items()}
-        return torch.as_tensor(encode_sentences(model, drawn[name][:], 64, **own))
+    def embed(name: str) -> Tensor:
+        options = {key: value.get(name) if isinstance(value, dict) else value for key, value in encode.items()}
+        return torch.as_tensor(encode_sentences(model, sample[name][:], 64, **options))
 
-    columns = [*map(embedded, texts)]
-    targets = {name: torch.tensor(drawn[name][:]) for name in ("score", "label") if name in drawn.column_names}
+    columns = [*map(embed, texts)]
+    targets = {name: torch.tensor(sample[name][:]) for name in ("score", "label") if name in sample.column_names}
     size = min(batch_size, rows)
     # whole batches only, because the loss of a smaller batch is not comparable
     batches = [slice(first, first + size) for first in range(0, rows - size + 1, size)]
@@ -271,13 +271,13 @@ def calibrate(
     trial.dims, trial.gather_across_devices = None, False
 
     def total(scale: float) -> float:
-        trial.scale, summed = scale, 0.0
+        trial.scale, result = scale, 0.0
         for batch in batches:
             with torch.no_grad():
                 value = trial.compute_loss_from_embeddings(
                     [column[batch] for column in columns], {name: column[batch] for name, column in targets.items()}
                 )
-            summed += float(sum(value.values()) if isinstance(value, dict) else value)
-        return summed
+            result += float(sum(value.values()) if isinstance(value, dict) else value)
+        return result
 
     return min(SCALES, key=total)

@@ -20,7 +20,7 @@ class RankMarginLoss(OneSweep, PairLoss):
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
-        margin: pairs count if their ranks in the (global) batch differ by more than this
+        margin: difference of ranks in the (global) batch that two pairs must exceed to count
         ties: how to rank equal scores (`method` of scipy's rankdata); only "ordinal" compares them
     """
 
@@ -51,7 +51,7 @@ class GatedAngularLoss(OneSweep, PairLoss):
 
     Args:
         model, scale, cached: see OneSweep and PairLoss; scale multiplies angles in radians.
-        gate: which of label and score must differ; label+score (the paper's), score or label (its Table 8)
+        gate: values that must differ between two pairs; label+score (the paper's), score or label (its Table 8)
 
     Labels are whole numbers, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
@@ -79,11 +79,11 @@ class RAOELoss(RankMarginLoss):
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
-        margin: pairs count in the rank part if their ranks differ by more than this
+        margin: difference of ranks that two pairs must exceed to count in the rank part
         rank_weight: weight of the rank part
         angle_weight: weight of the angular part
         ties: how to rank equal scores, as `method` of scipy's rankdata
-        gate: which of label and score must differ in the angular part
+        gate: values that must differ between two pairs in the angular part
     """
 
     def __init__(

@@ -47,12 +47,12 @@ def _table(source: str, data: Data, make: Callable[..., Table], *unread: str, **
 def _scored_pairs(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
     """Read columns sentence1, sentence2, score and, if the loss needs it, label. If the prompt has a {condition}, the
     source is a C-STS file."""
-    labelled = needs_label(settings)
+    with_label = needs_label(settings)
     if is_conditional(prompt):
-        if labelled:
+        if with_label:
             raise ValueError("C-STS has no NLI labels: use RankMarginLoss or CoSENTLoss, or loss.gate score")
         return _table(source, data, conditional_table, prompt=prompt)
-    names = [*SENTENCES, "score", *(["label"] if labelled else [])]
+    names = [*SENTENCES, "score", *(["label"] if with_label else [])]
     options = {"names": names, "labels": data.labels, "score_scale": data.score_scale or None}
     return _table(source, data, pair_table, **options)
 

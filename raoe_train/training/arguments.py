@@ -11,11 +11,11 @@ from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, P
 from raoe_train.encoders.preflight import check_device
 from raoe_train.training.run_directory import CHECKPOINTS
 
-OWN = ("patience", "min_steps", "by_length", "keep")
+RAOE_KEYS = ("patience", "min_steps", "by_length", "keep")
 NOT_TAKEN = ("output_dir", "local_rank")  # the first is OUTPUT/checkpoints, the second is set by torchrun
 BY_PREMISE = "by_premise"  # name of PremiseBatchSampler as a batch_sampler
 DEV_METRIC = "eval_dev_spearman_cosine"
-When = Literal["no", "steps", "epoch"]
+Strategy = Literal["no", "steps", "epoch"]
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Training:
     weight_decay: NonNegativeFloat = 0
     max_grad_norm: NonNegativeFloat = 1
     fp16: bool = False
-    eval_strategy: When | None = None
+    eval_strategy: Strategy | None = None
     eval_steps: PositiveFloat | None = None
     save_strategy: Literal["no", "steps", "epoch", "best"] | None = None
     save_steps: PositiveFloat | None = None
@@ -85,14 +85,14 @@ class Training:
 
 
 def declare_training(parser: Any, key: str = "training") -> None:
-    """Add the fields of Training to a parser, and those of SentenceTransformerTrainingArguments, of which the help
-    omits the more than a hundred that Training does not have."""
+    """Add the fields of Training to a parser, and those of SentenceTransformerTrainingArguments; the help omits those
+    that Training does not have, which are more than a hundred."""
     from sentence_transformers import SentenceTransformerTrainingArguments
 
     parser.add_class_arguments(Training, key, skip={"others"})
-    known = {each.name for each in fields(Training)} | {*NOT_TAKEN}
+    names = {each.name for each in fields(Training)} | {*NOT_TAKEN}
     for each in fields(SentenceTransformerTrainingArguments):
-        if each.init and each.name not in known:
+        if each.init and each.name not in names:
             parser.add_argument(f"--{key}.{each.name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
@@ -118,7 +118,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
 
     from raoe_train.training.training_data import PremiseBatchSampler
 
-    recipe = {name: value for name, value in to_dict(training).items() if name not in OWN and value is not None}
+    recipe = {name: value for name, value in to_dict(training).items() if name not in RAOE_KEYS and value is not None}
     if (ratio := recipe.pop("warmup_ratio", None)) is not None:
         recipe["warmup_steps"] = ratio  # transformers 5 reads numbers below 1 as a share
     del recipe["gradient_checkpointing"]  # raoe_train.jobs.train enables it
@@ -129,17 +129,17 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     if recipe["bf16"] == "auto":
         recipe["bf16"] = multiplies_bfloat16(use_cpu)
     # eval_steps without a strategy means steps
-    when = recipe.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in recipe else "epoch")
-    each_evaluation = "epoch" if when == "no" else when  # a checkpoint at each one, so that the best can be loaded
+    strategy = recipe.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in recipe else "epoch")
+    interval = "epoch" if strategy == "no" else strategy  # a checkpoint at each one, so that the best can be loaded
     settings = {
         "output_dir": str(output / CHECKPOINTS),
         "logging_nan_inf_filter": False,  # training stops at a NaN loss; see raoe_train.training.callbacks
         "run_name": output.name or None,  # shown by trackers
         "disable_tqdm": not sys.stderr.isatty(),
-        "eval_strategy": when,
-        "save_strategy": "steps" if "save_steps" in recipe else each_evaluation,
+        "eval_strategy": strategy,
+        "save_strategy": "steps" if "save_steps" in recipe else interval,
         "save_steps": recipe.get("eval_steps", 500),
-        "load_best_model_at_end": has_dev and when != "no",
+        "load_best_model_at_end": has_dev and strategy != "no",
         "metric_for_best_model": DEV_METRIC if has_dev else None,
         "greater_is_better": True if has_dev else None,
         "dataloader_drop_last": rank_and_world()[1] > 1,  # processes with batches of unequal size would hang
@@ -167,8 +167,8 @@ def multiplies_bfloat16(use_cpu: bool) -> bool:
 
     if not use_cpu:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    known: Any = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def for_all_processes(settings: dict[str, Any]) -> dict[str, Any]:

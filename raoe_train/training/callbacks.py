@@ -16,7 +16,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ProgressCallback
 
 SPEARMAN = "_spearman_cosine"
-SHOWN = 16  # rows of a batch that an error shows
+MAX_ROWS = 16  # rows of a batch that an error shows
 STATUS = Path("/proc/self/status")
 LEFT = "its gradient left weights that are not finite"
 
@@ -184,12 +184,12 @@ def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) 
     for key, ids in batch.items():
         real = batch.get(f"{key.removesuffix('input_ids')}attention_mask")
         if key.endswith("input_ids") and ids.ndim == 2 and real is not None:
-            rows = zip(ids[:SHOWN], real[:SHOWN].bool(), strict=True)
+            rows = zip(ids[:MAX_ROWS], real[:MAX_ROWS].bool(), strict=True)
             columns.append([tokenizer.decode(row[keep].tolist())[:80] for row, keep in rows])
-    shown = ["  " + " | ".join(texts) for texts in zip(*columns, strict=True)]
+    lines = ["  " + " | ".join(texts) for texts in zip(*columns, strict=True)]
     scales = "".join(f", loss.scale (now {scale:g})" for scale in dict.fromkeys(trainer.scales.values()))
     return FloatingPointError(
-        "\n".join([f"step {step}: {problem}; the first rows of its batch, as the encoder reads them:", *shown])
+        "\n".join([f"step {step}: {problem}; the first rows of its batch, as the encoder reads them:", *lines])
         + f"\ntry a smaller training.learning_rate (now {trainer.args.learning_rate:g}){scales}, more warm-up, or "
         "training.bf16 in place of fp16, and check these rows for invalid scores and empty sentences"
     )

@@ -64,13 +64,13 @@ def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
     """{name: (score before training, after)}, x 100: dev, each task's main metric, and S of a polarity task."""
     before, after = metrics["before"], metrics["after"]
-    both = {"dev": (before.get("spearman"), after.get("spearman"))} if "spearman" in after else {}
+    table = {"dev": (before.get("spearman"), after.get("spearman"))} if "spearman" in after else {}
     for task, later in after.get("tasks", {}).items():
         earlier = before.get("tasks", {}).get(task, {})
-        both[task] = (main_score(earlier), main_score(later))
+        table[task] = (main_score(earlier), main_score(later))
         if "similarity" in later:
-            both[f"{task} (S)"] = (earlier.get("similarity"), later.get("similarity"))
-    return both
+            table[f"{task} (S)"] = (earlier.get("similarity"), later.get("similarity"))
+    return table
 
 
 def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -24,7 +24,7 @@ CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders t
 EVENTS = "tensorboard"
 FILES = (RECIPE, METRICS, LOG, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
 STATE = "trainer_state.json"  # of a checkpoint
-BEFORE = "\n## Training Details\n"  # heading in sentence-transformers' card before which our section goes
+HEADING = "\n## Training Details\n"  # heading in sentence-transformers' card before which our section goes
 # Settings that do not affect results, by full path, because keys of mappings (data.labels) may have any name.
 WHERE_IT_RUNS = {"output", "overwrite", "dry_run", "model.device", "model.device_map", "teacher.device",
                  "teacher.cache", "teacher.second.device", "teacher.second.cache", "polarity.reference.device",
@@ -86,8 +86,8 @@ def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
     """The newest complete checkpoint, or None. trainer_state.json is written last, so a checkpoint without it is
     incomplete. If it is damaged, or the optimizer's state is missing (unless `only_model`), a warning is printed."""
     steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # not a number in a copy
-    ended = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
-    for path in sorted(ended, key=lambda path: int(steps[path]), reverse=True):
+    complete = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
+    for path in sorted(complete, key=lambda path: int(steps[path]), reverse=True):
         if not read_json(path / STATE):
             print(f"skipping checkpoint {path}: its {STATE} is damaged", flush=True)
         elif not only_model and not any(path.rglob("*optim*")):
@@ -106,13 +106,13 @@ def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[s
     for dataset in (*card.train_datasets, *card.eval_datasets):  # the card does not escape texts from files
         if dataset.get("name"):
             dataset["name"] = cell(dataset["name"])
-        shown = dataset.get("examples") or {}
-        dataset["examples"] = {column: [_text(value) for value in values] for column, values in shown.items()}
+        examples = dataset.get("examples") or {}
+        dataset["examples"] = {column: [_text(value) for value in values] for column, values in examples.items()}
     with replacing_model(output) as folder:
         encoder.save_pretrained(str(folder))
         path = folder / "README.md"
         page = path.read_text(encoding="utf-8") if path.is_file() else ""
-        first, heading, rest = page.partition(BEFORE)
+        first, heading, rest = page.partition(HEADING)
         path.write_text("\n".join([first, *_section(config, metrics, plots), ""]) + heading + rest, encoding="utf-8")
 
 
@@ -144,11 +144,11 @@ def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> l
 
 def _set(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that differ from the defaults, and all classes."""
-    changed = {}
+    result = {}
     for key, value in settings.items():
         default = defaults.get(key)
         if isinstance(value, Mapping) and isinstance(default, Mapping):
             value = _set(value, default)
         if value not in (default, {}) or key == "class_path":
-            changed[key] = value
-    return changed
+            result[key] = value
+    return result

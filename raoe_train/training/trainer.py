@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for raoe_train's and sentence-transformers' losses, one loss or one for each dataset.
 
-    It differs from its base class in this: The loss chooses the collator. Texts get the encoder's own prompt if `args`
+    Differences from the base class: The loss chooses the collator. Texts get the encoder's own prompt if `args`
     has none. Batches are encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an
     error that shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), and weight
     decay skips those that are one number. The log is printed in lines; trackers get more values.
@@ -95,8 +95,8 @@ class Trainer(SentenceTransformerTrainer):
         loss = super().prepare_loss(loss, model)
         inner = loss.loss if isinstance(loss, ByLength) else loss
         if self.by_length and fits(inner):
-            kept = Keep(model, self.keep) if self.keep else None
-            return ByLength(inner, keep=kept)
+            regularizer = Keep(model, self.keep) if self.keep else None
+            return ByLength(inner, keep=regularizer)
         if self.keep:
             raise ValueError(f"keep needs a loss that reads embeddings only, which {type(inner).__name__} does not")
         if self.by_length:
@@ -154,16 +154,16 @@ class Trainer(SentenceTransformerTrainer):
         super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and (needed := self._loss_state()):
+        if checkpoint is not None and (target := self._loss_state()):
             files = [Path(checkpoint, f"loss_state_{process}.pt") for process in (self.args.process_index, 0)]
             file = next((file for file in files if file.is_file()), None)
             state = {} if file is None else torch.load(file, map_location="cpu", weights_only=True)
-            if {name: value.shape for name, value in state.items()} != {n: value.shape for n, value in needed.items()}:
+            if {name: value.shape for name, value in state.items()} != {n: value.shape for n, value in target.items()}:
                 raise ValueError(
-                    f"{checkpoint} belongs to another loss: this loss has {', '.join(sorted(needed))}, the checkpoint "
+                    f"{checkpoint} belongs to another loss: this loss has {', '.join(sorted(target))}, the checkpoint "
                     f"{', '.join(sorted(state)) or 'nothing'}; resume with the checkpoint's loss, or start over"
                 )
-            for name, value in needed.items():
+            for name, value in target.items():
                 value.copy_(state[name])
         super()._load_optimizer_and_scheduler(checkpoint)
 

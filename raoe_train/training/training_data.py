@@ -38,7 +38,7 @@ class Teacher(FrozenEncoder):
         cache: directory that keeps the teacher's embeddings for later runs; for lists by default OUTPUT/teacher, which
             is removed when the run finishes
         information: what to learn from a list; its order (ranking), the teacher's similarities (semantic) or both
-        omega: how far similarities are moved towards the order of the list (information both)
+        omega: how strongly the order of the list changes the similarities (information both)
         second: second teacher, whose cosines are averaged with those of the first
     """
 
@@ -65,8 +65,8 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         dataset, counts = reads.read(source, source_data, config.model.prompt, config.loss.init_args)
         if data.max_rows is not None and len(dataset) > data.max_rows and not data.redraw:
             # in memory, because datasets would write an index file beside a memory-mapped table
-            drawn = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(data.max_rows), keep_in_memory=True)
-            dataset = drawn.flatten_indices(keep_in_memory=True)
+            sample = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(data.max_rows), keep_in_memory=True)
+            dataset = sample.flatten_indices(keep_in_memory=True)
         if reads is LISTS:
             shuffled = seed if data.shuffle_lists else None
             teacher = config.teacher
@@ -141,7 +141,7 @@ def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[
         datasets, pairs = held_out(datasets, data.dev_share, seed)
         dev = {"held out": pairs}
     for name, pairs in dev.items():
-        say_shared(datasets, pairs, name)
+        warn_shared_pairs(datasets, pairs, name)
     return datasets, dev
 
 
@@ -149,44 +149,44 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     """Hold a `share` of the first dataset's pairs out as a dev set; returns (the other pairs, the dev set). All pairs
     of a first sentence stay together, and both parts have at least two distinct scores. ValueError for a dataset
     without scores, with fewer than FEWEST pairs, or with too few distinct scores."""
-    name, whole = next(iter(datasets.items()))
-    if "score" not in whole.column_names:
+    name, dataset = next(iter(datasets.items()))
+    if "score" not in dataset.column_names:
         raise ValueError("data.dev_share needs scored pairs: name a dev set with --data.dev, or remove it")
-    if len(whole) < FEWEST:
+    if len(dataset) < FEWEST:
         raise ValueError(
-            f"{name} has only {len(whole)} pairs: data.dev_share needs at least {FEWEST}; name a dev set, --data.dev"
+            f"{name} has only {len(dataset)} pairs: data.dev_share needs at least {FEWEST}; name a dev set, --data.dev"
         )
     places: dict[str, list[int]] = {}
-    for place, text in enumerate(whole["sentence1"][:]):
+    for place, text in enumerate(dataset["sentence1"][:]):
         places.setdefault(text, []).append(place)
-    drawn, distinct, by_first, scores = set[int](), set[float](), [*places.values()], whole["score"][:]
-    for number in np.random.default_rng(seed).permutation(len(by_first))[1:]:  # one is left to train on
-        if len(drawn) >= max(2, share * len(whole)) and len(distinct) > 1:
+    dev_rows, distinct, groups, scores = set[int](), set[float](), [*places.values()], dataset["score"][:]
+    for number in np.random.default_rng(seed).permutation(len(groups))[1:]:  # one is left for training
+        if len(dev_rows) >= max(2, share * len(dataset)) and len(distinct) > 1:
             break
-        drawn.update(by_first[number])
-        distinct.update(scores[place] for place in by_first[number])
-    rest = [place for place in range(len(whole)) if place not in drawn]
-    if min(len(distinct), len({scores[place] for place in rest})) < 2:
+        dev_rows.update(groups[number])
+        distinct.update(scores[place] for place in groups[number])
+    train_rows = [place for place in range(len(dataset)) if place not in dev_rows]
+    if min(len(distinct), len({scores[place] for place in train_rows})) < 2:
         raise ValueError(
             f"{name} has too few distinct first sentences or scores for data.dev_share: name a dev set with "
             "--data.dev"
         )
-    print(f"{name}: {len(drawn)} of {len(whole)} pairs are held out for development")
-    kept = whole.select(rest).flatten_indices(keep_in_memory=True)
-    return DatasetDict({**datasets, name: kept}), whole.select(sorted(drawn))
+    print(f"{name}: {len(dev_rows)} of {len(dataset)} pairs are held out for development")
+    train = dataset.select(train_rows).flatten_indices(keep_in_memory=True)
+    return DatasetDict({**datasets, name: train}), dataset.select(sorted(dev_rows))
 
 
 def enough_steps(settings: dict[str, Any], datasets: Mapping[str, Any], config: Any) -> dict[str, Any]:
     """Add epochs to the trainer's settings until there are training.min_steps steps and, with data.redraw, a sampler
     that draws new rows in each epoch."""
-    data, drawn = config.data, None
+    data, limit = config.data, None
     if data.redraw:
         if "batch_sampler" in settings:
             raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
-        drawn = data.max_rows
-        settings = {**settings, "batch_sampler": partial(redrawn, rows=drawn)}
-    together = settings["per_device_train_batch_size"] * rank_and_world()[1]
-    batches = sum(math.ceil(min(len(dataset), drawn or len(dataset)) / together) for dataset in datasets.values())
+        limit = data.max_rows
+        settings = {**settings, "batch_sampler": partial(redrawn, rows=limit)}
+    batch_size = settings["per_device_train_batch_size"] * rank_and_world()[1]
+    batches = sum(math.ceil(min(len(dataset), limit or len(dataset)) / batch_size) for dataset in datasets.values())
     steps = math.ceil(batches / settings["gradient_accumulation_steps"])
     return {**settings, "num_train_epochs": max(settings["num_train_epochs"], config.training.min_steps / steps)}
 
@@ -194,23 +194,23 @@ def enough_steps(settings: dict[str, Any], datasets: Mapping[str, Any], config: 
 def redrawn(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
     """A batch sampler over `rows` random rows, redrawn in each epoch: the start of a permutation that the trainer's
     generator draws by seed and epoch, so that a resumed run draws the same rows."""
-    drawn = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])
-    return DefaultBatchSampler(drawn, **settings)  # type: ignore[arg-type]
+    sampler = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])
+    return DefaultBatchSampler(sampler, **settings)  # type: ignore[arg-type]
 
 
-def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
+def warn_shared_pairs(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
     """Print a warning if dev pairs also occur in the training data, with their sentences in either order."""
 
     def unordered(rows: Mapping[str, Any]) -> list[frozenset[str]]:
         return [frozenset(pair) for pair in zip(*(rows[name] for name in TEXTS), strict=True)]
 
-    pairs, seen = unordered(dev[:]), set[frozenset[str]]()
+    pairs, overlap = unordered(dev[:]), set[frozenset[str]]()
     dev_pairs = {*pairs}
     for dataset in datasets.values():
         if {*TEXTS} <= {*dataset.column_names}:
             for rows in dataset.select_columns([*TEXTS]).iter(BATCH):
-                seen |= dev_pairs.intersection(unordered(rows))
-    if shared := sum(pair in seen for pair in pairs):
+                overlap |= dev_pairs.intersection(unordered(rows))
+    if shared := sum(pair in overlap for pair in pairs):
         print(f"warning: {shared} of the {len(pairs)} dev pairs of {name} are also training pairs: scores are too high")
 
 

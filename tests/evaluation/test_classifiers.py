@@ -55,7 +55,7 @@ def test_the_layer_is_that_of_torch(classes, tenacity):
     train, dev, test = np.split(np.arange(200), [100, 150])
     penalties = [1e-5, 0.05, 0.5, 5.0]  # which stop after different numbers of rounds
     accuracies, weights = model._fit(train, penalties, dev)
-    assert (model.validated([(train, dev)], penalties) == accuracies).all()
+    assert (model.validate([(train, dev)], penalties) == accuracies).all()
     for at, penalty in enumerate(penalties):
         best, _, (weight, bias) = by_torch(features, labels, train, dev, penalty, its)
         assert accuracies[at] == best
@@ -63,7 +63,7 @@ def test_the_layer_is_that_of_torch(classes, tenacity):
         # without dev a twentieth of train says when to stop
         _, _, (weight, bias) = by_torch(features, labels, train, None, penalty, its)
         said = (features[test] @ weight.numpy().T + bias.numpy()).argmax(1)
-        assert (model.predicted(train, dev[:0], test, penalty) == said).all()
+        assert (model.predict(train, dev[:0], test, penalty) == said).all()
 
 
 @pytest.mark.parametrize(("tenacity", "rounds"), [(0, 2), (3, 5)])
@@ -73,12 +73,12 @@ def test_early_stopping(monkeypatch, tenacity, rounds):
     monkeypatch.setattr(torch.optim, "Adam", lambda *_, **__: optimizer)
     features, labels = examples(40)  # nothing is learned, so the first round stays the best
     its = Classifier("senteval", tenacity=tenacity, batch_size=10, epoch_size=2).settings()
-    classifier(features, labels, its).predicted(np.arange(40), np.arange(40), np.arange(40), 0.1)
+    classifier(features, labels, its).predict(np.arange(40), np.arange(40), np.arange(40), 0.1)
     assert len(taken) == rounds * 2 * 4
     # and in any case once more than MAX_EPOCHS were
     taken.clear()
     its = Classifier("senteval", tenacity=1000, batch_size=40, epoch_size=8).settings()
-    classifier(features, labels, its).predicted(np.arange(40), np.arange(40), np.arange(40), 0.1)
+    classifier(features, labels, its).predict(np.arange(40), np.arange(40), np.arange(40), 0.1)
     assert len(taken) == 208
 
 
@@ -87,7 +87,7 @@ def test_random_state_of_torch_is_unchanged():
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
     model = classifier(features, labels, Classifier("senteval", tenacity=0).settings())
-    model.predicted(np.arange(40), np.arange(40), np.arange(40), 0.1)
+    model.predict(np.arange(40), np.arange(40), np.arange(40), 0.1)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raoe_train.cli import main
-from raoe_train.evaluation.mteb import of_task
+from raoe_train.evaluation.mteb import make_task
 from raoe_train.evaluation.tasks import evaluate_tasks, read_tasks
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -58,7 +58,7 @@ def sts(mteb):
 def test_a_task_in_memory(mteb, sts, tmp_path, monkeypatch):
     encoder = sts.encoder = tiny_encoder(double=False)
     encoder.train()
-    result = evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "cache")}, batch_size=2)
+    result = evaluate_tasks(encoder, {"tiny": make_task(sts, tmp_path / "cache")}, batch_size=2)
     assert result["tasks"]["tiny"] == {
         "kind": "mteb", "main": "main_score", "main_score": pytest.approx(100), "metric": "cosine_spearman",
         "scores": {"test": {"default": pytest.approx(100)}},
@@ -66,10 +66,10 @@ def test_a_task_in_memory(mteb, sts, tmp_path, monkeypatch):
     assert result["average"] == pytest.approx(100) and encoder.training
     # cached results are not computed again
     monkeypatch.setattr(type(sts), "evaluate", None)
-    again = evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "cache")})
+    again = evaluate_tasks(encoder, {"tiny": make_task(sts, tmp_path / "cache")})
     assert again["average"] == pytest.approx(100)
     with pytest.raises(TypeError):
-        evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "other")})
+        evaluate_tasks(encoder, {"tiny": make_task(sts, tmp_path / "other")})
 
 
 def test_shares_of_tasks_are_copied_together(mteb, sts, tmp_path, monkeypatch):
@@ -83,13 +83,13 @@ def test_shares_of_tasks_are_copied_together(mteb, sts, tmp_path, monkeypatch):
     tasks = {"tiny": sts, "other": OtherSTS()}
     for name, task in tasks.items():
         task.encoder = encoder
-        evaluate_tasks(encoder, {name: of_task(task, tmp_path / name)})
+        evaluate_tasks(encoder, {name: make_task(task, tmp_path / name)})
         shutil.copytree(tmp_path / name, tmp_path / "both", dirs_exist_ok=True)
     monkeypatch.setattr(type(sts), "evaluate", None)
-    result = evaluate_tasks(encoder, {name: of_task(task, tmp_path / "both") for name, task in tasks.items()})
+    result = evaluate_tasks(encoder, {name: make_task(task, tmp_path / "both") for name, task in tasks.items()})
     assert set(result["tasks"]) == {"tiny", "other"} and result["tasks"]["tiny"]["main_score"] == pytest.approx(100)
     with pytest.raises(TypeError):
-        evaluate_tasks(encoder, {"other": of_task(tasks["other"], tmp_path / "tiny")})
+        evaluate_tasks(encoder, {"other": make_task(tasks["other"], tmp_path / "tiny")})
 
 
 def test_the_encoder_keeps_its_prompt(mteb, sts):
@@ -97,13 +97,13 @@ def test_the_encoder_keeps_its_prompt(mteb, sts):
     sts.prompt = "people: "
     first, second = SENTENCES[:5], SENTENCES[5:10]
     assert order(encoder, first, second, "") != order(encoder, first, second, sts.prompt)
-    assert evaluate_tasks(encoder, {"tiny": of_task(sts)})["average"] == pytest.approx(100)
+    assert evaluate_tasks(encoder, {"tiny": make_task(sts)})["average"] == pytest.approx(100)
 
 
 def test_reranking_has_map_and_mrr(mteb):
     from mteb.mocks.mock_tasks import MockRerankingTask
 
-    result = evaluate_tasks(tiny_encoder(double=False), {"mock": of_task(MockRerankingTask())})["tasks"]["mock"]
+    result = evaluate_tasks(tiny_encoder(double=False), {"mock": make_task(MockRerankingTask())})["tasks"]["mock"]
     # two queries, two candidates each, one of them relevant: map and mrr are 1 or 1/2 a query
     assert result["map"] == result["mrr"] == result["main_score"] and result["map"] in (50, 75, 100)
 

@@ -95,8 +95,8 @@ def test_pairs_have_the_features_of_senteval_and_an_f1(tmp_path):
 
 
 def test_the_penalty_is_chosen_on_dev(tmp_path, monkeypatch):
-    chosen, real = [], LogisticRegression.predicted
-    monkeypatch.setattr(LogisticRegression, "predicted", lambda *given: (chosen.append(given[-1]), real(*given))[1])
+    chosen, real = [], LogisticRegression.predict
+    monkeypatch.setattr(LogisticRegression, "predict", lambda *given: (chosen.append(given[-1]), real(*given))[1])
     rows = [{**row, "split": "dev" if row["split"] == "test" else row["split"]} for row in split_rows()]
     rows += [{**row, "split": "test", "text": "x" + row["text"]} for row in split_rows() if row["split"] == "test"]
     features = {row["text"]: row["at"] for row in rows}
@@ -210,9 +210,9 @@ def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, mon
     """70.00, 70.00 and 70.00 per cent; 70.00, 70.01 and 70.00."""
     used = []
     inputs = np.array([accuracies + [0.0] * 3])
-    monkeypatch.setattr(LogisticRegression, "validated", lambda self, folds, grid: inputs)
-    real = LogisticRegression.predicted
-    monkeypatch.setattr(LogisticRegression, "predicted", lambda *its: (used.append(its[-1]), real(*its))[1])
+    monkeypatch.setattr(LogisticRegression, "validate", lambda self, folds, grid: inputs)
+    real = LogisticRegression.predict
+    monkeypatch.setattr(LogisticRegression, "predict", lambda *its: (used.append(its[-1]), real(*its))[1])
     score(read(tmp_path, single()[0]), single()[1])
     assert set(used) == {chosen}
 

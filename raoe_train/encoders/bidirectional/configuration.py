@@ -1,4 +1,4 @@
-"""Configuration of a decoder with bidirectional layers: the decoder's own, and which layers are bidirectional.
+"""Configuration of a decoder with bidirectional layers: the decoder's own, and the number of such layers.
 
 This file and modeling.py are copied beside the weights and must not import other modules of raoe_train: a saved model
 then loads with trust_remote_code where raoe is not installed.

@@ -40,12 +40,12 @@ class BidirectionalModel(PreTrainedModel):
         super().__init__(config)
         self.decoder = AutoModel.from_config(config.text_config) if decoder is None else decoder
         self._no_split_modules = self.decoder._no_split_modules
-        used = self.decoder.config
-        if getattr(used, "attn_logit_softcapping", None) is not None and used._attn_implementation == "sdpa":
-            used._attn_implementation = "eager"  # SDPA does not support a soft cap
+        inner = self.decoder.config
+        if getattr(inner, "attn_logit_softcapping", None) is not None and inner._attn_implementation == "sdpa":
+            inner._attn_implementation = "eager"  # SDPA does not support a soft cap
         count = config.bidirectional_layers
-        changed = list(zip(self.decoder.layers, windows(used), strict=True))[-count:] if count else []
-        for layer, window in changed:
+        lifted = list(zip(self.decoder.layers, windows(inner), strict=True))[-count:] if count else []
+        for layer, window in lifted:
             layer.register_forward_pre_hook(partial(lift, window=window), with_kwargs=True)
         self.register_state_dict_post_hook(_leave_out_quantised)
         self.register_load_state_dict_pre_hook(lambda module, *_: module._unpack())
@@ -77,15 +77,15 @@ class BidirectionalModel(PreTrainedModel):
         """
         if past_key_values is not None or use_cache:
             raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
-        used = self.decoder.config._attn_implementation
-        if used not in ATTENTION:
-            raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION)}, got {used!r}")
-        given: Any = input_ids if inputs_embeds is None else inputs_embeds
-        shaped = attention_mask is None or attention_mask.shape == given.shape[:2]
-        if not shaped or "cu_seq_lens_q" in kwargs:
+        attention = self.decoder.config._attn_implementation
+        if attention not in ATTENTION:
+            raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION)}, got {attention!r}")
+        inputs: Any = input_ids if inputs_embeds is None else inputs_embeds
+        is_padded = attention_mask is None or attention_mask.shape == inputs.shape[:2]
+        if not is_padded or "cu_seq_lens_q" in kwargs:
             raise ValueError("attention_mask must be [batch, length], for a padded batch, not for packed texts")
         if self.config.bidirectional_layers:
-            kwargs["lifted"] = self._masks(given, attention_mask)
+            kwargs["lifted"] = self._masks(inputs, attention_mask)
         return self.decoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -189,15 +189,15 @@ class BidirectionalModel(PreTrainedModel):
         self.config.save_pretrained(folder)
         self.decoder.save_pretrained(folder / ADAPTER)
 
-    def _masks(self, given: Tensor, padding: Tensor | None) -> dict[Any, Any]:
+    def _masks(self, inputs: Tensor, padding: Tensor | None) -> dict[Any, Any]:
         """{sliding window: mask of the layers with this window}."""
         decoder = self.decoder.config
-        wanted = set(windows(decoder)[-self.config.bidirectional_layers :])
+        sizes = set(windows(decoder)[-self.config.bidirectional_layers :])
         # transformers reads only the batch size, length, dtype and device of these embeddings
         dtype: Any = self.get_input_embeddings().weight.dtype
-        like = torch.empty(*given.shape[:2], 0, dtype=dtype, device=given.device)
-        mask = partial(create_bidirectional_mask, decoder, like, padding)
-        return {window: mask(and_mask_function=_within(window)) for window in wanted}
+        embeddings = torch.empty(*inputs.shape[:2], 0, dtype=dtype, device=inputs.device)
+        mask = partial(create_bidirectional_mask, decoder, embeddings, padding)
+        return {window: mask(and_mask_function=_within(window)) for window in sizes}
 
 
 def _within(window: int | None) -> Any:
@@ -211,9 +211,9 @@ def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None
     """Hook of a bidirectional layer: replace the decoder's mask."""
     if "lifted" not in kwargs:
         raise RuntimeError("call the BidirectionalModel, not its decoder: only the former makes the layers' masks")
-    others = {key: value for key, value in kwargs.items() if key != "lifted"}
+    arguments = {key: value for key, value in kwargs.items() if key != "lifted"}
     # without is_causal=False, SDPA reads a missing mask as the causal one
-    return args, {**others, "attention_mask": kwargs["lifted"][window], "is_causal": False}
+    return args, {**arguments, "attention_mask": kwargs["lifted"][window], "is_causal": False}
 
 
 # A trainer loads checkpoints by load_state_dict, which fails for quantised weights. With an adapter these weights never
