@@ -61,7 +61,7 @@ class Output:
         folder: bool = False,
         own_record: bool = False,
     ) -> None:
-        self.path, self.given = Path(path).expanduser().resolve(), str(path)
+        self.path, self.user_path = Path(path).expanduser().resolve(), str(path)
         self.settings = json.loads(json.dumps(settings))  # as they are read from a record
         self.overwrite, self.folder = overwrite, folder
         self.record = self.path if own_record else self.path / MADE_FROM if folder else beside(self.path, ".json")
@@ -116,19 +116,19 @@ class Output:
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write and return the record of a complete output (result, settings, versions); remove unfinished work."""
-        record = {"output": self.given, **result, SETTINGS: self.settings, "versions": versions()}
+        record = {"output": self.user_path, **result, SETTINGS: self.settings, "versions": versions()}
         names = read_json(self.record).get(FILES, [])  # for folders name each file: users may add their own files
         files = [str(path.relative_to(self.path)) for name in names for path in _files(self.path / name)]
         write_json(self.record, {**record, FINISHED: True, FILES: files})
         shutil.rmtree(self.all_parts, ignore_errors=True)
         return record
 
-    def alone(self) -> AbstractContextManager[None]:
+    def finish_lock(self) -> AbstractContextManager[None]:
         """A block that only one process can be in at a time; the others wait."""
         # not in the parts folder, which is removed when a process finishes the output
-        return owned(beside(self.path, ".finish"), wait=True)
+        return lock_output(beside(self.path, ".finish"), wait=True)
 
-    def awaited(self) -> dict[str, Any]:
+    def wait(self) -> dict[str, Any]:
         """Wait for another process to finish the output; returns the result."""
         while not (result := self.finished()):
             time.sleep(POLL)
@@ -142,7 +142,7 @@ class Output:
 
 
 @contextmanager
-def owned(path: str | Path, wait: bool = False) -> Iterator[None]:
+def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     """In this block, hold a lock file beside an output, which is released if the process dies. If another process holds
     it, `wait` or raise ValueError. Links are followed, so that two names of one output share a lock."""
     path = Path(path).expanduser().resolve()
@@ -205,7 +205,7 @@ def different(old: Any, new: Any, where: str = "") -> list[str]:
 
 def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:
     """Write this process's share of the shards, each `make(size items)`, and skip existing ones. Returns the paths of
-    all shards, for `gathered`. The content of a shard does not depend on the number of processes."""
+    all shards, for `gather`. The content of a shard does not depend on the number of processes."""
     rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
     missing = [number for number in range(rank, len(paths), world) if not _sound(paths[number])]
@@ -218,7 +218,7 @@ def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], 
     return paths
 
 
-def gathered(paths: Sequence[Path]) -> np.ndarray:
+def gather(paths: Sequence[Path]) -> np.ndarray:
     """Concatenate the shards of all processes; waits for the other processes."""
     for path in paths:
         while not _sound(path):
@@ -253,7 +253,7 @@ class Lines:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """In this block lines can be written. ValueError if another process writes to this rank's file."""
-        with owned(self.own), open(self.own, "ab") as self._file:
+        with lock_output(self.own), open(self.own, "ab") as self._file:
             self._file.truncate(sum(len(line) for _, line in _whole_lines(self.own)))
             yield
 

@@ -21,7 +21,7 @@ COLUMNS = {
     "multiple_negatives": ["sentence1", "sentence2"],
     "mse": ["sentence1", "sentence2", "score"],
 }
-Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examples to keep, see thinned
+Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examples to keep, see make_draw
 
 
 def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
@@ -62,7 +62,7 @@ class Neighbours:
     others_count: np.ndarray  # [n] number of neighbours in others
 
 
-def thinned(drop: float, count: int | None, seed: int) -> Draw:
+def make_draw(drop: float, count: int | None, seed: int) -> Draw:
     """Create a function that drops a share `drop` of the examples at random, and keeps at most `count` others."""
 
     def draw(total: int) -> np.ndarray:
@@ -111,7 +111,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
         sizes = [math.comb(len(a), 2) if a is b else len(a) * len(b) for a, b in blocks]
         available += sum(sizes)
         ends = np.cumsum(sizes)
-        picks = thinned(0.0, quota, seed + label)(int(ends[-1]))
+        picks = make_draw(0.0, quota, seed + label)(int(ends[-1]))
         block = np.searchsorted(ends, picks, side="right")
         for number, (a, b) in enumerate(blocks):
             inside = picks[block == number] - (ends[number] - sizes[number])
@@ -123,7 +123,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
     return np.concatenate(kinds), available
 
 
-def as_rows(columns: Sequence[str], examples: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+def example_rows(columns: Sequence[str], examples: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the [m, 3] examples as rows of a file with two or three columns."""
     for numbers in examples.tolist():
         yield {

@@ -99,7 +99,7 @@ def embeddings(encoder: Encoder, texts: Sequence[str], role: str, cache: str | P
         return embed(texts)
     key = digest({"model": identity(encoder), "texts": digest(list(texts)), "shard": resume.SHARD})
     folder = Path(cache).expanduser() / key[:16]
-    return resume.gathered(resume.share(folder, texts, resume.SHARD, embed, f"{role} {encoder.name}"))
+    return resume.gather(resume.share(folder, texts, resume.SHARD, embed, f"{role} {encoder.name}"))
 
 
 def unit_rows(embeddings: np.ndarray) -> np.ndarray:

@@ -73,7 +73,7 @@ def load_encoder(
         if spec.random_weights:
             _draw_weights(model, seed)
         with _seeded(seed):
-            _as_decoder(model, spec, train)
+            _wrap_decoder(model, spec, train)
             if train:
                 _add_adapter(model[0].model, spec.lora)
     elif spec.random_weights or spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
@@ -214,7 +214,7 @@ def _draw_weights(model: Any, seed: int) -> None:
         raise ValueError(f"model.random_weights cannot draw weights for {', '.join(missing[:3])}")
 
 
-def _as_decoder(model: Any, spec: Model, train: bool) -> None:
+def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
     """Wrap a decoder in a BidirectionalModel if it has bidirectional layers, 4-bit weights or an adapter to train,
     because the wrapper saves an adapter with the name of its base model."""
     layers, inner = spec.bidirectional_layers, model[0].model

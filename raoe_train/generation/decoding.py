@@ -167,10 +167,10 @@ class Batch:
             self.cache.batch_select_indices(torch.tensor(places))  # on the CPU: layers may be on several devices
         return Batch([self.rows[place] for place in places], self.cache)
 
-    def joined(self, other: "Batch") -> "Batch":
+    def join(self, other: "Batch") -> "Batch":
         """This batch with the rows of another one after its own."""
         rows = self.rows + other.rows
-        return Batch(rows, merged(self.cache, other.cache, max(map(len, rows)) - 1))
+        return Batch(rows, merge_caches(self.cache, other.cache, max(map(len, rows)) - 1))
 
 
 class GuidedDecoder:
@@ -230,7 +230,7 @@ class GuidedDecoder:
                 row.slot.logits = row_logits.clone()
         finished, rest = self._take(Batch(rows, cache), logits)
         if rest is not None:
-            self._batch = rest if self._batch is None else self._batch.joined(rest)
+            self._batch = rest if self._batch is None else self._batch.join(rest)
         return finished
 
     @torch.no_grad()
@@ -269,16 +269,16 @@ class GuidedDecoder:
             # all tails are as wide as the longest, so some rows read a few known tokens again
             tail = max(len(rows[place]) - prefixes[place] for place in group)
             beginnings = [(contexts[place], max(len(rows[place]) - tail, 0)) for place in group]
-            caches.append(stacked(beginnings) if group is partial else hf.DynamicCache(config=self.model.config))
+            caches.append(stack_contexts(beginnings) if group is partial else hf.DynamicCache(config=self.model.config))
             ids = [[0] * (tail - len(rows[place])) + list(rows[place].ids[-tail:]) for place in group]
             logits.append(self._logits(ids, [rows[place] for place in group], caches[-1]))
         if whole:
             logits.append(torch.stack([contexts[place].logits for place in whole]))
-            caches.append(stacked([(contexts[place], len(rows[place])) for place in whole]))
+            caches.append(stack_contexts([(contexts[place], len(rows[place])) for place in whole]))
         if len(caches) == 1:
             return logits[0], caches[0]
         width = max(map(len, rows))
-        cache = functools.reduce(lambda first, second: merged(first, second, width), caches)
+        cache = functools.reduce(lambda first, second: merge_caches(first, second, width), caches)
         places = torch.tensor([*new, *partial, *whole]).argsort()
         cache.batch_select_indices(places)
         return torch.cat(logits)[places], cache
@@ -302,7 +302,7 @@ class GuidedDecoder:
 
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
         """Choose the next token of every slot; returns the answers that this finishes, and the batch of the others."""
-        scores, slots = mixed(logits, batch), batch.slots
+        scores, slots = mix_logits(logits, batch), batch.slots
         for number, slot in enumerate(slots if self._processors else ()):
             earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
             scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
@@ -348,7 +348,7 @@ class GuidedDecoder:
             raise ValueError(f"context and new tokens need {longest} positions, but the model has {self.limit}")
 
 
-def mixed(logits: Tensor, batch: Batch) -> Tensor:
+def mix_logits(logits: Tensor, batch: Batch) -> Tensor:
     """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far),
     Eq. 4 of the ranking-sentences paper; plain logits for answers without a farther context."""
     near = [place for place, row in enumerate(batch.rows) if not row.far]
@@ -361,7 +361,7 @@ def mixed(logits: Tensor, batch: Batch) -> Tensor:
     return scores
 
 
-def stacked(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:
+def stack_contexts(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:
     """Create a left-padded cache with the first `count` tokens of each (context, count)."""
     width = max(count for _, count in beginnings)
 
@@ -372,7 +372,7 @@ def stacked(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:
     return hf.DynamicCache([(rows(layer, 0), rows(layer, 1)) for layer in range(len(beginnings[0][0].layers))])
 
 
-def merged(first: Any, second: Any, width: int) -> hf.DynamicCache:
+def merge_caches(first: Any, second: Any, width: int) -> hf.DynamicCache:
     """Concatenate the rows of two caches; both are padded or cut on the left to `width`."""
 
     def fit(states: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
             }
             chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
             run = _write(grow(chains, decoder, generation.batch_size), lines, line, len(own), len(waiting))
-    with output.alone():
+    with output.finish_lock():
         if finished := output.finished():  # by another process in the meantime
             return finished
         output.begin()  # the record comes first: after a kill, a merged file without one would count as foreign

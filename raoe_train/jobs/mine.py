@@ -14,12 +14,12 @@ from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.mining import (
     COLUMNS,
     Neighbours,
-    as_rows,
     distinct,
+    example_rows,
     labelled_table,
+    make_draw,
     pairs,
     random_pairs,
-    thinned,
     triplets,
 )
 from raoe_train.data.settings import Input
@@ -122,7 +122,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
     else:
         unit = unit_rows(embeddings(model, sentences, "reference", model.cache or output.parts))
         table = neighbours(unit, classes, mining)
-        draw = thinned(mining.drop, mining.count, mining.seed)
+        draw = make_draw(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
             examples, available = triplets(table, draw)
         else:
@@ -135,7 +135,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
             f"{mining.threshold:g}"
         )
     output.begin()
-    write_rows(output.path, columns, as_rows(columns, examples, sentences))
+    write_rows(output.path, columns, example_rows(columns, examples, sentences))
     kinds = (1, 0) if columns[-1] in ("label", "score") else ()
     result |= {
         "examples": len(examples),

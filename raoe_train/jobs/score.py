@@ -93,8 +93,8 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         shards.append(resume.share(folder, table.pairs, resume.SHARD, _scorer(encoder), str(encoder.name)))
         gc.collect()  # one teacher in memory at a time
     if rank_and_world()[0] > 0:
-        return output.awaited()
-    first, second = map(resume.gathered, shards)
+        return output.wait()
+    first, second = map(resume.gather, shards)
     mean = (first + second) / 2
     columns = (dict(zip(ADDED, map(float, values), strict=True)) for values in zip(first, second, mean, strict=True))
     rows = ({**fields, **values} for fields, values in zip(table.rows(), columns, strict=True))

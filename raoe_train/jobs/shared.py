@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.artifacts.resume import owned
+from raoe_train.artifacts.resume import lock_output
 from raoe_train.artifacts.writing import check_writable, explained
 from raoe_train.config import parse, to_dict
 
@@ -36,7 +36,7 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
             raise ValueError(f"{work.__name__} runs in one process: start it without torchrun")
         check_paths(config)
         output = getattr(config, "output", None)
-        lock: Any = owned(output) if output and rank == 0 else contextlib.nullcontext()
+        lock: Any = lock_output(output) if output and rank == 0 else contextlib.nullcontext()
         with explained(output), lock:
             return work(config)
 

@@ -183,7 +183,7 @@ def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
     return value
 
 
-def carrying(parts: dict[str, Tensor], loss: Tensor) -> Any:
+def attach_gradient(parts: dict[str, Tensor], loss: Tensor) -> Any:
     """Return the parts of a loss by name. The first part gets the gradient of the whole loss, because only the total
     has the hook that replays mini-batches."""
     values = {name: part.detach() for name, part in parts.items()}

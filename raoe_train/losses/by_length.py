@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, words_looked_up_once
-from raoe_train.losses.base import CachedLoss, carrying, check_numbers, with_own_gradients
+from raoe_train.losses.base import CachedLoss, attach_gradient, check_numbers, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
 LENGTH_MULTIPLE = 16  # for a compiled model, lengths of runs in tokens are multiples of it
@@ -150,7 +150,7 @@ class ByLength(CachedLossMixin, nn.Module):
             rows: Any = {"input_ids": torch.arange(len(runs.features)), "runs": runs.features}
             self._parts: Any = None
             loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
-            return loss if self._parts is None else carrying(self._parts, loss)
+            return loss if self._parts is None else attach_gradient(self._parts, loss)
         with self._words(runs):
             table = torch.cat([self._embedded(run) for run in runs.features])
         return self._value(table, batch)

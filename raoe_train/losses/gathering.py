@@ -56,7 +56,7 @@ class _GatherEveryGradient(torch.autograd.Function):
         return own
 
 
-def averaged(parameter: Tensor) -> Tensor:
+def average_gradient(parameter: Tensor) -> Tensor:
     """Average the gradient of a loss's own parameter over processes, because DistributedDataParallel wraps only the
     encoder. Call it once in a forward, in every process."""
     own = parameter.view_as(parameter)

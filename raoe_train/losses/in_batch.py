@@ -14,7 +14,7 @@ from raoe_kernels import info_nce_loss, sigmoid_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.distillation import teacher_embeddings
-from raoe_train.losses.gathering import averaged, gather_rows, own_rows
+from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows
 from raoe_train.losses.reads import TRIPLETS, TRIPLETS_WITH_TEXTS
 
 SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
@@ -72,7 +72,7 @@ class InBatchLoss(CachedLoss):
 
     def differentiable_scale(self) -> float | Tensor:
         """The current scale, with a gradient if it is learned. Call once per forward: processes average it there."""
-        return averaged(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
+        return average_gradient(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         if not self.mask_duplicates:
@@ -100,7 +100,7 @@ class InBatchLoss(CachedLoss):
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         """The mean loss over the rows of this process."""
 
-    def gathered(self, column: Tensor) -> Tensor:
+    def gather(self, column: Tensor) -> Tensor:
         """The rows of all processes for a column, with gather_across_devices. Gather columns one by one, because joined
         columns would not keep their order."""
         return gather_rows(column) if self.gather_across_devices else column
@@ -120,14 +120,14 @@ class InBatchLoss(CachedLoss):
         """info_nce_loss of this process's rows against all processes' columns; `form` has further options of the op,
         `guide` another encoder's (B, G) embeddings of the columns."""
         own, targets = embeddings[0], self.targets(embeddings[0])
-        positives, *columns = map(self.gathered, embeddings[1:])
+        positives, *columns = map(self.gather, embeddings[1:])
         anchors, rows = None, targets  # rows of the op's anchors
         if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
-            anchors, rows = self.gathered(own), torch.arange(len(positives), device=own.device)
+            anchors, rows = self.gather(own), torch.arange(len(positives), device=own.device)
         if ids is not None:
             form["ignore"] = (ids[0][rows], ids[1])
         if guide is not None:
-            first, second, *rest = map(self.gathered, guide)
+            first, second, *rest = map(self.gather, guide)
             form["guide"] = (first[rows], second, *([torch.cat(rest)] if columns else []))
         negatives = torch.cat(columns) if columns else None
         form.update(targets=targets, all_anchors=anchors, directions=directions)
@@ -138,7 +138,7 @@ class InBatchLoss(CachedLoss):
         synchronizes a GPU."""
         if texts is None or not self.mask_duplicates:
             return None
-        anchor_ids, column_ids = related_as_ids(self.gathered(texts))
+        anchor_ids, column_ids = related_as_ids(self.gather(texts))
         duplicates = max(torch.bincount(anchor_ids).max(), torch.bincount(column_ids)[anchor_ids].max()) > 1
         return (anchor_ids, column_ids) if duplicates else None
 
@@ -175,9 +175,9 @@ class SigmoidLoss(InBatchLoss):
             self.logit_bias = nn.Parameter(torch.tensor(float(bias)))
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
-        columns, targets = torch.cat([*map(self.gathered, embeddings[1:])]), self.targets(embeddings[0])
+        columns, targets = torch.cat([*map(self.gather, embeddings[1:])]), self.targets(embeddings[0])
         form: dict[str, Any] = {"targets": targets, "ignore": ids and (ids[0][targets], ids[1])}
-        form["bias"] = averaged(self.logit_bias) if self.learn_scale else self.bias
+        form["bias"] = average_gradient(self.logit_bias) if self.learn_scale else self.bias
         return sigmoid_loss(embeddings[0], columns, scale=self.differentiable_scale(), **form)
 
 

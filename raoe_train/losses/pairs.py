@@ -15,7 +15,7 @@ from torch.nn import functional
 from raoe_kernels import cosent_loss, pairwise_cosine
 from raoe_train.config import PositiveFloat
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.losses.base import CachedLoss, OneSweep, carrying
+from raoe_train.losses.base import CachedLoss, OneSweep, attach_gradient
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.reads import SCORED_PAIRS, needs_label
 
@@ -71,7 +71,7 @@ class PairLoss(CachedLoss):
         loss = super().forward(sentence_features, labels)
         if len(self._cached_parts) != 1:  # no parts, or one set for each dimension of a MatryoshkaLoss
             return loss
-        return carrying(self._cached_parts[0], loss)
+        return attach_gradient(self._cached_parts[0], loss)
 
     def total(self, loss: Any) -> Tensor:
         if not isinstance(loss, dict):

@@ -70,7 +70,7 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         if reads is LISTS:
             shuffled = seed if data.shuffle_lists else None
             teacher = config.teacher
-            dataset = with_targets(dataset, teacher, Path(teacher.cache or cache), shuffled=shuffled)
+            dataset = add_targets(dataset, teacher, Path(teacher.cache or cache), shuffled=shuffled)
         name = _name_of(source)
         while name in datasets:
             name = f"{name} ({number + 1})"
@@ -80,7 +80,7 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
     return DatasetDict(datasets), Texts(datasets)
 
 
-def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:
+def add_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:
     """Add the targets to a dataset of lists: column `label`, the n x n values of each list, row by row.
 
     `teacher.information` says what they are: "both", the teacher's cosines, refined by `teacher.omega`; "semantic", the
@@ -124,7 +124,7 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
         return np.concatenate(squares).astype(np.float32)
 
     folder = cache / digest(key)[:16]
-    flat = resume.gathered(resume.share(folder, lists, size, cosines, f"teacher {teacher.name}"))
+    flat = resume.gather(resume.share(folder, lists, size, cosines, f"teacher {teacher.name}"))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 
@@ -138,14 +138,14 @@ def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[
         name = Path(source).name
         dev[source if name in dev else name] = read_scored(source, prompt, **options)
     if data.dev_share and not dev:
-        datasets, pairs = held_out(datasets, data.dev_share, seed)
+        datasets, pairs = hold_out(datasets, data.dev_share, seed)
         dev = {"held out": pairs}
     for name, pairs in dev.items():
         warn_shared_pairs(datasets, pairs, name)
     return datasets, dev
 
 
-def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
+def hold_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     """Hold a `share` of the first dataset's pairs out as a dev set; returns (the other pairs, the dev set). All pairs
     of a first sentence stay together, and both parts have at least two distinct scores. ValueError for a dataset
     without scores, with fewer than FEWEST pairs, or with too few distinct scores."""
@@ -184,14 +184,14 @@ def enough_steps(settings: dict[str, Any], datasets: Mapping[str, Any], config: 
         if "batch_sampler" in settings:
             raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
         limit = data.max_rows
-        settings = {**settings, "batch_sampler": partial(redrawn, rows=limit)}
+        settings = {**settings, "batch_sampler": partial(redraw, rows=limit)}
     batch_size = settings["per_device_train_batch_size"] * rank_and_world()[1]
     batches = sum(math.ceil(min(len(dataset), limit or len(dataset)) / batch_size) for dataset in datasets.values())
     steps = math.ceil(batches / settings["gradient_accumulation_steps"])
     return {**settings, "num_train_epochs": max(settings["num_train_epochs"], config.training.min_steps / steps)}
 
 
-def redrawn(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
+def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
     """A batch sampler over `rows` random rows, redrawn in each epoch: the start of a permutation that the trainer's
     generator draws by seed and epoch, so that a resumed run draws the same rows."""
     sampler = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])

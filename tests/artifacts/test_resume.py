@@ -12,7 +12,7 @@ import pytest
 
 from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.resume import Lines, Output, different, owned, replacing_model
+from raoe_train.artifacts.resume import Lines, Output, different, lock_output, replacing_model
 from raoe_train.cli import main
 
 SETTINGS = {"model": {"name": "m"}, "rows": None}
@@ -138,7 +138,7 @@ def squares(folder, items=range(10), made=None):
             made.append(list(run))
         return np.square(np.asarray(run))
 
-    return resume.gathered(resume.share(folder, items, 3, make, "squares")).tolist()
+    return resume.gather(resume.share(folder, items, 3, make, "squares")).tolist()
 
 
 def test_shards_are_computed_once_and_again_if_damaged(tmp_path, caplog):
@@ -162,7 +162,7 @@ def test_ranks_share_shards(tmp_path, monkeypatch):
     assert made == {"0": [0, 6], "1": [3, 9]}
     monkeypatch.setenv("RANK", "0")
     paths = [tmp_path / f"{number:06d}.npy" for number in range(4)]
-    assert resume.gathered(paths).tolist() == list(range(10))
+    assert resume.gather(paths).tolist() == list(range(10))
 
 
 @pytest.fixture
@@ -228,8 +228,8 @@ def test_lines_have_one_writer(ranks):
             pass
 
 
-HOLDER = "import sys; from raoe_train.artifacts.resume import owned\n" \
-    "with owned(sys.argv[1]): print(flush=True); sys.stdin.read()"  # fmt: skip
+HOLDER = "import sys; from raoe_train.artifacts.resume import lock_output\n" \
+    "with lock_output(sys.argv[1]): print(flush=True); sys.stdin.read()"  # fmt: skip
 
 
 def test_output_has_one_owner_under_any_name_until_it_is_killed(tmp_path, capsys):
@@ -244,6 +244,6 @@ def test_output_has_one_owner_under_any_name_until_it_is_killed(tmp_path, capsys
             assert f"another process is writing to {output}: wait" in capsys.readouterr().err
     held.kill()
     held.wait()
-    with owned(output):
+    with lock_output(output):
         pass
     assert os.listdir(tmp_path / "new") == []

@@ -65,7 +65,7 @@ def shards(folder: Path, rng: Random, steps: int) -> None:
         def make(rank: int, world: int) -> Callable[[], object]:
             def work() -> None:
                 os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
-                result = resume.gathered(resume.share(folder / "parts", items, 3, np.square, "squares"))
+                result = resume.gather(resume.share(folder / "parts", items, 3, np.square, "squares"))
                 assert result.tolist() == [n * n for n in range(len(items))]
 
             return work

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from raoe_train.generation import Context, GuidedDecoder, Request, Sampling
-from raoe_train.generation.decoding import mixed
+from raoe_train.generation.decoding import mix_logits
 from tests.decoders import DECODERS, tiny_language_model
 from tests.generation.test_decoding import WINDOWS
 
@@ -29,7 +29,7 @@ class Seeing(GuidedDecoder):
         model.get_input_embeddings().register_forward_hook(self._see)
 
     def _take(self, batch, logits):
-        self.scores.append(mixed(logits, batch))
+        self.scores.append(mix_logits(logits, batch))
         return super()._take(batch, logits)
 
     def _see(self, module, args, output) -> None:

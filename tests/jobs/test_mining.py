@@ -19,8 +19,8 @@ from raoe_train.data.mining import (
     Neighbours,
     distinct,
     labelled_table,
+    make_draw,
     random_pairs,
-    thinned,
     triplets,
 )
 from raoe_train.encoders import embed as frozen
@@ -211,16 +211,16 @@ def test_examples_against_brute_force():
         for p in range(result.own_count[i])
         for q in range(result.others_count[i])
     ]
-    everything, total = triplets(result, thinned(0.0, None, 0))
+    everything, total = triplets(result, make_draw(0.0, None, 0))
     assert list(map(tuple, everything.tolist())) == expected and total == len(expected)
-    sample, total = triplets(result, thinned(0.0, 15, 0))
+    sample, total = triplets(result, make_draw(0.0, 15, 0))
     assert total == len(expected) and len({*map(tuple, sample.tolist())}) <= 15 == len(sample)
     assert {*map(tuple, sample.tolist())} <= {*expected}
 
 
 def test_drawing_is_fair():
     """In draws of 5 from 10, each is drawn half of the time."""
-    times = np.bincount(np.concatenate([thinned(0.5, None, seed)(10) for seed in range(400)]), minlength=10)
+    times = np.bincount(np.concatenate([make_draw(0.5, None, seed)(10) for seed in range(400)]), minlength=10)
     assert times.sum() == 2000 and abs(times - 200).max() < 50
 
 

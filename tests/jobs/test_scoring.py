@@ -178,7 +178,7 @@ def test_partial_work_of_other_settings_is_not_reused(pairs, teachers, tmp_path,
     scored(pairs, teachers, whole)
     encoded.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(resume, "gathered", killed)
+        patch.setattr(resume, "gather", killed)
         for rest in (teachers[::-1], teachers):
             with pytest.raises(Killed):
                 scored(pairs, rest, output)

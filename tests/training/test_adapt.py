@@ -16,7 +16,7 @@ from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.jobs.train import TrainConfig
 from raoe_train.training.arguments import Training, for_all_processes
 from raoe_train.training.measures import score_rows
-from raoe_train.training.training_data import enough_steps, held_out
+from raoe_train.training.training_data import enough_steps, hold_out
 from tests.tiny import SENTENCES, saved_encoder
 
 CLASSES = ["entailment", "neutral", "contradiction"]
@@ -128,11 +128,11 @@ def test_held_out_and_training_pairs_differ_in_score():
     rows = range(100)
     columns = {"sentence1": [*map(str, rows)], "sentence2": ["b"] * 100, "score": [float(row < 5) for row in rows]}
     for seed in range(5):
-        rest, dev = held_out({"train": Dataset.from_dict(columns)}, 0.1, seed)
+        rest, dev = hold_out({"train": Dataset.from_dict(columns)}, 0.1, seed)
         assert {*dev["score"]} == {*rest["train"]["score"]} == {0, 1} and len(dev) + len(rest["train"]) == 100
     columns["score"] = [float(row == 0) for row in rows]
     with pytest.raises(ValueError, match=r"or scores for data.dev_share"):
-        held_out({"train": Dataset.from_dict(columns)}, 0.1, 0)
+        hold_out({"train": Dataset.from_dict(columns)}, 0.1, 0)
 
 
 def test_swapped_dev_pairs_are_reported(tmp_path, encoder, capsys):
@@ -157,7 +157,7 @@ def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):
 
 def test_at_least_one_premise_is_left_for_training():
     columns = {"sentence1": ["a"] * 10 + ["b"] * 10, "sentence2": [*map(str, range(20))], "score": [*range(20)]}
-    rest, dev = held_out({"train": Dataset.from_dict(columns)}, 0.9, 42)
+    rest, dev = hold_out({"train": Dataset.from_dict(columns)}, 0.9, 42)
     assert len(rest["train"]) == len(dev) == 10
 
 

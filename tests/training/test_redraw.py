@@ -14,7 +14,7 @@ from raoe_train.jobs.train import TrainConfig
 from raoe_train.losses import CoSENTLoss
 from raoe_train.training import Trainer
 from raoe_train.training.arguments import Training
-from raoe_train.training.training_data import enough_steps, redrawn
+from raoe_train.training.training_data import enough_steps, redraw
 from tests.tiny import tiny_encoder
 from tests.training.small_runs import settings, write_pairs
 
@@ -30,7 +30,7 @@ def epochs(folder, numbers, seed=42, sizes=(40,), rows=ROWS):
         for size in sizes
     }
     arguments = SentenceTransformerTrainingArguments(
-        str(folder), per_device_train_batch_size=5, seed=seed, use_cpu=True, batch_sampler=partial(redrawn, rows=rows)
+        str(folder), per_device_train_batch_size=5, seed=seed, use_cpu=True, batch_sampler=partial(redraw, rows=rows)
     )
     trainer = Trainer(tiny_encoder(), arguments, DatasetDict(data), loss=CoSENTLoss)
     loader, result = trainer.get_train_dataloader(), {}

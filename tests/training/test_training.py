@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from raoe_train import run
 from raoe_train.cli import load
 from raoe_train.jobs.check import check_encoder
-from raoe_train.training.training_data import held_out
+from raoe_train.training.training_data import hold_out
 from tests.forked import python
 from tests.tiny import SENTENCES, training_data
 from tests.training.small_runs import settings, write_pairs
@@ -157,10 +157,10 @@ def test_best_model_is_chosen_on_held_out_pairs(tmp_path, capsys):
     assert 8 <= held <= 12 and metrics["pairs"] == {"train": 40 - held}
     assert metrics["before"]["spearman"] is not None and metrics["best_step"]
     datasets, _ = training_data(load("train", "raoe-s1", options))
-    rest, dev = held_out(datasets, 0.2, 42)
+    rest, dev = hold_out(datasets, 0.2, 42)
     assert not {*dev["sentence1"]} & {*rest["train"]["sentence1"]}  # of a premise all pairs, or none
     assert len(dev) + len(rest["train"]) == 40
-    assert held_out(datasets, 0.2, 43)[1]["sentence2"] != dev["sentence2"]
+    assert hold_out(datasets, 0.2, 43)[1]["sentence2"] != dev["sentence2"]
 
 
 def test_sources_without_held_out_pairs(tmp_path):
