@@ -106,9 +106,9 @@ def _main(words: list[str]) -> int:
         if debug:
             raise
         # invalid input, a missing file or package, a full disk, a NaN loss, out of memory
-        known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
-        print(f"raoe-train: {_explain(error) if known else _unexpected(error)}", file=sys.stderr)
-        return 2 if known else 3
+        is_known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
+        print(f"raoe-train: {_explain(error) if is_known else _unexpected(error)}", file=sys.stderr)
+        return 2 if is_known else 3
     return 1 if result.get("failed") else 0
 
 

@@ -182,10 +182,10 @@ def _merged(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
     return build(config, {key: value for key, value in namespace.as_dict().items() if key != "config"})
 
 
-def _flat(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(settings: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of nested settings. A mapping is split if it is a section, but not if it is a value."""
     for name, value in settings.items():
-        key = f"{where}{name}"
+        key = f"{prefix}{name}"
         if isinstance(value, Mapping) and any(other.startswith(f"{key}.") for other in kinds):
             yield from _flat(value, kinds, f"{key}.")
         else:
@@ -267,14 +267,14 @@ def _dataclass_in(hint: Any) -> Any:
     return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
 
 
-def _kinds(config: type, where: str = "") -> Iterator[tuple[str, Any]]:
+def _kinds(config: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, type) for every key."""
     for name, hint in typing.get_type_hints(config).items():
         section = _dataclass_in(hint)
         if section is None or hint is not section:
-            yield where + name, hint
+            yield prefix + name, hint
         if section is not None:
-            yield from _kinds(section, f"{where}{name}.")
+            yield from _kinds(section, f"{prefix}{name}.")
 
 
 def _value(key: str, words: list[str], kind: Any) -> Any:
@@ -317,14 +317,14 @@ def _read(recipe: str | Path) -> Mapping[str, Any]:
     return values or {}
 
 
-def _size(value: Any, above: tuple[int, ...], known: dict[int, int]) -> int:
+def _size(value: Any, above: tuple[int, ...], counts: dict[int, int]) -> int:
     """Count nested values, those of a YAML alias at each use; ValueError for values that contain themselves."""
     if id(value) in above:
         raise ValueError("a setting refers to itself: recursive YAML alias")
-    if isinstance(value, (dict, list)) and id(value) not in known:
+    if isinstance(value, (dict, list)) and id(value) not in counts:
         inner = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_size(each, (*above, id(value)), known) for each in inner)
-    return known.get(id(value), 1)
+        counts[id(value)] = 1 + sum(_size(each, (*above, id(value)), counts) for each in inner)
+    return counts.get(id(value), 1)
 
 
 def _yaml(text: str) -> Any:
@@ -334,8 +334,8 @@ def _yaml(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-            first: [(tag, form) for tag, form in known if tag.rpartition(":")[2] not in ("int", "timestamp")]
-            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+            first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in ("int", "timestamp")]
+            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9]\d*)$"), [*"-+0123456789"])

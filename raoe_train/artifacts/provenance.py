@@ -18,13 +18,13 @@ EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files, which are meta
 
 def versions() -> dict[str, str]:
     """{name: version} of Python and of the installed packages that affect results."""
-    known = {"python": platform.python_version()}
+    packages = {"python": platform.python_version()}
     for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn", "mteb"):
         try:
-            known[package] = version(package)
+            packages[package] = version(package)
         except PackageNotFoundError:
             continue
-    return known
+    return packages
 
 
 def fingerprint(model: str) -> str | None:

@@ -194,13 +194,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def different(old: Any, new: Any, where: str = "") -> list[str]:
+def different(old: Any, new: Any, prefix: str = "") -> list[str]:
     """The dotted keys in which two nested settings differ. A missing key differs from a null value."""
     if isinstance(old, dict) and isinstance(new, dict):
-        missing = [f"{where}{key}" for key in new.keys() ^ old.keys()]
-        both = (different(old[key], new[key], f"{where}{key}.") for key in new if key in old)
-        return sorted([*missing, *(key for keys in both for key in keys)])
-    return [] if type(old) is type(new) and old == new else [where.rstrip(".") or "all"]
+        missing = [f"{prefix}{key}" for key in new.keys() ^ old.keys()]
+        nested = (different(old[key], new[key], f"{prefix}{key}.") for key in new if key in old)
+        return sorted([*missing, *(key for keys in nested for key in keys)])
+    return [] if type(old) is type(new) and old == new else [prefix.rstrip(".") or "all"]
 
 
 def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:

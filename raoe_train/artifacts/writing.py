@@ -72,8 +72,8 @@ def explained(output: str | None) -> Iterator[None]:
     except Exception as error:
         if getattr(error, "errno", None) not in FULL and not any(words in str(error) for words in FULL_WORDS):
             raise
-        where, reason = getattr(error, "filename", None) or output, str(error).partition("\n")[0][:200]
+        target, reason = getattr(error, "filename", None) or output, str(error).partition("\n")[0][:200]
         raise OSError(
-            f"the disk is full: cannot write {where} ({reason}). Finished files are complete: free some space and run "
+            f"the disk is full: cannot write {target} ({reason}). Finished files are complete: free some space and run "
             "the same command again to resume"
         ) from error

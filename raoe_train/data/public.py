@@ -47,18 +47,18 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
             return str(folder), {split: _file(folder / file, columns) for split, file in files.items()}
     if copies and entry["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
         return str(copies), splits
-    sources, where = {}, "the hub"
+    sources, place = {}, "the hub"
     for split, dataset in entry["hub"].items():
         path, _, part = dataset.partition("#")
         for folder in [copies / path, copies / path.rpartition("/")[2]] if copies else []:
             if folder.is_dir():
-                path, where = str(folder), str(folder)
+                path, place = str(folder), str(folder)
                 break
         sources[split] = open_source(f"hub:{path}#{part}", columns)
     if not sources:
         parts = ", ".join(file.partition("#")[0] for file in files.values()) or "SentEval's folder"
         raise ValueError(f"{name} is not on a hub: download {parts} from {entry['page']} into a DIR, use --copies DIR")
-    return where, sources
+    return place, sources
 
 
 def _file(path: Path, columns: dict[str, str] | None) -> Source:
@@ -122,7 +122,7 @@ def _tokens(text: str) -> str:
     return " ".join(text.split())
 
 
-def _of_class(path: Path, label: str) -> Iterator[Row]:
+def _class_rows(path: Path, label: str) -> Iterator[Row]:
     for line, text in text_lines(path, "latin-1"):  # as SentEval reads these sets
         yield line, {"label": label, "text": _tokens(text or "")}
 
@@ -140,7 +140,7 @@ def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
             yield line, RowProblem(f"{len(parts)} fields, but at least {least} are needed")
 
 
-def _scored(path: Path) -> Iterator[Row]:
+def _scored_pairs(path: Path) -> Iterator[Row]:
     """Read a file of pairs, whose scores are in another file of the same folder."""
     subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
@@ -165,7 +165,7 @@ def _questions(path: Path) -> Iterator[Row]:
 
 
 def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
-    return {"": {positive: partial(_of_class, label="1"), negative: partial(_of_class, label="0")}}
+    return {"": {positive: partial(_class_rows, label="1"), negative: partial(_class_rows, label="0")}}
 
 
 STSB = partial(_fields, score=4, sentence1=5, sentence2=6)
@@ -185,7 +185,7 @@ SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
     "trec": ("TREC", {"train": {"train_5500.label": _questions}, "test": {"TREC_10.label": _questions}}),
     "mrpc": ("MRPC", {split: {f"msr_paraphrase_{split}.txt": MRPC} for split in ("train", "test")}),
     **{
-        name: (f"STS/{name.upper()}-en-test", {"test": {f"STS.input.{file}.txt": _scored for file in files}})
+        name: (f"STS/{name.upper()}-en-test", {"test": {f"STS.input.{file}.txt": _scored_pairs for file in files}})
         for name, files in STS_SUBSETS.items()
     },
 }

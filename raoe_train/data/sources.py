@@ -72,7 +72,7 @@ def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] 
         rows = enumerate(_hub_rows(base.removeprefix("hub:"), split), 1)
         return Source(str(name), "row", Columns(mapping), rows)
     if split:
-        source.rows = _only(source, source.rows, split)
+        source.rows = _split_rows(source, source.rows, split)
     return source
 
 
@@ -106,7 +106,7 @@ def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
     return existing_file(base), split
 
 
-def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
+def _split_rows(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
     column = source.columns.mapping.get("split") or NAMES["split"][0]
     splits: Counter[str] = Counter()
     for line, fields in rows:
@@ -115,8 +115,8 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
             continue
         if column not in fields:
             names = ", ".join(map(repr, fields))
-            where = f"{source.name}, {source.unit} {line}"
-            raise ValueError(f"{where}: no column {column!r} for #{split}; columns: {names}")
+            place = f"{source.name}, {source.unit} {line}"
+            raise ValueError(f"{place}: no column {column!r} for #{split}; columns: {names}")
         splits[str(fields[column])] += 1
         if str(fields[column]) == split:
             yield line, fields

@@ -54,14 +54,14 @@ class Tally:
             else:
                 yield result
 
-    def counts(self, name: str, kept: int, noun: str, advice: str = "") -> Counts:
+    def counts(self, name: str, count: int, noun: str, advice: str = "") -> Counts:
         """The counts of the source `name` after its last row; ValueError, with `advice`, if no row was kept."""
         dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
-        read = kept + self.dropped.total()
-        if not kept:
+        read = count + self.dropped.total()
+        if not count:
             reasons = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items()) or "there are no rows"
             raise ValueError(f"{name}: no usable {noun} in {read} rows: {reasons}{advice}{''.join(self._examples)}")
-        return {"read": read, "kept": kept, "dropped": dropped}
+        return {"read": read, "kept": count, "dropped": dropped}
 
 
 def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:

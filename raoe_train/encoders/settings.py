@@ -111,8 +111,8 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
     if isinstance(encoder, Model) and not changes:
         return encoder
     settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
-    known = {each.name for each in fields(Model)}
-    return make(Model, "model", **{key: value for key, value in settings.items() if key in known} | changes)
+    names = {each.name for each in fields(Model)}
+    return make(Model, "model", **{key: value for key, value in settings.items() if key in names} | changes)
 
 
 def identity(model: Any) -> dict[str, Any]:

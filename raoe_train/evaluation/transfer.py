@@ -75,24 +75,24 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     return result, Outcomes(results)
 
 
-def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
+def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None:
     """Raise ValueError for splits that the protocol does not have, and for classes with too few examples."""
     splits = set(split)
     has_splits = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (has_splits and splits - {TRAIN, TEST, *DEV} == set()):
         choices = f"{TRAIN}, {' or '.join(DEV)}, and {TEST}; to use {kfold} folds of one split, name FILE#SPLIT"
-        raise ValueError(f"{where} has splits {', '.join(sorted(splits))}; they must be {choices}")
+        raise ValueError(f"{source} has splits {', '.join(sorted(splits))}; they must be {choices}")
     counts = Counter(label for label, part in zip(labels, split, strict=True) if part == TRAIN or not has_splits)
     if len(counts) < 2:
-        raise ValueError(f"{where}: all training examples are of class {next(iter(counts))!r}; at least two are needed")
+        raise ValueError(f"{source}: all training examples are of class {next(iter(counts))!r}: add another class")
     if unknown := sorted(set(labels) - set(counts)):
-        raise ValueError(f"{where}: class {unknown[0]!r} has no training example")
+        raise ValueError(f"{source}: class {unknown[0]!r} has no training example")
     label, fewest = min(counts.items(), key=lambda item: item[1])
     # an outer fold removes up to a tenth, rounded up, of the examples that the inner folds divide
     rest = fewest if has_splits else fewest - -(-fewest // kfold)
     if rest < kfold and not splits & set(DEV):
         message = f"{fewest} training examples, too few for {kfold} folds: lower classifier.kfold"
-        raise ValueError(f"{where}: class {label!r} has {message}")
+        raise ValueError(f"{source}: class {label!r} has {message}")
 
 
 def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:

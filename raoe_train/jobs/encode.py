@@ -13,7 +13,7 @@ from raoe_train.data.settings import Input
 from raoe_train.data.tables import read_sentences
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.settings import Model, identity
-from raoe_train.jobs.shared import job, needed
+from raoe_train.jobs.shared import job, require
 
 
 @dataclass
@@ -43,9 +43,9 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     Returns:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.
     """
-    source = needed(config.data.input, "data.input", "the file to encode")
-    needed(config.model.name, "model.name", "the encoder to use")
-    path = needed(config.output, "output", "the .npy file to write")
+    source = require(config.data.input, "data.input", "the file to encode")
+    require(config.model.name, "model.name", "the encoder to use")
+    path = require(config.output, "output", "the .npy file to write")
     if not path.endswith(".npy"):
         raise ValueError(f"output must name a .npy file, got {path!r}")
     sentences = read_sentences(source, config.data.columns)

@@ -22,7 +22,7 @@ from raoe_train.evaluation.tasks import (
     table,
     write_outcomes,
 )
-from raoe_train.jobs.shared import check_paths, job, needed
+from raoe_train.jobs.shared import check_paths, job, require
 
 
 @dataclass
@@ -76,7 +76,7 @@ def evaluate_model(model: SentenceTransformer, **settings: Any) -> dict[str, Any
 
 def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
     if model is None:
-        needed(config.model.name, "model.name", "the encoder to evaluate")
+        require(config.model.name, "model.name", "the encoder to evaluate")
     # before the model is loaded, so that a misspelt task costs no time
     data, path = config.data, Path(config.output).expanduser() if config.output else None
     model_settings = identity(config.model) if model is None else None

@@ -6,7 +6,7 @@ from typing import Any
 
 from raoe_train.artifacts.resume import Output, replacing_model
 from raoe_train.encoders.settings import Model, identity
-from raoe_train.jobs.shared import job, needed
+from raoe_train.jobs.shared import job, require
 
 
 @dataclass
@@ -43,10 +43,10 @@ def export(config: ExportConfig) -> dict[str, Any]:
     from raoe_train.encoders.load import check_whole
 
     model = config.model
-    source = Path(needed(model.name, "model.name", "the encoder to export")).expanduser()
+    source = Path(require(model.name, "model.name", "the encoder to export")).expanduser()
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no sentence-transformers model in {str(source)!r} (it has no modules.json)")
-    target = needed(config.output, "output", "the directory to write to")
+    target = require(config.output, "output", "the directory to write to")
     output = Output(target, {"model": identity(model), "merge": config.merge}, config.overwrite, folder=True)
     if finished := output.finished():
         print(f"{target} is already finished, from the same model")

@@ -22,7 +22,7 @@ from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
 from raoe_train.generation.seeds import Seeds, acceptable, check_clusters, read_starts, select_seeds
-from raoe_train.jobs.shared import job, needed
+from raoe_train.jobs.shared import job, require
 
 FEW = 0.1  # share of good chains below which the job reports a failure
 SILENT = 30.0  # seconds between progress lines when there is no terminal for a progress bar
@@ -61,8 +61,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         other processes still have chains to finish.
     """
     data, model, seeds, generation = config.data, config.model, config.seeds, config.generation
-    needed(data.input, "data.input", "the sentences to start chains from")
-    path = needed(config.output, "output", "the .jsonl file to write")
+    require(data.input, "data.input", "the sentences to start chains from")
+    path = require(config.output, "output", "the .jsonl file to write")
     if not path.endswith(".jsonl"):
         raise ValueError(f"output must name a .jsonl file, got {path!r}")
     tokenizer = load_tokenizer(model)
@@ -86,7 +86,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         print(f"{path} is already finished, from the same model and sentences")
         return finished
     if seeds.encoder is not None:
-        ids = set(_selected(output.parts / "selected.json", sentences, seeds))
+        ids = set(_select(output.parts / "selected.json", sentences, seeds))
         sentences = [(key, sentence) for key, sentence in sentences if key in ids]
     rank, world = rank_and_world()
     lines = Lines(output)
@@ -130,7 +130,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     return result
 
 
-def _selected(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
+def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
     """The ids of the sentences that clustering selects. One process selects for all, and the selection is kept with the
     unfinished work, because it may depend on the number of threads."""
     check_clusters(sentences, seeds)
@@ -166,9 +166,9 @@ def _write(chains: Any, lines: Lines, line: dict[str, Any], total: int, waiting:
 def _print(result: dict[str, Any]) -> None:
     output, run = result["output"], result["run"]
     print(f"{result['chains']} chains, {result['sentences']} sentences in total -> {output}")
-    for what, counts in ((f"failed, in {output}.failed.jsonl:", "failed_chains"), ("skipped rows:", "skipped")):
+    for label, counts in ((f"failed, in {output}.failed.jsonl:", "failed_chains"), ("skipped rows:", "skipped")):
         if result[counts]:
-            print(what, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
+            print(label, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
     if result["failed"]:
         print("few chains are good: for small models try --generation.prompt few-shot --generation.do_sample")
     if run:

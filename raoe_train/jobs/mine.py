@@ -25,7 +25,7 @@ from raoe_train.data.mining import (
 from raoe_train.data.settings import Input
 from raoe_train.encoders.embed import embeddings, nearest_by_class, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
-from raoe_train.jobs.shared import job, needed
+from raoe_train.jobs.shared import job, require
 
 Mined = Literal["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"]
 
@@ -84,14 +84,14 @@ def mine(config: MineConfig) -> dict[str, Any]:
         mean number, and "without": number of sentences without neighbours. Also written to OUTPUT.json.
     """
     data, model, mining = config.data, config.model, config.mining
-    source = needed(data.input, "data.input", "the labelled texts")
-    path = Path(needed(config.output, "output", "the file to write"))
+    source = require(data.input, "data.input", "the labelled texts")
+    path = Path(require(config.output, "output", "the file to write"))
     known_kind(path)
     loss = config.loss
     if loss == "mse" and mining.count is None:
         raise ValueError("--mining.count is missing: how many random pairs to draw for loss mse")
     if loss != "mse":
-        needed(model.name, "model.name", "the encoder whose embeddings decide which sentences are neighbours")
+        require(model.name, "model.name", "the encoder whose embeddings decide which sentences are neighbours")
     texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
         raise ValueError(f"{data.input} has pairs of sentences: mining needs single texts with a class")

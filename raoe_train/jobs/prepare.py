@@ -11,7 +11,7 @@ from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
 from raoe_train.data.files import write_rows
 from raoe_train.data.public import find_public, public_rows, public_sets
-from raoe_train.jobs.shared import job, needed
+from raoe_train.jobs.shared import job, require
 
 
 @dataclass
@@ -46,7 +46,7 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
     """
     if not config.names:
         raise ValueError("--names is missing: data sets, such as snli, or a paper, such as raoe")
-    target = Path(needed(config.output, "output", "the directory to write to")).expanduser()
+    target = Path(require(config.output, "output", "the directory to write to")).expanduser()
     folder = Path(config.copies).expanduser() if config.copies else None
     if folder is not None and not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {config.copies!r} (copies)")
@@ -60,30 +60,30 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
 
 
 def _prepare(name: str, entry: dict[str, Any], folder: Path | None, output: Output) -> dict[str, Any]:
-    where, splits = find_public(name, entry, folder)
+    place, splits = find_public(name, entry, folder)
     rows, left_out = Counter[str](), Counter[str]()
 
-    def counted() -> Iterator[dict[str, Any]]:
+    def count_rows() -> Iterator[dict[str, Any]]:
         try:
             for row in public_rows(entry, splits, left_out):
                 rows[row.get("split", "")] += 1
                 yield row
         except OSError as error:
             raise OSError(
-                f"{name} cannot be read from {where} ({error}): if it is gated, accept its terms at {entry['page']}; "
+                f"{name} cannot be read from {place} ({error}): if it is gated, accept its terms at {entry['page']}; "
                 "without a network, put a download into --copies DIR"
             ) from error
         for split, published in entry["counts"].items() if output.settings["counts"] else ():
             if rows[split] != published:
                 raise ValueError(
-                    f"{name} has {rows[split]} rows{' of ' * bool(split)}{split} in {where}, but {published} were "
+                    f"{name} has {rows[split]} rows{' of ' * bool(split)}{split} in {place}, but {published} were "
                     f"published ({entry['page']}): incomplete or another version; --counts false skips this check"
                 )
 
-    counted_rows = counted()
+    counted_rows = count_rows()
     if (first := next(counted_rows, None)) is None:
-        raise ValueError(f"{name} has no rows in {where}")
+        raise ValueError(f"{name} has no rows in {place}")
     output.begin()
     write_rows(output.path, list(first), itertools.chain([first], counted_rows))
-    result = {"rows": dict(rows), "left_out": dict(left_out), "from": where}
+    result = {"rows": dict(rows), "left_out": dict(left_out), "from": place}
     return output.finish({**result, "licence": entry["licence"], "page": entry["page"]})

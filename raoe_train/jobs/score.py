@@ -19,7 +19,7 @@ from raoe_train.data.pairs import PairsToScore
 from raoe_train.data.settings import Pairs
 from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
-from raoe_train.jobs.shared import job, needed
+from raoe_train.jobs.shared import job, require
 
 ADDED = ("score_1", "score_2", "score")
 TEACHERS: dict[str, dict[str, Any]] = {
@@ -73,8 +73,8 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         "teachers", "settings", "versions"}.
     """
     data = config.data
-    needed(data.input, "data.input", "the pairs to score")
-    path = Path(needed(config.output, "output", "the file to write"))
+    require(data.input, "data.input", "the pairs to score")
+    path = Path(require(config.output, "output", "the file to write"))
     encoders = resolve_teachers(config)
     table = PairsToScore(data, known_kind(path), ADDED)
     settings = {
@@ -135,8 +135,8 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     for name in options:
         if name not in names:
             raise ValueError(f"teacher has options for {name!r}, which is not one of the teachers {', '.join(names)}")
-    shared = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
-    settings = ({**shared, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
+    common = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
+    settings = ({**common, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
     return [make(FrozenEncoder, "teacher", **fields) for fields in settings]
 
 

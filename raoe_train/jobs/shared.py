@@ -70,18 +70,18 @@ def check_paths(config: Any) -> None:
                 raise ValueError(f"output {output} lies inside the model {key} {part}: choose another output")
 
 
-def _texts(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
+def _texts(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted key, text) for every text in nested values."""
     if isinstance(values, str):
-        yield where, values
+        yield prefix, values
     for value in values if isinstance(values, list) else ():
-        yield from _texts(value, where)
+        yield from _texts(value, prefix)
     for name, value in values.items() if isinstance(values, dict) else ():
-        yield from _texts(value, f"{where}.{name}" if where else str(name))
+        yield from _texts(value, f"{prefix}.{name}" if prefix else str(name))
 
 
-def needed(value: str | None, key: str, what: str) -> str:
+def require(value: str | None, key: str, meaning: str) -> str:
     """Return a setting that has no default; ValueError if it is missing."""
     if not value:
-        raise ValueError(f"--{key} is missing: {what}")
+        raise ValueError(f"--{key} is missing: {meaning}")
     return value

@@ -27,7 +27,7 @@ from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.sts import StsEvaluator
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
-from raoe_train.jobs.shared import job, needed
+from raoe_train.jobs.shared import job, require
 from raoe_train.losses import Loss
 from raoe_train.losses.reads import LISTS
 from raoe_train.training import measures
@@ -127,8 +127,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     """
     data, training, seed = config.data, config.training, config.training.seed
     check_config(config)
-    needed(config.model.name, "model.name", "the encoder to train")
-    folder = Path("" if config.dry_run else needed(config.output, "output", "the directory to write to")).expanduser()
+    require(config.model.name, "model.name", "the encoder to train")
+    folder = Path("" if config.dry_run else require(config.output, "output", "the directory to write to")).expanduser()
     has_dev = bool(data.dev or data.dev_share)
     settings = trainer_settings(training, folder, device=config.model.device, has_dev=has_dev)
     tasks = measures.tasks_of(config.evaluation, data, config.model, config.polarity)
@@ -238,8 +238,8 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
     finally:
         remove(folder)
     batches = len(trainer.get_train_dataloader())
-    of_epoch = math.ceil(batches / trainer.args.gradient_accumulation_steps)
-    steps = config.training.max_steps or math.ceil(of_epoch * trainer.args.num_train_epochs)
+    epoch_steps = math.ceil(batches / trainer.args.gradient_accumulation_steps)
+    steps = config.training.max_steps or math.ceil(epoch_steps * trainer.args.num_train_epochs)
     meter = trainer.meter
     seconds = steps * (meter.seconds - meter.first_seconds) / (STEPS - 1)
     print(f"{steps} steps in about {seconds / 3600:.2g} hours; peak memory {meter.peak / 1000:.2f} GB")

@@ -47,11 +47,11 @@ def settings_of(config: Any, tasks: Mapping[str, Task]) -> dict[str, Any]:
     return {"recipe": _without_places(to_dict(config)), "contents": fingerprints}
 
 
-def _without_places(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def _without_places(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return {
-        key: _without_places(value, f"{where}{key}.") if isinstance(value, Mapping) else value
+        key: _without_places(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
         for key, value in values.items()
-        if f"{where}{key}" not in WHERE_IT_RUNS
+        if f"{prefix}{key}" not in WHERE_IT_RUNS
     }
 
 

@@ -210,8 +210,8 @@ def warn_shared_pairs(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
         if {*TEXTS} <= {*dataset.column_names}:
             for rows in dataset.select_columns([*TEXTS]).iter(BATCH):
                 overlap |= dev_pairs.intersection(unordered(rows))
-    if shared := sum(pair in overlap for pair in pairs):
-        print(f"warning: {shared} of the {len(pairs)} dev pairs of {name} are also training pairs: scores are too high")
+    if count := sum(pair in overlap for pair in pairs):
+        print(f"warning: {count} of the {len(pairs)} dev pairs of {name} are also training pairs: scores are too high")
 
 
 def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:

@@ -128,9 +128,9 @@ class BidirectionalModel(PreTrainedModel):
         training unless quantization_config is False or another; merge_adapter=True merges the adapter into it."""
         merge = kwargs.pop("merge_adapter", False)
         hub: dict[str, Any] = {key: kwargs.pop(key) for key in HUB if key in kwargs}
-        where: dict[str, Any] = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
+        source: dict[str, Any] = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
         if not isinstance(config, BidirectionalConfig):
-            config = BidirectionalConfig.from_pretrained(pretrained_model_name_or_path, **hub, **where)
+            config = BidirectionalConfig.from_pretrained(pretrained_model_name_or_path, **hub, **source)
         quantization = kwargs.pop("quantization_config", None)
         if quantization is None and config.base_quantization and not merge:
             quantization = BitsAndBytesConfig(**config.base_quantization)
@@ -138,7 +138,7 @@ class BidirectionalModel(PreTrainedModel):
             kwargs["quantization_config"] = quantization
         if config.base_model is None:
             whole: Any = super().from_pretrained(
-                pretrained_model_name_or_path, *args, config=config, **hub, **where, **kwargs
+                pretrained_model_name_or_path, *args, config=config, **hub, **source, **kwargs
             )
             for key in ("hf_quantizer", "is_loaded_in_4bit", "quantization_method"):  # these describe the decoder
                 if hasattr(whole, key):
@@ -146,8 +146,8 @@ class BidirectionalModel(PreTrainedModel):
             return whole
         options = {key: kwargs[key] for key in kwargs if key not in ("adapter_kwargs", "_from_auto", "_commit_hash")}
         name, model = str(pretrained_model_name_or_path), cls._on_base(config, hub | options)
-        folder = os.path.join(where.pop("subfolder", "") or "", ADAPTER)
-        at = {"subfolder": folder, **{key: value for key, value in (hub | where).items() if value is not None}}
+        folder = os.path.join(source.pop("subfolder", "") or "", ADAPTER)
+        at = {"subfolder": folder, **{key: value for key, value in (hub | source).items() if value is not None}}
         if merge:
             from peft import PeftModel
 
@@ -160,15 +160,15 @@ class BidirectionalModel(PreTrainedModel):
     @classmethod
     def _on_base(cls, config: BidirectionalConfig, options: dict[str, Any]) -> "BidirectionalModel":
         """Load the base model of `config`, without the adapter, and wrap it if it is a plain decoder."""
-        name, where = str(config.base_model), {"revision": config.base_revision}
+        name, source = str(config.base_model), {"revision": config.base_revision}
         hub = {key: options[key] for key in HUB if key in options}
-        base = AutoConfig.from_pretrained(name, **where, **hub)
+        base = AutoConfig.from_pretrained(name, **source, **hub)
         if isinstance(base, BidirectionalConfig):
-            model = cls.from_pretrained(name, config=base, **where, **options)
+            model = cls.from_pretrained(name, config=base, **source, **options)
             for key in ("base_model", "base_revision", "base_quantization"):
                 setattr(model.config, key, getattr(config, key))
             return model
-        return cls(config, AutoModel.from_pretrained(name, config=config.text_config, **where, **options))
+        return cls(config, AutoModel.from_pretrained(name, config=config.text_config, **source, **options))
 
     def save_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         self, save_directory: str | os.PathLike[str], **kwargs: Any
