@@ -174,6 +174,8 @@ def _merged(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
                 section, _, name = key.partition(".")
                 if section in classes:
                     _choose(merged[section], name or "class_path", value)
+                elif value is not None and any(other.startswith(f"{key}.") for other in kinds):
+                    raise ValueError(f"{key} is a section: set --{key}.KEY VALUE")  # not --SECTION FILE of jsonargparse
                 else:
                     _put(merged, key.split("."), value)
         namespace = parser.parse_object(merged)
@@ -369,8 +371,6 @@ def _explain(error: Exception, kinds: Mapping[str, Any], settings: Any, keys: It
             return f"unknown key {key}{hint if is_class else nearest(key, kinds)}"
     if is_class and (name := rest.partition("dot import path string: ")[2].partition(" ")[0]):
         return f"{key} must be the name of a class, got {name}: --help lists the known classes"
-    if any(each.startswith(f"{key}.") for each in kinds) and not is_class:
-        return f"{key} is a section: set --{key}.KEY VALUE"
     if key not in kinds:
         return f"{key}: {(rest.partition('Errors: - ')[2] or rest).partition(' - Expected a ')[0].strip()}"
     for part in key.split("."):
