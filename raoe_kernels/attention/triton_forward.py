@@ -23,7 +23,7 @@ POINTERS = [
     "grad_q", "grad_k", "grad_v",
 ]  # fmt: skip
 # All rows begin at multiples of 16 bytes: the launches ensure it.
-ALIGN = tl.constexpr(8)  # strides are given in units of this many elements
+ALIGN = tl.constexpr(8)  # the unit of strides, in elements
 # CLEAR: every token of a loop's tiles is real. EDGES: some tokens may be padding.
 CLEAR, EDGES = tl.constexpr(True), tl.constexpr(False)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -48,7 +48,7 @@ def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
 
 @triton.jit
 def sequence(spans, gap, batch, longest, masked):
-    """Return the first real token, the number of tokens up to the last real one, and 1 if there are holes in between.
+    """Return the first real token, the number of tokens up to the last real token, and 1 if it has holes.
 
     In spans, a sequence's end is stored `gap` numbers after its start (gap is 1 for
     cu_seqlens). A masked batch also has a flag for holes, another `gap` numbers further.

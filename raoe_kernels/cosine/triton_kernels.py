@@ -163,7 +163,7 @@ def backward(
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile."""
+    """Yield every compilation that a call can cause, for triton_compile."""
     shapes = {"few aligned": (FEW_ROWS, 16), "many aligned": (MANY_ROWS, 16), "any": (MANY_ROWS, 1)}
     for dtype in ("fp16", "bf16", "fp32", "fp64"):
         pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32")

@@ -303,7 +303,7 @@ def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile."""
+    """Yield every compilation that a call can cause, for triton_compile."""
     mix_kernels = (guided_forward_mix, guided_backward_mix)
     for dtype, size in (("fp16", 2), ("bf16", 2), ("fp32", 4), ("fp64", 8)):
         pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32") | {"best": "*i64"}

@@ -71,7 +71,7 @@ class Problem(NamedTuple):
         return not self.joint and self.directions == SYMMETRIC
 
     def beyond_triton(self) -> str:
-        """Options of this call that the Triton kernels do not support, "" if there are none."""
+        """Return the options of this call that the Triton kernels do not support, or ""."""
         options = {
             "directions beyond query_to_doc (symmetric excepted)": " " in self.directions and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
@@ -167,7 +167,7 @@ def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
 def split(
     by_anchors: Tensor | None, by_columns: Tensor | None, positives: int, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Split the columns' gradient into those of positives and negatives."""
+    """Return the gradients of anchors, positives and negatives."""
     return (
         by_anchors,
         by_columns[:positives] if by_columns is not None and needs[1] else None,

@@ -38,7 +38,7 @@ UNSHIFTED_SCALE = 40.0
 
 
 class _Side(NamedTuple):
-    """Anchors or documents: unit rows and the sums of their gradients, in the role of rows and in that of columns.
+    """Anchors or documents: unit rows and the sums of their gradients, as rows and as columns of the logits.
 
     places    indices of the N rows in `rows`; own: indices in `columns`, `guide` and `ids`; None: index i for row i
     factor    the columns in the form by which weights are multiplied, see UnitRows.factor

@@ -162,7 +162,7 @@ def serves(problem: Problem) -> bool:
 def sweep(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, part: slice | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if given), and return the
+    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if any), and return the
     products that `chunks.sweep` returns."""
     n, c, (rows, columns, inverse) = len(problem.anchors), problem.column_count, units
     gradient = own_weights is not None

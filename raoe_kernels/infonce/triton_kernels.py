@@ -75,7 +75,7 @@ def _pass(
     *,
     back: bool = False,
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is given. `back`
+    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is set. `back`
     selects the second direction, in which the rows are the anchors' targets and the columns anchors."""
     n, c, anchors = len(problem.anchors), problem.column_count, len(units.columns)
     ids = (problem.anchor_ids, problem.column_ids)
@@ -182,7 +182,7 @@ def backward(
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile."""
+    """Yield every compilation that a call can cause, for triton_compile."""
     for name in ("fp16", "bf16", "fp32", "fp64"):
         exact = "fp64" if name == "fp64" else "fp32"
         pointers = dict.fromkeys(POINTERS, f"*{name}")

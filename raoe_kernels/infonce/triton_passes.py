@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..triton_rows import at, kernel, root
 
-NONE, MASK, IDS = 0, 1, 2  # how ignored columns are given
+NONE, MASK, IDS = 0, 1, 2  # how a call marks ignored columns
 # The columns of the logits and of the scaled rows are multiples of this, for 16-byte loads and tensor core alignment.
 UNIT = tl.constexpr(16)
 EPS = tl.constexpr(1e-8)  # problem.EPS

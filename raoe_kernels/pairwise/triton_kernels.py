@@ -166,7 +166,7 @@ def forward(
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile. A training run needs one or two of them."""
+    """Yield every compilation that a call can cause, for triton_compile. A training run needs one or two of them."""
     kinds = [("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp32"), ("fp32", "i64"), ("fp64", "fp32"), ("fp64", "i64")]
     for dtype, key in kinds:
         wide = "*fp64" if dtype == "fp64" else "*fp32"

@@ -39,7 +39,7 @@ def _stretch(problem: Problem) -> float:
 def _pass(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is given."""
+    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is set."""
     gradient, mask = own_weights is not None, problem.ignored
     tensors = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
     targets, *ids = integers_or(stats, problem.targets, *tensors)
@@ -95,7 +95,7 @@ def backward(
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile, except those of infonce's kernels."""
+    """Yield every compilation that a call can cause, for triton_compile, except those of infonce's kernels."""
     for name in ("fp16", "bf16", "fp32", "fp64"):
         exact = "fp64" if name == "fp64" else "fp32"
         pointers = dict.fromkeys(POINTERS, f"*{exact}") | {"weights": f"*{name}", "mask": "*u8"}

@@ -1,4 +1,4 @@
-// Number the distinct labels 0, 1, ... in ascending order. Ids stay below count() even if labels change meanwhile.
+// Number the distinct labels 0, 1, ... in ascending order. Ids stay below count() even if labels change in the call.
 #pragma once
 
 #include <algorithm>

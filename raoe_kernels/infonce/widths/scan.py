@@ -23,7 +23,7 @@ from ..problem import EPS, Problem, add_rows, is_ignored, losses, mean_factor, o
 
 # Bytes of all widths' logits: enough rows for products at full speed, and few enough for a CPU's last-level cache.
 BUFFER = 24 << 20
-ROWS = 256  # most rows of a chunk: more do not make the products faster
+ROWS = 256  # maximum rows of a chunk: more rows do not make the products faster
 # Segments of up to this many columns are stored column by column: stored row by
 # row, with many short rows, products run at half the speed and sums at a third.
 NARROW = 32
