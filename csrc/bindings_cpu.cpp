@@ -4,7 +4,7 @@
 #include "pairwise/pairwise.h"
 #include "bindings.h"
 
-// Arguments are those of the C++ functions: structures field by field, addresses as integers (0 for none).
+// Python passes the arguments of the C++ functions: structures field by field, addresses as integers (0: none).
 PyMODINIT_FUNC PyInit__native_cpu() {
   using raoe::python::method;
   return raoe::python::module(

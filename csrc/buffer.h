@@ -49,20 +49,20 @@ class Buffer {
   void* data_ = nullptr;
 };
 
-// Memory for one call. A thread keeps a block of up to 4 MiB for its next call: a freed block would often return to the
-// system, and faulting it in again costs as much as sorting in it. `own` owns larger blocks.
+// Memory for one call. A thread keeps a block of up to 4 MiB for its next call: a freed block would often
+// return to the system, and page faults on a new block cost as much as the sort. Larger blocks belong to `own`.
 inline char* working_memory(std::size_t bytes, Buffer& own) {
-  thread_local Buffer kept;
-  thread_local std::size_t room = 0;
+  thread_local Buffer cached;
+  thread_local std::size_t capacity = 0;
   if (bytes > (std::size_t{4} << 20)) {
     own = Buffer(bytes);
     return own.as<char>();
   }
-  if (bytes > room) {
-    kept = Buffer(bytes);
-    room = bytes;
+  if (bytes > capacity) {
+    cached = Buffer(bytes);
+    capacity = bytes;
   }
-  return kept.as<char>();
+  return cached.as<char>();
 }
 
 // Plans one allocation for several arrays: add all arrays first; add() returns an array's offset in bytes.

@@ -8,8 +8,8 @@ setuptools, `python csrc/build_modules.py` builds in place. A module consists of
 Environment:
     RAOE_KERNELS_BUILD        auto (default): build what the installed tools allow; none; cpu; cuda: both modules.
                               With cpu and cuda, a module that cannot be built is an error.
-    RAOE_KERNELS_CUDA_ARCHS   CUDA architectures, such as "80,90"; by default those of the GPUs here. "all", and the
-                              default without a GPU: those of 75, 80, 90 and 100 that nvcc supports
+    RAOE_KERNELS_CUDA_ARCHS   CUDA architectures, such as "80,90"; by default the architectures of this machine's GPUs.
+                              "all", and the default without a GPU: all of 75, 80, 90 and 100 that nvcc supports
     RAOE_KERNELS_WERROR       1: treat warnings as errors
     RAOE_KERNELS_CACHE        folder of compiled objects, by default ~/.cache/raoe_kernels
     MAX_JOBS, CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as usual; without CUDA_HOME, nvcc on PATH or in /usr/local/cuda
@@ -52,20 +52,20 @@ class BuildError(Exception):
 
 
 def mode(environ: Mapping[str, str]) -> str:
-    wish = environ.get("RAOE_KERNELS_BUILD") or "auto"
-    if wish not in MODES:
-        raise BuildError(f"RAOE_KERNELS_BUILD must be one of {', '.join(MODES)}, got {wish!r}")
-    return wish
+    request = environ.get("RAOE_KERNELS_BUILD") or "auto"
+    if request not in MODES:
+        raise BuildError(f"RAOE_KERNELS_BUILD must be one of {', '.join(MODES)}, got {request!r}")
+    return request
 
 
 def obstacles(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return for each module the reason why it cannot be built here, or None. Looks for tools; compiles nothing."""
-    wish = mode(environ)
-    found: dict[str, str | None] = {}
+    request = mode(environ)
+    reasons: dict[str, str | None] = {}
     for kind in KINDS:
-        found[kind] = None
-        if wish == "none" or (wish == "cpu" and kind == "cuda"):
-            found[kind] = f"the build used RAOE_KERNELS_BUILD={wish}"
+        reasons[kind] = None
+        if request == "none" or (request == "cpu" and kind == "cuda"):
+            reasons[kind] = f"the build used RAOE_KERNELS_BUILD={request}"
             continue
         try:
             _binding_includes()
@@ -73,8 +73,8 @@ def obstacles(environ: Mapping[str, str]) -> dict[str, str | None]:
             if kind == "cuda":
                 nvcc(environ)
         except BuildError as error:
-            found[kind] = str(error)
-    return found
+            reasons[kind] = str(error)
+    return reasons
 
 
 def host_compiler(environ: Mapping[str, str]) -> list[str]:
@@ -110,7 +110,7 @@ def _parts(command: list[str]) -> tuple[list[str], str, list[str]]:
 
 
 def _host_of_nvcc(command: list[str]) -> list[str]:
-    """nvcc's options for the host compiler. nvcc does not accept a launcher."""
+    """Return nvcc's options for the host compiler. nvcc does not accept a launcher."""
     _, compiler, options = _parts(command)
     return ["-ccbin", compiler, *(f"-Xcompiler={option}" for option in options)]
 
@@ -141,35 +141,35 @@ def _sources(kind: str) -> tuple[Path, list[Path]]:
     """Return the binding and the kernels. Sources with the most included text come first, as they compile longest."""
     folder, suffix = ROOT / "csrc", "cpp" if kind == "cpu" else "cu"
     sources = [*folder.glob(f"*/{kind}/*.{suffix}"), *folder.glob(f"*/*_{kind}.{suffix}")]
-    size = {path: sum(each.stat().st_size for each in _with_includes(path, set())) for path in sources}
+    size = {path: sum(x.stat().st_size for x in _with_includes(path, set())) for path in sources}
     return folder / f"bindings_{kind}.cpp", sorted(sources, key=lambda path: -size[path])
 
 
 def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:
     """Return the architectures that this nvcc supports, and its flags. PTX of the newest one serves later GPUs."""
-    known = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
-    wish = environ.get("RAOE_KERNELS_CUDA_ARCHS", "").strip()
-    if wish in ("", "all"):
-        archs = ([] if wish else _gpus()) or list(CUDA_ARCHS)
+    supported = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
+    request = environ.get("RAOE_KERNELS_CUDA_ARCHS", "").strip()
+    if request in ("", "all"):
+        archs = ([] if request else _gpus()) or list(CUDA_ARCHS)
     else:
         try:
-            archs = sorted(map(int, re.split(r"[\s,;]+", wish)))
+            archs = sorted(map(int, re.split(r"[\s,;]+", request)))
         except ValueError:
-            raise BuildError(f'RAOE_KERNELS_CUDA_ARCHS must be numbers such as "80,90", got {wish!r}') from None
-        if unknown := [arch for arch in archs if arch not in known]:
-            raise BuildError(f"{compiler} does not support RAOE_KERNELS_CUDA_ARCHS {unknown}, only {sorted(known)}")
-    archs = [arch for arch in archs if arch in known] or [max(known)]
+            raise BuildError(f'RAOE_KERNELS_CUDA_ARCHS must be numbers such as "80,90", got {request!r}') from None
+        if unknown := [arch for arch in archs if arch not in supported]:
+            raise BuildError(f"{compiler} does not support RAOE_KERNELS_CUDA_ARCHS {unknown}, only {sorted(supported)}")
+    archs = [arch for arch in archs if arch in supported] or [max(supported)]
     flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     return archs, [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
 
 
 def _gpus() -> list[int]:
-    """Architectures of this machine's GPUs: 90 for sm_90."""
+    """Return the architectures of this machine's GPUs: 90 for sm_90."""
     try:
-        found = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+        output = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
     except BuildError:
         return []
-    return sorted({int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", found, re.MULTILINE)})
+    return sorted({int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", output, re.MULTILINE)})
 
 
 def _output(command: list[str]) -> str:
@@ -204,7 +204,7 @@ def _jobs(environ: Mapping[str, str]) -> int:
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    """Folder that keeps objects between builds, outside pip's temporary build environments."""
+    """Return the folder that keeps objects between builds, outside pip's temporary build environments."""
     base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
     folder = Path(environ.get("RAOE_KERNELS_CACHE") or Path(base, "raoe_kernels"))
     try:
@@ -232,7 +232,7 @@ def _with_includes(path: Path, seen: set[Path]) -> set[Path]:
 def _object(cache: Path, source: Path, command: list[str], identity: Iterable[str]) -> Path:
     """Compile a source, or take the object from the cache if none of its inputs has changed.
 
-    identity: inputs besides the files, namely flags and versions, but no paths, because pip's paths vary.
+    identity: all inputs but the files: flags and versions. No paths, because pip's paths vary.
     """
     digest = hashlib.sha256("\0".join(identity).encode())
     for path in sorted(_with_includes(source, set())):
@@ -268,13 +268,13 @@ class _Module:
             archs, arch_flags = _arch_flags(cuda, environ)
             host = _host_of_nvcc(compiler) if environ.get("CXX") else []
             cuda_flags = ["-std=c++17", "-O3", *arch_flags, *(["-Werror=all-warnings"] if werror else []), *host]
-            passed = ["-fPIC", "-fvisibility=hidden", *warnings]
+            host_flags = ["-fPIC", "-fvisibility=hidden", *warnings]
             release = _output([cuda, "--version"])
             self.info |= {"nvcc": (re.findall(r"V[\d.]+", release) or [release])[-1], "archs": archs}
             self.info |= {"ptx": archs[-1], "cuda_flags": cuda_flags}
-            kernel = [cuda, *cuda_flags, "-Xcompiler", ",".join(passed)]
-            more = [environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
-            kernel_identity = [*identity, release, *cuda_flags, *passed, *more]
+            kernel = [cuda, *cuda_flags, "-Xcompiler", ",".join(host_flags)]
+            nvcc_flags = [environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
+            kernel_identity = [*identity, release, *cuda_flags, *host_flags, *nvcc_flags]
             # Link with nvcc, which finds the static runtime; with it, importing the module needs no CUDA.
             self.linker = [cuda, "-cudart", "static", *host]
             names = ", ".join(f"sm_{arch}" for arch in archs)
@@ -294,7 +294,7 @@ class _Module:
 
 
 def sources() -> str:
-    """Digest of all sources of the modules."""
+    """Return a digest of all sources of the modules."""
     digest = hashlib.sha256()
     for path in sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".py")):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
@@ -315,13 +315,13 @@ def _commit() -> str | None:
 def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
     """Write the modules and _build_info.json into `package`, and remove modules that this build does not produce.
     Earlier modules stay in place until the build has finished."""
-    wish, missing, jobs = mode(environ), obstacles(environ), _jobs(environ)
+    request, missing, jobs = mode(environ), obstacles(environ), _jobs(environ)
     modules: dict[str, dict[str, object]] = {}
     running: dict[str, _Module] = {}
     cache = _cache(environ)
     package.mkdir(parents=True, exist_ok=True)
     targets = {kind: package / f"_native_{kind}.abi3.so" for kind in KINDS}
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=package) as beside, ThreadPoolExecutor(jobs) as pool:
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=package) as temporary, ThreadPoolExecutor(jobs) as pool:
         for kind in reversed(KINDS):  # start with nvcc, which takes longest
             try:
                 if missing[kind] is not None:
@@ -331,15 +331,15 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
                 modules[kind] = {"built": False, "reason": str(error)}
         for kind, module in running.items():
             try:
-                modules[kind] = module.link(Path(beside, targets[kind].name))
+                modules[kind] = module.link(Path(temporary, targets[kind].name))
             except BuildError as error:
                 modules[kind] = {"built": False, "reason": str(error)}
-        for kind in KINDS if wish == "cuda" else KINDS[:1] if wish == "cpu" else ():
+        for kind in KINDS if request == "cuda" else KINDS[:1] if request == "cpu" else ():
             if not modules[kind]["built"]:
-                raise BuildError(f"cannot build RAOE_KERNELS_BUILD={wish}: {modules[kind]['reason']}")
+                raise BuildError(f"cannot build RAOE_KERNELS_BUILD={request}: {modules[kind]['reason']}")
         for kind, target in targets.items():
             if modules[kind]["built"]:
-                Path(beside, target.name).replace(target)  # not overwritten: a running process may have it mapped
+                Path(temporary, target.name).replace(target)  # not overwritten: a running process may have it mapped
             for other in package.glob(f"_native_{kind}.*"):  # Python prefers a module for its own version over abi3
                 if other != target or not modules[kind]["built"]:
                     other.unlink()
@@ -348,7 +348,7 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
         "sources": sources(),
         "python": platform.python_version(),
         "platform": sysconfig.get_platform(),
-        "requested": wish,
+        "requested": request,
         "modules": {kind: modules[kind] for kind in KINDS},
     }
     (package / "_build_info.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")

@@ -24,7 +24,7 @@
 
 namespace raoe {
 
-// Make the compiler assume that the memory has changed, so that it loads vectors instead of joining known scalars.
+// Make the compiler assume that the memory has changed, so that it loads vectors instead of combining scalars.
 RAOE_INLINE void forget([[maybe_unused]] const void* memory) {
 #if defined(__GNUC__)
   __asm__ volatile("" : : "r"(memory) : "memory");

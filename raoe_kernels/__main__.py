@@ -29,12 +29,12 @@ def versions() -> list[tuple[str, str]]:
 
 
 def build() -> list[tuple[str, str]]:
-    built = info()
-    if built is None:
-        return [("build", "no build info: a plain checkout, or compiled modules were never built")]
-    rows = [("build", f"RAOE_KERNELS_BUILD={built['requested']}, commit {built['commit'] or 'unknown'}, "
-                      f"Python {built['python']}, {built['platform']}")]  # fmt: skip
-    for kind, module in built["modules"].items():
+    record = info()
+    if record is None:
+        return [("build", "no build info: the compiled modules were never built (plain checkout)")]
+    rows = [("build", f"RAOE_KERNELS_BUILD={record['requested']}, commit {record['commit'] or 'unknown'}, "
+                      f"Python {record['python']}, {record['platform']}")]  # fmt: skip
+    for kind, module in record["modules"].items():
         if not module["built"]:
             rows.append((f"{kind} module", f"not built: {module['reason']}"))
             continue
@@ -52,8 +52,8 @@ def devices() -> list[tuple[str, str]]:
         return [("GPU", "none")]
     rows = []
     for index in range(torch.cuda.device_count()):
-        of = torch.cuda.get_device_properties(index)
-        rows.append((f"GPU {index}", f"{of.name}, sm_{of.major}{of.minor}, {of.total_memory / 2**30:.0f} GiB"))
+        gpu = torch.cuda.get_device_properties(index)
+        rows.append((f"GPU {index}", f"{gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB"))
     return rows
 
 
@@ -79,10 +79,10 @@ def table(device: str) -> list[str]:
 
 def tables() -> dict[str, list[str]]:
     """One table for the CPU, and one for each group of GPUs that support the same backends."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        alike.setdefault(tuple(table(f"cuda:{index}")), []).append(f"cuda:{index}")
-    return {"cpu": table("cpu")} | {", ".join(devices): list(lines) for lines, devices in alike.items()}
+        groups.setdefault(tuple(table(f"cuda:{index}")), []).append(f"cuda:{index}")
+    return {"cpu": table("cpu")} | {", ".join(devices): list(lines) for lines, devices in groups.items()}
 
 
 def main() -> None:

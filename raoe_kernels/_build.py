@@ -18,14 +18,14 @@ def info() -> dict[str, Any] | None:
 
 
 def why_missing(kind: str, error: ImportError) -> str:
-    """Say why the compiled module for "cpu" or "cuda" could not be imported, and what to do about it."""
+    """Return why the compiled module for `kind`, "cpu" or "cuda", cannot be imported, and the remedy."""
     name = f"{__package__}._native_{kind}"
-    built = info()
-    if built is None:
+    record = info()
+    if record is None:
         return f"{name} was never built (plain checkout): {REBUILD}"
-    module = built["modules"][kind]
+    module = record["modules"][kind]
     if not module["built"]:
         return f"{name} was not built: {module['reason']}"
     if isinstance(error, ModuleNotFoundError):
-        return f"{name} was built for Python {built['python']}, not for this Python: {REBUILD}"
+        return f"{name} was built for Python {record['python']}, not for this Python: {REBUILD}"
     return f"{name} was built but cannot be loaded: {error}"

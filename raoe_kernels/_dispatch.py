@@ -1,8 +1,8 @@
 """Select the backend of a call, and explain why a backend is unavailable.
 
 Order of precedence: the call's `backend=`, the innermost `use_backend` block, the environment variable
-RAOE_KERNELS_BACKEND (read once, only in this module), then the first available entry of AUTO for the device. A backend
-that is requested by name never falls back to another: if it cannot run, RuntimeError gives the reason.
+RAOE_KERNELS_BACKEND (read once, only in this module), then the first available entry of AUTO for the device. If
+a backend that was requested by name cannot run, RuntimeError gives the reason; no other backend replaces it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None
 
 @dataclass(frozen=True)
 class Backend:
-    """One implementation of an op: its module, and a function that says why it cannot run on a device, or None."""
+    """An implementation of an op: its module, and missing(device), the reason why it cannot run there, or None."""
 
     module: str
     missing: Callable[[torch.device], str | None] = lambda device: None
@@ -46,7 +46,7 @@ class Backend:
 class Op:
     """An op's backends by name. `functions` are the public functions that run on the op.
 
-    by_case: device type -> module that "auto" uses there in place of Triton's; it chooses a backend for each call
+    by_case: device type -> module that "auto" uses instead of Triton's; it chooses a backend for each call
     """
 
     key: str
@@ -75,9 +75,9 @@ class Op:
         """Return the backend requested by the call, a use_backend block or the environment, else "auto"."""
         if backend != "auto":
             return _validate.one_of("backend", backend, ("auto", *NAMES))
-        wish = _block.get() or _environment()
+        requested = _block.get() or _environment()
         # A block covers every op inside it, so ops without a backend of that name ignore the block.
-        return wish if wish in self.backends else "auto"
+        return requested if requested in self.backends else "auto"
 
     def _resolve(self, name: str, device: torch.device) -> ModuleType:
         if name == "auto":
@@ -112,17 +112,17 @@ def refuse_second_derivative(function: str) -> None:
 
 
 def triton_missing(device: torch.device) -> str | None:
-    """Say why Triton kernels cannot run on `device`, or None if they can (on a CPU only in Triton's interpreter)."""
+    """Return why Triton kernels cannot run on `device`, or None if they can (on a CPU only in Triton's interpreter)."""
     from importlib.util import find_spec
 
     if find_spec("triton") is None:
-        return "triton is not installed (it comes with torch's CUDA builds)"
+        return "triton is not installed (torch's CUDA builds include it)"
     if device.type == "cuda":
         version = import_module("triton").__version__
         if tuple(map(int, version.split(".")[:2])) < (3, 4):
             return f"the kernels need Triton 3.4 or newer, and Triton {version} is installed"
-        if torch.cuda.is_available() and (found := torch.cuda.get_device_capability(device)) < (8, 0):
-            return f"Triton kernels need compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
+        if torch.cuda.is_available() and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+            return f"Triton kernels need compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}"
         return None
     if device.type == "cpu":
         interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")

@@ -25,7 +25,7 @@ def _load(kind: str) -> ModuleType | str:
 
 
 def missing(device: torch.device) -> str | None:
-    """Say why the compiled kernels cannot run on `device`, or None if they can."""
+    """Return why the compiled kernels cannot run on `device`, or None if they can."""
     if device.type not in ("cpu", "cuda"):
         return f"no compiled kernels are written for {device.type} devices"
     if device.type == "cuda" and torch.version.hip:
@@ -42,11 +42,11 @@ def missing(device: torch.device) -> str | None:
 
 @cache
 def _unusable(index: int) -> str | None:
-    """Say why GPU `index` or its driver cannot run the CUDA module, or None if it can."""
+    """Return why GPU `index` or its driver cannot run the CUDA module, or None if it can."""
     with torch.cuda.device(index):
-        why = module("cuda").unusable()
+        reason = module("cuda").unusable()
     name = torch.cuda.get_device_name(index)
-    return f"the compiled CUDA kernels do not run on {name}: {why}" if why else None
+    return f"the compiled CUDA kernels do not run on {name}: {reason}" if reason else None
 
 
 def address(x: Tensor | None) -> int:

@@ -32,7 +32,7 @@ def eager(op: Op, backend: str, *tensors: Tensor | None) -> ModuleType | None:
         return None
     device = tensors[0].device  # type: ignore[union-attr]
     module, forward_mode = op.select(device, backend), forward_ad._current_level >= 0
-    if (not forward_mode and _plain(tensors)) or module.__name__.endswith((".scan", ".reference")):  # in plain torch
+    if (not forward_mode and _reads_memory(tensors)) or module.__name__.endswith((".scan", ".reference")):
         return module
     if forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
         if op.wish(backend) == "auto":
@@ -41,14 +41,14 @@ def eager(op: Op, backend: str, *tensors: Tensor | None) -> ModuleType | None:
             f"backend {op.wish(backend)!r} has no forward-mode derivative of {op.key}: "
             'use backend="scan" with tensors that do not require grad'
         )
-    return module if _plain(tensors) else None
+    return module if _reads_memory(tensors) else None
 
 
-def _plain(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether a kernel may read the tensors' memory directly: no transform, trace or mode is active, and no tensor is a
-    subclass or has zeros or signs that torch has not yet written to memory."""
-    around = torch._C._dispatch_tls_local_include_set().raw_repr()
-    if around not in _threads(False) and (around not in _threads(True) or _traced()):
+def _reads_memory(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether a kernel may read the tensors' memory directly: no transform, trace or mode is active,
+    and no tensor is a subclass or has zeros or signs that torch applies lazily."""
+    active_keys = torch._C._dispatch_tls_local_include_set().raw_repr()
+    if active_keys not in _thread_keys(False) and (active_keys not in _thread_keys(True) or _mode_traces()):
         return False
     for x in tensors:
         if x is not None and (type(x) not in _MEMORY or x.is_neg() or x._is_zerotensor()):
@@ -60,15 +60,15 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 
 @cache
-def _threads(modes: bool) -> tuple[int, int]:
-    """Dispatcher keys, as bits, of an ordinary thread and of inference_mode, if at most `modes` are on besides."""
+def _thread_keys(modes: bool) -> tuple[int, int]:
+    """Active dispatcher keys, as bits, of an ordinary thread and in inference_mode; with `modes`, if a mode is on."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]
 
 
-def _traced() -> bool:
-    """Whether an active mode traces or makes its own kind of tensors; other modes only observe."""
+def _mode_traces() -> bool:
+    """Whether an active mode traces or creates its own tensors; other modes only observe."""
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) for kind in (kinds.PROXY, kinds.FAKE, kinds.FUNCTIONAL))
 
@@ -91,14 +91,14 @@ def operator(
     """
 
     def kernel(*inputs):
-        found = run(*inputs[:-1], op.select(inputs[0].device, inputs[-1]))
-        return found if isinstance(found, Tensor) else _apart(_without_none(found, inputs[0]))
+        result = run(*inputs[:-1], op.select(inputs[0].device, inputs[-1]))
+        return result if isinstance(result, Tensor) else _own_memory(_without_none(result, inputs[0]))
 
     def fake(*inputs):
-        found = shapes(*inputs[:-1])
-        if isinstance(found, Tensor):
-            return found
-        return tuple(x.new_empty(x.shape) for x in _without_none(found, inputs[0]))
+        result = shapes(*inputs[:-1])
+        if isinstance(result, Tensor):
+            return result
+        return tuple(x.new_empty(x.shape) for x in _without_none(result, inputs[0]))
 
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, f"({arguments}, str backend) -> ({', '.join(['Tensor'] * results)})")
@@ -113,7 +113,7 @@ def _without_none(results: Iterable[Tensor | None], like: Tensor) -> list[Tensor
     return [like.new_empty(0) if x is None else x for x in results]
 
 
-def _apart(results: list[Tensor]) -> tuple[Tensor, ...]:
+def _own_memory(results: list[Tensor]) -> tuple[Tensor, ...]:
     """Give each result its own memory, as an operator must; a backend's results may be parts of one buffer."""
     seen: set[int] = set()
     for i, x in enumerate(results):
@@ -129,7 +129,7 @@ def with_gradients(
 ) -> Callable[..., Any]:
     """Register an operator that returns a loss and the gradients of its first arguments; backward only scales these.
 
-    multiply(gradient, upstream, dtype) replaces the plain product gradient x upstream if it is given.
+    multiply(gradient, upstream, dtype) replaces the default, gradient x upstream.
     """
     multiply = multiply or (lambda gradient, upstream, dtype: (gradient * upstream).to(dtype))
 
@@ -139,9 +139,9 @@ def with_gradients(
 
     def differentiate(ctx, upstream, *_):
         needs = ctx.needs_input_grad[:gradients]
-        of = zip(ctx.saved_tensors, ctx.dtypes, needs, strict=True)
-        found = (multiply(gradient, upstream, dtype) if need else None for gradient, dtype, need in of)
-        return *found, *[None] * (ctx.count - gradients)
+        saved = zip(ctx.saved_tensors, ctx.dtypes, needs, strict=True)
+        grads = (multiply(gradient, upstream, dtype) if need else None for gradient, dtype, need in saved)
+        return *grads, *[None] * (ctx.count - gradients)
 
     return operator(op, name, arguments, 1 + gradients, run, shapes, save, differentiate)
 
@@ -159,18 +159,18 @@ def with_backward(
     upstream: int = 1,
     unsaved: int = 0,
 ) -> Callable[..., Any]:
-    """Register an operator whose gradient is an operator of its own, NAME_backward. Tensor arguments come first.
+    """Register an operator whose gradient is a second operator, NAME_backward. Tensor arguments come first.
 
-    backward(*upstream, *arguments, *results, needs, module) returns gradients of the first `gradients` arguments, None
-    if not needed. It gets the upstream gradients of the first `upstream` results, and all results but `unsaved` first.
+    backward(*upstream, *arguments, *results, needs, module) returns gradients of the first `gradients` arguments,
+    None if not needed. It receives the upstream gradients of the first `upstream` results, and results[unsaved:].
     """
     tensors = sum(argument.startswith("Tensor") for argument in arguments.split(", "))
     takes = [f"Tensor upstream{i}" for i in range(upstream)]
     takes += [arguments, *(f"Tensor result{i}" for i in range(unsaved, results)), f"bool[{gradients}] needs"]
 
     def gradient_shapes(*inputs):
-        of = inputs[upstream : upstream + gradients]
-        return tuple(x.new_empty(x.shape) if need else None for x, need in zip(of, inputs[-1], strict=True))
+        arguments = inputs[upstream : upstream + gradients]
+        return tuple(x.new_empty(x.shape) if need else None for x, need in zip(arguments, inputs[-1], strict=True))
 
     gradient = operator(op, f"{name}_backward", ", ".join(takes), gradients, backward, gradient_shapes)
 
@@ -180,9 +180,10 @@ def with_backward(
         *ctx.numbers, ctx.backend = inputs[tensors:]
 
     def differentiate(ctx, *grads):
-        given, kept, needs = ctx.saved_tensors[:tensors], ctx.saved_tensors[tensors:], ctx.needs_input_grad[:gradients]
-        found = gradient(*grads[:upstream], *given, *ctx.numbers, *kept, needs, ctx.backend)
+        inputs, outputs, needs = ctx.saved_tensors[:tensors], ctx.saved_tensors[tensors:], ctx.needs_input_grad
+        needs = needs[:gradients]
+        by_inputs = gradient(*grads[:upstream], *inputs, *ctx.numbers, *outputs, needs, ctx.backend)
         rest = tensors + len(ctx.numbers) + 1 - gradients
-        return *(g if need else None for g, need in zip(found, needs, strict=True)), *[None] * rest
+        return *(g if need else None for g, need in zip(by_inputs, needs, strict=True)), *[None] * rest
 
     return operator(op, name, arguments, results, run, shapes, save, differentiate)

@@ -1,8 +1,9 @@
 """Differentiable losses of a problem (a NamedTuple of a call's arguments), eager and under torch.compile.
 
-A backend has two functions. `forward(problem, needs)` returns (loss, saved): needs says which of the problem's first
-fields require a gradient, saved is a tuple of tensors or None. `backward(problem, saved, upstream, needs, dtype)`
-returns these gradients, None if not needed: those of rows in `dtype`, those of () tensors in the loss's dtype.
+A backend has two functions. `forward(problem, needs)` returns (loss, saved). `needs` has a
+bool for each of the problem's first fields, True if its gradient is needed; `saved` is a tuple
+of tensors or None. `backward(problem, saved, upstream, needs, dtype)` returns these gradients,
+None if not needed: gradients of rows in `dtype`, gradients of () tensors in the loss's dtype.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def differentiable(
     make            the problem's NamedTuple; its first field determines device and dtype
     arguments       its fields in schema notation, tensors first
     gradients       number of leading fields that are differentiated
-    is_empty        whether a problem's loss is 0 without calling a backend
+    is_empty        function of a problem: True if its loss is 0, so that no backend has to run
     """
     function = op.functions[0]
     count, tensors = arguments.count(",") + 1, arguments.count("Tensor")
@@ -67,40 +68,41 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, module: ModuleType, *fields: Any) -> Tensor:
             problem = make(*fields)
-            found, saved = forward(problem, ctx.needs_input_grad[1 : 1 + gradients], module)
+            loss_value, saved = forward(problem, ctx.needs_input_grad[1 : 1 + gradients], module)
             ctx.save_for_backward(*fields[:tensors], *saved)
             ctx.options, ctx.module = fields[tensors:], module
-            return found
+            return loss_value
 
         @staticmethod
         def backward(ctx: Any, upstream: Tensor):
             refuse_second_derivative(function)
             # Read saved_tensors only once: torch's checkpointing does not allow a second read.
-            given, saved = (kept := ctx.saved_tensors)[:tensors], kept[tensors:]
-            problem, needs = make(*given, *ctx.options), ctx.needs_input_grad[1 : 1 + gradients]
-            grads = backward(problem, saved, upstream, needs, given[0].dtype, ctx.module)
+            inputs, saved = (tensors_saved := ctx.saved_tensors)[:tensors], tensors_saved[tensors:]
+            problem, needs = make(*inputs, *ctx.options), ctx.needs_input_grad[1 : 1 + gradients]
+            grads = backward(problem, saved, upstream, needs, inputs[0].dtype, ctx.module)
             return None, *grads, *[None] * (count - len(grads))  # autograd casts gradients of () tensors
 
     def operator_forward(*inputs):
-        """Compute the gradient in forward, for every backend."""
+        """Compute loss and gradients together, for every backend."""
         *fields, needs, module = inputs
         problem, needs = make(*fields), tuple(needs)
-        found, saved = forward(problem, needs, module)
-        one = torch.ones_like(found)
-        return found, *(backward(problem, saved, one, needs, found.dtype, module) if any(needs) else [None] * gradients)
+        loss_value, saved = forward(problem, needs, module)
+        if not any(needs):
+            return loss_value, *[None] * gradients
+        return loss_value, *backward(problem, saved, torch.ones_like(loss_value), needs, loss_value.dtype, module)
 
     def shapes(*inputs):
         *fields, needs = inputs
-        found = _loss_like(fields[0])
-        given = zip(fields[:gradients], needs, strict=True)
-        return found, *(found.new_empty(x.shape) if need and x is not None else None for x, need in given)
+        loss_value = _loss_like(fields[0])
+        pairs = zip(fields[:gradients], needs, strict=True)
+        return loss_value, *(loss_value.new_empty(x.shape) if need and x is not None else None for x, need in pairs)
 
     operator = with_gradients(op, op.key, f"{arguments}, bool[{gradients}] needs", gradients, operator_forward, shapes)
     return loss
 
 
 def _serving(module: Any, problem: Any) -> Any:
-    """Return the module itself, or the one that it chooses for this call."""
+    """Return the module itself, or the module that it chooses for this call."""
     return module.serving(problem) if hasattr(module, "serving") else module
 
 
@@ -110,7 +112,7 @@ def backward(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dty
 
 
 def _without_autocast(rows: Tensor) -> Any:
-    """Turn autocast off, which would multiply float32 rows in half precision. "meta" has no autocast."""
+    """Turn off autocast, which would multiply float32 rows in half precision. "meta" has no autocast."""
     return nullcontext() if rows.is_meta else torch.autocast(rows.device.type, enabled=False)
 
 

@@ -24,8 +24,8 @@ class _LogCumSumExp(torch.autograd.Function):
         """sum_{i <= k} exp(x_i - S_k) t_i, computed separately for positive and negative tangents."""
         x, sums = ctx.saved_tensors
         sums = sums.masked_fill(sums == -torch.inf, 0)  # an empty sum: avoid inf - inf
-        ahead, back = ((x + part.clamp(min=0).log()).logcumsumexp(-1) for part in (tangent, -tangent))
-        return (ahead - sums).exp() - (back - sums).exp()
+        positive, negative = ((x + part.clamp(min=0).log()).logcumsumexp(-1) for part in (tangent, -tangent))
+        return (positive - sums).exp() - (negative - sums).exp()
 
 
 def logcumsumexp(x: Tensor) -> Tensor:

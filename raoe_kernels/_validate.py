@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-_UNORDERED = (torch.uint64,)  # torch cannot sort it and it does not fit int64
+_UNORDERED = (torch.uint64,)  # torch cannot sort uint64, and its values do not fit int64
 
 
 def describe(value: object) -> str:
@@ -32,7 +32,7 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
 
 
 def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check that a tensor has `shape` and is on the device of `to`, which messages call `of`."""
+    """Check that a tensor has `shape` and the device of `to`, which error messages call `of`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
     if value.shape != shape or value.device != to.device:
@@ -93,8 +93,8 @@ def number(name: str, value: object, *, low: float = -math.inf, strict: bool = F
 def number_or_tensor(
     name: str, value: object, device: torch.device, *, low: float = -math.inf, strict: bool = False
 ) -> float | Tensor:
-    """Check a `number`, or a () float tensor on `device`, which may be learnable. A tensor's value is read on the CPU
-    only: reading would wait for a GPU, and a compiled graph cannot branch on it."""
+    """Check a `number`, or a () float tensor on `device`, which may be learnable. A tensor's value is
+    checked on the CPU only: reading it would wait for a GPU, and a compiled graph cannot branch on it."""
     if not isinstance(value, Tensor):
         return number(name, value, low=low, strict=strict)
     if not value.is_floating_point() or value.ndim != 0 or value.device != device:
@@ -113,7 +113,7 @@ def scale(value: object) -> float:
 
 
 def learnable_scale(value: object, device: torch.device) -> float | Tensor:
-    """Check a `scale`, or a () float tensor on `device`, which may be below 1 without a warning."""
+    """Check a `scale`, or a () float tensor on `device`; a tensor below 1 causes no warning."""
     if isinstance(value, Tensor):
         return number_or_tensor("scale", value, device, low=0, strict=True)
     return scale(value)
@@ -140,10 +140,10 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
 
 def widths(name: str, value: object, columns: int) -> tuple[int, ...]:
     """Check prefix widths: strictly increasing integers from 1 to `columns`."""
-    given = tuple(value) if isinstance(value, (tuple, list)) else ()
-    if not given or not all(isinstance(width, int) and not isinstance(width, bool) for width in given):
-        kind = ValueError if isinstance(value, (tuple, list)) and not given else TypeError
+    dims = tuple(value) if isinstance(value, (tuple, list)) else ()
+    if not dims or not all(isinstance(width, int) and not isinstance(width, bool) for width in dims):
+        kind = ValueError if isinstance(value, (tuple, list)) and not dims else TypeError
         raise kind(f"{name} must be one or more integers in a tuple or list, got {describe(value)}")
-    if not 0 < given[0] <= given[-1] <= columns or any(low >= high for low, high in pairwise(given)):
+    if not 0 < dims[0] <= dims[-1] <= columns or any(low >= high for low, high in pairwise(dims)):
         raise ValueError(f"{name} must increase strictly and lie within 1 to {columns}, got {describe(value)}")
-    return given
+    return dims

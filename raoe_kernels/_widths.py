@@ -11,15 +11,15 @@ from . import _native
 
 
 def native_missing(device: torch.device) -> str | None:
-    """Say why the compiled kernels for several widths cannot run on `device`, or None if they can."""
+    """Return why the compiled kernels for several widths cannot run on `device`, or None if they can."""
     return _native.missing(device) if device.type == "cpu" else "the compiled GPU kernels support only one width"
 
 
 def segments(dims: tuple[int, ...]) -> list[slice]:
-    """Slices of the columns that each width adds to the previous one."""
+    """Return for each width the slice of columns that it adds to the previous width."""
     return [slice(start, end) for start, end in pairwise((0, *dims))]
 
 
 def from_here_on(widths: Tensor) -> Tensor:
-    """(K, …): sum over each width and all wider ones, because a segment's columns belong to all of these."""
+    """Return (K, …), for each width the sum over it and all wider widths, which share the segment's columns."""
     return widths.flip(0).cumsum(0).flip(0)

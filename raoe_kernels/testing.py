@@ -34,16 +34,16 @@ def _largest(truth: Tensor) -> float:
 
 
 def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, factor: float, floor: float) -> None:
-    """Assert the rule above. A failure shows the worst element of kernel, plain and truth."""
-    ours, theirs = error(actual, truth), error(plain, truth)
-    allowed = factor * theirs + floor
-    if ours <= allowed:
+    """Assert the rule above for one tensor. A failure shows the worst element of kernel, plain and truth."""
+    kernel_error, plain_error = error(actual, truth), error(plain, truth)
+    allowed = factor * plain_error + floor
+    if kernel_error <= allowed:
         return
     worst = (actual.detach().double().cpu() - truth.double().cpu()).abs().nan_to_num(nan=torch.inf).argmax()
-    shown = [x.detach().double().flatten()[worst].item() for x in (actual, plain, truth)]
+    values = [x.detach().double().flatten()[worst].item() for x in (actual, plain, truth)]
     raise AssertionError(
-        f"{name}: error {ours:.3g} exceeds {factor:g} x {theirs:.3g} (plain torch) + {floor:.3g}; "
-        f"at element {worst}: kernel {shown[0]!r}, plain {shown[1]!r}, float64 {shown[2]!r}"
+        f"{name}: error {kernel_error:.3g} exceeds {factor:g} x {plain_error:.3g} (plain torch) + {floor:.3g}; "
+        f"at element {worst}: kernel {values[0]!r}, plain {values[1]!r}, float64 {values[2]!r}"
     )
 
 

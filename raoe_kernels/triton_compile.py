@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
-OPS = ("pairwise", "cosine", "attention", "infonce", "sigmoid", "guided")  # those with Triton kernels
+OPS = ("pairwise", "cosine", "attention", "infonce", "sigmoid", "guided")  # ops with Triton kernels
 
 
 class Variant(NamedTuple):
@@ -53,7 +53,7 @@ SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 
 
 def signature_of(kernel: Any, **pointers: str) -> dict[str, str]:
-    """A kernel's signature: the given pointer types, its own annotations and constexprs, else 32-bit integers."""
+    """Return a kernel's signature: types from `pointers`, else the kernel's annotations, else 32-bit integers."""
     if not hasattr(kernel, "params"):
         raise RuntimeError("Triton was imported with TRITON_INTERPRET set, so it cannot compile: unset the variable")
     annotated = {p.name: "constexpr" if p.is_constexpr else p.annotation_type for p in kernel.params}
@@ -61,7 +61,7 @@ def signature_of(kernel: Any, **pointers: str) -> dict[str, str]:
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls to this package can cause."""
+    """Yield every compilation that a call to this package can cause."""
     for op in OPS:
         yield from import_module(f".{op}.triton_kernels", __package__).variants()
 
@@ -85,7 +85,7 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
 
 
 def resources(cuobjdump: str, binary: str) -> dict[str, tuple[int, int]]:
-    """Registers and bytes of local memory per thread, for every kernel in a binary, as cuobjdump reports them."""
+    """Return {kernel: (registers, bytes of local memory) per thread} for a binary, as cuobjdump reports them."""
     output = subprocess.run([cuobjdump, "-res-usage", binary], check=True, capture_output=True, text=True).stdout
     usage = re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", output)
     if not usage:
@@ -93,10 +93,10 @@ def resources(cuobjdump: str, binary: str) -> dict[str, tuple[int, int]]:
     return {name: (int(registers), int(stack) + int(local)) for name, registers, stack, local in usage}
 
 
-def report(arches: Iterable[int], chosen: str = "") -> Iterator[Compiled]:
-    """Compile every variant whose name contains `chosen`, for each architecture."""
+def report(arches: Iterable[int], text: str = "") -> Iterator[Compiled]:
+    """Compile every variant whose name contains `text`, for each architecture."""
     for variant in variants():
-        if chosen in variant.name:
+        if text in variant.name:
             for arch in arches:
                 yield compile_variant(variant, arch)
 

@@ -26,8 +26,8 @@ def root(x):
 
 
 def unit_of(*matrices: Tensor) -> int:
-    """A kernel's UNIT: 16 if rows are contiguous, 16-byte aligned, and sizes and strides multiples of 16, else 1.
-    Kernels receive row strides and the number of columns in units of UNIT elements."""
+    """Return a kernel's UNIT: 16 if rows are contiguous and 16-byte aligned, and sizes and strides are multiples
+    of 16 elements, else 1. Kernels receive row strides and the number of columns in units of UNIT elements."""
     in_one_piece = all(x.stride(1) == 1 and x.data_ptr() % 16 == 0 for x in matrices)
     return 16 if in_one_piece and all(x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in matrices) else 1
 

@@ -34,8 +34,8 @@ struct CosineGradArgs {
   void* grad_b;
 };
 
-// `dims` holds one or more increasing widths, at most `columns`. c, the inverses and the upstream gradient then have
-// shape (dims.size(), rows), and row k is that of the first dims[k] columns.
+// `dims` holds one or more increasing widths, at most `columns`. c, the inverses and the
+// upstream gradient have shape (dims.size(), rows); row k belongs to the first dims[k] columns.
 void cosine_cpu(const CosineArgs& args, const std::vector<std::int64_t>& dims, int threads);
 void cosine_grad_cpu(const CosineGradArgs& args, const std::vector<std::int64_t>& dims, int threads);
 

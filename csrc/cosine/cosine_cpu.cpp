@@ -13,7 +13,7 @@ namespace raoe {
 namespace {
 
 constexpr std::int64_t elements_a_task = 1 << 15;
-constexpr std::int64_t elements_a_thread = 1 << 17;  // with fewer, starting a thread costs more than it saves
+constexpr std::int64_t elements_a_thread = 1 << 17;  // with fewer elements, starting a thread costs more than it saves
 
 using Dims = std::vector<std::int64_t>;
 
@@ -27,16 +27,16 @@ struct Products {
   RAOE_INLINE void add(const T* __restrict a, const T* __restrict b, std::int64_t columns) {
     std::int64_t d = 0;
     for (; d + lanes <= columns; d += lanes) {
-      for (int k = 0; k < lanes; ++k) one(a[d + k], b[d + k], k);
+      for (int k = 0; k < lanes; ++k) add_element(a[d + k], b[d + k], k);
     }
     const int rest = static_cast<int>(columns - d);
-    if (rest) {  // masked, not a scalar loop: a narrow width consists of the rest only
-      for (int k = 0; k < lanes; ++k) one(k < rest ? a[d + k] : T(0), k < rest ? b[d + k] : T(0), k);
+    if (rest) {  // masked instead of a scalar loop: a narrow width may consist of the rest only
+      for (int k = 0; k < lanes; ++k) add_element(k < rest ? a[d + k] : T(0), k < rest ? b[d + k] : T(0), k);
     }
   }
 
  private:
-  RAOE_INLINE void one(W x, W y, int k) {
+  RAOE_INLINE void add_element(W x, W y, int k) {
     ab[k] += x * y;
     aa[k] += x * x;
     bb[k] += y * y;
@@ -45,12 +45,12 @@ struct Products {
 
 constexpr std::int64_t rows_at_once = 16;
 
-// The sums of a few rows up to each width, (widths, 3, rows_at_once). The lanes of all rows are joined together, in
-// vector additions; joining those of a single row would take scalar additions.
+// The sums of a few rows up to each width, (widths, 3, rows_at_once). The lanes of all rows are added
+// up together, in vector additions; adding up the lanes of a single row would take scalar additions.
 template <class T>
-class Few {
+class RowGroup {
  public:
-  explicit Few(std::size_t widths) : parts_(widths * 3 * rows_at_once * lanes), halves_(parts_.size() / 2) {}
+  explicit RowGroup(std::size_t widths) : parts_(widths * 3 * rows_at_once * lanes), halves_(parts_.size() / 2) {}
 
   RAOE_INLINE void put(std::size_t width, std::int64_t row, const Products<T>& products) {
     forget(&products);
@@ -80,12 +80,12 @@ class Few {
   std::vector<T> parts_, halves_;
 };
 
-// Whether both sums are safely inside float's range: squares of very small or large floats are not.
+// Whether both sums of squares are safely inside float's range; with very small or large elements they are not.
 RAOE_INLINE bool in_range(double aa, double bb) { return aa > 1e-28 && bb > 1e-28 && aa + bb < 1e38; }
 
 // Compute a row's sums in double.
 template <class T>
-RAOE_NOINLINE void exactly(const T* a, const T* b, std::int64_t columns, double& ab, double& aa, double& bb) {
+RAOE_NOINLINE void sum_in_double(const T* a, const T* b, std::int64_t columns, double& ab, double& aa, double& bb) {
   Products<double> products;
   products.add(a, b, columns);
   ab = aa = bb = 0;
@@ -110,15 +110,15 @@ RAOE_INLINE void cosines(const double* __restrict ab, const double* __restrict a
                          T* __restrict inverse_b) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const double norm_a = std::sqrt(aa[r]), norm_b = std::sqrt(bb[r]);
-    const bool dead = norm_a <= eps || norm_b <= eps;
-    const double over_a = 1 / norm_a, over_b = 1 / norm_b, cosine = ab[r] * (over_a * over_b);
-    inverse_a[r] = static_cast<T>(dead ? 0 : over_a);
-    inverse_b[r] = static_cast<T>(dead ? 0 : over_b);
-    c[r] = static_cast<T>(dead ? 0 : cosine);
+    const bool is_zero = norm_a <= eps || norm_b <= eps;
+    const double inv_a = 1 / norm_a, inv_b = 1 / norm_b, cosine = ab[r] * (inv_a * inv_b);
+    inverse_a[r] = static_cast<T>(is_zero ? 0 : inv_a);
+    inverse_b[r] = static_cast<T>(is_zero ? 0 : inv_b);
+    c[r] = static_cast<T>(is_zero ? 0 : cosine);
   }
 }
 
-// dc/da = b / (|a| |b|) - c a / |a|^2: the factors of b and of a for a few rows, added to those of wider widths.
+// dc/da = b / (|a| |b|) - c a / |a|^2: add the factors of b and of a for a few rows to the factors of wider widths.
 template <class T>
 RAOE_INLINE void add_factors(const T* __restrict grad, const T* __restrict c, const T* __restrict inverse_a,
                              const T* __restrict inverse_b, std::int64_t rows, bool more, const double* wider_across,
@@ -135,8 +135,8 @@ RAOE_INLINE void add_factors(const T* __restrict grad, const T* __restrict c, co
 // Calls body(first row, end row) for blocks of rows.
 template <class Body>
 void each_block(std::int64_t rows, std::int64_t columns, int threads, const Body& body) {
-  const std::int64_t useful = std::min<std::int64_t>(threads, rows * columns / elements_a_thread);
-  Team team(static_cast<int>(std::max<std::int64_t>(useful, 1)));
+  const std::int64_t useful_threads = std::min<std::int64_t>(threads, rows * columns / elements_a_thread);
+  Team team(static_cast<int>(std::max<std::int64_t>(useful_threads, 1)));
   const std::int64_t size = team.size() == 1 ? rows : std::max<std::int64_t>(elements_a_task / columns, 1);
   team.each((rows + size - 1) / size, [&](std::int64_t k) {
     vectorised([&]() RAOE_INLINE_LAMBDA { body(k * size, std::min(rows, (k + 1) * size)); });
@@ -147,7 +147,7 @@ template <class T>
 void forward(const CosineArgs& args, const Dims& dims, int threads) {
   const T *const a = static_cast<const T*>(args.a), *const b = static_cast<const T*>(args.b);
   each_block(args.rows, args.columns, threads, [&](std::int64_t first, std::int64_t end) RAOE_INLINE_LAMBDA {
-    Few<T> few(dims.size());
+    RowGroup<T> group(dims.size());
     for (std::int64_t r = first; r < end; r += rows_at_once) {
       const std::int64_t rows = std::min(rows_at_once, end - r);
       for (std::int64_t i = 0; i < rows; ++i) {
@@ -156,21 +156,21 @@ void forward(const CosineArgs& args, const Dims& dims, int threads) {
         std::int64_t start = 0;
         for (std::size_t k = 0; k < dims.size(); ++k) {
           products.add(row_a + start, row_b + start, dims[k] - start);
-          few.put(k, i, products);
+          group.put(k, i, products);
           start = dims[k];
         }
       }
-      const T* sums = few.join();
+      const T* sums = group.join();
       for (std::size_t k = 0; k < dims.size(); ++k, sums += 3 * rows_at_once) {
         double ab[rows_at_once], aa[rows_at_once], bb[rows_at_once];
-        bool good = true;
+        bool all_in_range = true;
         for (std::int64_t i = 0; i < rows; ++i) {
           ab[i] = sums[i], aa[i] = sums[i + rows_at_once], bb[i] = sums[i + 2 * rows_at_once];
-          good &= in_range(aa[i], bb[i]);
+          all_in_range &= in_range(aa[i], bb[i]);
         }
-        for (std::int64_t i = 0; !good && i < rows; ++i) {
+        for (std::int64_t i = 0; !all_in_range && i < rows; ++i) {
           if (in_range(aa[i], bb[i])) continue;
-          exactly(a + (r + i) * args.stride_a, b + (r + i) * args.stride_b, dims[k], ab[i], aa[i], bb[i]);
+          sum_in_double(a + (r + i) * args.stride_a, b + (r + i) * args.stride_b, dims[k], ab[i], aa[i], bb[i]);
         }
         const std::int64_t to = static_cast<std::int64_t>(k) * args.rows + r;
         cosines(ab, aa, bb, rows, args.eps, static_cast<T*>(args.c) + to, static_cast<T*>(args.inverse_a) + to,
@@ -180,8 +180,8 @@ void forward(const CosineArgs& args, const Dims& dims, int threads) {
   });
 }
 
-// Factors of a few rows, (K, rows_at_once). They are stored together because the inputs of two widths lie `rows` apart,
-// often a power of two: read row by row, they would all fall into one set of the cache.
+// Factors of a few rows, (K, rows_at_once). They are stored together because the inputs of two widths are
+// `rows` elements apart, often a power of two: reading them row by row would use a single set of the cache.
 struct Factors {
   explicit Factors(std::size_t widths) : first(widths * rows_at_once), second(first), third(first) {}
   std::vector<double> first, second, third;
@@ -197,16 +197,16 @@ void backward(const CosineGradArgs& args, const Dims& dims, int threads) {
   each_block(args.rows, args.columns, threads, [&](std::int64_t first, std::int64_t end) RAOE_INLINE_LAMBDA {
     Factors factors(dims.size());
     for (std::int64_t r = first; r < end; r += rows_at_once) {
-      const std::int64_t few = std::min(rows_at_once, end - r);
+      const std::int64_t group = std::min(rows_at_once, end - r);
       // A column is part of every width that includes it, so factors are summed from the widest width on.
       for (std::size_t k = dims.size(); k-- > 0;) {
         const std::int64_t at = static_cast<std::int64_t>(k) * args.rows + r;
         const std::size_t to = k * rows_at_once, wider = k + 1 < dims.size() ? to + rows_at_once : to;
-        add_factors(grad + at, c + at, inverse_a + at, inverse_b + at, few, wider != to, &factors.first[wider],
+        add_factors(grad + at, c + at, inverse_a + at, inverse_b + at, group, wider != to, &factors.first[wider],
                     &factors.second[wider], &factors.third[wider], &factors.first[to], &factors.second[to],
                     &factors.third[to]);
       }
-      for (std::int64_t i = 0; i < few; ++i) {
+      for (std::int64_t i = 0; i < group; ++i) {
         const T *const row_a = a + (r + i) * args.stride_a, *const row_b = b + (r + i) * args.stride_b;
         T* const out_a = grad_a ? grad_a + (r + i) * args.columns : nullptr;
         T* const out_b = grad_b ? grad_b + (r + i) * args.columns : nullptr;

@@ -63,7 +63,7 @@ __device__ __forceinline__ std::int64_t row_of_this_thread() {
   return (static_cast<std::int64_t>(blockIdx.x) * BLOCK + threadIdx.x) / LANES;
 }
 
-// T: the rows' type. W: float, or double for double rows. If LANES is BLOCK, every block has a row.
+// T: the rows' type. W: float, or double for double rows. If LANES is BLOCK, every block handles one row.
 template <class T, class W, int WIDTH, int LANES>
 __global__ void __launch_bounds__(BLOCK) forward(const CosineArgs args) {
   const std::int64_t row = row_of_this_thread<LANES>();
@@ -73,9 +73,9 @@ __global__ void __launch_bounds__(BLOCK) forward(const CosineArgs args) {
   const T* b = static_cast<const T*>(args.b) + row * args.stride_b;
   W sums[3] = {0, 0, 0};  // of a b, a a, b b
   for (std::int64_t k = lane * WIDTH; k < args.columns; k += LANES * WIDTH) {
-    const auto of_a = read<T, WIDTH>(a, k), of_b = read<T, WIDTH>(b, k);
+    const auto pack_a = read<T, WIDTH>(a, k), pack_b = read<T, WIDTH>(b, k);
     for (int i = 0; i < WIDTH; ++i) {
-      const W x = widen(of_a.at[i]), y = widen(of_b.at[i]);
+      const W x = widen(pack_a.at[i]), y = widen(pack_b.at[i]);
       sums[0] += x * y;
       sums[1] += x * x;
       sums[2] += y * y;
@@ -85,14 +85,14 @@ __global__ void __launch_bounds__(BLOCK) forward(const CosineArgs args) {
   if (lane) return;
   const W norm_a = sqrt(sums[1]), norm_b = sqrt(sums[2]);
   const W eps = static_cast<W>(args.eps);
-  const bool dead = norm_a <= eps || norm_b <= eps;  // false for NaN, so that NaN reaches the result
-  const W inverse_a = dead ? W(0) : W(1) / norm_a, inverse_b = dead ? W(0) : W(1) / norm_b;
-  static_cast<W*>(args.c)[row] = dead ? W(0) : sums[0] * inverse_a * inverse_b;
+  const bool is_zero = norm_a <= eps || norm_b <= eps;  // false for NaN, which must reach the result
+  const W inverse_a = is_zero ? W(0) : W(1) / norm_a, inverse_b = is_zero ? W(0) : W(1) / norm_b;
+  static_cast<W*>(args.c)[row] = is_zero ? W(0) : sums[0] * inverse_a * inverse_b;
   static_cast<W*>(args.inverse_a)[row] = inverse_a;
   static_cast<W*>(args.inverse_b)[row] = inverse_b;
 }
 
-// dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged.
+// dc/da = b / (|a| |b|) - c a / |a|^2, and dc/db with a and b exchanged.
 template <class T, class W, int WIDTH, int LANES>
 __global__ void __launch_bounds__(BLOCK) backward(const CosineGradArgs args) {
   const std::int64_t row = row_of_this_thread<LANES>();
@@ -107,12 +107,12 @@ __global__ void __launch_bounds__(BLOCK) backward(const CosineGradArgs args) {
   const W grad = static_cast<const W*>(args.grad)[row], along = grad * static_cast<const W*>(args.c)[row];
   const W across = grad * inverse_a * inverse_b;
   const W own_a = along * inverse_a * inverse_a, own_b = along * inverse_b * inverse_b;
-  const bool dead = inverse_a == W(0) && inverse_b == W(0);  // then write 0: factors of 0 would turn inf into NaN
+  const bool is_zero = inverse_a == W(0) && inverse_b == W(0);  // then write 0: factors of 0 would turn inf into NaN
   for (std::int64_t k = lane * WIDTH; k < args.columns; k += LANES * WIDTH) {
-    const auto of_a = read<T, WIDTH>(a, k), of_b = read<T, WIDTH>(b, k);
+    const auto pack_a = read<T, WIDTH>(a, k), pack_b = read<T, WIDTH>(b, k);
     Pack<T, WIDTH> by_a, by_b;
     for (int i = 0; i < WIDTH; ++i) {
-      const W x = dead ? W(0) : widen(of_a.at[i]), y = dead ? W(0) : widen(of_b.at[i]);
+      const W x = is_zero ? W(0) : widen(pack_a.at[i]), y = is_zero ? W(0) : widen(pack_b.at[i]);
       narrow(across * y - own_a * x, by_a.at[i]);
       narrow(across * x - own_b * y, by_b.at[i]);
     }

@@ -16,9 +16,9 @@
 namespace raoe {
 namespace {
 
-constexpr std::int64_t cells_a_part = 1 << 15;    // with fewer, starting a thread costs more than it saves
-constexpr std::int64_t rows_a_part = 32;          // with fewer, separate column sums cost more than they save
-constexpr std::int64_t most_parts = 64;
+constexpr std::int64_t cells_a_part = 1 << 15;    // with fewer cells, starting a thread costs more than it saves
+constexpr std::int64_t rows_a_part = 32;          // with fewer rows, separate column sums cost more than they save
+constexpr std::int64_t max_parts = 64;
 constexpr std::int64_t block = 1024;              // columns that are summed in T before the sums are added in double
 constexpr int lanes = 32;
 
@@ -42,53 +42,53 @@ template <bool first, bool masked, class T>
 RAOE_INLINE T make_logits(const T* __restrict before, T* __restrict dots, const T* __restrict of_columns, T of_row,
                           const std::uint8_t* __restrict ignored, std::int64_t own, std::int64_t columns,
                           T* __restrict logits) {
-  constexpr T none = -std::numeric_limits<T>::infinity();
+  constexpr T minus_inf = -std::numeric_limits<T>::infinity();
   T largest[lanes];
-  for (int l = 0; l < lanes; ++l) largest[l] = none;
-  const auto one = [&](std::int64_t j, int l) RAOE_INLINE_LAMBDA {
+  for (int l = 0; l < lanes; ++l) largest[l] = minus_inf;
+  const auto add_column = [&](std::int64_t j, int l) RAOE_INLINE_LAMBDA {
     const T dot = first ? dots[j] : dots[j] + before[j];
     T x = dot * of_row * of_columns[j];
-    if (masked) x = ignored[j] ? none : x;
+    if (masked) x = ignored[j] ? minus_inf : x;
     dots[j] = dot;
     logits[j] = x;
     largest[l] = x > largest[l] ? x : largest[l];
   };
   std::int64_t j = 0;
   for (; j + lanes <= columns; j += lanes) {
-    for (int l = 0; l < lanes; ++l) one(j + l, l);
+    for (int l = 0; l < lanes; ++l) add_column(j + l, l);
   }
-  for (; j < columns; ++j) one(j, 0);
+  for (; j < columns; ++j) add_column(j, 0);
   logits[own] = dots[own] * of_row * of_columns[own];
   largest[0] = std::max(largest[0], logits[own]);
   return *std::max_element(largest, largest + lanes);
 }
 
 struct RowSums {
-  double others = 0, along = 0;  // sums of exp(y) and of exp(y) y, with y = x - largest
+  double neg_sum = 0, along = 0;  // sums of exp(y) and of exp(y) y, with y = x - largest
 };
 
 // Replace x by exp(x - largest), and by 0 at `own`.
 template <class T>
 RAOE_INLINE RowSums exponentials(T* __restrict x, std::int64_t columns, std::int64_t own, T largest) {
-  constexpr T least = sizeof(T) == 4 ? T(-87) : T(-700);
+  constexpr T lowest = sizeof(T) == 4 ? T(-87) : T(-700);
   x[own] = -std::numeric_limits<T>::infinity();
   RowSums sums;
   for (std::int64_t begin = 0; begin < columns; begin += block) {
     const std::int64_t end = std::min(columns, begin + block);
-    T others[lanes] = {}, along[lanes] = {};
-    const auto one = [&](std::int64_t j, int l) RAOE_INLINE_LAMBDA {
+    T neg_sum[lanes] = {}, along[lanes] = {};
+    const auto add_column = [&](std::int64_t j, int l) RAOE_INLINE_LAMBDA {
       const T y = x[j] - largest, e = exp_below_0(y);
       x[j] = e;
-      others[l] += e;
-      along[l] += e * (y < least ? least : y);
+      neg_sum[l] += e;
+      along[l] += e * (y < lowest ? lowest : y);
     };
     std::int64_t j = begin;
     for (; j + lanes <= end; j += lanes) {
-      for (int l = 0; l < lanes; ++l) one(j + l, l);
+      for (int l = 0; l < lanes; ++l) add_column(j + l, l);
     }
-    for (; j < end; ++j) one(j, 0);
+    for (; j < end; ++j) add_column(j, 0);
     for (int l = 0; l < lanes; ++l) {
-      sums.others += others[l];
+      sums.neg_sum += neg_sum[l];
       sums.along += along[l];
     }
   }
@@ -127,17 +127,18 @@ struct Rows {
                            : make_logits<true, false>(before, dots, of_columns, of_row, ignored, own, columns, x)
           : ignored ? make_logits<false, true>(before, dots, of_columns, of_row, ignored, own, columns, x)
                     : make_logits<false, false>(before, dots, of_columns, of_row, ignored, own, columns, x);
-      const double at_own = static_cast<double>(x[own]) - static_cast<double>(largest);
+      const double own_logit = static_cast<double>(x[own]) - static_cast<double>(largest);
       const RowSums sums = exponentials(x, columns, own, largest);
       // Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
-      const double of_own = std::exp(at_own), ratio = sums.others / of_own, whole = sums.others + of_own;
+      const double own_exp = std::exp(own_logit), ratio = sums.neg_sum / own_exp, full_sum = sums.neg_sum + own_exp;
       static_cast<T*>(args.losses)[at] =
-          static_cast<T>(ratio < 1e30 ? std::log1p(ratio) : std::log(sums.others) - at_own);
+          static_cast<T>(ratio < 1e30 ? std::log1p(ratio) : std::log(sums.neg_sum) - own_logit);
       if (!gradients) continue;
       const double factor = static_cast<const T*>(args.factors)[k];
-      static_cast<T*>(args.along_rows)[at] = static_cast<T>(factor * (sums.along - sums.others * at_own) / whole);
-      weights[static_cast<std::size_t>(k)] = static_cast<T>(factor * of_row / whole);
-      x[own] = static_cast<T>(-sums.others);
+      static_cast<T*>(args.along_rows)[at] =
+          static_cast<T>(factor * (sums.along - sums.neg_sum * own_logit) / full_sum);
+      weights[static_cast<std::size_t>(k)] = static_cast<T>(factor * of_row / full_sum);
+      x[own] = static_cast<T>(-sums.neg_sum);
     }
     if (!gradients) return;
     for (std::int64_t k = args.widths; k-- > 0;) {
@@ -163,8 +164,8 @@ template <class T>
 void each_row(const WidthsArgs& args, int threads) {
   const std::int64_t cells = args.widths * args.rows * args.columns;
   // Every part has its own column sums, and parts depend on the data only: results are the same for any thread count.
-  const std::int64_t useful = std::min(most_parts, std::min(args.rows / rows_a_part, cells / cells_a_part));
-  const std::int64_t parts = std::max<std::int64_t>(useful, 1);
+  const std::int64_t useful_parts = std::min(max_parts, std::min(args.rows / rows_a_part, cells / cells_a_part));
+  const std::int64_t parts = std::max<std::int64_t>(useful_parts, 1);
   Team team(static_cast<int>(std::min<std::int64_t>(threads, parts)));
   std::vector<Rows<T>> memory;
   for (int k = 0; k < team.size(); ++k) memory.push_back({args});

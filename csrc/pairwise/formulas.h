@@ -56,7 +56,7 @@ RAOE_HD T clip_bound() {
   return T(1) - T(1e-6);
 }
 
-// Whether c is neither clipped nor NaN.
+// Return whether c is neither clipped nor NaN.
 template <class T>
 RAOE_HD bool inside_clip(T c) {
   return c > -clip_bound<T>() && c < clip_bound<T>();
@@ -93,8 +93,8 @@ RAOE_HD T angle_slope(T c) {
 
 // ---- The sums. ----
 
-// Sums of exponentials are plain numbers if tau x range(c) and tau x range(theta) are below this bound: then the sum of
-// n terms exp(range) fits float (`single`), or with double terms even the largest Z fits double.
+// Sums of exponentials are stored as plain numbers if tau x range(c) and tau x range(theta) are below this bound.
+// Then the sum of n terms exp(range) fits float (`single`); with double terms even the largest Z fits double.
 inline double linear_room(bool single, std::int64_t n) {
   const double count = std::log(static_cast<double>(n));
   return single ? 85 - count : 680 - 2 * count;

@@ -39,7 +39,7 @@ void pairwise_cpu(const PairwiseArgs& args, std::int64_t rows, int threads);
 void scale_cpu(const void* grads, std::int64_t n, Float type, int parts, std::int64_t rows, const void* first,
                const void* second, void* out);
 
-// cuda/pairwise.cu. All work is queued on `stream`, without an allocation and without waiting.
+// cuda/pairwise.cu. All work is queued on `stream`, without allocation or synchronisation.
 std::size_t pairwise_cuda_workspace(const PairwiseArgs& args);
 void pairwise_cuda(const PairwiseArgs& args, void* workspace, void* stream);
 

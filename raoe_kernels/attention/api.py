@@ -26,8 +26,8 @@ def bidirectional_attention(
 ) -> Tensor:
     """Bidirectional attention over padded or packed sentences: softmax(scale q k^T) v (BeLLM, Eq. 3 and 4).
 
-    Every real token attends to all real tokens of its sentence. Padding has no influence: NaN or inf in padding does
-    not spread, and padding rows are 0 in the result and in the gradients, whatever their incoming gradient. A
+    Every real token attends to all real tokens of its sentence. Padding has no influence: NaN or inf in padding
+    does not spread, and padding rows are 0 in the result and in the gradients, whatever their upstream gradient. A
     sentence's result does not depend on the rest of the batch, up to rounding (see the README for exact equality).
 
     Args:
@@ -38,10 +38,10 @@ def bidirectional_attention(
             checked on the CPU only, since a check on a GPU would have to wait for the device.
         padding_mask: (b, L) bool or integers, True or nonzero where a token is real (Hugging Face's attention_mask).
             Any pattern is allowed. Give at most one of lengths and padding_mask.
-        cu_seqlens: (b + 1,) non-decreasing int32, required for packed input: sequence i holds tokens cu_seqlens[i] up
-            to cu_seqlens[i + 1], the end excluded. Tokens outside every sequence are padding.
+        cu_seqlens: (b + 1,) non-decreasing int32, required for packed input: sequence i holds the tokens from
+            cu_seqlens[i] to cu_seqlens[i + 1] - 1. Tokens outside every sequence are padding.
         max_seqlen: upper bound on the tokens in a sequence, required with cu_seqlens. It is checked on the CPU only;
-            elsewhere the result of a longer sequence is undefined.
+            on other devices the result of a longer sequence is undefined.
         scale: factor for the scores, a finite number. Default 1 / sqrt(d).
         backend: "auto", "reference", "scan" (torch's own attention) or "triton".
 
@@ -85,7 +85,7 @@ def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, dual: b
     if sum(x is not None for x in (lengths, padding_mask, cu_seqlens)) > 1:
         got = {"lengths": lengths, "padding_mask": padding_mask, "cu_seqlens": cu_seqlens}
         shown = "; ".join(f"{name} {_validate.describe(x)}" for name, x in got.items() if x is not None)
-        raise ValueError(f"lengths, padding_mask and cu_seqlens exclude each other: give one of them, got {shown}")
+        raise ValueError(f"lengths, padding_mask and cu_seqlens exclude each other: pass only one of them, got {shown}")
     if packed:
         padding = Padding(None, None, *_packed(q, cu_seqlens, max_seqlen))
     else:
@@ -120,7 +120,7 @@ def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
 
 
 def _readable(value: Tensor) -> bool:
-    """Whether reading the values is free: it waits for no device and breaks no compiled graph."""
+    """Whether values can be read without waiting for a device or breaking a compiled graph."""
     return value.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

@@ -2,9 +2,9 @@
 
 A backend in plain torch has one function, which autograd differentiates:
     forward(q, k, v, padding, scale, dual) -> (bidirectional,) or (causal, bidirectional).
-A backend with its own gradient has three. `spans(q, padding)` prepares the padding for the other two, and `forward`
-also returns the logsumexps that `backward` needs:
-    forward(...) -> (causal, bidirectional, logsumexp causal, logsumexp bidirectional), the causal ones None if not dual
+A backend with its own gradient has three functions. `spans(q, padding)` prepares the
+padding for the other two, and `forward` also returns the logsumexps that `backward` needs:
+    forward(...) -> (causal, bidirectional, logsumexp causal, logsumexp bidirectional), causal: None if not dual
     backward(grad causal, grad bidirectional, q, k, v, padding, scale, *results of forward, needs) -> (dq, dk, dv)
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
 from .._operator import eager, with_backward
-from .padding import Padding, nothing
+from .padding import Padding, zeros
 
 OP = Op(
     "attention",
@@ -45,7 +45,7 @@ def attention(
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, module: Any):
     if _is_empty(q, padding):
-        return tuple(nothing(q, k, v) for _ in range(1 + dual))
+        return tuple(zeros(q, k, v) for _ in range(1 + dual))
     module = _serving(module, q, padding)
     if not hasattr(module, "backward"):
         return module.forward(q, k, v, padding, scale, dual)
@@ -56,7 +56,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, 
 
 
 def _serving(module: Any, q: Tensor, padding: Padding) -> Any:
-    """Return the module itself, or the one that it chooses for this call."""
+    """Return the module itself, or the module that it chooses for this call."""
     return module.serving(q, padding) if hasattr(module, "serving") else module
 
 
@@ -78,13 +78,13 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         refuse_second_derivative("attention")
         # Read saved_tensors only once: torch's checkpointing does not allow a second read.
-        q, k, v, lengths, mask, cu_seqlens, spans, *kept = ctx.saved_tensors
+        q, k, v, lengths, mask, cu_seqlens, spans, *forward_results = ctx.saved_tensors
         causal, full = grads if len(grads) == 2 else (None, grads[0])
-        found = ctx.module.backward(
+        inputs_grads = ctx.module.backward(
             causal, full, q, k, v, Padding(lengths, mask, cu_seqlens, ctx.longest, spans), ctx.scale,
-            *kept, ctx.needs_input_grad[:3],
+            *forward_results, ctx.needs_input_grad[:3],
         )  # fmt: skip
-        return *found, None, None, None, None
+        return *inputs_grads, None, None, None, None
 
 
 def _shapes(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual):
@@ -111,14 +111,14 @@ def _operator_backward(
         grad_causal = causal = lse_causal = None
     module = _serving(module, q, padding)
     if hasattr(module, "backward") and not _is_empty(q, padding):
-        kept = causal, full, lse_causal, lse_full
-        return module.backward(grad_causal, grad, q, k, v, padding, scale, *kept, tuple(needs))
-    # The operator's forward keeps nothing for autograd, so run it again.
+        forward_results = causal, full, lse_causal, lse_full
+        return module.backward(grad_causal, grad, q, k, v, padding, scale, *forward_results, tuple(needs))
+    # The operator's forward saves nothing for autograd, so run it again.
     with torch.enable_grad():
         q, k, v = inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         results = _attention(q, k, v, padding, scale, dual, module)
-    found = torch.autograd.grad(results, inputs, (grad_causal, grad) if dual else (grad,))
-    return tuple(x if need else None for x, need in zip(found, needs, strict=True))
+    grads = torch.autograd.grad(results, inputs, (grad_causal, grad) if dual else (grad,))
+    return tuple(x if need else None for x, need in zip(grads, needs, strict=True))
 
 
 _operator = with_backward(

@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 class Padding(NamedTuple):
-    """Positions of the real tokens of a call. At most one of the three tensors is given; with none, all are real.
+    """Positions of the real tokens of a call. At most one of the three tensors is set; if none is, all tokens are real.
 
     lengths     [b]: the first lengths[i] tokens of row i are real
     mask        [b, L] bool: True where a token is real
     cu_seqlens  [b + 1] int32: tokens cu_seqlens[i] to cu_seqlens[i + 1] of a packed batch are sequence i
     longest     L of a padded batch, max_seqlen of a packed one
-    spans       the same information in a backend's own form, prepared once per call
+    spans       these positions in a backend's own form, computed once per call
     """
 
     lengths: Tensor | None
@@ -46,7 +46,7 @@ def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
 
 
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
-    """Convert q, k and v to [b, heads, L, d] with zeroed padding: NaN there disappears, and its gradient is 0."""
+    """Convert q, k and v to [b, heads, L, d] with zeroed padding: NaN in padding disappears, and its gradient is 0."""
     if padding.cu_seqlens is not None:
         place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()
@@ -54,12 +54,12 @@ def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
         token = torch.where(real, first[:, None] + place, 0)
         q, k, v = (x[token].transpose(1, 2) for x in (q, k, v))
     else:
-        found = real_tokens(padding, q.device)
-        if found is None:
+        mask = real_tokens(padding, q.device)
+        if mask is None:
             return Padded(q, k, v, None, True)
-        real = found
-    empty = ~real[:, None, :, None]
-    q, k, v = (x.masked_fill(empty, 0) for x in (q, k, v))
+        real = mask
+    is_padding = ~real[:, None, :, None]
+    q, k, v = (x.masked_fill(is_padding, 0) for x in (q, k, v))
     return Padded(q, k, v, real, padding.mask is None)
 
 
@@ -70,13 +70,13 @@ def unpad(out: Tensor, real: Tensor | None, padding: Padding, tokens: int) -> Te
     token = torch.arange(tokens, device=out.device)
     sequence = torch.searchsorted(padding.cu_seqlens[1:], token, right=True).clamp(max=out.shape[0] - 1)
     place = token - padding.cu_seqlens[sequence]
-    inside = (place >= 0) & (place < padding.cu_seqlens.diff().clamp(max=padding.longest)[sequence])
-    out = out[sequence, :, torch.where(inside, place, 0)]
-    return out.masked_fill(~inside[:, None, None], 0)
+    is_real = (place >= 0) & (place < padding.cu_seqlens.diff().clamp(max=padding.longest)[sequence])
+    out = out[sequence, :, torch.where(is_real, place, 0)]
+    return out.masked_fill(~is_real[:, None, None], 0)
 
 
-def nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def zeros(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return the result of a batch without sequences or without tokens: zeros, with zero gradients."""
-    everywhere = torch.ones((), dtype=torch.bool, device=q.device)
-    rest = k.masked_fill(everywhere, 0).sum() + v.masked_fill(everywhere, 0).sum()
-    return q.masked_fill(everywhere, 0) + rest
+    all_elements = torch.ones((), dtype=torch.bool, device=q.device)
+    rest = k.masked_fill(all_elements, 0).sum() + v.masked_fill(all_elements, 0).sum()
+    return q.masked_fill(all_elements, 0) + rest

@@ -14,22 +14,22 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .padding import Padding, pad, unpad
-from .sentences import Sentences, takes
+from .sentences import Sentences, supports
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Tensor, ...]:
     tokens = q.shape[0]
     with torch.autocast(q.device.type, enabled=False):
-        # Repeat the heads here, not with enable_gqa: with it torch falls back to the kernel that stores L x L scores
-        # if there is a mask, and before torch 2.13 always on the CPU.
+        # Repeat the heads here instead of passing enable_gqa: with enable_gqa and a mask torch uses
+        # the kernel that stores L x L scores, and before torch 2.13 on a CPU even without a mask.
         group = q.shape[1] // k.shape[1]
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         if not dual and takes_packed(q, padding):
             return (_packed(q, k, v, padding.cu_seqlens, padding.longest, scale),)
-        if q.device.type == "cpu" and takes(padding):
-            last = not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
-            return Sentences.apply(q, k, v, padding, scale, dual, last)
+        if q.device.type == "cpu" and supports(padding):
+            no_grad = not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
+            return Sentences.apply(q, k, v, padding, scale, dual, no_grad)
         q, k, v, real, right = pad(q, k, v, padding)
         results = []
         if dual:
@@ -57,8 +57,8 @@ def takes_packed(q: Tensor, padding: Padding) -> bool:
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    there = torch.__version__ >= "2.10"  # compared as versions; in 2.9 varlen_attn has no scale argument
-    return there and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    is_new_enough = torch.__version__ >= "2.10"  # compared as versions; in 2.9 varlen_attn has no scale argument
+    return is_new_enough and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Any, longest: int, scale: float) -> Tensor:
@@ -73,7 +73,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Any, longest: int, scale: flo
 
 
 def _causal(real: Tensor) -> Tensor:
-    """Mask [b, 1, L, L]: the real keys up to the query, and always the query's own, so that no row is empty."""
+    """Mask [b, 1, L, L]: the real keys up to the query, and the query's own key, so that no row is empty."""
     length = real.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=real.device)

@@ -3,11 +3,11 @@
 One program computes one tile of query rows of one head of one sequence, with an online softmax over tiles of keys in
 base 2: m is the running maximum of the scores, l the sum of 2^(score - m), acc the sum of values with these weights. A
 dual program processes the keys before its tile, then the keys of its tile up to each query, writes the causal result,
-and continues with the keys beyond. So it needs only one softmax state and computes the scores of every tile once.
+and continues with the later keys. So it needs only one softmax state and computes the scores of every tile once.
 
-Most tiles of keys need no mask ("clear" tiles): only those at a sequence's end, on the diagonal, and of a sequence with
-holes do. Positions count from a sequence's first real token, so a sentence meets the same tiles in the same order
-wherever it lies in a batch, with left padding, right padding or packed.
+Most tiles of keys need no mask ("clear" tiles). Tiles at a sequence's end, on the diagonal, or in a
+sequence with holes need one. Positions count from a sequence's first real token, so a sentence is cut into
+the same tiles in the same order wherever it lies in a batch, with left padding, right padding or packed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ POINTERS = [
     "grad_q", "grad_k", "grad_v",
 ]  # fmt: skip
 # All rows begin at multiples of 16 bytes: the launches ensure it.
-ALIGN = tl.constexpr(8)  # strides are given in units of this many elements
-# CLEAR: every token of a loop's tiles is real. EDGES: some may not be.
+ALIGN = tl.constexpr(8)  # the unit of strides, in elements
+# CLEAR: every token of a loop's tiles is real. EDGES: some tokens may be padding.
 CLEAR, EDGES = tl.constexpr(True), tl.constexpr(False)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -48,10 +48,10 @@ def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
 
 @triton.jit
 def sequence(spans, gap, batch, longest, masked):
-    """Return the first real token, the number of tokens up to the last real one, and 1 if there are holes in between.
+    """Return the first real token, the number of tokens up to the last real token, and 1 if it has holes.
 
-    In spans, a sequence's end lies `gap` numbers behind its start (gap is 1 for cu_seqlens), and the flag for holes,
-    which only a masked batch has, another `gap` numbers further.
+    In spans, a sequence's end is stored `gap` numbers after its start (gap is 1 for
+    cu_seqlens). A masked batch also has a flag for holes, another `gap` numbers further.
     """
     first = tl.load(spans + batch)
     length = tl.maximum(tl.minimum(tl.load(spans + gap + batch) - first, longest), 0)
@@ -59,31 +59,31 @@ def sequence(spans, gap, batch, longest, masked):
 
 
 @triton.jit
-def places(start, first, length, valid, holes, whole, BLOCK: tl.constexpr, WHICH: tl.constexpr = EDGES):
+def places(start, first, length, valid, holes, row_len, BLOCK: tl.constexpr, WHICH: tl.constexpr = EDGES):
     """Return a tile's offsets in the sequence, its positions in the tensor, and a mask of the real tokens.
 
-    In a padded batch with rows of `whole` tokens, the tiles after the last real token cover the row's padding: first
-    the padding behind it, then that before `first`, so that every token has a tile. Packed batches have whole = 0.
+    In a padded batch with rows of row_len tokens, the tiles after the last real token cover the row's padding:
+    first the padding on the right, then the padding before `first`. So every token has a tile. Packed: row_len = 0.
     """
     offset = start + tl.arange(0, BLOCK)
     position = first + offset
     real = offset < length
     if WHICH == EDGES:
-        position -= tl.where(position >= whole, whole, 0)
+        position -= tl.where(position >= row_len, row_len, 0)
         real &= tl.load(valid + position, offset < length * holes, 1) != 0
     return offset, position, real
 
 
 @triton.jit
 def rows(
-    x, position, inside, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr,
+    x, position, row_mask, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr,
     WHICH: tl.constexpr = EDGES,
 ):  # fmt: skip
     """Load [BLOCK, BLOCK_D] rows of a tensor, with zeros outside: padding is never read."""
     column = tl.arange(0, BLOCK_D)
     at = x + position[:, None] * (stride * UNIT) + column[None, :]
     if WHICH == EDGES:
-        return tl.load(at, inside[:, None] & (column < HEAD_DIM)[None, :], 0.0)
+        return tl.load(at, row_mask[:, None] & (column < HEAD_DIM)[None, :], 0.0)
     elif HEAD_DIM < BLOCK_D:
         return tl.load(at, (column < HEAD_DIM)[None, :], 0.0)
     else:
@@ -91,30 +91,30 @@ def rows(
 
 
 @triton.jit
-def keep(x, position, inside, stride, value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr):
+def store_rows(x, position, row_mask, stride, value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr):
     column = tl.arange(0, BLOCK_D)
-    mask = inside[:, None] & (column < HEAD_DIM)[None, :]
+    mask = row_mask[:, None] & (column < HEAD_DIM)[None, :]
     tl.store(x + position[:, None] * (stride * UNIT) + column[None, :], value.to(x.dtype.element_ty), mask)
 
 
 @triton.jit
-def blank(
+def zero_ends(
     x, row, spans, sequences, tokens, tile, tiles, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write zeros to the tokens of a packed batch before its first and behind its last sequence: every `tiles`-th tile
-    of them, starting with number `tile`."""
+    """Write zeros to the tokens of a packed batch before its first and after its
+    last sequence: to every `tiles`-th tile of them, starting with number `tile`."""
     before = tl.load(spans)
-    inside = tl.load(spans + sequences) - before
-    for start in range(tile * BLOCK, tokens - inside, tiles * BLOCK):
+    token_count = tl.load(spans + sequences) - before
+    for start in range(tile * BLOCK, tokens - token_count, tiles * BLOCK):
         offset = start + tl.arange(0, BLOCK)
-        position = offset + tl.where(offset >= before, inside, 0)
-        nothing = tl.zeros((BLOCK, BLOCK_D), tl.float32)
-        keep(x, position * row, offset < tokens - inside, 1, nothing, HEAD_DIM, BLOCK_D, HEAD_DIM)
+        position = offset + tl.where(offset >= before, token_count, 0)
+        zeros = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+        store_rows(x, position * row, offset < tokens - token_count, 1, zeros, HEAD_DIM, BLOCK_D, HEAD_DIM)
 
 
 @triton.jit
 def begin(x, offset):
-    """Return x + offset, which is known to be 16-byte aligned."""
+    """Return the pointer x + offset, marked as 16-byte aligned."""
     return tl.multiple_of(x + offset, 16)
 
 
@@ -135,24 +135,24 @@ def product(a, b, wide: tl.constexpr):
 
 @triton.jit
 def step(scores, values, m, l, acc, wide: tl.constexpr):
-    """Add one tile to the online softmax. Scores of -inf have weight exactly 0, even if all scores so far are -inf."""
-    high = tl.maximum(m, tl.max(scores, 1))
-    base = tl.where(high == float("-inf"), 0.0, high)
+    """Add a tile to the online softmax. Scores of -inf have weight exactly 0, even if all scores so far are -inf."""
+    new_m = tl.maximum(m, tl.max(scores, 1))
+    base = tl.where(new_m == float("-inf"), 0.0, new_m)
     p = tl.exp2(scores - base[:, None])
-    fade = tl.exp2(m - base)
-    acc = dot(p.to(values.dtype), values, acc * fade[:, None], wide)
-    return high, l * fade + tl.sum(p, 1), acc
+    decay = tl.exp2(m - base)
+    acc = dot(p.to(values.dtype), values, acc * decay[:, None], wide)
+    return new_m, l * decay + tl.sum(p, 1), acc
 
 
 @triton.jit
 def _attend(
-    queries, k, v, begin, end, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc,
+    queries, k, v, begin, end, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHICH: tl.constexpr,
 ):  # fmt: skip
     """Continue the online softmax over the tiles of keys from begin to end."""
     wide: tl.constexpr = acc.dtype
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
-        _, place, real = places(start, first, length, valid, holes, whole, BLOCK, WHICH)
+        _, place, real = places(start, first, length, valid, holes, row_len, BLOCK, WHICH)
         keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN, WHICH)
         scores = product(queries, keys, wide) * factor
         if WHICH == EDGES:
@@ -164,7 +164,7 @@ def _attend(
 
 @kernel
 def attention_forward(
-    q, k, v, causal, full, lse_causal, lse_full, spans, valid, gap, sequences, tokens, masked, whole, longest, tiles,
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, gap, sequences, tokens, masked, row_len, longest, tiles,
     heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
     k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64,
     out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
@@ -180,15 +180,15 @@ def attention_forward(
     full = begin(full, base * HEAD_DIM)
     causal = begin(causal, base * HEAD_DIM)
     if batch == sequences:
-        blank(full, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
+        zero_ends(full, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         if DUAL:
-            blank(causal, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
+            zero_ends(causal, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         return
     first, length, holes = sequence(spans, gap, batch, longest, masked)
-    valid += batch * whole
+    valid += batch * row_len
     start = tile * BLOCK
-    offset, position, real = places(start, first, length, valid, holes, whole, BLOCK)
-    mine = offset < tl.maximum(length, whole)
+    offset, position, real = places(start, first, length, valid, holes, row_len, BLOCK)
+    store_mask = offset < tl.maximum(length, row_len)
     out = position * out_row
     lse_full += base
     lse_causal += base
@@ -196,52 +196,52 @@ def attention_forward(
     l = tl.zeros((BLOCK,), wide)
     acc = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
-        _finish(full, lse_full, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
+        _finish(full, lse_full, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
         if DUAL:
-            _finish(causal, lse_causal, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
+            _finish(causal, lse_causal, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
         return
     q = begin(q, (batch * q_batch + head * q_head) * ALIGN)
     k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN)
     v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
-    passed = 0
+    done = 0
     if DUAL:
         clear = tl.where(holes != 0, 0, start)
         m, l, acc = _attend(
-            queries, k, v, 0, clear, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc, HEAD_DIM,
+            queries, k, v, 0, clear, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc, HEAD_DIM,
             BLOCK_D, OTHER, STAGES, CLEAR,
         )  # fmt: skip
         m, l, acc = _attend(
-            queries, k, v, clear, start, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc, HEAD_DIM,
-            BLOCK_D, OTHER, STAGES, EDGES,
+            queries, k, v, clear, start, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc,
+            HEAD_DIM, BLOCK_D, OTHER, STAGES, EDGES,
         )  # fmt: skip
         for at in tl.range(start, start + BLOCK, BLOCK, num_stages=STAGES):
-            other, place, there = places(at, first, length, valid, holes, whole, BLOCK)
-            keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-            scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
-            values = rows(v, place, there, v_row, HEAD_DIM, BLOCK_D, ALIGN)
-            ahead = other[None, :] > offset[:, None]
-            m, l, acc = step(tl.where(ahead, float("-inf"), scores), values, m, l, acc, wide)
-            _finish(causal, lse_causal, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
-            m, l, acc = step(tl.where(ahead, scores, float("-inf")), values, m, l, acc, wide)
-        passed = start + BLOCK
+            other, place, real_keys = places(at, first, length, valid, holes, row_len, BLOCK)
+            keys = rows(k, place, real_keys, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+            scores = tl.where(real_keys[None, :], product(queries, keys, wide) * factor, float("-inf"))
+            values = rows(v, place, real_keys, v_row, HEAD_DIM, BLOCK_D, ALIGN)
+            later = other[None, :] > offset[:, None]
+            m, l, acc = step(tl.where(later, float("-inf"), scores), values, m, l, acc, wide)
+            _finish(causal, lse_causal, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
+            m, l, acc = step(tl.where(later, scores, float("-inf")), values, m, l, acc, wide)
+        done = start + BLOCK
     clear = tl.where(holes != 0, 0, length // OTHER * OTHER)
     m, l, acc = _attend(
-        queries, k, v, passed, clear, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc, HEAD_DIM,
+        queries, k, v, done, clear, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc, HEAD_DIM,
         BLOCK_D, OTHER, STAGES, CLEAR,
     )  # fmt: skip
     m, l, acc = _attend(
-        queries, k, v, tl.maximum(passed, clear), length, first, length, valid, holes, whole, k_row, v_row, factor, m,
+        queries, k, v, tl.maximum(done, clear), length, first, length, valid, holes, row_len, k_row, v_row, factor, m,
         l, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, EDGES,
     )  # fmt: skip
-    _finish(full, lse_full, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
+    _finish(full, lse_full, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
 
 
 @triton.jit
-def _finish(result, lse, row, mine, real, m, l, acc, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def _finish(result, lse, row, store_mask, real, m, l, acc, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """Store result rows and logsumexps, with zeros for padding."""
     l = tl.where(real, l, 1.0)
     value = tl.where(real[:, None], acc / l[:, None], 0.0)
-    keep(result, row, mine, 1, value, HEAD_DIM, BLOCK_D, HEAD_DIM)
-    tl.store(lse + row, tl.where(real, m + tl.log2(l), 0.0), mine)
+    store_rows(result, row, store_mask, 1, value, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    tl.store(lse + row, tl.where(real, m + tl.log2(l), 0.0), store_mask)

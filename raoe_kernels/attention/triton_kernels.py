@@ -1,7 +1,7 @@
 """Bidirectional and dual attention in Triton: launches of the kernels in triton_forward.py and triton_backward.py.
 
-Padded and packed batches use the same kernels: a packed batch is treated as a single padded row in which sequences
-begin anywhere.
+Padded and packed batches use the same kernels: a packed batch is treated
+as a single padded row, in which a sequence can begin at any position.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .padding import Padding
 from .triton_backward import attention_backward_kv, attention_backward_q
 from .triton_forward import POINTERS, attention_forward, attention_spans
 
-# (bytes of the dtype, head dimension rounded up to a power of two) -> one entry each for the forward kernel, the query
-# kernel and the key kernel: rows of the program's own tile, rows of the other tiles, warps, pipeline stages.
+# (bytes of the dtype, head dimension rounded up to a power of two) -> one entry each for the forward kernel, the
+# query kernel and the key kernel: rows of the program's own tile, rows of the other tiles, warps, pipeline stages.
 # A warp has 16 own rows, the size of a tensor core instruction: more warps would compute the same products twice.
-# Only float32, which does not use tensor cores, can be split over any number of warps. In half precision a tile has 64
-# own rows, as many as Hopper's instruction takes; more would be padding in most sentences. Accumulators (one, or two
-# for keys) and scores must fit into 255 registers per thread, hence 32 other rows (or 128 keys) at 128 columns; at 256
-# columns and in float64 they do not fit. Each entry has many rows and spills little on sm_90; speed was not compared.
-# Tiles do not depend on lengths: so a sentence's result is identical to the bit in every batch.
+# Only float32, which does not use tensor cores, can be split over any number of warps. In half precision a tile has
+# 64 own rows, as many as Hopper's instruction takes: with more rows, most sentences would be padded. Accumulators
+# (one, or two for keys) and scores must fit into 255 registers per thread, hence 32 other rows (or 128 keys) at 128
+# columns; at 256 columns and in float64 they do not fit. Each entry has many rows and spills little on sm_90; speed
+# was not compared. Tiles do not depend on lengths, so a sentence's result is bit-identical in every batch.
 TILES = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
@@ -54,8 +54,8 @@ def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str,
 def _aligned(x: Tensor) -> Tensor:
     """Return x, or a copy whose rows are 16-byte aligned and padded with zeros to a multiple of 8 columns.
 
-    Columns of zeros change neither scores nor other columns. Kernels for arbitrary strides would load single numbers,
-    each with its address in registers, and spill.
+    Columns of zeros change neither scores nor other columns. Kernels for arbitrary
+    strides would load single numbers, keep the address of each in registers, and spill.
     """
     if x.shape[-1] % ALIGN:
         return F.pad(x, (0, -x.shape[-1] % ALIGN))
@@ -65,7 +65,7 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def spans(q: Tensor, padding: Padding) -> Padding:
-    """Add the spans that triton_forward.sequence reads; computed once per call, also for backward."""
+    """Add the spans that triton_forward.sequence reads. Forward and backward share them."""
     if padding.spans is not None:
         return padding
     if padding.cu_seqlens is not None:
@@ -74,13 +74,13 @@ def spans(q: Tensor, padding: Padding) -> Padding:
     if padding.mask is None:
         lengths = q.new_full((batch,), longest, dtype=torch.int32) if padding.lengths is None else padding.lengths.int()
         return padding._replace(spans=F.pad(lengths, (batch, 0)))
-    kind = flags(q.dtype)
+    flag_dtype = flags(q.dtype)
     mask = padding.mask.contiguous()
-    mask = mask.to(kind) if kind.itemsize > 1 else mask.view(kind)
-    found = mask.new_empty(3 * batch, dtype=torch.int32)
+    mask = mask.to(flag_dtype) if flag_dtype.itemsize > 1 else mask.view(flag_dtype)
+    result = mask.new_empty(3 * batch, dtype=torch.int32)
     with torch.cuda.device_of(q):
-        attention_spans[(batch,)](mask, found, longest, BLOCK=SPANS_BLOCK, num_warps=SPANS_WARPS)
-    return padding._replace(mask=mask, spans=found)
+        attention_spans[(batch,)](mask, result, longest, BLOCK=SPANS_BLOCK, num_warps=SPANS_WARPS)
+    return padding._replace(mask=mask, spans=result)
 
 
 class _Call:
@@ -88,19 +88,19 @@ class _Call:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float):
         padding = spans(q, padding)
-        found: Any = padding.spans
+        spans_tensor: Any = padding.spans
         self.packed = padding.cu_seqlens is not None
         q, k, v = self.inputs = _aligned(q), _aligned(k), _aligned(v)
-        self.steps = [x // ALIGN for tensor in (q, k, v) for x in self.strides(tensor)]
+        self.input_strides = [x // ALIGN for tensor in (q, k, v) for x in self.strides(tensor)]
         self.heads, self.key_heads = q.shape[1], k.shape[1]
         # Results are contiguous, so their strides count rows of head_dim elements.
         shape = q.shape
-        self.out = (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
+        self.output_strides = (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
         self.longest, self.scale = padding.longest, scale
-        self.whole = 0 if self.packed else padding.longest
-        self.sequences = len(found) - 1 if self.packed else q.shape[0]
-        # Without a mask its flags are never read, so any tensor will do.
-        self.where = found, found.view(flags(q.dtype)) if padding.mask is None else padding.mask
+        self.row_len = 0 if self.packed else padding.longest
+        self.sequences = len(spans_tensor) - 1 if self.packed else q.shape[0]
+        # Without a mask the kernels never read its flags, so any tensor will do.
+        self.positions = spans_tensor, spans_tensor.view(flags(q.dtype)) if padding.mask is None else padding.mask
         gap, tokens = (1, q.shape[0]) if self.packed else (self.sequences, 0)
         self.sizes = gap, self.sequences, tokens, int(padding.mask is not None)
 
@@ -114,8 +114,8 @@ class _Call:
         tiles = triton.cdiv(self.longest, constants["BLOCK"])
         with torch.cuda.device_of(q):
             KERNELS[which][(tiles * self.heads * (self.sequences + self.packed),)](
-                *tensors, *self.sizes, self.whole, self.longest, tiles, self.heads, self.heads // self.key_heads,
-                self.scale, *self.steps, *self.out, DUAL=int(dual), **constants, num_warps=warps,
+                *tensors, *self.sizes, self.row_len, self.longest, tiles, self.heads, self.heads // self.key_heads,
+                self.scale, *self.input_strides, *self.output_strides, DUAL=int(dual), **constants, num_warps=warps,
             )  # fmt: skip
 
 
@@ -124,9 +124,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
     q = call.inputs[0]
     full, lse_full = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
     causal, lse_causal = (torch.empty_like(full), torch.empty_like(lse_full)) if dual else (None, None)
-    # Without a causal part its arguments are never read, so any tensor will do.
-    written = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
-    call.launch(0, (*call.inputs, *written, *call.where), dual=dual)
+    # Without a causal part the kernel never writes its arguments, so any tensor will do.
+    outputs = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
+    call.launch(0, (*call.inputs, *outputs, *call.positions), dual=dual)
     return _columns(causal, width), _columns(full, width), lse_causal, lse_full
 
 
@@ -157,26 +157,27 @@ def backward(
     grad_causal = grad_full if grad_causal is None else _aligned(grad_causal.contiguous())
     full, causal = _aligned(full), None if causal is None else _aligned(causal)
     grad_q, grad_k, grad_v = q.new_empty(q.shape), None, None
-    # Scratch that the first kernel fills for the second.
+    # The first kernel writes these for the second.
     delta_full, delta_mixed, grad_mixed = torch.empty_like(lse_full), None, None
     if dual:
         delta_mixed, grad_mixed = torch.empty_like(lse_full), q.new_empty(q.shape)
     outputs = (causal, full) if dual else (full, full)
     lses = (lse_causal, lse_full) if dual else (lse_full, lse_full)
-    made = (grad_mixed, delta_mixed, delta_full) if dual else (grad_full, delta_full, delta_full)
-    call.launch(1, (*call.inputs, *outputs, *lses, *call.where, grad_causal, grad_full, *made, grad_q), dual=dual)
+    mixed = (grad_mixed, delta_mixed, delta_full) if dual else (grad_full, delta_full, delta_full)
+    results = *outputs, *lses, *call.positions
+    call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q), dual=dual)
     if needs[1] or needs[2]:
-        # One gradient for each query head, so that a group's heads run side by side; then their sum, in a fixed order.
+        # One gradient for each query head, so that a group's heads run side by side, then a sum in a fixed order.
         grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
-        call.launch(2, (*call.inputs, *lses, *call.where, grad_full, *made, grad_k, grad_v), dual=dual)
+        call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v), dual=dual)
         if call.heads > call.key_heads:
             grad_k, grad_v = (x.unflatten(1, (call.key_heads, -1)).sum(2) for x in (grad_k, grad_v))
-    found = zip((grad_q, grad_k, grad_v), needs, strict=True)
-    dq, dk, dv = (_columns(x, width) if need else None for x, need in found)
+    grads = zip((grad_q, grad_k, grad_v), needs, strict=True)
+    dq, dk, dv = (_columns(x, width) if need else None for x, need in grads)
     return dq, dk, dv
 
 
-# Head dimensions to compile ahead of time: those of TILES, a smaller one (32) and one that is no power of two (80).
+# Head dimensions to compile ahead of time: those of TILES, 32, and 80, which is not a power of two.
 _WIDTHS = ("bf16", "fp32", "fp64")
 _HEAD_DIMS = {64: ("fp16", *_WIDTHS), 128: _WIDTHS, 256: _WIDTHS, 32: ("bf16", "fp32"), 80: ("bf16",)}
 

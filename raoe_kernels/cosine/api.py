@@ -22,7 +22,7 @@ def pairwise_cosine(
         a, b: (B, D) float16, bfloat16, float32 or float64, of the same dtype, shape and device.
         eps: norm up to which a row counts as zero, >= 0.
         dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022). The result has one similarity
-            per width, of the first dims[k] columns; together they read each column only once.
+            per width, of the first dims[k] columns. All widths share one read of each column.
         backend: "auto", "reference", "scan" (plain torch), "triton" or "native" (with dims only on a CPU).
 
     Returns:

@@ -1,9 +1,9 @@
 """pairwise_cosine as a differentiable function, eager and under torch.compile.
 
-A backend has two functions. `forward(a, b, eps)` returns (c, 1 / |a|, 1 / |b|), each (B,), float64 for float64 rows,
-otherwise float32; all three are 0 where a row counts as zero.
-`backward(grad, a, b, c, 1 / |a|, 1 / |b|, (need a, need b))` returns the gradients of a and b, None if not needed. The
-backends of WIDTHS take `dims` as one more argument, and (B,) becomes (K, B).
+A backend has two functions. `forward(a, b, eps)` returns (c, 1 / |a|, 1 / |b|), each (B,), float64
+for float64 rows, otherwise float32; all three are 0 where a row counts as zero. `backward(grad, a,
+b, c, 1 / |a|, 1 / |b|, (need a, need b))` returns the gradients of a and b, None if not needed.
+The backends of WIDTHS take `dims` as an additional last argument, and (B,) becomes (K, B).
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def _operator_backward(grad, a, b, eps, *rest):
     return _backward(grad, (a, b, c, inverse_a, inverse_b), tuple(needs), dims, module)
 
 
-def _registered(op: Op, name: str, more: str = "") -> Any:
+def _register(op: Op, name: str, more: str = "") -> Any:
     arguments = "Tensor a, Tensor b, float eps" + more
     return with_backward(op, name, arguments, 3, _forward, _empty, _operator_backward, gradients=2)
 
 
-_operator = _registered(OP, "cosine")
-_widths_operator = _registered(WIDTHS, "cosine_widths", ", int[] dims")
+_operator = _register(OP, "cosine")
+_widths_operator = _register(WIDTHS, "cosine_widths", ", int[] dims")

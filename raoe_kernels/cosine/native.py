@@ -51,7 +51,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _call(name: str, device: torch.device, dims: tuple[int, ...]):
-    """Return the compiled function with the arguments that depend on the device filled in."""
+    """Return the compiled function; it adds the arguments that depend on the device."""
     function = getattr(module(device.type), name)
     if device.type == "cpu":
         return lambda *arguments: function(*arguments, dims, torch.get_num_threads())

@@ -32,15 +32,15 @@ def backward(
     needs: tuple[bool, bool],
     dims: Dims = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients by dc/da = (unit b - c unit a) / |a|, and the same with a and b exchanged, summed over the widths."""
+    """Gradients by dc/da = (unit b - c unit a) / |a|, likewise for b, summed over the widths."""
     if dims is None:
         by_a, by_b = _one_width(grad, a, b, c, inverse_a, inverse_b)
     else:
         by_a, by_b = (x.new_zeros(x.shape, dtype=wide(x.dtype)) for x in (a, b))
-        for width, *of_width in zip(dims, grad, c, inverse_a, inverse_b, strict=True):
-            more_a, more_b = _one_width(of_width[0], a[:, :width], b[:, :width], *of_width[1:])
-            by_a[:, :width] += more_a
-            by_b[:, :width] += more_b
+        for width, *saved in zip(dims, grad, c, inverse_a, inverse_b, strict=True):
+            width_a, width_b = _one_width(saved[0], a[:, :width], b[:, :width], *saved[1:])
+            by_a[:, :width] += width_a
+            by_b[:, :width] += width_b
     return by_a.to(a.dtype) if needs[0] else None, by_b.to(b.dtype) if needs[1] else None
 
 

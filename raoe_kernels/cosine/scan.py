@@ -1,5 +1,5 @@
-"""pairwise_cosine in plain torch with its own gradient: it keeps nothing of size (B, D) except the rows, and reads each
-column once per pass for any number of widths."""
+"""pairwise_cosine in plain torch with its own gradient: it saves nothing of size (B, D) but
+the rows, and reads each column once per pass for any number of widths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reference import Dims
 
 
 def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the reference's results. Several widths are running sums over the segments between them."""
+    """Compute the reference's results. Several widths need running sums over the segments between widths."""
     if dims is None:
         return reference.forward(a, b, eps)
     exact, sums = wide(a.dtype), []
@@ -37,8 +37,8 @@ def backward(
     needs: tuple[bool, bool],
     dims: Dims = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged. A column gets a gradient
-    from every width that includes it."""
+    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, likewise for
+    b. A column gets a gradient from every width that includes it."""
     across, along, exact = grad * inverse_a * inverse_b, grad * c, wide(a.dtype)
     if dims is not None:
         across = from_here_on(across)
@@ -49,8 +49,8 @@ def backward(
             return (other.to(exact) * across[:, None] - row.to(exact) * own[:, None]).to(row.dtype)
         own, result = from_here_on(own), torch.zeros_like(row)
         for k, segment in enumerate(segments(dims)):
-            here = other[:, segment].to(exact) * across[k, :, None]
-            result[:, segment] = here.addcmul_(row[:, segment].to(exact), own[k, :, None], value=-1)
+            segment_grad = other[:, segment].to(exact) * across[k, :, None]
+            result[:, segment] = segment_grad.addcmul_(row[:, segment].to(exact), own[k, :, None], value=-1)
         return result
 
     return (

@@ -1,8 +1,8 @@
 """pairwise_cosine in Triton: one warp per row, or one program per row if there are few rows. Rows of any length are
 processed in blocks of columns and read once per pass.
 
-Several widths take one launch for each segment of columns between two widths. The launches hand their sums on in
-`sums`, three numbers per row: forward to the wider widths, backward to the narrower ones.
+Several widths take one launch for each segment of columns between two widths. `sums` passes three numbers
+per row from launch to launch: in forward from narrow to wide widths, in backward from wide to narrow ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POINTERS = ["a", "b", "c", "inverse_a", "inverse_b", "sums", "grad", "grad_a", "
 
 @triton.jit
 def _running(sums, value, rows, n, which: tl.constexpr, more):
-    """Add the sum that the previous launch has left, if there was one (`more` is 1, else 0), and leave the new sum."""
+    """Add the previous launch's sum if there was one (more = 1, else 0), and store the new sum for the next launch."""
     at = sums + which * n.to(tl.int64) + rows
     value += tl.load(at, rows < n * more, 0.0)
     tl.store(at, value, rows < n)
@@ -46,14 +46,14 @@ def cosine_forward(
     dtype: tl.constexpr = c.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows = first + tl.arange(0, ROWS)
-    inside = rows < n
+    row_mask = rows < n
     columns = columns * UNIT
     dot = tl.zeros((ROWS, COLUMNS), dtype)
     square_a = tl.zeros((ROWS, COLUMNS), dtype)
     square_b = tl.zeros((ROWS, COLUMNS), dtype)
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
-        mask = inside[:, None] & (column < columns)[None, :]
+        mask = row_mask[:, None] & (column < columns)[None, :]
         x = tl.load(tile(a, first, row_a, start, column_a, ROWS, COLUMNS, UNIT), mask, 0.0).to(dtype)
         y = tl.load(tile(b, first, row_b, start, column_b, ROWS, COLUMNS, UNIT), mask, 0.0).to(dtype)
         dot += x * y
@@ -63,44 +63,44 @@ def cosine_forward(
     norm_b = root(_running(sums, tl.sum(square_b, 1), rows, n, 1, more))
     product = _running(sums, tl.sum(dot, 1), rows, n, 2, more)
     bound = tl.full((), eps, dtype)
-    dead = (norm_a <= bound) | (norm_b <= bound)
-    over_a = tl.where(dead, 0.0, 1 / tl.where(dead, 1.0, norm_a))
-    over_b = tl.where(dead, 0.0, 1 / tl.where(dead, 1.0, norm_b))
-    tl.store(c + rows, tl.where(dead, 0.0, product * over_a * over_b), inside)
-    tl.store(inverse_a + rows, over_a, inside)
-    tl.store(inverse_b + rows, over_b, inside)
+    is_zero = (norm_a <= bound) | (norm_b <= bound)
+    inv_a = tl.where(is_zero, 0.0, 1 / tl.where(is_zero, 1.0, norm_a))
+    inv_b = tl.where(is_zero, 0.0, 1 / tl.where(is_zero, 1.0, norm_b))
+    tl.store(c + rows, tl.where(is_zero, 0.0, product * inv_a * inv_b), row_mask)
+    tl.store(inverse_a + rows, inv_a, row_mask)
+    tl.store(inverse_b + rows, inv_b, row_mask)
 
 
 @kernel
 def cosine_backward(
     grad, a, b, c, inverse_a, inverse_b, sums, grad_a, grad_b, n, more, columns, row_a: tl.int64, column_a: tl.int64,
-    row_b: tl.int64, column_b: tl.int64, written: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    row_b: tl.int64, column_b: tl.int64, grad_row: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged. A column has the sums of
-    these factors over all widths that include it."""
+    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, likewise for b. A
+    column uses the sums of the factors over all widths that include it."""
     dtype: tl.constexpr = c.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows = first + tl.arange(0, ROWS)
-    inside = rows < n
-    upstream = tl.load(grad + rows, inside, 0.0)
-    over_a = tl.load(inverse_a + rows, inside, 0.0)
-    over_b = tl.load(inverse_b + rows, inside, 0.0)
-    along = upstream * tl.load(c + rows, inside, 0.0)
-    across = _running(sums, upstream * over_a * over_b, rows, n, 0, more)[:, None]
-    along_a = _running(sums, along * over_a * over_a, rows, n, 1, more)[:, None]
-    along_b = _running(sums, along * over_b * over_b, rows, n, 2, more)[:, None]
+    row_mask = rows < n
+    upstream = tl.load(grad + rows, row_mask, 0.0)
+    inv_a = tl.load(inverse_a + rows, row_mask, 0.0)
+    inv_b = tl.load(inverse_b + rows, row_mask, 0.0)
+    along = upstream * tl.load(c + rows, row_mask, 0.0)
+    across = _running(sums, upstream * inv_a * inv_b, rows, n, 0, more)[:, None]
+    along_a = _running(sums, along * inv_a * inv_a, rows, n, 1, more)[:, None]
+    along_b = _running(sums, along * inv_b * inv_b, rows, n, 2, more)[:, None]
     columns = columns * UNIT
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
-        mask = inside[:, None] & (column < columns)[None, :]
+        mask = row_mask[:, None] & (column < columns)[None, :]
         x = tl.load(tile(a, first, row_a, start, column_a, ROWS, COLUMNS, UNIT), mask, 0.0).to(dtype)
         y = tl.load(tile(b, first, row_b, start, column_b, ROWS, COLUMNS, UNIT), mask, 0.0).to(dtype)
         if need_a:
-            to_a = tile(grad_a, first, written, start, 1, ROWS, COLUMNS, UNIT)
+            to_a = tile(grad_a, first, grad_row, start, 1, ROWS, COLUMNS, UNIT)
             tl.store(to_a, (y * across - x * along_a).to(grad_a.dtype.element_ty), mask)
         if need_b:
-            to_b = tile(grad_b, first, written, start, 1, ROWS, COLUMNS, UNIT)
+            to_b = tile(grad_b, first, grad_row, start, 1, ROWS, COLUMNS, UNIT)
             tl.store(to_b, (x * across - y * along_b).to(grad_b.dtype.element_ty), mask)
 
 
@@ -111,12 +111,12 @@ def _launch(a: Tensor, b: Tensor, *grads: Tensor) -> tuple[tuple[int], tuple[int
     rows, step = FEW_ROWS if unit == 16 and n <= FEW else MANY_ROWS
     strides = a.stride(0) // unit, a.stride(1), b.stride(0) // unit, b.stride(1)
     constants = {"ROWS": rows, "COLUMNS": step, "UNIT": unit, "num_warps": WARPS}
-    written = [x.stride(0) // unit for x in grads[:1]]
-    return (triton.cdiv(n, rows),), (columns // unit, *strides, *written), constants
+    grad_strides = [x.stride(0) // unit for x in grads[:1]]
+    return (triton.cdiv(n, rows),), (columns // unit, *strides, *grad_strides), constants
 
 
 def _segments(dims: Dims, *matrices: Tensor) -> list[tuple[Tensor, ...]]:
-    """The matrices' columns of each segment."""
+    """Return for each segment its columns of every matrix."""
     return [matrices] if dims is None else [tuple(x[:, segment] for x in matrices) for segment in segments(dims)]
 
 
@@ -142,28 +142,28 @@ def backward(
     needs: tuple[bool, bool],
     dims: Dims = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    # Columns behind the last width have gradient 0.
+    # Columns beyond the last width have gradient 0.
     empty = a.new_empty if dims is None or dims[-1] == a.shape[1] else a.new_zeros
     grad_a, grad_b = (empty(a.shape) if need else None for need in needs)
-    needed = [g for g in (grad_a, grad_b) if g is not None]
-    if not needed:
+    outputs = [g for g in (grad_a, grad_b) if g is not None]
+    if not outputs:
         return None, None
     # A gradient that is not needed is never written; its argument only needs the right type.
-    written = [needed[0] if g is None else g for g in (grad_a, grad_b)]
+    targets = [outputs[0] if g is None else g for g in (grad_a, grad_b)]
     of_rows, sums = (grad, c, inverse_a, inverse_b), c.new_empty(3, len(a))
     with torch.cuda.device_of(a):
-        for k, (x, y, *to) in reversed([*enumerate(_segments(dims, a, b, *written))]):
-            upstream, *kept = of_rows if dims is None else (each[k] for each in of_rows)
+        for k, (x, y, *to) in reversed([*enumerate(_segments(dims, a, b, *targets))]):
+            upstream, *saved = of_rows if dims is None else (tensor[k] for tensor in of_rows)
             grid, columns, constants = _launch(x, y, *to)
             more = int(dims is not None and k + 1 < len(dims))
             cosine_backward[grid](
-                upstream, x, y, *kept, sums, *to, len(a), more, *columns, *map(int, needs), **constants
+                upstream, x, y, *saved, sums, *to, len(a), more, *columns, *map(int, needs), **constants
             )  # fmt: skip
     return grad_a, grad_b
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile."""
+    """Yield every compilation that a call can cause, for triton_compile."""
     shapes = {"few aligned": (FEW_ROWS, 16), "many aligned": (MANY_ROWS, 16), "any": (MANY_ROWS, 1)}
     for dtype in ("fp16", "bf16", "fp32", "fp64"):
         pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32")

@@ -26,8 +26,8 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
         backend: "auto", "reference", "scan" (plain torch, a few rows at a time) or "triton".
 
     Returns:
-        (..., V), float64 for float64 logits, otherwise float32. Differentiable in current and previous; gradients have
-        the logits' dtype. Infinite results count as constants: their incoming gradient is ignored.
+        (..., V), float64 for float64 logits, otherwise float32. Differentiable in current and previous; gradients
+        have the logits' dtype. Infinite results are constants: their upstream gradient is ignored.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -39,11 +39,11 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
 
 
 def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
-    """Token with the largest guided_log_probs, found without softmax: argmax of g current - (g - 1) previous.
+    """Token with the largest guided_log_probs, without softmax: argmax of g current - (g - 1) previous, g = guidance.
 
-    Greedy decoding by Eq. 4 of the ranking-sentences paper. Of equal tokens the first wins. A token whose current logit
-    is -inf wins only if all are -inf (the result is then 0). NaN counts as the largest value, as for torch.argmax.
-    Values are rounded to float32 (float64 for float64 logits) and then compared.
+    Greedy decoding by Eq. 4 of the ranking-sentences paper. Of equal tokens the first wins. A token whose current
+    logit is -inf wins only if all current logits are -inf (the result is then 0). NaN counts as the largest
+    value, as for torch.argmax. Values are rounded to float32 (float64 for float64 logits) and then compared.
 
     Args:
         current, previous, guidance, backend: as for guided_log_probs; V must be at least 1.
@@ -57,7 +57,7 @@ def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend
     """
     _check(current, previous)
     if current.shape[-1] == 0:
-        raise ValueError(f"current must have at least one token to choose from, got {_validate.describe(current)}")
+        raise ValueError(f"current must have at least one token, got {_validate.describe(current)}")
     best = argmax(_rows(current), _rows(previous), _validate.number("guidance", guidance, low=0), backend)
     return best if current.ndim == 2 else best.reshape(current.shape[:-1])
 

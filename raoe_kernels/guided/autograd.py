@@ -36,7 +36,7 @@ def log_probs(current: Tensor, previous: Tensor, guidance: float, backend: str) 
         return _operator(current, previous, guidance, backend)[0]
     if torch.is_grad_enabled() and (current.requires_grad or previous.requires_grad):
         return _Guided.apply(current, previous, guidance, module)
-    return _forward(current, _other(current, previous, guidance), guidance, module)[0]
+    return _forward(current, _second_logits(current, previous, guidance), guidance, module)[0]
 
 
 def argmax(current: Tensor, previous: Tensor, guidance: float, backend: str) -> Tensor:
@@ -47,8 +47,8 @@ def argmax(current: Tensor, previous: Tensor, guidance: float, backend: str) -> 
     return _argmax(current, previous, guidance, module)
 
 
-def _other(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
-    """Return previous, or current if guidance is 1: then previous must not be read, and the result is current's."""
+def _second_logits(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
+    """Return previous, or current if guidance is 1: the result then depends on current only, and previous is unread."""
     return current if guidance == 1 else previous
 
 
@@ -69,24 +69,24 @@ def _backward(
     grad: Tensor, saved: tuple[Tensor, ...], guidance: float, needs: tuple[bool, bool], module: Any
 ) -> tuple[Tensor | None, Tensor | None]:
     current = saved[0]
-    used = needs[0], needs[1] and guidance != 1
+    reads = needs[0], needs[1] and guidance != 1
     grads: tuple[Tensor | None, ...] = (None, None)
-    if any(used) and current.numel():
-        grads = module.backward(grad, *saved, guidance, used)
-    filled = [current.new_zeros(current.shape) if n and g is None else g for g, n in zip(grads, needs, strict=True)]
-    return filled[0], filled[1]
+    if any(reads) and current.numel():
+        grads = module.backward(grad, *saved, guidance, reads)
+    results = [current.new_zeros(current.shape) if n and g is None else g for g, n in zip(grads, needs, strict=True)]
+    return results[0], results[1]
 
 
 def _argmax(current: Tensor, previous: Tensor, guidance: float, module: Any) -> Tensor:
     if current.shape[0] == 0:
         return current.new_empty(0, dtype=torch.int64)
-    return module.argmax(current, _other(current, previous, guidance), guidance)
+    return module.argmax(current, _second_logits(current, previous, guidance), guidance)
 
 
 class _Guided(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, current: Tensor, previous: Tensor, guidance: float, module: Any) -> Tensor:
-        other = _other(current, previous, guidance)
+        other = _second_logits(current, previous, guidance)
         result, *normalisers = _forward(current, other, guidance, module)
         ctx.save_for_backward(current, other, *normalisers)
         ctx.guidance, ctx.module = guidance, module
@@ -102,12 +102,12 @@ _ARGUMENTS = "Tensor current, Tensor previous, float guidance"
 
 
 def _operator_forward(current, previous, guidance, module):
-    found = _forward(current, _other(current, previous, guidance), guidance, module)
-    return tuple(empty if x is None else x for x, empty in zip(found, _empty(current), strict=True))
+    results = _forward(current, _second_logits(current, previous, guidance), guidance, module)
+    return tuple(empty if x is None else x for x, empty in zip(results, _empty(current), strict=True))
 
 
 def _operator_backward(grad, current, previous, guidance, of_current, of_previous, needs, module):
-    saved = current, _other(current, previous, guidance), of_current, of_previous
+    saved = current, _second_logits(current, previous, guidance), of_current, of_previous
     return _backward(grad, saved, guidance, tuple(needs), module)
 
 

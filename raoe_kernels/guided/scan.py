@@ -11,7 +11,7 @@ from torch import Tensor
 from .._dtypes import wide
 
 INF = float("inf")
-# Logits per context in a chunk: enough for torch's threads, and few enough to be still in the cache for a second pass.
+# Logits per context in a chunk: enough for torch's threads, and few enough to stay in the cache for a second pass.
 CHUNK = 1 << 18
 
 
@@ -21,27 +21,27 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def _looks(logits: Tensor) -> bool:
-    """Whether to test first if any logit is -inf, by a minimum or a sum that is not finite then. On a CPU this is
-    cheaper than handling -inf element by element. Other devices would have to wait for the answer."""
+def _test_first(logits: Tensor) -> bool:
+    """Whether to test first if any logit is -inf (a minimum or a sum is then not finite). On a CPU this is
+    cheaper than handling -inf element by element. On other devices the host would wait for the answer."""
     return logits.device.type == "cpu"
 
 
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
     """Eq. 4 as p + (guidance - 1) (p - q) with log-probabilities p and q, which is exactly p if q = p."""
     dtype = wide(current.dtype)
-    result, kept = current.new_empty(current.shape, dtype=dtype), None
+    result, buffer = current.new_empty(current.shape, dtype=dtype), None
     for part in _chunks(current):
-        x, y, mixed = current[part], previous[part], result[part]
-        if _looks(x):
-            # Write p into the result and q into the previous chunk's buffer: new memory costs as much as the softmax.
-            kept = mixed.new_empty(mixed.shape) if kept is None else kept[: len(x)]
-            p, q = torch.log_softmax(x, -1, dtype, out=mixed), torch.log_softmax(y, -1, dtype, out=kept)
-            if math.isfinite(torch.lerp(q, p, guidance, out=mixed).sum()):
+        x, y, out = current[part], previous[part], result[part]
+        if _test_first(x):
+            # Write p into the result and q into a buffer shared by all chunks: new memory costs as much as the softmax.
+            buffer = out.new_empty(out.shape) if buffer is None else buffer[: len(x)]
+            p, q = torch.log_softmax(x, -1, dtype, out=out), torch.log_softmax(y, -1, dtype, out=buffer)
+            if math.isfinite(torch.lerp(q, p, guidance, out=out).sum()):
                 continue
         p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
         q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of only -inf
-        torch.sub(p, q, out=mixed).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
+        torch.sub(p, q, out=out).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
     return result, None, None  # no normalisers: in backward, torch's own softmax is faster
 
 
@@ -54,18 +54,18 @@ def backward(
     guidance: float,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients: guidance (grad - softmax(current) total), and for previous the same with 1 - guidance."""
+    """Gradients: guidance (grad - softmax(current) total), and (1 - guidance) (grad - softmax(previous) total)."""
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in needs)
     for part in _chunks(current):
         x, y, g = current[part], previous[part], grad[part]
-        forbids = not (_looks(x) and math.isfinite(x.amin()) and math.isfinite(y.amin()))
-        if forbids:
+        has_inf = not (_test_first(x) and math.isfinite(x.amin()) and math.isfinite(y.amin()))
+        if has_inf:
             g = g.masked_fill((x == -INF) | (y == -INF), 0)
         total = g.sum(-1, keepdim=True)
         for out, logits, weight in ((by_current, x, guidance), (by_previous, y, 1 - guidance)):
             if out is not None:
                 softmax = logits.softmax(-1, dtype=g.dtype)
-                if forbids:
+                if has_inf:
                     softmax.masked_fill_(logits == -INF, 0)  # softmax is NaN for a row of only -inf
                 torch.add(softmax.mul_(-weight * total), g, alpha=weight, out=out[part])
     return by_current, by_previous
@@ -76,7 +76,7 @@ def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):
         x, y = (logits[part].to(wide(current.dtype)) for logits in (current, previous))
-        if not (_looks(x) and math.isfinite((scores := torch.lerp(y, x, guidance)).sum())):
+        if not (_test_first(x) and math.isfinite((scores := torch.lerp(y, x, guidance)).sum())):
             scores = (x - y).mul_(guidance - 1).add_(x).masked_fill_(x == -INF, -INF)
         best[part] = scores.argmax(-1)
     return best

@@ -1,5 +1,5 @@
-"""Guided ops in Triton: rows are split into slices, and each op takes two launches. The first computes a sum per slice,
-the second joins a row's sums and reads the slices again while they are still in the L2 cache."""
+"""Guided ops in Triton: rows are split into slices, and each op takes two launches. The first computes a sum
+per slice. The second adds up a row's sums and reads the slices again while they are still in the L2 cache."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..triton_rows import at, kernel, unit_of
 # spend more instructions on joining sums than on logits.
 COLUMNS = {2: 8192, 4: 4096, 8: 1024}
 WARPS = 8
-# Slices whose sums are joined at once: one warp does it without exchanging data with the others.
+# Slices whose sums are joined at once, one per thread of a warp: no warp needs another's data.
 JOINED = 32
-# Bytes that a pair of launches reads, so that the second finds them in the L2 cache (40 MB on an A100, 50 on an H100,
-# 60 on an H200) along with its output.
+# Bytes that a pair of launches reads: few enough to stay in the L2 cache for the second
+# launch, along with its output (40 MB on an A100, 50 on an H100, 60 on an H200).
 IN_CACHE = 32 << 20
 
 POINTERS = ["current", "previous", "result", "best", "of_current", "of_previous", "grad", "by_current", "by_previous",
@@ -33,8 +33,8 @@ POINTERS = ["current", "previous", "result", "best", "of_current", "of_previous"
 def _place(first, columns, COLUMNS: tl.constexpr):
     """Return this program's row, the start of its slice, and a mask of the slice's COLUMNS inside the row."""
     start = tl.program_id(1).to(tl.int64) * COLUMNS
-    inside = tl.arange(0, COLUMNS) < tl.minimum(columns - start, COLUMNS).to(tl.int32)
-    return first + tl.program_id(0), start, inside
+    mask = tl.arange(0, COLUMNS) < tl.minimum(columns - start, COLUMNS).to(tl.int32)
+    return first + tl.program_id(0), start, mask
 
 
 @triton.jit
@@ -58,17 +58,17 @@ def _normaliser(sums, row, slices, count, JOINED: tl.constexpr, dtype: tl.conste
     leaves -inf. The sum is NaN if an x is NaN or +inf."""
     LOWEST: tl.constexpr = -1.7976931348623157e308 if dtype == tl.float64 else -3.4028234663852886e38
     place = sums + row * slices + tl.arange(0, JOINED)
-    inside = tl.arange(0, JOINED) < slices
-    largest, total = tl.load(place, inside, LOWEST), tl.load(place + count, inside, 0.0)
-    for more in range(JOINED, slices, JOINED):
-        inside = more + tl.arange(0, JOINED) < slices
-        x = tl.load(place + more, inside, LOWEST)
-        new = tl.maximum(largest, x)
-        total = total * _exp(largest - new) + tl.load(place + more + count, inside, 0.0) * _exp(x - new)
-        largest = new
+    mask = tl.arange(0, JOINED) < slices
+    largest, total = tl.load(place, mask, LOWEST), tl.load(place + count, mask, 0.0)
+    for offset in range(JOINED, slices, JOINED):
+        mask = offset + tl.arange(0, JOINED) < slices
+        x = tl.load(place + offset, mask, LOWEST)
+        new_max = tl.maximum(largest, x)
+        total = total * _exp(largest - new_max) + tl.load(place + offset + count, mask, 0.0) * _exp(x - new_max)
+        largest = new_max
     top = tl.max(largest, 0)
-    whole = tl.sum(total * _exp(largest - top), 0)
-    return tl.where(whole == 0, 0.0, top), tl.log(tl.where(whole == 0, 1.0, whole))
+    full_sum = tl.sum(total * _exp(largest - top), 0)
+    return tl.where(full_sum == 0, 0.0, top), tl.log(tl.where(full_sum == 0, 1.0, full_sum))
 
 
 @kernel
@@ -123,14 +123,14 @@ def _slice(matrix, row, step, start, lane, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _live(x, y, grad, row_grad, column_grad, start, lane, mask, UNIT: tl.constexpr):
-    """Incoming gradient where the result is finite, else 0."""
+def _finite_grad(x, y, grad, row_grad, column_grad, start, lane, mask, UNIT: tl.constexpr):
+    """Upstream gradient where the result is finite, else 0."""
     if UNIT == 16:
         place = at(grad + row_grad * UNIT, start, UNIT) + lane
     else:
         place = grad + row_grad + (start + lane) * column_grad
-    live = (x != -float("inf")) & (y != -float("inf"))
-    return tl.where(live, tl.load(place, mask, 0.0), 0.0)
+    is_finite = (x != -float("inf")) & (y != -float("inf"))
+    return tl.where(is_finite, tl.load(place, mask, 0.0), 0.0)
 
 
 @kernel
@@ -142,7 +142,7 @@ def guided_backward_sums(
     lane = tl.arange(0, COLUMNS)
     x = tl.load(_slice(current, row, row_current, start, lane, UNIT), mask, -float("inf"))
     y = tl.load(_slice(previous, row, row_previous, start, lane, UNIT), mask, -float("inf"))
-    g = _live(x, y, grad, row * row_grad, column_grad, start, lane, mask, UNIT)
+    g = _finite_grad(x, y, grad, row * row_grad, column_grad, start, lane, mask, UNIT)
     tl.store(sums + row * slices + tl.program_id(1), tl.sum(g, 0))
 
 
@@ -153,17 +153,17 @@ def guided_backward_mix(
     row_previous: tl.int64, guidance: tl.float64, need_current, need_previous, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients: guidance (grad - softmax(current) total), and for previous the same with 1 - guidance."""
+    """Gradients: guidance (grad - softmax(current) total), and (1 - guidance) (grad - softmax(previous) total)."""
     dtype: tl.constexpr = of_current.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
     x = tl.load(_slice(current, row, row_current, start, lane, UNIT), mask, -float("inf")).to(dtype)
     y = tl.load(_slice(previous, row, row_previous, start, lane, UNIT), mask, -float("inf")).to(dtype)
-    g = _live(x, y, grad, row * row_grad, column_grad, start, lane, mask, UNIT)
-    joined = tl.arange(0, JOINED)
-    totals = tl.load(sums + row * slices + joined, joined < slices, 0.0)
-    for more in range(JOINED, slices, JOINED):
-        totals += tl.load(sums + row * slices + more + joined, more + joined < slices, 0.0)
+    g = _finite_grad(x, y, grad, row * row_grad, column_grad, start, lane, mask, UNIT)
+    part = tl.arange(0, JOINED)
+    totals = tl.load(sums + row * slices + part, part < slices, 0.0)
+    for offset in range(JOINED, slices, JOINED):
+        totals += tl.load(sums + row * slices + offset + part, offset + part < slices, 0.0)
     total = tl.sum(totals, 0)
     if need_current:
         p = _exp(x - tl.load(of_current + row) - tl.load(of_current + rows + row))
@@ -178,13 +178,13 @@ def guided_backward_mix(
 
 
 @triton.jit
-def _best(value, where, none):
+def _best(value, index, no_index):
     """Return the largest value and the smallest `where` that has it. NaN counts as the largest value."""
-    broken = value != value
-    highest = tl.max(tl.where(broken, float("inf"), value), 0)
-    any_broken = tl.max(broken.to(tl.int32), 0) > 0
-    chosen = tl.where(any_broken, broken, value == highest)
-    return tl.where(any_broken, float("nan"), highest), tl.min(tl.where(chosen, where, none), 0)
+    is_nan = value != value
+    highest = tl.max(tl.where(is_nan, float("inf"), value), 0)
+    has_nan = tl.max(is_nan.to(tl.int32), 0) > 0
+    is_best = tl.where(has_nan, is_nan, value == highest)
+    return tl.where(has_nan, float("nan"), highest), tl.min(tl.where(is_best, index, no_index), 0)
 
 
 @kernel
@@ -199,9 +199,9 @@ def guided_argmax_slices(
     x = tl.load(_slice(current, row, row_current, start, lane, UNIT), mask, -float("inf")).to(dtype)
     y = tl.load(_slice(previous, row, row_previous, start, lane, UNIT), mask, 0.0).to(dtype)
     value = tl.where(x == -float("inf"), x, x + tl.full((), guidance - 1, dtype) * (x - y))
-    highest, where = _best(value, start + lane, columns * UNIT)
+    highest, index = _best(value, start + lane, columns * UNIT)
     tl.store(scores + row * slices + tl.program_id(1), highest)
-    tl.store(best + row * slices + tl.program_id(1), where)
+    tl.store(best + row * slices + tl.program_id(1), index)
 
 
 @kernel
@@ -210,16 +210,16 @@ def guided_argmax_join(scores, best, result, slices: tl.int64, JOINED: tl.conste
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, JOINED)
     highest = tl.full((), -float("inf"), dtype)
-    where = tl.load(best + row * slices)
+    index = tl.load(best + row * slices)
     for start in range(0, slices, JOINED):
-        inside = start + lane < slices
-        values = tl.load(scores + row * slices + start + lane, inside, -float("inf"))
-        places = tl.load(best + row * slices + start + lane, inside, 1 << 62)
-        value, place = _best(values, places, 1 << 62)
+        mask = start + lane < slices
+        values = tl.load(scores + row * slices + start + lane, mask, -float("inf"))
+        indices = tl.load(best + row * slices + start + lane, mask, 1 << 62)
+        value, new_index = _best(values, indices, 1 << 62)
         better = (value > highest) | ((value != value) & (highest == highest))
-        where = tl.where(better, place, where)
+        index = tl.where(better, new_index, index)
         highest = tl.where(better, value, highest)
-    tl.store(result + row, where)
+    tl.store(result + row, index)
 
 
 def _rows(*logits: Tensor) -> tuple[Tensor, ...]:
@@ -269,22 +269,17 @@ def backward(
     slices = triton.cdiv(columns, COLUMNS[size])
     grads = [current.new_empty(rows, columns) if need else None for need in needs]
     # A gradient that is not needed is never written; its argument only needs the right type.
-    written = [current if g is None else g for g in grads]
+    outputs = [current if g is None else g for g in grads]
     sums = grad.new_empty(rows, slices)
-    shape = (
-        columns // unit,
-        grad.stride(0) // unit,
-        grad.stride(1),
-        current.stride(0) // unit,
-        previous.stride(0) // unit,
-    )
+    strides = current.stride(0) // unit, previous.stride(0) // unit
+    shape = columns // unit, grad.stride(0) // unit, grad.stride(1), *strides
     constants = {"COLUMNS": COLUMNS[size], "UNIT": unit, "num_warps": WARPS}
     with torch.cuda.device_of(current):
         for first, group in _groups(rows, columns * (2 * size + grad.itemsize)):
             grid = (group, slices)
             guided_backward_sums[grid](grad, current, previous, sums, first, slices, *shape, **constants)
             guided_backward_mix[grid](
-                grad, current, previous, sums, of_current, of_previous, *written, first, slices, rows, *shape, guidance,
+                grad, current, previous, sums, of_current, of_previous, *outputs, first, slices, rows, *shape, guidance,
                 *map(int, needs), JOINED=JOINED, **constants,
             )  # fmt: skip
     return grads[0], grads[1]
@@ -308,15 +303,15 @@ def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile."""
-    joining = (guided_forward_mix, guided_backward_mix)
+    """Yield every compilation that a call can cause, for triton_compile."""
+    mix_kernels = (guided_forward_mix, guided_backward_mix)
     for dtype, size in (("fp16", 2), ("bf16", 2), ("fp32", 4), ("fp64", 8)):
         pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32") | {"best": "*i64"}
         pointers |= dict.fromkeys(("current", "previous", "by_current", "by_previous"), f"*{dtype}")
         for unit, rows in ((16, "aligned"), (1, "any")):
-            for function in (guided_forward_sums, guided_backward_sums, guided_argmax_slices, *joining):
+            for function in (guided_forward_sums, guided_backward_sums, guided_argmax_slices, *mix_kernels):
                 constants = {"COLUMNS": COLUMNS[size], "UNIT": unit}
-                constants |= {"JOINED": JOINED} if function in joining else {}
+                constants |= {"JOINED": JOINED} if function in mix_kernels else {}
                 name = f"{function.__name__} {dtype} {rows}"
                 yield Variant(name, function, signature_of(function, **pointers), constants, WARPS)
     for dtype in ("fp32", "fp64"):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import _validate
 from .._dtypes import as_products
-from .arguments import check_mask, check_range, check_rows, directed, guiding, ignored, integers, like_anchors
+from .arguments import check_alike, check_directions, check_guide, check_ignore, check_mask, check_range, check_rows
 from .autograd import info_nce
 from .problem import HARDNESS, Problem
 from .widths import info_nce_widths
@@ -58,8 +58,8 @@ def info_nce_loss(
             anchor's id. An anchor's own positive always counts. Ids apply to all directions; a bool mask allows only
             query_to_doc, and doc_to_query without all_anchors.
         symmetric: average both directions; in the second, anchor i is the target of its positive among all N anchors.
-            Short for directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction". If `ignore` leaves
-            out column targets[i] for anchor j, it also leaves out anchor j for the positive of anchor i.
+            Same as directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction". If `ignore`
+            leaves out column targets[i] for anchor j, it also leaves out anchor j for the positive of anchor i.
         directions: "query_to_doc" plus any of these similarities: of anchor i's positive with all anchors
             ("doc_to_query"); of anchor i with all other anchors ("query_to_query"); of its positive with the positives
             and negatives of other anchors ("doc_to_doc"), or with their positives only ("positive_to_positive", as in
@@ -74,8 +74,8 @@ def info_nce_loss(
             (Lan et al. 2025, Eq. 5). The first two require M to be a multiple of P.
         guide: (anchors (N, G), positives (P, G)[, negatives (M, G)]), the rows of another encoder, of any float dtype.
             Pairs that the guide finds more similar than the positive pair are left out in every direction.
-        guide_margin, margin_strategy: with pos the guide's cosine of the positive pair, pairs are left out above
-            pos - margin ("absolute") or pos - |pos| * margin ("relative").
+        guide_margin, margin_strategy: a pair is left out if its guide cosine exceeds pos - margin ("absolute") or
+            pos - |pos| * margin ("relative"), where pos is the guide's cosine of the positive pair.
         dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022): one loss per width, of the
             first dims[k] columns. Allowed with targets, ignore and symmetric only. On a CPU the widths share their
             matrix products, and backward is cheapest if the losses have equal weights.
@@ -93,13 +93,13 @@ def info_nce_loss(
         RuntimeError: the requested backend cannot run here, or a second derivative was requested.
     """
     rows, columns = check_rows(anchors, positives, negatives, targets)
-    found = rows
+    count = rows
     if all_anchors is not None:
-        like_anchors("all_anchors", all_anchors, anchors)
+        check_alike("all_anchors", all_anchors, anchors)
         _validate.companion("all_anchors", all_anchors, positives.shape, "positives", positives)
-        found = len(all_anchors)
+        count = len(all_anchors)
     scale = _validate.learnable_scale(scale, anchors.device)
-    names, joint = directed(directions, partition_mode, symmetric)
+    names, joint = check_directions(directions, partition_mode, symmetric)
     if hardness_mode is not None:
         _validate.one_of("hardness_mode", hardness_mode, HARDNESS)
     strength = _validate.number("hardness_strength", hardness_strength, low=0)
@@ -108,9 +108,9 @@ def info_nce_loss(
             f"the number of negatives must be a multiple of the {len(positives)} positives for hardness_mode "
             f"{hardness_mode!r}, got {columns - len(positives)}"
         )
-    mask, anchor_ids, column_ids = ignored(ignore, rows if isinstance(ignore, Tensor) else found, columns, anchors)
+    mask, anchor_ids, column_ids = check_ignore(ignore, rows if isinstance(ignore, Tensor) else count, columns, anchors)
     check_mask(mask, names, all_anchors)
-    guides = guiding(guide, found, positives, negatives)
+    guides = check_guide(guide, count, positives, negatives)
     harder = hardness_mode is not None and strength > 0
     anchors, positives, negatives, all_anchors = as_products(anchors, positives, negatives, all_anchors)
     problem = Problem(
@@ -121,13 +121,13 @@ def info_nce_loss(
         relative=_validate.one_of("margin_strategy", margin_strategy, ("absolute", "relative")) == "relative",
     )  # fmt: skip
     if targets is not None:
-        targets = integers("targets", targets, (rows,), anchors)
-        of = "positives" if problem.target_count < columns else "positives and negatives"
-        check_range(targets, problem.target_count, of=of)
+        targets = _validate.integers("targets", targets, (rows,), "anchors", anchors).long()
+        kind = "positives" if problem.target_count < columns else "positives and negatives"
+        check_range(targets, problem.target_count, of=kind)
         problem = problem._replace(targets=targets)
     if dims is None:
         return info_nce(problem, backend)
     widths = _validate.widths("dims", dims, anchors.shape[1])
-    if more := problem.beyond_triton() or ("a tensor for scale" if problem.learned_scale is not None else ""):
-        raise ValueError(f"dims cannot be combined with {more}, got {_validate.describe(dims)}")
+    if conflict := problem.beyond_triton() or ("a tensor for scale" if problem.learned_scale is not None else ""):
+        raise ValueError(f"dims cannot be combined with {conflict}, got {_validate.describe(dims)}")
     return info_nce_widths(problem, widths, backend)

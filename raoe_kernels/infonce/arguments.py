@@ -14,18 +14,18 @@ from .problem import DIRECTIONS
 def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, targets: object) -> tuple[int, int]:
     """Check the rows of a call and return (number of rows, number of columns)."""
     _validate.float_tensor("anchors", anchors, 2)
-    like_anchors("positives", positives, anchors)
+    check_alike("positives", positives, anchors)
     if negatives is not None:
-        like_anchors("negatives", negatives, anchors)
+        check_alike("negatives", negatives, anchors)
     if targets is None and len(positives) < len(anchors):
         raise ValueError(
-            f"positives must have a row for each of the {len(anchors)} anchors unless targets are given, "
+            f"positives must have a row for each of the {len(anchors)} anchors, or pass targets, "
             f"got {_validate.describe(positives)}"
         )
     return len(anchors), len(positives) + (0 if negatives is None else len(negatives))
 
 
-def like_anchors(name: str, value: Tensor, anchors: Tensor) -> None:
+def check_alike(name: str, value: Tensor, anchors: Tensor) -> None:
     _validate.float_tensor(name, value, 2)
     if value.shape[1] != anchors.shape[1] or value.dtype != anchors.dtype or value.device != anchors.device:
         raise ValueError(
@@ -52,9 +52,10 @@ def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tens
 
 
 def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "positives and negatives") -> None:
-    """Check that targets are from `lowest` to columns - 1. `of` says in the message what the columns are.
+    """Check that targets are from `lowest` to columns - 1. `of` names the columns in the message.
 
-    Values are read on the CPU only: reading would wait for a device, and a compiled graph cannot branch on them.
+    Values are checked on the CPU only: reading them would wait for a
+    GPU, and a compiled graph cannot branch on them.
     """
     if targets.numel() == 0:
         return
@@ -66,10 +67,10 @@ def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "posit
             raise ValueError(f"targets must be columns {lowest} … {columns - 1} of {of}, got {low} … {high}")
 
 
-def ignored(
+def check_ignore(
     ignore: object, rows: int, columns: int, anchors: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Check `ignore` and return (mask, None, None), (None, anchor ids, column ids), or three times None."""
+    """Check `ignore` and return (mask, None, None), (None, anchor ids, column ids) or (None, None, None)."""
     if ignore is None:
         return None, None, None
     if isinstance(ignore, Tensor):
@@ -79,47 +80,47 @@ def ignored(
     return None, *pair_of_ids("ignore", ignore, rows, columns, anchors)
 
 
-def directed(directions: object, partition_mode: object, symmetric: object) -> tuple[tuple[str, ...], bool]:
-    """Check the directions and return (them in the order of DIRECTIONS, whether one softmax covers all of them)."""
+def check_directions(directions: object, partition_mode: object, symmetric: object) -> tuple[tuple[str, ...], bool]:
+    """Return (the checked directions in the order of DIRECTIONS, whether one softmax covers all of them)."""
     if not isinstance(symmetric, bool):
         raise TypeError(f"symmetric must be True or False, got {_validate.describe(symmetric)}")
     if not isinstance(directions, (tuple, list)):
         raise TypeError(f"directions must be a tuple of names, got {_validate.describe(directions)}")
-    for name in directions:
-        _validate.one_of("directions", name, DIRECTIONS)
+    for direction in directions:
+        _validate.one_of("directions", direction, DIRECTIONS)
     joint = _validate.one_of("partition_mode", partition_mode, ("joint", "per_direction")) == "joint"
-    found = tuple(name for name in DIRECTIONS if name in directions)
-    if DIRECTIONS[0] not in found or len(found) != len(directions):
+    names = tuple(direction for direction in DIRECTIONS if direction in directions)
+    if DIRECTIONS[0] not in names or len(names) != len(directions):
         got = _validate.describe(directions)
         raise ValueError(f"directions must include query_to_doc and must not repeat a name, got {got}")
-    if found[-2:] == DIRECTIONS[-2:]:
-        raise ValueError("directions must not hold both doc_to_doc and positive_to_positive, which is a part of it")
-    if symmetric and (len(found) > 1 or not joint):
+    if names[-2:] == DIRECTIONS[-2:]:
+        raise ValueError("directions must not hold both doc_to_doc and positive_to_positive, which doc_to_doc includes")
+    if symmetric and (len(names) > 1 or not joint):
         raise ValueError(
             "symmetric sets directions and partition_mode: leave both at their defaults, "
             f"got {_validate.describe(directions)} and {partition_mode!r}"
         )
     if symmetric:
         return DIRECTIONS[:2], False
-    if not joint and not set(found) <= set(DIRECTIONS[:2]):
+    if not joint and not set(names) <= set(DIRECTIONS[:2]):
         raise ValueError(
             "partition_mode 'per_direction' allows only the directions query_to_doc and doc_to_query, "
             f"got {_validate.describe(directions)}"
         )
-    return found, joint
+    return names, joint
 
 
 def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tensor | None) -> None:
-    """Refuse a mask where directions compare two anchors, two columns, or anchors that only all_anchors holds."""
-    others = " of all_anchors" if all_anchors is not None else ""
-    if mask is not None and set(directions) - set(DIRECTIONS[: 1 if others else 2]):
+    """Refuse a mask for directions whose pairs it lacks: two anchors, two columns, or rows of all_anchors only."""
+    suffix = " of all_anchors" if all_anchors is not None else ""
+    if mask is not None and set(directions) - set(DIRECTIONS[: 1 if suffix else 2]):
         raise ValueError(
-            f"ignore must be a pair of id tensors, not a mask, for the directions {', '.join(directions)}{others}, "
+            f"ignore must be a pair of id tensors, not a mask, for the directions {', '.join(directions)}{suffix}, "
             f"got {_validate.describe(mask)}"
         )
 
 
-def guiding(
+def check_guide(
     guide: object, anchors: int, positives: Tensor, negatives: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Check the guide and return its rows for the anchors (`anchors` is their number), positives and negatives."""

@@ -1,9 +1,10 @@
 """Matrix products of the in-batch losses, a chunk of rows at a time, with a callback that turns logits into weights.
 The whole matrix of logits never exists, and no logit is computed twice.
 
-For half precision on a GPU, tensor cores multiply without more rounding than float32 products would have: cosines are
-products of the given rows, divided by their norms; weights times unit rows are three products of bfloat16 halves (see
-Halves).
+For half precision on a GPU, tensor cores multiply with no more
+rounding than float32 products would have. Cosines are products of the
+input rows, divided by their norms. Weights times unit rows are three
+products of bfloat16 halves (see Halves).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ WIDENS = torch.__version__ >= "2.10"  # compared as versions
 
 
 def product(x: Tensor, y: Tensor, out: Tensor | None = None, add: Tensor | None = None) -> Tensor:
-    """Return x y, written to `out` or added to `add` if given. For float16 and bfloat16 the result is float32, computed
-    by tensor cores on a GPU; otherwise it has the inputs' dtype."""
+    """Return x @ y, written to `out` or added to `add` if set. For float16 and bfloat16 the
+    result is float32, computed by tensor cores on a GPU; otherwise it has the inputs' dtype."""
     if x.dtype.itemsize == 2:
         if x.is_cuda and WIDENS:
             if add is not None:
@@ -42,34 +43,35 @@ def sweep(
     columns: Tensor,
     weigh: Callable[[int, Tensor], Tensor | None],
     by_rows: bool = False,
-    wanted: slice | None = None,
+    part: slice | None = None,
     most: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return weights columns if `by_rows`, and weights[:, wanted]^T rows if `wanted` is given, both in the dtype of
-    `product`; otherwise None.
+    """Return (weights @ columns if `by_rows`, weights[:, part]^T @ rows if `part` is not
+    None), both in the dtype of `product`, with None for a product that is not needed.
 
-    weigh(first, logits) receives rows[first : first + n] columns^T, which it may overwrite, and returns the
-    (n, columns) weights in the rows' dtype, or None if neither product is needed. A chunk has at most `most` rows, by
-    default as many as BUFFER and ROWS allow.
+    weigh(first, logits) receives rows[first : first + n] @ columns^T,
+    which it may overwrite, and returns the (n, columns) weights in the
+    rows' dtype, or None if neither product is needed. A chunk has at
+    most `most` rows, by default as many as BUFFER and ROWS allow.
     """
-    gradient = by_rows or wanted is not None
+    gradient = by_rows or part is not None
     cell = wide(rows.dtype).itemsize + (rows.dtype.itemsize if gradient and rows.dtype.itemsize == 2 else 0)
     step = even(len(rows), most or max(ROWS, BUFFER // (cell * max(1, len(columns)))))
     whole = step >= len(rows)
     grads = None if whole or not by_rows else rows.new_empty(rows.shape, dtype=wide(rows.dtype))
     sums = None
     for first in range(0, len(rows), step):
-        here = rows if whole else rows[first : first + step]
-        weights = weigh(first, product(here, columns.t()))
+        chunk = rows if whole else rows[first : first + step]
+        weights = weigh(first, product(chunk, columns.t()))
         if weights is None:
             continue
         if by_rows:
-            made = product(weights, columns, None if grads is None else grads[first : first + step])
-            grads = made if grads is None else grads
-        if wanted is not None:
-            chosen = weights if wanted == slice(0, None) else weights[:, wanted]
-            sums = product(chosen.t(), here, add=sums)
-            del chosen
+            chunk_grads = product(weights, columns, None if grads is None else grads[first : first + step])
+            grads = chunk_grads if grads is None else grads
+        if part is not None:
+            part_weights = weights if part == slice(0, None) else weights[:, part]
+            sums = product(part_weights.t(), chunk, add=sums)
+            del part_weights
         del weights  # so that the next chunk's weights can reuse the memory
     return grads, sums
 
@@ -82,7 +84,7 @@ def even(count: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """A float32 matrix, split into a sum of two bfloat16 matrices that keeps 16 binary digits."""
+    """A float32 matrix as the sum of two bfloat16 matrices, which keeps 16 binary digits."""
 
     high: Tensor
     low: Tensor
@@ -97,19 +99,19 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class UnitRows:
-    """Unit rows (n, D). For half precision on a GPU also the given rows, which the factors `over` (n,) normalise."""
+    """Unit rows (n, D). For half precision on a GPU also half_rows (n, D) and their 1 / norm, inverse (n,)."""
 
     units: Tensor
-    given: Tensor | None = None
-    over: Tensor | None = None
+    half_rows: Tensor | None = None
+    inverse: Tensor | None = None
 
     def __getitem__(self, place: slice | Tensor) -> UnitRows:
-        given, over = (None if x is None else x[place] for x in (self.given, self.over))
-        return UnitRows(self.units[place], given, over)
+        half_rows, inverse = (None if x is None else x[place] for x in (self.half_rows, self.inverse))
+        return UnitRows(self.units[place], half_rows, inverse)
 
     def factor(self) -> Tensor | Halves:
         """Return the matrix that weights are multiplied by, in halves if that is faster."""
-        return self.units if self.given is None else halves(self.units)
+        return self.units if self.half_rows is None else halves(self.units)
 
 
 def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
@@ -118,21 +120,21 @@ def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
     rows = [x for x in parts if x is not None]
     if not pays(rows[0]):
         return UnitRows(units), inverse, poison
-    over, exponent = torch.frexp(inverse)  # scaling by a power of two is exact, and products cannot overflow
-    given = [x.ldexp(e[:, None]).to(x.dtype) for x, e in zip(rows, exponent.split([*map(len, rows)]), strict=True)]
-    return UnitRows(units, torch.cat(given), over), inverse, poison
+    mantissa, exponent = torch.frexp(inverse)  # scaling by a power of two is exact, and products cannot overflow
+    half_rows = [x.ldexp(e[:, None]).to(x.dtype) for x, e in zip(rows, exponent.split([*map(len, rows)]), strict=True)]
+    return UnitRows(units, torch.cat(half_rows), mantissa), inverse, poison
 
 
-def pays(given: Tensor) -> bool:
-    """Whether halves are faster: seven bfloat16 products take half the time of three float32 ones (H200 datasheet)."""
-    return given.is_cuda and given.dtype.itemsize == 2 and WIDENS
+def pays(rows: Tensor) -> bool:
+    """Whether halves are faster: 7 bfloat16 products take half the time of 3 float32 products (H200 datasheet)."""
+    return rows.is_cuda and rows.dtype.itemsize == 2 and WIDENS
 
 
 def cosines(rows: UnitRows, columns: UnitRows, factor: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
     """Return (n, C), factor times the cosines."""
-    if rows.given is None or rows.over is None or columns.given is None or columns.over is None:
+    if rows.half_rows is None or rows.inverse is None or columns.half_rows is None or columns.inverse is None:
         return torch.mm(rows.units * factor, columns.units.T, out=out)
-    return product(rows.given, columns.given.T, out).mul_(rows.over[:, None] * factor).mul_(columns.over)
+    return product(rows.half_rows, columns.half_rows.T, out).mul_(rows.inverse[:, None] * factor).mul_(columns.inverse)
 
 
 def halves(x: Tensor) -> Halves:
@@ -141,10 +143,10 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """Return x y, added to `add` if given. If x or y is in halves, multiply in halves."""
+    """Return x @ y, added to `add` if set. If x or y is in halves, multiply in halves."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))
-    made = product(x.high, y.high, add=add)
-    product(x.high, y.low, add=made)
-    return product(x.low, y.high, add=made)
+    result = product(x.high, y.high, add=add)
+    product(x.high, y.low, add=result)
+    return product(x.low, y.high, add=result)

@@ -32,9 +32,9 @@ class Problem(NamedTuple):
     ignored         (N, C) bool or None: columns that are not negatives of an anchor
     anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are not each other's negatives
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): another encoder's rows, or None
-    directions      names of DIRECTIONS, separated by spaces; joint: one softmax for all, not the mean of one for each
-    hardness        sentence-transformers' hardness_mode, "" for none; strength: factor of the cosines that are added
-    margin          how much below the guide's cosine of the own pair its threshold lies; relative: times |that cosine|
+    directions      names of DIRECTIONS, separated by spaces; joint: one softmax for all, not the mean of one loss each
+    hardness        sentence-transformers' hardness_mode, "" for none; strength: factor of the added cosines
+    margin          distance of the guide's threshold below the guide's cosine of the own pair; relative: times |cosine|
     """
 
     anchors: Tensor
@@ -71,7 +71,7 @@ class Problem(NamedTuple):
         return not self.joint and self.directions == SYMMETRIC
 
     def beyond_triton(self) -> str:
-        """Options of this call that the Triton kernels do not support, "" if there are none."""
+        """Return the options of this call that the Triton kernels do not support, or ""."""
         options = {
             "directions beyond query_to_doc (symmetric excepted)": " " in self.directions and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
@@ -83,9 +83,9 @@ class Problem(NamedTuple):
     @property
     def target_count(self) -> int:
         """Number of columns that targets may select: only positives with all_anchors, hardness or more directions."""
-        between = self.directions in ("query_to_doc", SYMMETRIC)
-        alone = self.all_anchors is not None or self.hardness or not between
-        return len(self.positives) if alone else self.column_count
+        anchors_with_columns = self.directions in ("query_to_doc", SYMMETRIC)
+        positives_only = self.all_anchors is not None or self.hardness or not anchors_with_columns
+        return len(self.positives) if positives_only else self.column_count
 
 
 def own_columns(problem: Problem) -> Tensor:
@@ -103,21 +103,21 @@ def own_anchors(problem: Problem) -> Tensor:
 
 
 def is_ignored(problem: Any, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for the anchors `rows`: columns that the caller excludes as negatives; None if none are."""
+    """Return (n, C) bool for the anchors `rows`: columns that the caller excludes as negatives; None without any."""
     if problem.anchor_ids is not None:
         return problem.anchor_ids[rows, None] == problem.column_ids
     return None if problem.ignored is None else problem.ignored[rows]
 
 
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Concatenate all parts and normalise the rows. Return them, 1 / norm of each, and the poison of inverse_norms."""
-    given = [x for x in parts if x is not None]
-    rows = torch.cat(given) if len(given) > 1 else given[0]
+    """Concatenate all parts. Return the normalised rows, 1 / norm of each row, and the poison of inverse_norms."""
+    matrices = [x for x in parts if x is not None]
+    rows = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
     rows = rows.to(wide(rows.dtype))
     inverse, poison = inverse_norms(rows)
     # Normalise in place if the rows are a copy already.
-    own = rows is not given[0]
-    return rows.mul_(inverse[:, None]) if own else rows * inverse[:, None], inverse, poison
+    is_copy = rows is not matrices[0]
+    return rows.mul_(inverse[:, None]) if is_copy else rows * inverse[:, None], inverse, poison
 
 
 def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
     """Return the () factor of the sum of the rows' losses: 1 / N, or 1 / 2N if symmetric; NaN if a row, a target or the
-    scale is invalid. Reading these on a GPU would have to wait for it, and NaN is better than a wrong number."""
+    scale is invalid. An error would have to wait for the GPU to read them, and NaN is better than a wrong number."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
     if problem.learned_scale is not None:
         factor = factor.masked_fill(~(problem.learned_scale > 0), torch.nan)
@@ -139,14 +139,15 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
     return factor.masked_fill(outside, torch.nan)
 
 
-def losses(others: Tensor, of_own: Tensor, shift: Tensor, at_own: Tensor) -> Tensor:
-    """Return -log softmax(x)[own] of each row from of_own = exp(x_own - shift) and `others`, the other columns' sum.
+def losses(neg_sum: Tensor, own_exp: Tensor, shift: Tensor, own_logit: Tensor) -> Tensor:
+    """Return -log softmax(x)[own] of each row from own_exp = exp(x_own - shift) and the other columns' neg_sum.
 
-    log(1 + others / of_own) keeps the digits of a small loss. If the ratio is close to overflow, x_own is far below
-    shift, and the loss is shift - at_own + log(others).
+    log(1 + neg_sum / own_exp) keeps the digits of a small loss. If
+    the ratio is close to overflow, x_own is far below shift, and the
+    loss is shift - own_logit + log(neg_sum).
     """
-    ratio = others / of_own
-    return torch.where(ratio < 1e30, ratio.log1p(), shift - at_own + others.log())
+    ratio = neg_sum / own_exp
+    return torch.where(ratio < 1e30, ratio.log1p(), shift - own_logit + neg_sum.log())
 
 
 def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tensor:
@@ -166,7 +167,7 @@ def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
 def split(
     by_anchors: Tensor | None, by_columns: Tensor | None, positives: int, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Split the columns' gradient into those of positives and negatives."""
+    """Return the gradients of anchors, positives and negatives."""
     return (
         by_anchors,
         by_columns[:positives] if by_columns is not None and needs[1] else None,
@@ -177,8 +178,8 @@ def split(
 class Block(NamedTuple):
     """Logits of every row with the first `width` columns.
 
-    from_documents   True: the rows are the anchors' positives; False: the anchors
-    to_documents     True: the columns are positives and negatives; False: anchors
+    from_documents   True: the rows are the anchors' positives; False: the rows are the anchors
+    to_documents     True: the columns are positives and negatives; False: the columns are anchors
     """
 
     from_documents: bool
@@ -210,6 +211,6 @@ def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
     return targets[:, None] + torch.arange(0, count, step, device=targets.device)
 
 
-def lowered(problem: Problem, of_own: Tensor) -> Tensor:
-    """Return the cosine above which pairs are left out, from the guide's cosine of the own pair."""
-    return of_own - (of_own.abs() * problem.margin if problem.relative else problem.margin)
+def guide_threshold(problem: Problem, own_cosine: Tensor) -> Tensor:
+    """Return the cosine above which the guide leaves pairs out, from its cosine of the own pair."""
+    return own_cosine - (own_cosine.abs() * problem.margin if problem.relative else problem.margin)

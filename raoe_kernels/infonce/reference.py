@@ -9,7 +9,7 @@ from .._problems import Gradients, backward
 from .problem import (
     Block,
     Problem,
-    lowered,
+    guide_threshold,
     mean_factor,
     of_one_query,
     own_anchors,
@@ -27,14 +27,14 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     """Return the loss and the gradients that are needed, float64 for float64 rows, otherwise float32."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
-    every = problem.anchors if problem.all_anchors is None else problem.all_anchors
-    q, inverse_q, poison_q = units_of(every)
-    guided = None
+    candidates = problem.anchors if problem.all_anchors is None else problem.all_anchors
+    q, inverse_q, poison_q = units_of(candidates)
+    guide_rows = None
     poison = poison_a + poison_k + poison_q
     if problem.guide_anchors is not None:
         guide_q, _, first = units_of(problem.guide_anchors)
         guide_k, _, second = units_of(problem.guide_positives, problem.guide_negatives)
-        guided, poison = (guide_q, guide_k), poison + (first + second)
+        guide_rows, poison = (guide_q, guide_k), poison + (first + second)
     factor = mean_factor(problem, poison.to(a.dtype))
     scale = problem.scale if problem.learned_scale is None else problem.learned_scale.to(a.dtype)
     places = own_anchors(problem), own_columns(problem)
@@ -44,11 +44,11 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     by_rows, by_columns = [torch.zeros_like(x) for x in rows], [torch.zeros_like(x) for x in columns]
     for pool in pools(problem):
         cosines = [rows[b.from_documents] @ columns[b.to_documents][: b.width].T for b in pool]
-        left_out = torch.cat(left_out_of(problem, pool, places, guided), 1)
+        mask = torch.cat(pool_masks(problem, pool, places, guide_rows), 1)
         logits = scale * torch.cat(cosines, 1)
         if problem.hardness and not pool[0].from_documents:
-            logits[:, : pool[0].width] += problem.strength * cosines[0] * hardened(problem, places[1])
-        losses, weights = softmax_loss(logits, places[pool[0].to_documents][:, None], left_out)
+            logits[:, : pool[0].width] += problem.strength * cosines[0] * hard_columns(problem, places[1])
+        losses, weights = softmax_loss(logits, places[pool[0].to_documents][:, None], mask)
         loss = loss + losses.sum()
         for block, w, cosine in zip(pool, weights.split([b.width for b in pool], 1), cosines, strict=True):
             by_scale = by_scale + (w * cosine).sum()
@@ -63,21 +63,21 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     return loss * factor, (*split(by_a if needs[0] else None, by_k, len(problem.positives), needs), *rest)
 
 
-def softmax_loss(logits: Tensor, own: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
+def softmax_loss(logits: Tensor, own: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return (n, 1) -log softmax(logits)[own] of each row over the columns that are not left out, and its gradient with
     respect to the logits, (n, C)."""
-    at_own = logits.gather(1, own)
-    others = logits.masked_fill(left_out, -torch.inf).scatter(1, own, -torch.inf)
-    whole = torch.logaddexp(at_own, others.logsumexp(1, keepdim=True))
-    weights = (others - whole).exp().scatter(1, own, (at_own - whole).exp() - 1)
-    return whole - at_own, weights
+    own_logit = logits.gather(1, own)
+    negatives = logits.masked_fill(mask, -torch.inf).scatter(1, own, -torch.inf)
+    log_sum = torch.logaddexp(own_logit, negatives.logsumexp(1, keepdim=True))
+    weights = (negatives - log_sum).exp().scatter(1, own, (own_logit - log_sum).exp() - 1)
+    return log_sum - own_logit, weights
 
 
 def own(places: Tensor, count: int) -> Tensor:
     """Return (n, count) bool, True in each row's columns `places`, (n,) or (n, k)."""
     places = places.reshape(len(places), -1)
-    found = torch.zeros(len(places), count, dtype=torch.bool, device=places.device)
-    return found.scatter_(1, places, True)
+    mask = torch.zeros(len(places), count, dtype=torch.bool, device=places.device)
+    return mask.scatter_(1, places, True)
 
 
 def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[Tensor, Tensor]) -> Tensor:
@@ -87,37 +87,37 @@ def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[
     return of_rows[places[block.from_documents], None] == of_columns[: block.width]
 
 
-def left_out_of(
-    problem: Problem, pool: list[Block], places: tuple[Tensor, Tensor], guided: tuple[Tensor, Tensor] | None
+def pool_masks(
+    problem: Problem, pool: list[Block], places: tuple[Tensor, Tensor], guide_rows: tuple[Tensor, Tensor] | None
 ) -> list[Tensor]:
-    """Return one (N, width) bool per block: the columns to leave out of each row's sum."""
+    """Return a (N, width) bool for each block: the columns to leave out of each row's sum."""
     result, threshold = [], None
     for block in pool:
-        found = torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
+        mask = torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
         if problem.anchor_ids is not None:
-            found |= equal((problem.anchor_ids, problem.column_ids), block, places)
+            mask |= equal((problem.anchor_ids, problem.column_ids), block, places)
         if problem.ignored is not None:
-            found |= problem.ignored[:, places[1]].T if block.from_documents else problem.ignored
-        if guided is not None:
-            of_rows = guided[block.from_documents][places[block.from_documents]]
-            cosines = of_rows @ guided[block.to_documents][: block.width].T
+            mask |= problem.ignored[:, places[1]].T if block.from_documents else problem.ignored
+        if guide_rows is not None:
+            of_rows = guide_rows[block.from_documents][places[block.from_documents]]
+            cosines = of_rows @ guide_rows[block.to_documents][: block.width].T
             if threshold is None:
-                threshold = lowered(problem, cosines.gather(1, places[block.to_documents][:, None]))
-            found |= cosines > threshold
+                threshold = guide_threshold(problem, cosines.gather(1, places[block.to_documents][:, None]))
+            mask |= cosines > threshold
         if block.pairs:
-            found &= ~own(places[block.to_documents], block.width)
+            mask &= ~own(places[block.to_documents], block.width)
         elif block.to_documents:
-            found |= own(of_one_query(problem, places[1], block.width), block.width)
+            mask |= own(of_one_query(problem, places[1], block.width), block.width)
         else:
-            found |= own(places[0], block.width)
-        result.append(found)
+            mask |= own(places[0], block.width)
+        result.append(mask)
     return result
 
 
-def hardened(problem: Problem, targets: Tensor) -> Tensor:
+def hard_columns(problem: Problem, targets: Tensor) -> Tensor:
     """Return (N, C) bool: the columns whose logits are raised (Lan et al. 2025)."""
-    others = ~own(targets, problem.column_count)
+    negatives = ~own(targets, problem.column_count)
     if problem.hardness == "all_negatives":
-        return others
+        return negatives
     documents = own(of_one_query(problem, targets, problem.column_count), problem.column_count)
-    return others & documents if problem.hardness == "hard_negatives" else ~documents
+    return negatives & documents if problem.hardness == "hard_negatives" else ~documents

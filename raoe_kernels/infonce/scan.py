@@ -19,8 +19,8 @@ from .problem import (
     Block,
     Problem,
     add_rows,
+    guide_threshold,
     losses,
-    lowered,
     mean_factor,
     of_one_query,
     own_columns,
@@ -38,11 +38,11 @@ UNSHIFTED_SCALE = 40.0
 
 
 class _Side(NamedTuple):
-    """Anchors or documents: unit rows and the sums of their gradients, in the role of rows and in that of columns.
+    """Anchors or documents: unit rows and the sums of their gradients, as rows and as columns of the logits.
 
     places    indices of the N rows in `rows`; own: indices in `columns`, `guide` and `ids`; None: index i for row i
-    factor    the columns in the form in which weights are multiplied by them
-    wanted    slice of the columns whose gradient is needed
+    factor    the columns in the form by which weights are multiplied, see UnitRows.factor
+    part      slice of the columns whose gradient is needed
     """
 
     rows: UnitRows
@@ -51,7 +51,7 @@ class _Side(NamedTuple):
     columns: UnitRows
     factor: Tensor | Halves
     by_columns: Tensor | None
-    wanted: slice
+    part: slice
     own: Tensor | None
     guide: UnitRows | None
     ids: Tensor | None
@@ -83,10 +83,10 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
     targets, positives = None if problem.targets is None else own_columns(problem), len(problem.positives)
     own_anchors = targets if problem.all_anchors is not None else None
-    wanted = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
+    part = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
     sides = (
         _Side(a, by_a, None, q, q.factor(), by_q, slice(0, len(q.units)), own_anchors, guide_q, problem.anchor_ids),
-        _Side(k, by_k, targets, k, k.factor(), by_k, wanted, targets, guide_k, problem.column_ids),
+        _Side(k, by_k, targets, k, k.factor(), by_k, part, targets, guide_k, problem.column_ids),
     )
     loss, by_scale = like.new_zeros(()), like.new_zeros(()) if needs[4] else None
     for pool in pools(problem):
@@ -110,32 +110,32 @@ def _pool(
     cell = like.element_size()
     cell += 0 if problem.guide_anchors is None else wide(problem.guide_anchors.dtype).itemsize
     cell += like.element_size() if isinstance(sides[0].factor, Halves) else 0
-    fewest, size = (chunks.ROWS, chunks.BUFFER) if like.is_cuda else (1, BUFFER)
-    step = min(len(like), max(fewest, size // (sum(widths) * cell)))
+    min_rows, size = (chunks.ROWS, chunks.BUFFER) if like.is_cuda else (1, BUFFER)
+    step = min(len(like), max(min_rows, size // (sum(widths) * cell)))
     buffer, total = like.new_empty(step, sum(widths)), like.new_zeros(())
-    shifted = isinstance(scale, Tensor) or scale + problem.strength > UNSHIFTED_SCALE
+    subtract_max = isinstance(scale, Tensor) or scale + problem.strength > UNSHIFTED_SCALE
     gradient = by_scale is not None or any(x is not None for side in sides for x in (side.by_rows, side.by_columns))
     for start in range(0, len(like), step):
         chunk = slice(start, min(start + step, len(like)))
         x = buffer[: chunk.stop - start]
         parts = x.split(widths, 1)
-        rows = {side: _of(sides[side].rows, sides[side].places, chunk) for side in {b.from_documents for b in pool}}
+        rows = {side: _select(sides[side].rows, sides[side].places, chunk) for side in {b.from_documents for b in pool}}
         own = _logits(problem, pool, sides, chunk, rows, scale, parts)
 
-        at_own = parts[0].gather(1, own)
-        shift = torch.zeros_like(at_own)
-        if shifted:
+        own_logit = parts[0].gather(1, own)
+        shift = torch.zeros_like(own_logit)
+        if subtract_max:
             shift = x.amax(1, keepdim=True)
             x.sub_(shift)
         # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
         x.exp_()
         parts[0].scatter_(1, own, 0)
-        others, of_own = x.sum(1, keepdim=True), (at_own - shift).exp_()
-        total += losses(others, of_own, shift, at_own).sum()
+        neg_sum, own_exp = x.sum(1, keepdim=True), (own_logit - shift).exp_()
+        total += losses(neg_sum, own_exp, shift, own_logit).sum()
         if not gradient:
             continue
-        parts[0].scatter_(1, own, -others)
-        _products(pool, sides, chunk, rows, parts, scale, factor / (others + of_own), by_scale)
+        parts[0].scatter_(1, own, -neg_sum)
+        _products(pool, sides, chunk, rows, parts, scale, factor / (neg_sum + own_exp), by_scale)
     return total
 
 
@@ -149,22 +149,22 @@ def _products(
     weight: Tensor,
     by_scale: Tensor | None,
 ) -> None:
-    """Add the gradients of a chunk's unit rows, of the columns and of scale. That of the logits is weight x parts."""
+    """Add the gradients of a chunk's unit rows, of the columns and of scale. The logits' gradient is weight x parts."""
     for block, x in zip(pool, parts, strict=True):
-        side, found, here = sides[block.from_documents], sides[block.to_documents], rows[block.from_documents].units
-        weights = halves(x) if isinstance(found.factor, Halves) else x
-        if side.by_rows is not None or by_scale is not None:
-            made = multiply(weights, found.factor[: block.width])
+        row_side, col_side = sides[block.from_documents], sides[block.to_documents]
+        units, weights = rows[block.from_documents].units, halves(x) if isinstance(col_side.factor, Halves) else x
+        if row_side.by_rows is not None or by_scale is not None:
+            products = multiply(weights, col_side.factor[: block.width])
             if by_scale is not None:
-                by_scale += torch.linalg.vecdot(made, here).dot(weight[:, 0])
-            if side.by_rows is not None:
-                if side.places is None:
-                    side.by_rows[chunk].addcmul_(made, scale * weight)
+                by_scale += torch.linalg.vecdot(products, units).dot(weight[:, 0])
+            if row_side.by_rows is not None:
+                if row_side.places is None:
+                    row_side.by_rows[chunk].addcmul_(products, scale * weight)
                 else:
-                    add_rows(side.by_rows, side.places[chunk], made.mul_(scale * weight))
-        wanted = slice(found.wanted.start, min(found.wanted.stop, block.width))
-        if found.by_columns is not None and wanted.start < wanted.stop:
-            multiply(weights[:, wanted].T, here * (scale * weight), found.by_columns[wanted])
+                    add_rows(row_side.by_rows, row_side.places[chunk], products.mul_(scale * weight))
+        part = slice(col_side.part.start, min(col_side.part.stop, block.width))
+        if col_side.by_columns is not None and part.start < part.stop:
+            multiply(weights[:, part].T, units * (scale * weight), col_side.by_columns[part])
 
 
 def _logits(
@@ -179,56 +179,57 @@ def _logits(
     """Write the logits to `parts`, -inf where left out. Return (n, 1), the own pair's column in the first part."""
     threshold = None
     for block, x in zip(pool, parts, strict=True):
-        side, found = sides[block.from_documents], sides[block.to_documents]
-        own, columns = _places(found.own, chunk, x.device)[:, None], found.columns[: block.width]
+        row_side, col_side = sides[block.from_documents], sides[block.to_documents]
+        own = _places(col_side.own, chunk, x.device)[:, None]
+        columns = col_side.columns[: block.width]
         if problem.hardness and not block.from_documents and block.to_documents:
-            _hardened(problem, rows[False], columns, own, scale, x)
+            _write_hard_logits(problem, rows[False], columns, own, scale, x)
         else:
             cosines(rows[block.from_documents], columns, scale, x)
-        at_own = x.gather(1, own) if block.pairs else None
+        own_logit = x.gather(1, own) if block.pairs else None
 
-        left_out = _ignored(problem, block, sides, chunk)
-        if side.guide is not None and found.guide is not None:
-            guided = cosines(_of(side.guide, side.own, chunk), found.guide[: block.width])
+        mask = _ignore_mask(problem, block, sides, chunk)
+        if row_side.guide is not None and col_side.guide is not None:
+            guide_cosines = cosines(_select(row_side.guide, row_side.own, chunk), col_side.guide[: block.width])
             if threshold is None:
-                threshold = lowered(problem, guided.gather(1, own))
-            above = guided > threshold
-            left_out = above if left_out is None else above.logical_or_(left_out)
-        if left_out is not None:
-            x.masked_fill_(left_out, -torch.inf)
-        if at_own is None:
+                threshold = guide_threshold(problem, guide_cosines.gather(1, own))
+            guide_mask = guide_cosines > threshold
+            mask = guide_mask if mask is None else guide_mask.logical_or_(mask)
+        if mask is not None:
+            x.masked_fill_(mask, -torch.inf)
+        if own_logit is None:
             x.scatter_(1, of_one_query(problem, own[:, 0], block.width) if block.to_documents else own, -torch.inf)
-        elif left_out is not None:
-            x.scatter_(1, own, at_own)
+        elif mask is not None:
+            x.scatter_(1, own, own_logit)
     return _places(sides[pool[0].to_documents].own, chunk, parts[0].device)[:, None]
 
 
-def _hardened(
+def _write_hard_logits(
     problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, scale: float | Tensor, x: Tensor
 ) -> None:
-    """Write the logits of anchors with documents to `x`, raising the hard ones: scale the product for the larger group
-    (raised or not), then correct the smaller group."""
-    raised = scale + problem.strength
+    """Write the logits of anchors with documents to `x`, hard negatives raised: first use the
+    scale of the larger group (raised or not) for all columns, then correct the smaller group."""
+    raised_scale = scale + problem.strength
     documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":
-        documents, most, others = documents[:, 1:], scale, raised
+        documents, common_scale, other_scale = documents[:, 1:], scale, raised_scale
     else:
-        most, others = raised, scale
-    cosines(rows, columns, most, x)
-    x.scatter_(1, documents, x.gather(1, documents) * (others / most))
+        common_scale, other_scale = raised_scale, scale
+    cosines(rows, columns, common_scale, x)
+    x.scatter_(1, documents, x.gather(1, documents) * (other_scale / common_scale))
 
 
-def _ignored(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
+def _ignore_mask(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
     """Return (n, width) bool: columns that the caller excludes as negatives of a chunk's rows."""
-    side, found = sides[block.from_documents], sides[block.to_documents]
-    if side.ids is not None and found.ids is not None:
-        return _of(side.ids, side.own, chunk)[:, None] == found.ids[: block.width]
+    row_side, col_side = sides[block.from_documents], sides[block.to_documents]
+    if row_side.ids is not None and col_side.ids is not None:
+        return _select(row_side.ids, row_side.own, chunk)[:, None] == col_side.ids[: block.width]
     if problem.ignored is None or not block.from_documents:
         return None if problem.ignored is None else problem.ignored[chunk]
-    return problem.ignored[:, _places(side.own, chunk, problem.ignored.device)].T
+    return problem.ignored[:, _places(row_side.own, chunk, problem.ignored.device)].T
 
 
-def _of(x: Any, places: Tensor | None, chunk: slice) -> Any:
+def _select(x: Any, places: Tensor | None, chunk: slice) -> Any:
     """Return x[places[chunk]], or x[chunk] without places, for a tensor or UnitRows."""
     return x[chunk] if places is None else x[places[chunk]]
 

@@ -1,8 +1,8 @@
-"""InfoNCE of bfloat16 rows without a matrix of logits: the kernel that multiplies anchors by columns computes the
-weights of each tile in registers, and writes only these, 2 bytes each.
+"""InfoNCE of bfloat16 rows without a matrix of logits: the kernel that multiplies anchors by
+columns computes the weights of each tile in registers, and writes only the weights, 2 bytes each.
 
-A weight is exp(logit) divided by the sum of its row, which is known only after the row's last tile. So the kernel
-writes e = exp(logit), and the sum s divides the other factor of the products that give the gradients:
+A weight is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
+e = exp(logit), and the division moves to the other factor or to the result of the products that give the gradients:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
@@ -39,28 +39,28 @@ def _halves(x):
 
 @triton.jit
 def _part(
-    products, start, weights, inverse, mask, column_ids, factor, own, ids, anchor, line, here, column_count, length,
+    products, start, weights, inverse, mask, column_ids, factor, own, ids, anchor, line, row_mask, column_count, length,
     mask_column, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Return the row sums of exp(logit) over the columns from `start` on. With GRADIENT also write exp(logit) / (norm
     of the column) to `weights`."""
     column = start + tl.arange(0, products.shape[1])
-    there = column < length
-    over = tl.load(tl.multiple_of(inverse + start, 16) + tl.arange(0, products.shape[1]), there, 0.0)
-    x = products * over[None, :] * factor[:, None]
-    counts = (column < column_count)[None, :] & (column[None, :] != own[:, None])
+    column_mask = column < length
+    inv_norm = tl.load(tl.multiple_of(inverse + start, 16) + tl.arange(0, products.shape[1]), column_mask, 0.0)
+    x = products * inv_norm[None, :] * factor[:, None]
+    is_negative = (column < column_count)[None, :] & (column[None, :] != own[:, None])
     if IGNORE != 0:
-        inside = here[:, None] & (column < column_count)[None, :]
+        mask_range = row_mask[:, None] & (column < column_count)[None, :]
         if IGNORE == 1:
-            ignored = tl.load(mask[:, None] + column.to(tl.int64)[None, :] * mask_column, inside, 0) != 0
+            ignored = tl.load(mask[:, None] + column.to(tl.int64)[None, :] * mask_column, mask_range, 0) != 0
         else:
             ignored = ids[:, None] == tl.load(column_ids + column, column < column_count, 0)[None, :]
-        counts = counts & ((ignored == 0) | (x != x))  # an ignored NaN must still show in the loss
-    e = tl.where(counts, tl.exp2(x), 0.0)
+        is_negative = is_negative & ((ignored == 0) | (x != x))  # an ignored NaN must still show in the loss
+    e = tl.where(is_negative, tl.exp2(x), 0.0)
     if GRADIENT:
         at = tl.multiple_of(weights + start, 16) + line[:, None] * length + tl.arange(0, products.shape[1])[None, :]
-        written = narrow(e * over[None, :], weights.dtype.element_ty, INTERPRETED)
-        tl.store(at, written, here[:, None] & there[None, :])
+        values = narrow(e * inv_norm[None, :], weights.dtype.element_ty, INTERPRETED)
+        tl.store(at, values, row_mask[:, None] & column_mask[None, :])
     return tl.sum(e, 1)
 
 
@@ -71,11 +71,11 @@ def info_nce_products(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of exp(logit) of row_count rows from `first` on, without each row's own and ignored columns. Write
-    its row sums to `sums`, (tiles of columns, row_count), and with GRADIENT exp(logit) / (norm of the column) to
-    `weights`."""
+    """Compute a tile of exp(logit) for row_count rows from `first` on, 0 in each
+    row's own and ignored columns. Write its row sums to `sums`, (tiles of columns,
+    row_count), and with GRADIENT exp(logit) / (norm of the column) to `weights`."""
     tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
-    # Programs that run at the same time share GROUP tiles of rows, so that they find the columns in the cache.
+    # Programs that run at the same time share GROUP tiles of rows, so that the columns are in the cache.
     group = tl.program_id(0) // (GROUP * tiles_n)
     group_size = tl.minimum(tiles_m - group * GROUP, GROUP)
     inside_group = tl.program_id(0) % (GROUP * tiles_n)
@@ -83,8 +83,8 @@ def info_nce_products(
 
     length, width = units * UNIT, row_units * UNIT
     line, column = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), start + tl.arange(0, BLOCK_N)
-    here = line < row_count
-    i = first + tl.where(here, line, 0)
+    row_mask = line < row_count
+    i = first + tl.where(row_mask, line, 0)
     anchor, key = i.to(tl.int64), tl.where(column < length, column, 0).to(tl.int64)
     products = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, width, BLOCK_K):
@@ -106,10 +106,10 @@ def info_nce_products(
             part = _halves(left if half == 0 else right)[quarter]
             total += _part(
                 part, start + (2 * half + quarter) * (BLOCK_N // 4), weights, inverse, mask + anchor * mask_row,
-                column_ids, factor, own, ids, anchor, line.to(tl.int64), here, column_count, length, mask_column,
+                column_ids, factor, own, ids, anchor, line.to(tl.int64), row_mask, column_count, length, mask_column,
                 IGNORE, GRADIENT, INTERPRETED,
             )  # fmt: skip
-    tl.store(sums + start // BLOCK_N * row_count + line, total, here)
+    tl.store(sums + start // BLOCK_N * row_count + line, total, row_mask)
 
 
 @kernel
@@ -135,16 +135,16 @@ def info_nce_shares(
         part = start + tl.arange(0, BLOCK)
         x = tl.load(row + part, part < length, 0.0).to(tl.float32)
         dot += x * tl.load(column + part, part < length, 0.0).to(tl.float32)
-    over_row, over_own = tl.load(inverse + row_place + i), tl.load(inverse + own)
-    at_own = tl.sum(dot, 0) * over_row * over_own * tl.full((), scale, tl.float32)
-    others, of_own = tl.sum(total, 0), tl.exp(at_own)
-    whole, ratio = others + of_own, others / of_own
+    row_inverse, own_inverse = tl.load(inverse + row_place + i), tl.load(inverse + own)
+    own_logit = tl.sum(dot, 0) * row_inverse * own_inverse * tl.full((), scale, tl.float32)
+    neg_sum, own_exp = tl.sum(total, 0), tl.exp(own_logit)
+    full_sum, ratio = neg_sum + own_exp, neg_sum / own_exp
     # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
-    loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), tl.log(whole) - at_own)
+    loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), tl.log(full_sum) - own_logit)
     tl.store(stats + i, tl.where(legal, loss, float("nan")))
     if GRADIENT:
-        tl.store(own_weights + i, -others / whole * over_row * over_own)
-        share = over_row / whole
+        tl.store(own_weights + i, -neg_sum / full_sum * row_inverse * own_inverse)
+        share = row_inverse / full_sum
         tl.store(shares + line, share)
         scaled = tl.multiple_of(scaled + line.to(tl.int64) * length, 16)
         for start in range(0, length, BLOCK):
@@ -154,15 +154,15 @@ def info_nce_shares(
 
 
 def serves(problem: Problem) -> bool:
-    fits = problem.learned_scale is None and problem.scale <= UNSHIFTED_SCALE
-    plain = not problem.symmetric and not problem.hardness and problem.guide_anchors is None
-    return problem.anchors.dtype == torch.bfloat16 and plain and fits
+    scale_fits = problem.learned_scale is None and problem.scale <= UNSHIFTED_SCALE
+    is_plain = not problem.symmetric and not problem.hardness and problem.guide_anchors is None
+    return problem.anchors.dtype == torch.bfloat16 and is_plain and scale_fits
 
 
 def sweep(
-    problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, wanted: slice | None
+    problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, part: slice | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if given), and return the
+    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if any), and return the
     products that `chunks.sweep` returns."""
     n, c, (rows, columns, inverse) = len(problem.anchors), problem.column_count, units
     gradient = own_weights is not None
@@ -173,30 +173,31 @@ def sweep(
     mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
     ignore = MASK if problem.ignored is not None else NONE if problem.anchor_ids is None else IDS
     grads = sums_of_columns = None
+    has_targets = int(problem.targets is not None)
     for first in range(0, n, step):
         count = min(step, n - first)
         sums = inverse.new_empty(tiles, count)
         weights = rows.new_empty(count, len(columns)) if gradient else rows
-        scaled, shares = (rows.new_empty(count, rows.shape[1]), inverse.new_empty(count)) if gradient else (rows, stats)
-        known = int(problem.targets is not None)
+        scaled = rows.new_empty(count, rows.shape[1]) if gradient else rows
+        shares = inverse.new_empty(count) if gradient else stats
         info_nce_products[(triton.cdiv(count, TILE["BLOCK_M"]) * tiles,)](
             rows, columns, weights, sums, inverse, targets, mask, row_ids, column_ids, first, count, c,
-            len(columns) // UNIT.value, rows.shape[1] // UNIT.value, len(columns), c, known, *strides, problem.scale,
-            IGNORE=ignore, GRADIENT=gradient, INTERPRETED=INTERPRETED, **TILE,
+            len(columns) // UNIT.value, rows.shape[1] // UNIT.value, len(columns), c, has_targets, *strides,
+            problem.scale, IGNORE=ignore, GRADIENT=gradient, INTERPRETED=INTERPRETED, **TILE,
         )  # fmt: skip
         info_nce_shares[(count,)](
             sums, inverse, targets, rows, columns, scaled, shares, stats if own_weights is None else own_weights, stats,
-            first, count, rows.shape[1] // UNIT.value, tiles, len(columns), c, known, problem.scale, GRADIENT=gradient,
-            INTERPRETED=INTERPRETED, **SUMS,
+            first, count, rows.shape[1] // UNIT.value, tiles, len(columns), c, has_targets, problem.scale,
+            GRADIENT=gradient, INTERPRETED=INTERPRETED, **SUMS,
         )  # fmt: skip
         if by_rows:
-            made = chunks.product(weights, columns).mul_(shares[:, None])
+            products = chunks.product(weights, columns).mul_(shares[:, None])
             if grads is None:
-                grads = made if count == n else made.new_empty(rows.shape)
-            if made is not grads:
-                grads[first : first + count] = made
-        if wanted is not None:
-            sums_of_columns = chunks.product(weights[:, wanted].t(), scaled, add=sums_of_columns)
+                grads = products if count == n else products.new_empty(rows.shape)
+            if products is not grads:
+                grads[first : first + count] = products
+        if part is not None:
+            sums_of_columns = chunks.product(weights[:, part].t(), scaled, add=sums_of_columns)
         del weights  # so that the next chunk's weights can reuse the memory
     return grads, sums_of_columns
 
@@ -207,10 +208,10 @@ def variants() -> Iterator[Variant]:
     pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64") | {"mask": "*u8"}
     constants = {name: value for name, value in TILE.items() if name.isupper()}
     for ignore, gradient in product((NONE, MASK, IDS), (False, True)):
-        which = f"{('all', 'mask', 'ids')[ignore]} {'gradient' if gradient else 'loss'}"
-        given = {"IGNORE": ignore, "GRADIENT": gradient, "INTERPRETED": False}
-        yield Variant(f"info_nce_products bf16 {which}", info_nce_products, signature_of(info_nce_products, **pointers),
-                      constants | given, TILE["num_warps"])  # fmt: skip
+        label = f"{('all', 'mask', 'ids')[ignore]} {'gradient' if gradient else 'loss'}"
+        switches = {"IGNORE": ignore, "GRADIENT": gradient, "INTERPRETED": False}
+        yield Variant(f"info_nce_products bf16 {label}", info_nce_products, signature_of(info_nce_products, **pointers),
+                      constants | switches, TILE["num_warps"])  # fmt: skip
     for gradient in (False, True):
         yield Variant(f"info_nce_shares bf16 {'gradient' if gradient else 'loss'}", info_nce_shares,
                       signature_of(info_nce_shares, **pointers), {"BLOCK": SUMS["BLOCK"], "GRADIENT": gradient,

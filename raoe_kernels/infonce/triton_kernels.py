@@ -1,5 +1,5 @@
-"""info_nce_loss in Triton: launches of the kernels around matrix products by cuBLAS. Forward computes the gradient of
-the scaled rows, and backward takes it through the rows' norms."""
+"""info_nce_loss in Triton: launches of the kernels around cuBLAS's matrix products. Forward
+computes the gradient of the scaled rows, and backward propagates it through the rows' norms."""
 
 from __future__ import annotations
 
@@ -14,18 +14,9 @@ from .._problems import Gradients
 from ..triton_compile import Variant, signature_of
 from . import triton_fused
 from .chunks import cosines, sweep, unit_rows
-from .problem import HARDNESS, Problem, add_rows, is_ignored, lowered, own_columns
+from .problem import HARDNESS, Problem, add_rows, guide_threshold, is_ignored, own_columns
 from .scan import UNSHIFTED_SCALE
-from .triton_passes import (
-    IDS,
-    MASK,
-    NONE,
-    POINTERS,
-    UNIT,
-    info_nce_gradients,
-    info_nce_rows,
-    info_nce_weights,
-)
+from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, info_nce_gradients, info_nce_rows, info_nce_weights
 from .triton_units import (
     HALF,
     INTERPRETED,
@@ -46,32 +37,32 @@ SHORT = {"BLOCK": 2048, "num_warps": 16}  # for masks, whose addresses take regi
 
 
 def _stretch(problem: Problem) -> float:
-    """Factor that makes float16 weights use their range. Weights are below 4 per direction, including the factors of
-    the norms; those of anchors that share a target can add up in the second direction."""
+    """Factor that makes float16 weights use their range. Weights are below 4 per direction, including the
+    factors of the norms; in the second direction the weights of anchors that share a target can add up."""
     if problem.anchors.dtype != torch.float16:
         return 1.0
     largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)
     return HALF / 4 / 2.0 ** (largest - 1).bit_length()
 
 
-LeftOut = Callable[[slice], Tensor]
+MaskOf = Callable[[slice], Tensor]
 
 
-def _guided(problem: Problem) -> tuple[LeftOut, Tensor]:
-    """Return a function that gives the (n, C) bool columns that the guide or the caller excludes for a slice of the
-    anchors, and a () number that is NaN if a row of the guide is not finite, else 0."""
+def _guide_mask(problem: Problem) -> tuple[MaskOf, Tensor]:
+    """Return a function from a slice of the anchors to (n, C) bool, the columns that the guide or
+    the caller excludes; and a () poison that is NaN if a row of the guide is not finite, else 0."""
     assert problem.guide_anchors is not None
     rows, _, poison = unit_rows(problem.guide_anchors)
     columns, _, poison_columns = unit_rows(problem.guide_positives, problem.guide_negatives)
     own = own_columns(problem)[:, None]
 
-    def left_out(chunk: slice) -> Tensor:
-        of_guide = cosines(rows[chunk], columns)
-        found = of_guide > lowered(problem, of_guide.gather(1, own[chunk]))
-        ignored = is_ignored(problem, chunk)
-        return found if ignored is None else found.logical_or_(ignored)
+    def mask_of(chunk: slice) -> Tensor:
+        guide_cosines = cosines(rows[chunk], columns)
+        mask = guide_cosines > guide_threshold(problem, guide_cosines.gather(1, own[chunk]))
+        caller_mask = is_ignored(problem, chunk)
+        return mask if caller_mask is None else mask.logical_or_(caller_mask)
 
-    return left_out, poison + poison_columns
+    return mask_of, poison + poison_columns
 
 
 def _pass(
@@ -80,16 +71,16 @@ def _pass(
     stats: Tensor,
     own_weights: Tensor | None = None,
     by_column: Tensor | None = None,
-    left_out: LeftOut | None = None,
+    mask_of: MaskOf | None = None,
     *,
     back: bool = False,
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is given. `back`
+    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is set. `back`
     selects the second direction, in which the rows are the anchors' targets and the columns anchors."""
     n, c, anchors = len(problem.anchors), problem.column_count, len(units.columns)
     ids = (problem.anchor_ids, problem.column_ids)
-    masked = problem.ignored is not None or left_out is not None
-    strides = (c, 1) if left_out is not None else (0, 0) if problem.ignored is None else problem.ignored.stride()
+    has_mask = problem.ignored is not None or mask_of is not None
+    strides = (c, 1) if mask_of is not None else (0, 0) if problem.ignored is None else problem.ignored.stride()
     column_count, places = (n, (0, anchors // UNIT.value)) if back else (c, (anchors, 0))
     if back:
         ids, strides = ids[::-1], strides[::-1]
@@ -99,23 +90,23 @@ def _pass(
     gradient = own_weights is not None
     limit = problem.scale + problem.strength
     hard = 1 + HARDNESS.index(problem.hardness) if problem.hardness else 0
-    short = masked or problem.anchors.dtype == torch.float64
-    constants = (SHORT if short else WEIGHTS) | {
-        "IGNORE": MASK if masked else NONE if ids[0] is None else IDS,
-        "SHIFTED": learned is not None or limit > UNSHIFTED_SCALE, "LEARNT": learned is not None,
+    is_short = has_mask or problem.anchors.dtype == torch.float64
+    constants = (SHORT if is_short else WEIGHTS) | {
+        "IGNORE": MASK if has_mask else NONE if ids[0] is None else IDS,
+        "SHIFTED": learned is not None or limit > UNSHIFTED_SCALE, "LEARNED": learned is not None,
         "GRADIENT": gradient, "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
     }  # fmt: skip
 
     def weigh(first: int, logits: Tensor) -> Tensor | None:
         weights = empty_weights(logits, units, gradient)
-        here = mask if left_out is None else left_out(slice(first, first + len(logits))).view(torch.uint8)
+        chunk_mask = mask if mask_of is None else mask_of(slice(first, first + len(logits))).view(torch.uint8)
         info_nce_weights[(len(logits),)](
             logits, weights, stats if own_weights is None else own_weights, units.inverse,
-            stats if learned is None else learned, targets, here, row_ids, column_ids,
+            stats if learned is None else learned, targets, chunk_mask, row_ids, column_ids,
             stats if by_column is None else by_column, stats, first, n, column_count, logits.shape[1] // UNIT.value,
             *places, problem.target_count, 0 if by_column is None else len(by_column),
             int(problem.targets is not None), int(back), hard, max(1, len(problem.positives)),
-            0 if left_out is None else first, *strides, problem.scale / half(units.rows.dtype) ** 2, limit,
+            0 if mask_of is None else first, *strides, problem.scale / half(units.rows.dtype) ** 2, limit,
             problem.strength / problem.scale, _stretch(problem), **constants,
         )  # fmt: skip
         return weights if gradient else None
@@ -124,8 +115,8 @@ def _pass(
 
 
 def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
-    """Return for each column the logarithm of its anchor's sum, infinite if it is no anchor's target. If several
-    anchors share a column, exp(x - logarithm) is the sum of their terms."""
+    """Return for each column the logarithm of its anchor's sum, infinite if it is the target of no
+    anchor. If several anchors share a column, exp(x - logarithm) is the sum of these anchors' terms."""
     if problem.targets is None:
         return logsums
     targets = own_columns(problem)
@@ -136,46 +127,46 @@ def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return the loss, and for backward: the products with the weights by rows and by columns, the weight of each
-    anchor's own positive, the loss, and the derivative of a learnable scale."""
-    beyond = problem.beyond_triton()
-    if beyond:
-        raise RuntimeError(f"backend 'triton' cannot run info_nce_loss with {beyond}; use backend='scan'")
+    """Return the loss, and for backward: weights @ columns, weights^T @ rows, the weight
+    of each anchor's own positive, the loss, and the derivative of a learnable scale."""
+    unsupported = problem.beyond_triton()
+    if unsupported:
+        raise RuntimeError(f"backend 'triton' cannot run info_nce_loss with {unsupported}; use backend='scan'")
     n = len(problem.anchors)
-    by_column = own_weights = wanted = by_scale = left_out = poison = None
+    by_column = own_weights = part = by_scale = mask_of = poison = None
     with torch.cuda.device_of(problem.anchors):
         fused = triton_fused.serves(problem)
         units = units_of(problem.rows, problem.symmetric, triton_fused.TILE["BLOCK_K"] if fused else UNIT.value)
         rows = units.rows[:n] if problem.symmetric else units.rows
-        losses = 2 if problem.symmetric else 1
-        kept = (4 if problem.symmetric else 1) + (problem.learned_scale is not None)
-        stats = units.inverse.new_empty(kept, n)
+        loss_count = 2 if problem.symmetric else 1
+        stat_count = (4 if problem.symmetric else 1) + (problem.learned_scale is not None)
+        stats = units.inverse.new_empty(stat_count, n)
         if problem.symmetric:
             own = units.columns[:n] if problem.targets is None else units.columns[own_columns(problem)]
             sweep(own, units.rows, _pass(problem, units, stats, back=True))
             by_column = _by_column(problem, stats[2])
         if problem.guide_anchors is not None:
-            left_out, poison = _guided(problem)
+            mask_of, poison = _guide_mask(problem)
         if any(needs):
             own_weights = units.inverse.new_empty(n)
         start = 0 if needs[1] else len(problem.positives)
         if needs[1] or needs[2]:
-            wanted = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
+            part = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
         if fused:
-            by_rows, by_columns = triton_fused.sweep(problem, units, stats, own_weights, needs[0], wanted)
+            by_rows, by_columns = triton_fused.sweep(problem, units, stats, own_weights, needs[0], part)
         else:
-            weigh = _pass(problem, units, stats, own_weights, by_column, left_out)
-            by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], wanted)
+            weigh = _pass(problem, units, stats, own_weights, by_column, mask_of)
+            by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], part)
     if problem.targets is not None:
         # Anchors may share a column, so add their own weights here. Without targets, backward adds them.
         add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
-    loss = (stats[:losses] if kept > losses else stats).mean()
+    loss = (stats[:loss_count] if stat_count > loss_count else stats).mean()
     if poison is not None:
         loss += poison.to(loss.dtype)
     if problem.learned_scale is not None:
         loss = loss.masked_fill(~(problem.learned_scale > 0), torch.nan)
         if needs[4]:
-            by_scale = stats[-1].mean() / (losses * problem.learned_scale) + loss * 0  # NaN if the loss is NaN
+            by_scale = stats[-1].mean() / (loss_count * problem.learned_scale) + loss * 0  # NaN if the loss is NaN
     return loss, (by_rows, by_columns, own_weights, loss, by_scale)
 
 
@@ -185,36 +176,36 @@ def backward(
     products, by_scale = saved[:4], saved[4]
     learned, count = problem.learned_scale, len(problem.anchors) * (2 if problem.symmetric else 1)
     factor = problem.scale / (count * _stretch(problem) * half(problem.anchors.dtype))
-    steep = upstream if learned is None else upstream * learned.to(upstream.dtype)
-    rows = through_norms(problem.rows, problem.targets, products, steep, needs[:3], dtype, factor)
+    slope = upstream if learned is None else upstream * learned.to(upstream.dtype)
+    rows = through_norms(problem.rows, problem.targets, products, slope, needs[:3], dtype, factor)
     return *rows, None, None if by_scale is None else by_scale * upstream
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile."""
+    """Yield every compilation that a call can cause, for triton_compile."""
     for name in ("fp16", "bf16", "fp32", "fp64"):
         exact = "fp64" if name == "fp64" else "fp32"
         pointers = dict.fromkeys(POINTERS, f"*{name}")
         pointers |= dict.fromkeys(("inverse", "logits", "by_column", "stats", "by_rows", "by_columns"), f"*{exact}")
         pointers |= dict.fromkeys(("own_weights", "loss", "upstream", "learned"), f"*{exact}") | {"mask": "*u8"}
         pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64")
-        for unit, which in ((16, "aligned"), (1, "any")):
-            constants = {"BLOCK": ROWS["BLOCK"], "GIVEN": unit}
-            yield Variant(f"info_nce_rows {name} {which}", info_nce_rows, signature_of(info_nce_rows, **pointers),
+        for unit, label in ((16, "aligned"), (1, "any")):
+            constants = {"BLOCK": ROWS["BLOCK"], "IN_UNIT": unit}
+            yield Variant(f"info_nce_rows {name} {label}", info_nce_rows, signature_of(info_nce_rows, **pointers),
                           constants, ROWS["num_warps"])  # fmt: skip
             for grad in sorted({name, exact}):  # torch.compile requests wide gradients
                 grads = dict.fromkeys(("grad_anchors", "grad_positives", "grad_negatives"), f"*{grad}")
                 signature = signature_of(info_nce_gradients, **(pointers | grads))
-                yield Variant(f"info_nce_gradients {name} to {grad} {which}", info_nce_gradients, signature,
+                yield Variant(f"info_nce_gradients {name} to {grad} {label}", info_nce_gradients, signature,
                               constants | {"INTERPRETED": False}, ROWS["num_warps"])  # fmt: skip
         signature = signature_of(info_nce_weights, **pointers)
         kinds = ["gradient", "symmetric"] + ["loss"] * (name == exact)  # without a gradient, `weights` is the logits
-        for ignore, kind, way in product((NONE, MASK, IDS), kinds, ("small", "shifted", "learned")):
+        for ignore, kind, shift in product((NONE, MASK, IDS), kinds, ("small", "shifted", "learned")):
             table = SHORT if ignore == MASK or name == "fp64" else WEIGHTS
-            which = f"{('all', 'mask', 'ids')[ignore]} {kind} {way}"
-            constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "SHIFTED": way != "small"}
-            constants |= {"LEARNT": way == "learned", "GRADIENT": kind != "loss", "SYMMETRIC": kind == "symmetric"}
+            label = f"{('all', 'mask', 'ids')[ignore]} {kind} {shift}"
+            constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "SHIFTED": shift != "small"}
+            constants |= {"LEARNED": shift == "learned", "GRADIENT": kind != "loss", "SYMMETRIC": kind == "symmetric"}
             constants |= {"INTERPRETED": False}
-            yield Variant(f"info_nce_weights {name} {which}", info_nce_weights, signature, constants,
+            yield Variant(f"info_nce_weights {name} {label}", info_nce_weights, signature, constants,
                           table["num_warps"])  # fmt: skip
     yield from triton_fused.variants()

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..triton_rows import at, kernel, root
 
-NONE, MASK, IDS = 0, 1, 2  # how ignored columns are given
+NONE, MASK, IDS = 0, 1, 2  # how a call marks ignored columns
 # The columns of the logits and of the scaled rows are multiples of this, for 16-byte loads and tensor core alignment.
 UNIT = tl.constexpr(16)
 EPS = tl.constexpr(1e-8)  # problem.EPS
@@ -23,12 +23,12 @@ POINTERS += ["grad_negatives", "loss", "upstream", "own_weights", "learned"]
 
 
 @triton.jit
-def _over_norm(square):
+def _inverse_norm(square):
     """Return 1 / norm from the squared norm: 0 for a row that counts as zero, NaN if the norm is not finite."""
     norm = root(square)
-    nothing = norm <= tl.full((), EPS, norm.dtype)
-    over = tl.where(nothing, 0.0, 1 / tl.where(nothing, 1.0, norm))
-    return tl.where(norm < float("inf"), over, float("nan"))
+    is_zero = norm <= tl.full((), EPS, norm.dtype)
+    inverse = tl.where(is_zero, 0.0, 1 / tl.where(is_zero, 1.0, norm))
+    return tl.where(norm < float("inf"), inverse, float("nan"))
 
 
 @triton.jit
@@ -72,46 +72,46 @@ def _part(row, start, step, BLOCK: tl.constexpr, UNIT: tl.constexpr):
 def info_nce_rows(
     anchors, positives, negatives, rows, columns, inverse, row_count, positive_count, column_count, width, units,
     row_place, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
-    negative_row: tl.int64, negative_column: tl.int64, stretch: tl.float64, BLOCK: tl.constexpr, GIVEN: tl.constexpr,
+    negative_row: tl.int64, negative_column: tl.int64, stretch: tl.float64, BLOCK: tl.constexpr, IN_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with zeros; and
-    1 / norm of each to `inverse`, columns first, anchors from row_place on. The first row_place programs take columns,
-    the others anchors. GIVEN is the `triton_rows.unit_of` of the matrices."""
+    """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with
+    zeros. Write 1 / norm of each to `inverse`, columns first, anchors from row_place on. The first row_place
+    programs take columns, the later ones anchors. IN_UNIT is `triton_rows.unit_of` of the input matrices."""
     dtype: tl.constexpr = inverse.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
     index = place
-    width *= GIVEN
-    source, step, out = positives + index * positive_row * GIVEN, positive_column, columns
-    there = tl.where(index < column_count, width, 0)
+    width *= IN_UNIT
+    source, step, out = positives + index * positive_row * IN_UNIT, positive_column, columns
+    limit = tl.where(index < column_count, width, 0)
     if index >= positive_count:
-        source, step = negatives + (index - positive_count) * negative_row * GIVEN, negative_column
+        source, step = negatives + (index - positive_count) * negative_row * IN_UNIT, negative_column
     if place >= row_place:
         index = place - row_place
-        source, step, out = anchors + index * anchor_row * GIVEN, anchor_column, rows
-        there = tl.where(index < row_count, width, 0)
+        source, step, out = anchors + index * anchor_row * IN_UNIT, anchor_column, rows
+        limit = tl.where(index < row_count, width, 0)
     square = tl.full((BLOCK,), 0.0, dtype)
     for start in range(0, width, BLOCK):
         part = start + tl.arange(0, BLOCK)
-        x = tl.load(_part(source, start, step, BLOCK, GIVEN), part < there, 0.0).to(dtype)
+        x = tl.load(_part(source, start, step, BLOCK, IN_UNIT), part < limit, 0.0).to(dtype)
         square += x * x
-    over = _over_norm(tl.sum(square, 0))
-    power = _power_of_two(over)
-    tl.store(inverse + place, tl.where(power == 0, 0.0, over / tl.where(power == 0, 1.0, power)))
+    inv_norm = _inverse_norm(tl.sum(square, 0))
+    power = _power_of_two(inv_norm)
+    tl.store(inverse + place, tl.where(power == 0, 0.0, inv_norm / tl.where(power == 0, 1.0, power)))
     power *= tl.full((), stretch, dtype)
     length = units * UNIT
     out += index * length
     for start in range(0, length, BLOCK):
         part = start + tl.arange(0, BLOCK)
-        x = tl.load(_part(source, start, step, BLOCK, GIVEN), part < there, 0.0).to(dtype)
+        x = tl.load(_part(source, start, step, BLOCK, IN_UNIT), part < limit, 0.0).to(dtype)
         tl.store(_part(out, start, 1, BLOCK, UNIT), (x * power).to(out.dtype.element_ty), part < length)
 
 
 @triton.jit
-def leaves_out(mask, row_id, column_ids, column, inside, mask_column, IGNORE: tl.constexpr):
+def leaves_out(mask, row_id, column_ids, column, in_range, mask_column, IGNORE: tl.constexpr):
     """Whether the caller excludes these columns as negatives of the row, by its `mask` or by its id row_id."""
     if IGNORE == 1:
-        return tl.load(mask + column * mask_column, inside, 0) != 0
-    return tl.load(column_ids + column, inside, 0) == row_id
+        return tl.load(mask + column * mask_column, in_range, 0) != 0
+    return tl.load(column_ids + column, in_range, 0) == row_id
 
 
 @triton.jit
@@ -119,46 +119,48 @@ def _negatives(
     logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, hard,
     positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """Return the columns from `start` on, 1 / norm of each, their logits: -inf for own and ignored columns, times
-    `raised` for hard ones; and the logits without this factor. hard: 0 for none, else 1 + the index in
-    problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
+    """Return the columns from `start` on, 1 / norm of each, their logits (-inf for own and ignored columns, times
+    `raised` for hard negatives), and their logits without this factor and without -inf. hard: 0 for none, else 1
+    + the index in problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
     column = start + tl.arange(0, BLOCK)
-    there = column < length
-    over = tl.load(tl.multiple_of(inverse + column, 16), there, 0.0)
-    plain = tl.load(tl.multiple_of(logits + column, 16), there, 0.0) * scaled * over
-    x = plain
+    padded_range = column < length
+    inv_norm = tl.load(tl.multiple_of(inverse + column, 16), padded_range, 0.0)
+    soft = tl.load(tl.multiple_of(logits + column, 16), padded_range, 0.0) * scaled * inv_norm
+    x = soft
     if hard != 0:
-        behind = (column - own).to(tl.int32)
-        same_query = (behind >= 0) & (behind % positive_count == 0)
+        offset = (column - own).to(tl.int32)
+        same_query = (offset >= 0) & (offset % positive_count == 0)
         x *= tl.where((hard == 3) | (same_query == (hard == 2)), raised, 1.0)
-    inside = column < column_count
-    counts = inside & (column != own)
+    in_range = column < column_count
+    is_negative = in_range & (column != own)
     if IGNORE != 0:
-        ignored = leaves_out(mask, row_id, column_ids, column.to(tl.int64), inside, mask_column, IGNORE)
-        counts = counts & ((ignored == 0) | (over != over))  # an ignored NaN must still show in the loss
-    return column, over, tl.where(counts, x, float("-inf")), plain
+        ignored = leaves_out(mask, row_id, column_ids, column.to(tl.int64), in_range, mask_column, IGNORE)
+        # An ignored NaN must still show in the loss.
+        is_negative = is_negative & ((ignored == 0) | (inv_norm != inv_norm))
+    return column, inv_norm, tl.where(is_negative, x, float("-inf")), soft
 
 
 @kernel
 def info_nce_weights(
     logits, weights, own_weights, inverse, learned, targets, mask, row_ids, column_ids, by_column, stats,
-    first, row_count, column_count, units, row_place, column_place, target_count, scattered, has_targets, back, hard,
-    positive_count, mask_first, mask_row: tl.int64, mask_column: tl.int64, scale: tl.float64, limit: tl.float64,
+    first, row_count, column_count, units, row_place, column_place, target_count, by_column_count, has_targets, back,
+    hard, positive_count, mask_first, mask_row: tl.int64, mask_column: tl.int64, scale: tl.float64, limit: tl.float64,
     strength: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr,
-    LEARNT: tl.constexpr, GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
+    LEARNED: tl.constexpr, GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT also write the derivatives by the products
-    of scaled rows, times `stretch` and without the factor `scale`, to `weights`; the one at the row's own column, the
-    largest, goes to `own_weights` instead, so that it is not rounded. Before exp, the row's largest logit is subtracted
-    if SHIFTED, otherwise `limit`.
+    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT also write the
+    derivatives by the products of scaled rows, times `stretch` and without the factor `scale`, to
+    `weights`. The derivative at the row's own column is the largest: it goes to `own_weights` instead,
+    unrounded. Before exp, the row's largest logit is subtracted if SHIFTED, otherwise `limit`.
 
-    back: the rows are the anchors' targets and the columns anchors. The logarithm of each row's sum and its own weight
-    are kept (at 2 and 3 times row_count) for the SYMMETRIC pass that follows, which adds the weights of both
-    directions. by_column, `scattered` long, is such a logarithm per column, infinite if it is no anchor's target.
+    back: the rows are the anchors' targets and the columns are the anchors. The logarithm of each row's sum and its own
+    weight are stored (at 2 and 3 times row_count) for the SYMMETRIC pass that follows, which adds the weights of both
+    directions. by_column (by_column_count,) has such a logarithm per column, infinite if it is no anchor's target.
 
-    LEARNT: `scale` is multiplied by the number at `learned`; with GRADIENT, that number times its derivative is stored
-    after the other stats. strength: of hard negatives, divided by the scale unless LEARNT. mask_first: the row at which
-    the mask begins.
+    LEARNED: `scale` is multiplied by the number at `learned`; with
+    GRADIENT, that number times its derivative is stored after the
+    other stats. strength: the hardness strength, divided by the scale
+    unless LEARNED. mask_first: the first row of the mask.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
@@ -170,19 +172,19 @@ def info_nce_weights(
     length = units * UNIT
     logits += line * length
     weights += line * length
-    over_row = tl.load(inverse + row_place + place)
+    row_inverse = tl.load(inverse + row_place + place)
     inverse += column_place * UNIT
-    scaled = over_row * tl.full((), scale, dtype)
+    scaled = row_inverse * tl.full((), scale, dtype)
     raised = tl.full((), strength, dtype)
-    if LEARNT:
+    if LEARNED:
         scaled *= tl.load(learned)
         raised /= tl.load(learned)
     raised += 1
     row_id = tl.load(row_ids + place) if IGNORE == 2 else 0
     mask += (place - mask_first) * mask_row
 
-    over_own = tl.load(inverse + own)
-    at_own = tl.load(logits + own) * scaled * over_own
+    own_inverse = tl.load(inverse + own)
+    own_logit = tl.load(logits + own) * scaled * own_inverse
     peak = tl.full((), limit, dtype)
     total = tl.full((BLOCK,), 0.0, dtype)
     m = tl.full((BLOCK,), float("-inf"), dtype)
@@ -190,53 +192,54 @@ def info_nce_weights(
         _, _, x, _ = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled,
                                 mask_column, hard, positive_count, raised, BLOCK, IGNORE)  # fmt: skip
         if SHIFTED:
-            higher = tl.maximum(m, x)
-            shift = tl.where(higher == float("-inf"), 0.0, higher)
+            new_m = tl.maximum(m, x)
+            shift = tl.where(new_m == float("-inf"), 0.0, new_m)
             total = total * tl.exp(m - shift) + tl.exp(x - shift)
-            m = higher
+            m = new_m
         else:
             total += tl.exp(x - peak)
     if SHIFTED:
-        peak = tl.maximum(tl.max(m, 0), at_own)
+        peak = tl.maximum(tl.max(m, 0), own_logit)
         total *= tl.exp(m - peak)
     # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
-    others, of_own = tl.sum(total, 0), tl.exp(at_own - peak)
-    whole = others + of_own
-    own_weight = -others / whole
-    ratio = others / of_own
-    loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), peak - at_own + tl.log(whole))
+    neg_sum, own_exp = tl.sum(total, 0), tl.exp(own_logit - peak)
+    full_sum = neg_sum + own_exp
+    own_weight = -neg_sum / full_sum
+    ratio = neg_sum / own_exp
+    loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), peak - own_logit + tl.log(full_sum))
     tl.store(stats + tl.where(back != 0, row_count, 0) + i, tl.where(legal, loss, float("nan")))
     if back != 0:
-        tl.store(stats + 2 * row_count + i, peak + tl.log(whole))
+        tl.store(stats + 2 * row_count + i, peak + tl.log(full_sum))
         tl.store(stats + 3 * row_count + i, own_weight)
 
     if GRADIENT:
         if SYMMETRIC:
             own_weight += tl.load(stats + 3 * row_count + i)
-            # Other anchors with the same target: in their second direction this row is a negative, unless ignored.
-            shared = tl.exp(at_own - tl.load(by_column + own)) - tl.exp(at_own - tl.load(stats + 2 * row_count + i))
+            # Other anchors may have the same target: in their second direction this row is a negative, unless ignored.
+            shared = tl.exp(own_logit - tl.load(by_column + own))
+            shared -= tl.exp(own_logit - tl.load(stats + 2 * row_count + i))
             if IGNORE != 0:
                 shared = tl.where(leaves_out(mask, row_id, column_ids, own, True, mask_column, IGNORE), 0.0, shared)
             own_weight += shared
-        share = 1 / whole
-        factor = over_row * tl.full((), stretch, dtype)
-        tl.store(own_weights + i, own_weight * (factor * over_own))
+        share = 1 / full_sum
+        factor = row_inverse * tl.full((), stretch, dtype)
+        tl.store(own_weights + i, own_weight * (factor * own_inverse))
         by_scale = tl.full((BLOCK,), 0.0, dtype)
         for start in range(0, length, BLOCK):
-            column, over, x, plain = _negatives(
+            column, inv_norm, x, soft = _negatives(
                 logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, hard,
                 positive_count, raised, BLOCK, IGNORE,
             )  # fmt: skip
             w = tl.exp(x - peak) * share
             if SYMMETRIC:
-                w += tl.exp(x - tl.load(by_column + column, column < scattered, float("inf")))
-            if LEARNT:
-                by_scale += tl.where(x == float("-inf"), 0.0, w * plain)
-            there = tl.multiple_of(weights + column, 16)
-            tl.store(there, narrow(w * (factor * over), weights.dtype.element_ty, INTERPRETED), column < length)
-        if LEARNT:
-            behind = 4 * row_count if SYMMETRIC else row_count
-            tl.store(stats + behind + i, tl.sum(by_scale, 0) + own_weight * at_own)
+                w += tl.exp(x - tl.load(by_column + column, column < by_column_count, float("inf")))
+            if LEARNED:
+                by_scale += tl.where(x == float("-inf"), 0.0, w * soft)
+            out = tl.multiple_of(weights + column, 16)
+            tl.store(out, narrow(w * (factor * inv_norm), weights.dtype.element_ty, INTERPRETED), column < length)
+        if LEARNED:
+            place_of_scale = 4 * row_count if SYMMETRIC else row_count
+            tl.store(stats + place_of_scale + i, tl.sum(by_scale, 0) + own_weight * own_logit)
 
 
 @kernel
@@ -245,15 +248,15 @@ def info_nce_gradients(
     grad_negatives, loss, upstream, anchor_grads, first_column, row_count, positive_count, target_count, has_targets,
     width, units, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
     negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr,
-    GIVEN: tl.constexpr, INTERPRETED: tl.constexpr,
+    IN_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of a given row from g, its product with the weights. First add the term of its own partner
-    (an anchor's target or, without targets, a column's anchor); then backpropagate through u = row / norm, which gives
-    g - <g, u> u, and undo the powers of two. The first anchor_grads programs take anchors, the others columns from
-    first_column on."""
+    """Compute the gradient of an input row from g, the row's product with the weights. First add
+    the term of the row's own partner (an anchor's target or, without targets, a column's anchor);
+    then backpropagate through u = row / norm, which gives g - <g, u> u, and undo the powers of two.
+    The first anchor_grads programs take anchors, the later ones columns from first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
-    width, length = width * GIVEN, units * UNIT
+    width, length = width * IN_UNIT, units * UNIT
     is_anchor = index < anchor_grads
     i, column = index, index
     if is_anchor:
@@ -262,18 +265,19 @@ def info_nce_gradients(
     else:
         column = index - anchor_grads + first_column
         i = tl.where((has_targets == 0) & (column < row_count), column, -1)
-    anchor = anchors + tl.maximum(i, 0) * anchor_row * GIVEN
-    other, other_step, out = positives + column * positive_row * GIVEN, positive_column, grad_positives + column * width
+    anchor = anchors + tl.maximum(i, 0) * anchor_row * IN_UNIT
+    other, other_step = positives + column * positive_row * IN_UNIT, positive_column
+    out = grad_positives + column * width
     if column >= positive_count:
         negative = column - positive_count
-        other, other_step = negatives + negative * negative_row * GIVEN, negative_column
+        other, other_step = negatives + negative * negative_row * IN_UNIT, negative_column
         out = grad_negatives + negative * width
     row, step, partner, partner_step = other, other_step, anchor, anchor_column
     g = by_columns + (column - first_column) * length
     if is_anchor:
         row, step, partner, partner_step = anchor, anchor_column, other, other_step
         g, out = by_rows + index * length, grad_anchors + index * width
-    pull = tl.load(own_weights + i, i >= 0, 0.0) * tl.full((), stretch, dtype)
+    own_weight = tl.load(own_weights + i, i >= 0, 0.0) * tl.full((), stretch, dtype)
 
     square = tl.full((BLOCK,), 0.0, dtype)
     partner_square = tl.full((BLOCK,), 0.0, dtype)
@@ -281,22 +285,22 @@ def info_nce_gradients(
     cross = tl.full((BLOCK,), 0.0, dtype)
     for start in range(0, width, BLOCK):
         part = start + tl.arange(0, BLOCK)
-        x = tl.load(_part(row, start, step, BLOCK, GIVEN), part < width, 0.0).to(dtype)
-        y = tl.load(_part(partner, start, partner_step, BLOCK, GIVEN), part < width, 0.0).to(dtype)
+        x = tl.load(_part(row, start, step, BLOCK, IN_UNIT), part < width, 0.0).to(dtype)
+        y = tl.load(_part(partner, start, partner_step, BLOCK, IN_UNIT), part < width, 0.0).to(dtype)
         square += x * x
         partner_square += y * y
         dot += x * tl.load(_part(g, start, 1, BLOCK, UNIT), part < length, 0.0)
         cross += x * y
-    over = _over_norm(tl.sum(square, 0))
-    pull *= _power_of_two(_over_norm(tl.sum(partner_square, 0)))
-    along = (tl.sum(dot, 0) + pull * tl.sum(cross, 0)) * over
+    inv_norm = _inverse_norm(tl.sum(square, 0))
+    own_weight *= _power_of_two(_inverse_norm(tl.sum(partner_square, 0)))
+    along = (tl.sum(dot, 0) + own_weight * tl.sum(cross, 0)) * inv_norm
     value = tl.load(loss)
-    factor = tl.full((), scale, dtype) * tl.load(upstream) * _power_of_two(over)
+    factor = tl.full((), scale, dtype) * tl.load(upstream) * _power_of_two(inv_norm)
     factor = tl.where(value == value, factor, value)  # NaN if the loss is NaN
     for start in range(0, width, BLOCK):
         part = start + tl.arange(0, BLOCK)
-        unit = tl.load(_part(row, start, step, BLOCK, GIVEN), part < width, 0.0).to(dtype) * over
-        y = tl.load(_part(partner, start, partner_step, BLOCK, GIVEN), part < width, 0.0).to(dtype)
-        made = tl.load(_part(g, start, 1, BLOCK, UNIT), part < length, 0.0) + pull * y
-        result = (made - along * unit) * factor
-        tl.store(_part(out, start, 1, BLOCK, GIVEN), narrow(result, out.dtype.element_ty, INTERPRETED), part < width)
+        unit = tl.load(_part(row, start, step, BLOCK, IN_UNIT), part < width, 0.0).to(dtype) * inv_norm
+        y = tl.load(_part(partner, start, partner_step, BLOCK, IN_UNIT), part < width, 0.0).to(dtype)
+        g_part = tl.load(_part(g, start, 1, BLOCK, UNIT), part < length, 0.0) + own_weight * y
+        result = (g_part - along * unit) * factor
+        tl.store(_part(out, start, 1, BLOCK, IN_UNIT), narrow(result, out.dtype.element_ty, INTERPRETED), part < width)

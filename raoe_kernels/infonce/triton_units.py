@@ -25,27 +25,27 @@ Rows = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Units(NamedTuple):
-    """Anchors and columns, scaled by powers of two and padded with zeros to multiples of UNIT, and 1 / norm of the
-    scaled rows: of columns first, then of anchors."""
+    """Anchors and columns, scaled by powers of two and padded with zeros to multiples of
+    UNIT, and 1 / norm of the scaled rows: first of the columns, then of the anchors."""
 
     rows: Tensor
     columns: Tensor
     inverse: Tensor
 
 
-def units_of(given: Rows, columns_too: bool = False, whole: int = UNIT.value) -> Units:
-    """Scale anchors, positives and negatives, and pad their width to a multiple of `whole`. With columns_too, also pad
-    the number of anchors, so that they can serve as columns."""
-    a, p, n = given
+def units_of(inputs: Rows, pad_rows: bool = False, multiple: int = UNIT.value) -> Units:
+    """Scale anchors, positives and negatives, and pad their width to a multiple of `multiple`.
+    With pad_rows, also pad the number of anchors, so that they can serve as columns."""
+    a, p, n = inputs
     column_count = len(p) + (0 if n is None else len(n))
     n = p if n is None else n
-    width, unit = triton.cdiv(a.shape[1], whole) * whole, unit_of(a, p, n)
-    rows = a.new_empty(_padded(len(a)) if columns_too else len(a), width)
+    width, unit = triton.cdiv(a.shape[1], multiple) * multiple, unit_of(a, p, n)
+    rows = a.new_empty(_padded(len(a)) if pad_rows else len(a), width)
     columns = a.new_empty(_padded(column_count), width)
     inverse = a.new_empty(len(columns) + len(rows), dtype=wide(a.dtype))
     info_nce_rows[(len(inverse),)](
         a, p, n, rows, columns, inverse, len(a), len(p), column_count, a.shape[1] // unit, width // UNIT.value,
-        len(columns), *_strides(unit, a, p, n), half(a.dtype), GIVEN=unit, **ROWS,
+        len(columns), *_strides(unit, a, p, n), half(a.dtype), IN_UNIT=unit, **ROWS,
     )  # fmt: skip
     return Units(rows, columns, inverse)
 
@@ -64,12 +64,12 @@ def empty_weights(logits: Tensor, units: Units, gradient: bool) -> Tensor:
 def add_to_columns(by_columns: Tensor | None, places: Tensor, rows: Tensor, own_weights: Tensor | None) -> None:
     """Add row i times the weight of its own positive to by_columns[places[i]], if that row exists."""
     if by_columns is not None and own_weights is not None and len(by_columns):
-        inside = (places >= 0) & (places < len(by_columns))
-        add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * inside)[:, None])
+        in_range = (places >= 0) & (places < len(by_columns))
+        add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * in_range)[:, None])
 
 
 def through_norms(
-    given: Rows,
+    inputs: Rows,
     targets: Tensor | None,
     saved: tuple[Tensor | None, Tensor | None, Tensor, Tensor],
     upstream: Tensor,
@@ -77,35 +77,35 @@ def through_norms(
     dtype: torch.dtype,
     factor: float,
 ) -> Gradients:
-    """Return the gradients of anchors, positives and negatives in `dtype`, times `factor` and `upstream`. saved:
-    products with the weights by rows and by columns, the weight of each anchor's own positive, and the loss."""
+    """Return the gradients of anchors, positives and negatives in `dtype`,
+    times `factor` and `upstream`. saved: see triton_kernels.forward."""
     by_rows, by_columns, own_weights, loss = saved
     first, second, third = (
         x.new_empty(x.shape, dtype=dtype) if need and x is not None else None
-        for x, need in zip(given, needs, strict=True)
+        for x, need in zip(inputs, needs, strict=True)
     )
     grads = [x for x in (first, second, third) if x is not None]
     sums = [x for x in (by_rows, by_columns) if x is not None]
-    programs, width = sum(map(len, grads)), given[0].shape[1]
+    programs, width = sum(map(len, grads)), inputs[0].shape[1]
     if programs and width:
-        a, p, n = (given[1] if x is None else x for x in given)
+        a, p, n = (inputs[1] if x is None else x for x in inputs)
         unit = unit_of(a, p, n)
-        known = triton.reinterpret(loss, torch.int64) if targets is None else targets.contiguous()
-        column_count = len(p) + (0 if given[2] is None else len(n))
+        target_columns = triton.reinterpret(loss, torch.int64) if targets is None else targets.contiguous()
+        column_count = len(p) + (0 if inputs[2] is None else len(n))
         with torch.cuda.device_of(a):
             info_nce_gradients[(programs,)](
-                a, p, n, sums[0], sums[-1], own_weights, known,
+                a, p, n, sums[0], sums[-1], own_weights, target_columns,
                 *(grads[0] if x is None else x for x in (first, second, third)), loss, upstream,
                 0 if first is None else len(a), 0 if needs[1] else len(p), len(a), len(p), column_count,
                 int(targets is not None), width // unit, sums[0].shape[1] // UNIT.value,
-                *_strides(unit, a, p, n), factor, half(a.dtype), GIVEN=unit, INTERPRETED=INTERPRETED, **ROWS,
+                *_strides(unit, a, p, n), factor, half(a.dtype), IN_UNIT=unit, INTERPRETED=INTERPRETED, **ROWS,
             )  # fmt: skip
     return first, second, third
 
 
-def integers_or(like: Tensor, *given: Tensor | None) -> Iterator[Tensor]:
-    """Yield the given tensors. For None yield `like` as int64: it is never read and only needs the right type."""
-    yield from (triton.reinterpret(like, torch.int64) if x is None else x.contiguous() for x in given)
+def integers_or(like: Tensor, *tensors: Tensor | None) -> Iterator[Tensor]:
+    """Yield the tensors; for None yield `like` as int64, which the kernel never reads: only its type matters."""
+    yield from (triton.reinterpret(like, torch.int64) if x is None else x.contiguous() for x in tensors)
 
 
 def _padded(count: int) -> int:

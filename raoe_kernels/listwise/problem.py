@@ -14,7 +14,7 @@ class Problem(NamedTuple):
     """Arguments of one call with R lists of n items.
 
     student, teacher  (R, n); mask (R, n) bool, True where there is an item, or None
-    order             (R, n) or None: of items with equal teacher scores, the one with the smaller order comes first
+    order             (R, n) or None: items with equal teacher scores are sorted by it, in ascending order
     """
 
     student: Tensor
@@ -30,9 +30,9 @@ def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[
     teacher, mask = problem.teacher, problem.mask
     loss = loss / len(teacher)
     if teacher.is_floating_point():
-        broken = teacher.isnan()
-        broken = (broken if mask is None else broken & mask).any()
-        loss = loss.masked_fill(broken, torch.nan)
+        has_nan = teacher.isnan()
+        has_nan = (has_nan if mask is None else has_nan & mask).any()
+        loss = loss.masked_fill(has_nan, torch.nan)
     if grad is not None:
         grad = (grad / len(teacher)).masked_fill(loss.isnan(), torch.nan)
         grad = grad if mask is None else grad.masked_fill(~mask, 0)

@@ -13,25 +13,25 @@ __all__ = ["backward", "forward", "refine"]
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Eq. 8-9: sum over items of the negative log-probability that an item is drawn first of the remaining ones."""
+    """Eq. 8-9: sum over items of the negative log-probability that an item is drawn first of the remaining items."""
     student, teacher, mask, order, scale = problem
     scores = scale * student.to(wide(student.dtype))
     loss = scores.new_zeros(())
     grad = torch.zeros_like(scores)
     for row, (s, targets) in enumerate(zip(scores, teacher.tolist(), strict=True)):
         items = [k for k in range(len(targets)) if mask is None or mask[row, k]]
-        first = [0.0] * len(targets) if order is None else order[row].tolist()
-        items.sort(key=lambda k: (-targets[k], first[k]))
-        for place, chosen in enumerate(items):
-            left = items[place:]
-            loss = loss + s[left].logsumexp(0) - s[chosen]
-            grad[row, left] += s[left].softmax(0)
-            grad[row, chosen] -= 1
+        order_keys = [0.0] * len(targets) if order is None else order[row].tolist()
+        items.sort(key=lambda k: (-targets[k], order_keys[k]))
+        for place, item in enumerate(items):
+            remaining = items[place:]
+            loss = loss + s[remaining].logsumexp(0) - s[item]
+            grad[row, remaining] += s[remaining].softmax(0)
+            grad[row, item] -= 1
     return mean_of_lists(problem, loss, scale * grad if needs[0] else None)
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
-    """Eq. 6-7 with both rankings written out. The similarity with rank r in a list is sorted[r]."""
+    """Eq. 6-7, with both rankings computed. The similarity with rank r in a list is sorted[r]."""
     phi = phi.to(wide(phi.dtype))
     refined = torch.zeros_like(phi)
     for chain in range(phi.shape[0]):

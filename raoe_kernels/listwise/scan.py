@@ -16,11 +16,11 @@ __all__ = ["backward", "forward", "refine"]
 
 INF = float("inf")
 LINEAR = 85.0
-"""Scores at most LINEAR - ln n below a row's largest: their exp and sums of 1 / exp stay in float32's range."""
+"""If scores are at most LINEAR - ln n below their row's largest, exp and sums of 1 / exp stay in float32's range."""
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """ListMLE loss and gradient. With s sorted by teacher and S_k = logsumexp_{m >= k} s_m, L = sum_k (S_k - s_k), and
+    """ListMLE loss and gradient. With s sorted by teacher and S_k = logsumexp_{m >= k} s_m, L = sum_k (S_k - s_k) and
 
     dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
 
@@ -31,37 +31,37 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         teacher = teacher.masked_fill(~mask, 0)  # masked values must not influence anything, not even rounding
     items = _descending(teacher, order)
     raw = student.to(wide(student.dtype)).gather(1, items)
-    inside = None if mask is None else mask.gather(1, items)
-    # Subtracting the row's largest score keeps the digits of the differences. Masked items keep their places with
-    # weight exp(-inf).
-    known = raw if inside is None else raw.masked_fill(~inside, -INF)
-    largest = known.amax(1, keepdim=True)
-    s = scale * (known - largest.masked_fill(largest == -INF, 0))
+    item_mask = None if mask is None else mask.gather(1, items)
+    # Subtracting the row's largest score keeps the digits of the
+    # differences. Masked items keep their positions, with weight exp(-inf).
+    masked_raw = raw if item_mask is None else raw.masked_fill(~item_mask, -INF)
+    largest = masked_raw.amax(1, keepdim=True)
+    s = scale * (masked_raw - largest.masked_fill(largest == -INF, 0))
     linear = False
     if s.device.type == "cpu":
-        there = s if inside is None else s.masked_fill(~inside, 0)
-        linear = bool(there.amin() > math.log(s.shape[1]) - LINEAR)
+        item_scores = s if item_mask is None else s.masked_fill(~item_mask, 0)
+        linear = bool(item_scores.amin() > math.log(s.shape[1]) - LINEAR)
     if linear:
         weight = s.exp()
-        left = weight.flip(1).cumsum(1).flip(1)
-        terms = left.log() - s
+        tail_sums = weight.flip(1).cumsum(1).flip(1)
+        terms = tail_sums.log() - s
     else:
         remaining = logcumsumexp(s.flip(1)).flip(1)
         terms = remaining - s
-    loss = (terms if inside is None else terms.masked_fill(~inside, 0)).sum()
+    loss = (terms if item_mask is None else terms.masked_fill(~item_mask, 0)).sum()
     if not needs[0]:
         return mean_of_lists(problem, loss, None)
     if linear:
-        chosen = left.reciprocal() if inside is None else left.reciprocal().masked_fill(~inside, 0)
-        grad = weight * chosen.cumsum(1) - 1
+        inverse = tail_sums.reciprocal() if item_mask is None else tail_sums.reciprocal().masked_fill(~item_mask, 0)
+        grad = weight * inverse.cumsum(1) - 1
     else:
-        chosen = -remaining if inside is None else (-remaining).masked_fill(~inside, -INF)
-        grad = (s + chosen.logcumsumexp(1)).exp() - 1
+        inverse = -remaining if item_mask is None else (-remaining).masked_fill(~item_mask, -INF)
+        grad = (s + inverse.logcumsumexp(1)).exp() - 1
     return mean_of_lists(problem, loss, torch.empty_like(grad).scatter_(1, items, scale * grad))
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
-    """Indices that sort each row in descending order; equal values by `order`, then by their position."""
+    """Return the indices that sort each row in descending order; equal values by `order`, then by position."""
     if order is None:
         return teacher.sort(dim=1, descending=True, stable=True).indices
     first = order.argsort(dim=1, stable=True)
@@ -69,20 +69,20 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
-    """Refine all rows at once. Row j's list is its columns k >= j. All other columns sort to the front as +inf, so the
-    value with true rank k - j lands in column k, and the sorted row aligns with phi."""
+    """Refine all rows at once. The list of row j is its columns k >= j. The other columns are +inf and sort
+    to the front, so the value with true rank k - j is in column k, and the sorted row aligns with phi."""
     n = phi.shape[-1]
     phi = phi.to(wide(phi.dtype))
     place = torch.arange(n, device=phi.device)
-    listed = (place >= place[:, None]).expand_as(phi)
+    in_list = (place >= place[:, None]).expand_as(phi)
     if mask is not None:
-        listed = listed & mask[:, None, :] & mask[:, :, None]
-    broken = (phi.isnan() & listed).any(-1, keepdim=True)
-    ranked = phi.masked_fill(~listed, INF).sort(dim=-1, descending=True).values
+        in_list = in_list & mask[:, None, :] & mask[:, :, None]
+    has_nan = (phi.isnan() & in_list).any(-1, keepdim=True)
+    sorted_phi = phi.masked_fill(~in_list, INF).sort(dim=-1, descending=True).values
     if mask is not None:  # masked sentences sort to the front: shift each sentence's column accordingly
-        real = mask.long()
-        column = (n - real.sum(-1, keepdim=True) + real.cumsum(-1) - 1).clamp(min=0)
-        ranked = ranked.gather(-1, column[:, None, :].expand_as(phi))
-    d = ranked - phi
-    refined = (phi + d.sign() * torch.log1p(omega * d.abs())).masked_fill(broken, torch.nan).masked_fill(~listed, 0)
+        count_mask = mask.long()
+        column = (n - count_mask.sum(-1, keepdim=True) + count_mask.cumsum(-1) - 1).clamp(min=0)
+        sorted_phi = sorted_phi.gather(-1, column[:, None, :].expand_as(phi))
+    d = sorted_phi - phi
+    refined = (phi + d.sign() * torch.log1p(omega * d.abs())).masked_fill(has_nan, torch.nan).masked_fill(~in_list, 0)
     return refined + refined.triu(1).transpose(-1, -2)

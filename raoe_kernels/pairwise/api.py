@@ -1,8 +1,8 @@
 """Public pairwise losses: documentation and argument checks.
 
 Source of all losses except CoSENT: "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence
-Embeddings from NLI Data" (RAOE). Pairs i and j below are two *sentence pairs* of a batch of B. Similarity is (B,), or
-(K, B) for K similarities per pair (for example by prefixes of the embeddings); the K losses share one sort of scores.
+Embeddings from NLI Data" (RAOE). Below, i and j are two *sentence pairs* of a batch of B. Similarity is (B,), or
+(K, B) for K similarities per pair (for example of prefixes of the embeddings); the K losses share one sort of scores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rank_margin_loss(
 
     Args:
         similarity: (B,) float16, bfloat16, float32 or float64: c, usually the cosine of each sentence pair, which
-            `pairwise_cosine` computes from (B, D) embeddings; any finite values. Or (K, B) for K losses at once.
+            `pairwise_cosine` computes from (B, D) embeddings; any finite values. Pass (K, B) for K losses at once.
         scores: (B,) real numbers, any float or integer dtype (not uint64), compared exactly in that dtype; +-inf are
             allowed. They are targets and must not require grad.
         margin: rank distance I >= 0 that two pairs must exceed to be compared. Ranks are within the batch.
@@ -83,7 +83,7 @@ def gated_angular_loss(
         labels: (B,) integers (not uint64), larger = less related (Hugging Face's NLI order: 0 entailment, 1 neutral,
             2 contradiction). Any values and any number of distinct values.
         scale: factor for the angles, > 0, as in `rank_margin_loss`.
-        gate: pairs (i, j) that count: "label+score" (l_i > l_j and s_i < s_j, as in the paper), "score" (s_i < s_j) or
+        gate: which pairs (i, j) count: "label+score" (l_i > l_j and s_i < s_j, as in the paper), "score" (s_i < s_j) or
             "label" (l_i > l_j). An argument that the gate does not use is ignored and may be None.
         backend: as for `rank_margin_loss`.
 
@@ -91,7 +91,7 @@ def gated_angular_loss(
     """
     params = _params.make(False, True, scale)
     _check_similarity(similarity)
-    scores, labels = _gated(similarity, scores, labels, gate)
+    scores, labels = _angle_keys(similarity, scores, labels, gate)
     return pairwise_loss(similarity, scores, labels, params, backend)[0]
 
 
@@ -117,13 +117,13 @@ def raoe_loss(
     """
     params = _params.make(True, True, scale, margin, ties, rank_weight, angle_weight, bool(return_parts))
     _check_similarity(similarity)
-    ranked = _scores(scores, similarity)
-    gated, labels = _gated(similarity, scores, labels, gate)
+    rank_keys = _scores(scores, similarity)
+    angle_keys, labels = _angle_keys(similarity, scores, labels, gate)
     if gate == "label":  # the two objectives sort by different keys
-        rank = pairwise_loss(similarity, ranked, None, params._replace(angle=False, parts=False), backend)[0]
-        angle = pairwise_loss(similarity, gated, None, params._replace(rank=False, parts=False), backend)[0]
+        rank = pairwise_loss(similarity, rank_keys, None, params._replace(angle=False, parts=False), backend)[0]
+        angle = pairwise_loss(similarity, angle_keys, None, params._replace(rank=False, parts=False), backend)[0]
         return (rank, angle) if return_parts else rank + angle
-    losses = pairwise_loss(similarity, ranked, labels, params, backend)
+    losses = pairwise_loss(similarity, rank_keys, labels, params, backend)
     return (losses[0], losses[1]) if return_parts else losses[0]
 
 
@@ -135,11 +135,11 @@ def _check_similarity(similarity: Tensor) -> None:
 
 
 def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
-    by_row = similarity.ndim == 2 and isinstance(value, Tensor) and value.shape == similarity.shape[:1]
-    if by_row and len(similarity) != similarity.shape[1]:
+    has_one_per_row = similarity.ndim == 2 and isinstance(value, Tensor) and value.shape == similarity.shape[:1]
+    if has_one_per_row and len(similarity) != similarity.shape[1]:
         got = f"{_validate.describe(similarity)} and {name} {_validate.describe(value)}"
-        wanted = f"{name} must have shape {tuple(similarity.shape[1:])} and similarity's device"
-        raise ValueError(f"{wanted}, got {got}; for embeddings, pass pairwise_cosine(a, b)")
+        rule = f"{name} must have shape {tuple(similarity.shape[1:])} and similarity's device"
+        raise ValueError(f"{rule}, got {got}; for embeddings, pass pairwise_cosine(a, b)")
     return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 
 
@@ -152,7 +152,7 @@ def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
     return scores.to(torch.float32 if scores.is_floating_point() else torch.int64)
 
 
-def _gated(
+def _angle_keys(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
     """Return the sort keys of the angular objective, and the labels that restrict its pairs, or None."""

@@ -90,17 +90,17 @@ class _PairwiseLoss(torch.autograd.Function):
 def _operator_forward(similarity, scores, labels, *rest):
     *constants, need_grad, module = rest
     params = PairwiseParams(*constants)
-    return _parted(similarity, params, _run(similarity, scores, labels, params, need_grad, module))
+    return _with_parts_dim(similarity, params, _run(similarity, scores, labels, params, need_grad, module))
 
 
 def _shapes(similarity, scores, labels, *rest):
     *constants, need_grad = rest
     params = PairwiseParams(*constants)
-    return _parted(similarity, params, _empty(similarity, params, need_grad))
+    return _with_parts_dim(similarity, params, _empty(similarity, params, need_grad))
 
 
-def _parted(similarity, params, results):
-    """For (K, B), always add a dimension for the parts, even if there is one: _scale relies on it."""
+def _with_parts_dim(similarity, params, results):
+    """For (K, B), add a dimension for the parts, even for a single part: _scale relies on it."""
     if params.parts or similarity.ndim == 1:
         return results
     return tuple(None if x is None else x[None] for x in results)

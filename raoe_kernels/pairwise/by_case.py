@@ -1,4 +1,4 @@
-"""Backend "auto" on CUDA without a compiled module: the Triton kernel up to its largest batch, scan beyond."""
+"""Backend "auto" on CUDA without a compiled module: the Triton kernel up to its largest batch, else scan."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ __all__ = ["backward", "forward"]
 def forward(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    module = triton_kernels if len(similarity) <= triton_kernels.most(similarity, scores) else scan
+    module = triton_kernels if len(similarity) <= triton_kernels.max_pairs(similarity, scores) else scan
     return module.forward(similarity, scores, labels, params, need_grad)

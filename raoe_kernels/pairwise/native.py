@@ -11,7 +11,7 @@ from .params import backward as multiply
 
 _WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
-_ONE_BLOCK = 1024  # most pairs that, on every GPU, fit one thread block and need no workspace
+_ONE_BLOCK = 1024  # so many pairs fit into one thread block on every GPU, and need no workspace
 _TIES = {name: code for code, name in enumerate(TIES)}
 
 
@@ -34,9 +34,9 @@ def _forward(
         similarity, dtype = similarity.float(), torch.float32
     *rows, size = similarity.shape
     shape = (2, *rows) if parts else rows
-    result = dtype if dtype in _WIDE else torch.float32
-    losses = torch.empty(shape, dtype=result, device=device)
-    grads = torch.empty((*shape, size), dtype=result, device=device) if need_grad else None
+    result_dtype = dtype if dtype in _WIDE else torch.float32
+    losses = torch.empty(shape, dtype=result_dtype, device=device)
+    grads = torch.empty((*shape, size), dtype=result_dtype, device=device) if need_grad else None
     arguments = (
         address(similarity), address(scores), address(labels), size, FLOATS[dtype], _KEYS[scores.dtype],
         _TIES[ties], rank, angle, parts, scale, threshold, rank_weight, angle_weight, losses.data_ptr(), address(grads),
@@ -46,8 +46,8 @@ def _forward(
         compiled.pairwise(*arguments, *(rows or (1,)), torch.get_num_threads())
         return losses, grads
     with torch.cuda.device(device):
-        room = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
-        workspace = torch.empty(room, dtype=torch.uint8, device=device) if room else None
+        bytes_needed = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
+        workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=device) if bytes_needed else None
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         compiled.pairwise(*arguments, address(workspace), stream)
     return losses, grads
@@ -57,16 +57,16 @@ _by_row = by_row(_forward)
 
 
 def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """Compute the same as params.backward.
+    """Compute params.backward, on a CPU in C++.
 
-    On a CPU, torch's product has more overhead, and from 2^15 pairs on it wakes OpenMP threads, which then spin on
-    the cores that the next forward needs.
+    There torch's product has more overhead, and from 2^15 pairs on it wakes
+    OpenMP threads, which then spin on the cores that the next forward needs.
     """
     if grads.dtype != dtype or grads.device.type != "cpu":
         return multiply(grads, upstream, dtype)
     *rows, size = shape = grads.shape[len(upstream) - 1 :]
     grad = torch.empty(shape, dtype=dtype)
-    first, last = (each.contiguous() for each in (upstream[0], upstream[-1]))  # the gradient of sum() is expanded
+    first, last = (x.contiguous() for x in (upstream[0], upstream[-1]))  # the gradient of sum() is expanded
     module("cpu").scale(
         grads.data_ptr(), size, FLOATS[dtype], len(upstream), *(rows or (1,)), address(first), address(last),
         grad.data_ptr(),

@@ -1,5 +1,5 @@
-"""Parameters of a pairwise loss as every backend receives them, and helpers that backends share: a default backward,
-and a loop over several rows of similarity."""
+"""Parameters of a pairwise loss as every backend receives them, and helpers that
+backends share: the default backward, and a loop over the rows of a (K, B) similarity."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class PairwiseParams(NamedTuple):
         return (2,) if self.parts else ()
 
 
-def make(*constants: Any, **named: Any) -> PairwiseParams:
+def make(*constants: Any, **options: Any) -> PairwiseParams:
     """Check the constants of a call (the arguments of `_make`) and convert them for the backends."""
     if torch.compiler.is_compiling():
-        return _make(*constants, **named)
+        return _make(*constants, **options)
     try:
-        params = _remembered(*constants, **named)
+        params = _make_cached(*constants, **options)
     except TypeError:  # an argument is not hashable, so it is invalid, and _make raises the right error
-        params = _make(*constants, **named)
+        params = _make(*constants, **options)
     if params.scale < 1:
         _validate.warn_of_temperature(params.scale)
     return params
@@ -80,24 +80,24 @@ def _make(
     )
 
 
-# A training run uses the same few parameters repeatedly. Typed, because 1, 1.0 and True are not the same margin.
-_remembered = lru_cache(maxsize=64, typed=True)(_make)
+# A training run uses the same few parameters in every step. Typed, because 1, 1.0 and True are not the same margin.
+_make_cached = lru_cache(maxsize=64, typed=True)(_make)
 
 
 Forward = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def by_row(forward: Forward) -> Forward:
-    """Decorate a backend's forward for similarity (B,) so that it also takes (K, B), one row at a time."""
+    """Decorate a backend's forward for similarity (B,) so that it also accepts (K, B), one row at a time."""
 
     @wraps(forward)
-    def of_rows(similarity: Tensor, *others, **options) -> tuple[Tensor, Tensor | None]:
+    def run_rows(similarity: Tensor, *arguments, **options) -> tuple[Tensor, Tensor | None]:
         if similarity.ndim == 1:
-            return forward(similarity, *others, **options)
-        losses, grads = zip(*(forward(row, *others, **options) for row in similarity), strict=True)
+            return forward(similarity, *arguments, **options)
+        losses, grads = zip(*(forward(row, *arguments, **options) for row in similarity), strict=True)
         return torch.stack(losses, -1), None if grads[0] is None else torch.stack(grads, -2)
 
-    return of_rows
+    return run_rows
 
 
 def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
@@ -106,7 +106,7 @@ def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) ->
     grads is (B,) with one upstream scalar or (2, B) with two; or (K, B) or (2, K, B), with upstream tensors (K,).
     """
     if upstream[0].ndim:
-        upstream = tuple(each[:, None] for each in upstream)
+        upstream = tuple(x[:, None] for x in upstream)
     if len(upstream) == 1:
         grad = grads * upstream[0]
     else:

@@ -1,8 +1,8 @@
-"""Reference implementation of RAOE's losses as the papers define them, over all B x B pairs. Slow; any dtype, device.
+"""Reference implementation of RAOE's losses as the papers define them, over all B x B pairs, for any dtype and device.
 
-Source: Rank-Awareness and Angular Constraints, Eq. 2 (rank margin) and Eq. 3 (gated angular). Row i and column j of a
-matrix are the pair (i, j), and `active[i, j]` says whether it is in the sum. The gradient is written by hand because
-autograd cannot run inside a registered operator; a test compares it with the loss by gradcheck.
+Source: Rank-Awareness and Angular Constraints, Eq. 2 (rank margin) and Eq. 3 (gated angular). Element [i, j] of
+a matrix belongs to the pair (i, j); `active[i, j]` is True if the pair is in the sum. The gradient is written
+by hand because autograd cannot run inside a registered operator; a test compares it with the loss by gradcheck.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
         return 2 * (below + equal.sum(1) - 1)
     if ties == "average":
         return 2 * below + equal.sum(1) - 1
-    earlier = index < index[:, None]
+    is_earlier = index < index[:, None]
     if ties == "ordinal":
-        return 2 * (below + (equal & earlier).sum(1))
-    first_of_its_value = ~(equal & earlier).any(1)
-    return 2 * ((scores[:, None] > scores) & first_of_its_value).sum(1)  # dense
+        return 2 * (below + (equal & is_earlier).sum(1))
+    run_start = ~(equal & is_earlier).any(1)
+    return 2 * ((scores[:, None] > scores) & run_start).sum(1)  # dense
 
 
 def rank_pairs(scores: Tensor, threshold: int, ties: str) -> Tensor:
@@ -44,7 +44,7 @@ def rank_pairs(scores: Tensor, threshold: int, ties: str) -> Tensor:
 def gated_pairs(scores: Tensor, labels: Tensor | None) -> Tensor:
     """Return whether l_i > l_j and s_i < s_j (Eq. 3), or without labels s_i < s_j (the paper's Table 8, S only).
 
-    The gate on labels only is this without labels and with scores = ~labels, which reverses their order: see api.py.
+    For gate="label", api.py passes no labels, and scores = ~labels, which reverses their order.
     """
     lower = scores[:, None] < scores
     return lower if labels is None else lower & (labels[:, None] > labels)
@@ -75,8 +75,8 @@ def gated_angular(
     exponents = params.scale * (theta - theta[:, None])
     loss, weights = log_one_plus_sum_exp(exponents, gated_pairs(scores, labels))
     by_theta = params.scale * (weights.sum(0) - weights.sum(1))
-    clipped = (c <= -1 + CLIP) | (c >= 1 - CLIP)
-    return loss, (-by_theta / ((1 - c) * (1 + c)).sqrt()).masked_fill(clipped, 0)
+    clip_mask = (c <= -1 + CLIP) | (c >= 1 - CLIP)
+    return loss, (-by_theta / ((1 - c) * (1 + c)).sqrt()).masked_fill(clip_mask, 0)
 
 
 @by_row
@@ -95,9 +95,9 @@ def forward(
     if params.angle:
         parts.append((params.angle_weight, *gated_angular(c, scores, labels, params)))
     # NaN cannot be ranked, so the loss is NaN even if no pair is active.
-    bad = c.isnan().any() | scores.isnan().any()
-    losses = torch.stack([weight * loss for weight, loss, _ in parts]).masked_fill(bad, torch.nan)
-    grads = torch.stack([weight * grad for weight, _, grad in parts]).masked_fill(bad, torch.nan)
+    nan = c.isnan().any() | scores.isnan().any()
+    losses = torch.stack([weight * loss for weight, loss, _ in parts]).masked_fill(nan, torch.nan)
+    grads = torch.stack([weight * grad for weight, _, grad in parts]).masked_fill(nan, torch.nan)
     if not params.parts:
         losses, grads = losses.sum(0), grads.sum(0)
     return losses, grads if need_grad else None

@@ -1,7 +1,7 @@
 """Pairwise losses with one sort and logcumsumexp in plain torch: no B x B matrix, and any device of torch.
 
-With the pairs sorted by score, the partners i of a given j are a prefix of the order (see the derivation in this
-folder's README). So with x_i + y_j the exponent of the pair (i, j):
+With the pairs sorted by score, the partners i of a given j are a prefix of the order (see the
+derivation in this folder's README). Let x_i + y_j be the exponent of the pair (i, j). Then:
 
     P_j = logsumexp of x over j's prefix        log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
     Q_i = logsumexp of y over i's partners      dL/dx_i = exp(x_i + Q_i - L)          dL/dy_j = exp(y_j + P_j - L)
@@ -56,7 +56,7 @@ def forward(
         if labels is None:
             partners = _before(-y, first), _from(y, last + 1)
         else:
-            partners = _gated(-y, y, changes, first, last, labels[order], classes)
+            partners = _label_sums(-y, y, changes, first, last, labels[order], classes)
         loss, slope = _log_one_plus(-y, y, *partners, need_grad)
         parts.append((params.angle_weight, loss, None if slope is None else _through_angle(c, slope)))
     return _assemble(parts, scores, order, params, need_grad)
@@ -100,19 +100,19 @@ def _log_one_plus(
     x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return L = log(1 + Z) from P = below and Q = above, and dL/dx - dL/dy."""
-    joined = y + below
-    log_z = joined.logsumexp(0)
+    log_terms = y + below
+    log_z = log_terms.logsumexp(0)
     loss = torch.logaddexp(log_z, torch.zeros_like(log_z))
     if not need_grad:
         return loss, None
-    return loss, (x + above - loss).exp() - (joined - loss).exp()
+    return loss, (x + above - loss).exp() - (log_terms - loss).exp()
 
 
 def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:
-    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or 0 where clipped; (1 - c)(1 + c) keeps its digits near +-1."""
-    inside = (c > -1 + CLIP) & (c < 1 - CLIP)
+    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or by 0 where c is clipped. (1 - c)(1 + c) is exact near +-1."""
+    unclipped = (c > -1 + CLIP) & (c < 1 - CLIP)
     slope = ((1 - c) * (1 + c)).rsqrt()
-    return torch.where(inside, by_minus_theta * slope, by_minus_theta * 0)  # 0 x NaN is NaN; one NaN in c makes all NaN
+    return torch.where(unclipped, by_minus_theta * slope, by_minus_theta * 0)  # not 0: one NaN in c makes all NaN
 
 
 def _assemble(
@@ -135,20 +135,21 @@ def _assemble(
     return losses, torch.empty_like(slopes).index_copy_(-1, order, slopes)
 
 
-def _gated(
+def _label_sums(
     x: Tensor, y: Tensor, changes: Tensor, first: Tensor, last: Tensor, labels: Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return P, over the i before j's run with a larger label, and Q, over the j behind i's run with a smaller one."""
+    """Return P, over all i before j's run whose label is larger, and
+    Q, over all j after i's run whose label is smaller."""
     ids, count = _dense_ids(labels)
     if classes is None:
         classes = int(count) if labels.device.type == "cpu" else len(labels)
     if classes <= MASKED_CLASSES:
         boundary = torch.arange(classes - 1, device=ids.device)[:, None]
-        larger = ids > boundary  # row k splits the labels into 0..k and k+1..
-        below = _before(x.masked_fill(~larger, -torch.inf), first.expand(larger.shape))
-        above = _from(y.masked_fill(larger, -torch.inf), (last + 1).expand(larger.shape))
-        none = x.new_full((1, len(x)), -torch.inf)  # no label is above the largest or below the smallest
-        return _row(torch.cat([below, none]), ids), _row(torch.cat([none, above]), ids)
+        label_mask = ids > boundary  # row k splits the labels into 0..k and k+1..
+        below = _before(x.masked_fill(~label_mask, -torch.inf), first.expand(label_mask.shape))
+        above = _from(y.masked_fill(label_mask, -torch.inf), (last + 1).expand(label_mask.shape))
+        empty = x.new_full((1, len(x)), -torch.inf)  # no label is above the largest or below the smallest
+        return _row(torch.cat([below, empty]), ids), _row(torch.cat([empty, above]), ids)
     below, above = torch.full_like(x, -torch.inf), torch.full_like(y, -torch.inf)
     levels = max(classes - 1, 1).bit_length()
     for low in range(0, levels, LEVELS_AT_ONCE):
@@ -174,30 +175,30 @@ def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) ->
     """Return for each bit the parts of P and Q from partners whose labels agree above this bit and differ at it.
 
     l_i > l_j exactly if at some bit l_i has 1, l_j has 0, and all higher bits agree. So for every bit, the pairs are
-    grouped by the higher bits; within a group, in the order of the scores, pairs with 0 read the sums of pairs with 1.
+    grouped by the higher bits. In a group, in the order of the scores, pairs with bit 0 read the sums of pairs with 1.
     """
     group, order = (ids >> (bits + 1)).sort(dim=1, stable=True)
-    one = (ids[order] >> bits) & 1 == 1
+    bit_set = (ids[order] >> bits) & 1 == 1
     run = torch.cat([changes.new_zeros(1), changes]).cumsum(0)[order]
-    p = _exclusive(x[order].masked_fill(~one, -torch.inf), group, run)
-    q = _exclusive(y[order].masked_fill(one, -torch.inf).flip(1), group.flip(1), run.flip(1)).flip(1)
-    p, q = p.masked_fill(one, -torch.inf), q.masked_fill(~one, -torch.inf)
+    p = _exclusive(x[order].masked_fill(~bit_set, -torch.inf), group, run)
+    q = _exclusive(y[order].masked_fill(bit_set, -torch.inf).flip(1), group.flip(1), run.flip(1)).flip(1)
+    p, q = p.masked_fill(bit_set, -torch.inf), q.masked_fill(~bit_set, -torch.inf)
     return torch.empty_like(p).scatter_(1, order, p), torch.empty_like(q).scatter_(1, order, q)
 
 
 def _exclusive(values: Tensor, group: Tensor, run: Tensor) -> Tensor:
-    """Return at each place of a row the logsumexp of the values in the same group and in earlier runs."""
+    """Return for each position of a row the logsumexp of the values in its group that are in earlier runs."""
     size = values.shape[1]
-    none = values.new_full((values.shape[0], 1), -torch.inf)
-    sums = torch.cat([none, values[:, :-1]], 1).masked_fill(_starts(group), -torch.inf)
+    empty = values.new_full((values.shape[0], 1), -torch.inf)
+    sums = torch.cat([empty, values[:, :-1]], 1).masked_fill(_starts(group), -torch.inf)
     reach = 1
-    while reach < size:  # doubling: sums[p] covers `reach` places, cut at the start of p's group
-        same = group[:, reach:] == group[:, :-reach]
-        longer = torch.logaddexp(sums[:, reach:], sums[:, :-reach].masked_fill(~same, -torch.inf))
-        sums = torch.cat([sums[:, :reach], longer], 1)
+    while reach < size:  # doubling: sums[p] covers `reach` positions, cut at the start of p's group
+        same_group = group[:, reach:] == group[:, :-reach]
+        extended = torch.logaddexp(sums[:, reach:], sums[:, :-reach].masked_fill(~same_group, -torch.inf))
+        sums = torch.cat([sums[:, :reach], extended], 1)
         reach *= 2
-    place = torch.arange(size, device=values.device)
-    run_start = torch.where(_starts(group) | _starts(run), place, 0).cummax(1).values
+    position = torch.arange(size, device=values.device)
+    run_start = torch.where(_starts(group) | _starts(run), position, 0).cummax(1).values
     return sums.gather(1, run_start)
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_math import DENSE, count_at_most, inverses, log_add, none, plus, running
+from .triton_math import DENSE, count_at_most, empty_sum, inverses, log_add, plus, running
 
 
 @triton.jit
-def larger(a, b):
+def maximum(a, b):
     return tl.maximum(a, b)
 
 
 @triton.jit
-def smaller(a, b):
+def minimum(a, b):
     return tl.minimum(a, b)
 
 
 @triton.jit
-def _either(a, b):
+def _bit_or(a, b):
     return a | b
 
 
@@ -31,8 +31,8 @@ def flip(x, BLOCK: tl.constexpr):
 @triton.jit
 def at(x, index, empty, BLOCK: tl.constexpr):
     """Return element `index` of x, or `empty` if the index is out of range."""
-    inside = (index >= 0) & (index < BLOCK)
-    return tl.where(inside, tl.gather(x, tl.minimum(tl.maximum(index, 0), BLOCK - 1), 0), empty)
+    in_range = (index >= 0) & (index < BLOCK)
+    return tl.where(in_range, tl.gather(x, tl.minimum(tl.maximum(index, 0), BLOCK - 1), 0), empty)
 
 
 @triton.jit
@@ -49,22 +49,22 @@ def count_below(ascending, bound, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def order_key(scores, p, inside, floating, BLOCK: tl.constexpr):
+def order_key(scores, p, in_batch, floating, BLOCK: tl.constexpr):
     """Return int32 keys in the order of the scores, and whether a score is NaN. 64-bit scores arrive as int64;
     `floating` says whether they hold float64."""
     if scores.dtype.element_ty == tl.float32:
         # Convert float bits to an integer of the same order, with -0.0 equal to 0.0.
-        bits = tl.load(scores + p, inside, 0.0).to(tl.int32, bitcast=True)
+        bits = tl.load(scores + p, in_batch, 0.0).to(tl.int32, bitcast=True)
         nan = (bits & 0x7FFFFFFF) > 0x7F800000
         bits = tl.where(bits == -0x80000000, 0, bits)
-        key = tl.where(inside, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+        key = tl.where(in_batch, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     else:
-        bits = tl.load(scores + p, inside, 0)
-        real = (floating + tl.zeros_like(p)) != 0
-        nan = real & ((bits & 0x7FFFFFFFFFFFFFFF) > 0x7FF0000000000000)
-        bits = tl.where(real & (bits == -0x8000000000000000), 0, bits)
-        bits = tl.where(real, bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF), bits)
-        bits = tl.where(inside, bits, 0x7FFFFFFFFFFFFFFF)
+        bits = tl.load(scores + p, in_batch, 0)
+        is_float = (floating + tl.zeros_like(p)) != 0
+        nan = is_float & ((bits & 0x7FFFFFFFFFFFFFFF) > 0x7FF0000000000000)
+        bits = tl.where(is_float & (bits == -0x8000000000000000), 0, bits)
+        bits = tl.where(is_float, bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF), bits)
+        bits = tl.where(in_batch, bits, 0x7FFFFFFFFFFFFFFF)
         key = count_below(tl.sort(bits), bits, BLOCK)
     return key, tl.max(nan.to(tl.int32), 0)
 
@@ -83,17 +83,17 @@ def count_ranks(first, last, number, bound, ties, n, BLOCK: tl.constexpr):
 def between(up, down, end, start, linear, BLOCK: tl.constexpr):
     """Return the sums of `up` over positions < end, and of `down` over positions >= start."""
     before, behind = running(up, flip(down, BLOCK), linear)
-    empty = none(up.dtype, linear)
+    empty = empty_sum(up.dtype, linear)
     return at(before, end - 1, empty, BLOCK), at(behind, BLOCK - 1 - start, empty, BLOCK)
 
 
 # ---- Labels, bit by bit ----
 #
-# l_i > l_j exactly if l_i has a 1 at the highest bit where the two differ. So for every bit, the pairs are grouped by
-# the higher bits; a group keeps the order of the scores, and pairs with 0 read the sums of pairs with 1.
-# A scan carries the sum over a group; the same sum without the last run, since equal scores are not compared; and flags
-# in one integer: whether a group (2) and a run (1) begin, and how many ones (from bit 2) and zeros (from bit 16) the
-# group has.
+# l_i > l_j exactly if l_i has a 1 at the highest bit where l_i and l_j differ. So for every bit, the pairs are grouped
+# by the higher bits. A group keeps the order of the scores, and pairs with bit 0 read the sums of pairs with bit 1.
+# A scan carries three numbers: the sum over a group; that sum without the last run (`seen`), since equal scores are not
+# compared; and flags in one integer: whether a group (2) and a run (1) begin, and the group's number of ones (from bit
+# 2) and zeros (from bit 16).
 
 
 @triton.jit
@@ -106,64 +106,64 @@ def _append(sum_a, seen_a, a, back_a, unseen_a, u, sum_b, seen_b, b, back_b, uns
 
 
 @triton.jit
-def _log_appended(joined, seen, b, empty, BLOCK: tl.constexpr):
-    """Compute one direction of the same scan for logarithms, by doubling as in `running`."""
+def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
+    """Compute one direction of the scan for logarithms, by doubling as in `running`."""
     q = tl.arange(0, BLOCK)
     reach = 1
     while reach < BLOCK:
-        there = tl.maximum(q - reach, 0)
-        more = (q >= reach) & ((b & 2) == 0)
-        sum_a = tl.where(more, tl.gather(joined, there, 0), empty)
-        a = tl.where(more, tl.gather(b, there, 0), 0)
-        seen_a = tl.where(q >= reach, tl.gather(seen, there, 0), empty)
+        source = tl.maximum(q - reach, 0)
+        same_group = (q >= reach) & ((b & 2) == 0)
+        sum_a = tl.where(same_group, tl.gather(sums, source, 0), empty)
+        a = tl.where(same_group, tl.gather(b, source, 0), 0)
+        seen_a = tl.where(q >= reach, tl.gather(seen, source, 0), empty)
         seen = tl.where((b & 1) != 0, log_add(sum_a, seen), seen_a)
-        joined, b = log_add(sum_a, joined), ((a & -4) + b) | (a & 3)
+        sums, b = log_add(sum_a, sums), ((a & -4) + b) | (a & 3)
         reach *= 2
     return seen, b
 
 
 @triton.jit
 def _partition(zero, flags, marks, BLOCK: tl.constexpr):
-    """Return the source position of each element when every group's zeros move before its ones."""
+    """Return each element's source position for the order in which every group's zeros come before its ones."""
     q = tl.arange(0, BLOCK)
     zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # counts in the group, up to this element
     of_group = zeros + (marks >> 16) - zero
     place = zeros + ones - 1
     all_zeros = tl.cumsum(zero, 0)
     to_one = place >= of_group
-    wanted = tl.where(to_one, q - all_zeros - ones + place - of_group + 1, all_zeros - zeros + place)
+    goal = tl.where(to_one, q - all_zeros - ones + place - of_group + 1, all_zeros - zeros + place)
     source = tl.zeros_like(q)
     step = BLOCK // 2
     while step > 0:
         probe = source + step
-        counted = tl.gather(all_zeros, probe - 1, 0)
-        counted = tl.where(to_one, probe - counted, counted)
-        source = tl.where(counted <= wanted, probe, source)
+        count = tl.gather(all_zeros, probe - 1, 0)
+        count = tl.where(to_one, probe - count, count)
+        source = tl.where(count <= goal, probe, source)
         step = step // 2
     return source
 
 
 @triton.jit
-def by_labels(label, first, inside, up, linear, BLOCK: tl.constexpr):
-    """Return the sums of exp(x) = `up` over larger labels in earlier runs, and of exp(-x) over smaller ones in later.
+def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
+    """Return the sums of exp(x) = `up` over earlier runs and larger labels, and of exp(-x) over later and smaller ones.
 
-    `first`, below 2^15, identifies runs. The results are in another order of the pairs: both sums, first << 16 |
-    position, and up. Elements that are not `inside` stay behind the others.
+    `first`, below 2^15, identifies runs. The results are in another order of the pairs: both
+    sums, first << 16 | position, and up. Elements that are not in_batch stay after the others.
     """
     q = tl.arange(0, BLOCK)
-    empty = none(up.dtype, linear)
+    empty = empty_sum(up.dtype, linear)
     before = tl.zeros_like(up) + empty
     behind = before
     place = (first << 16) | q
-    least = tl.min(tl.where(inside, label, 0x7FFFFFFFFFFFFFFF), 0)
-    label = tl.where(inside, label - least, -1)  # read as unsigned: -1 is the largest label
-    left = tl.reduce(tl.where(inside, label, 0), 0, _either)  # the bits in which labels may differ
+    lowest = tl.min(tl.where(in_batch, label, 0x7FFFFFFFFFFFFFFF), 0)
+    label = tl.where(in_batch, label - lowest, -1)  # read as unsigned: -1 is the largest label
+    open_bits = tl.reduce(tl.where(in_batch, label, 0), 0, _bit_or)  # the bits in which labels may differ
     bit = tl.full((), 63, tl.int64)
     one_bit = tl.full((), 1, tl.int64)
-    while left != 0:
-        while ((left >> bit) & 1) == 0:
+    while open_bits != 0:
+        while ((open_bits >> bit) & 1) == 0:
             bit -= 1
-        left = left ^ (one_bit << bit)
+        open_bits = open_bits ^ (one_bit << bit)
         # Mark where groups and runs begin, for the forward and the backward scan; both also begin at the array's ends.
         differ = label ^ tl.gather(label, tl.maximum(q - 1, 0), 0)
         group = (q == 0) | ((differ & -(one_bit << bit << 1)) != 0)
@@ -173,7 +173,7 @@ def by_labels(label, first, inside, up, linear, BLOCK: tl.constexpr):
         one = ((label >> bit) & 1) != 0
         count = tl.where(one, 4, 1 << 16)
         x = tl.where(one, up, empty)
-        y = flip(tl.where(one, empty, inverses(up, inside, linear)), BLOCK)
+        y = flip(tl.where(one, empty, inverses(up, in_batch, linear)), BLOCK)
         marks = flip(ends | count, BLOCK)
         flags = edges | count
         seen = tl.zeros_like(up) + empty
@@ -184,7 +184,7 @@ def by_labels(label, first, inside, up, linear, BLOCK: tl.constexpr):
             seen, flags = _log_appended(x, seen, flags, empty, BLOCK)
         before = tl.where(one, before, plus(before, seen, linear))
         behind = tl.where(one, plus(behind, flip(unseen, BLOCK), linear), behind)
-        if left != 0:
+        if open_bits != 0:
             source = _partition((~one).to(tl.int32), flags, flip(marks, BLOCK), BLOCK)
             label, place = tl.gather(label, source, 0), tl.gather(place, source, 0)
             up = tl.gather(up, source, 0)

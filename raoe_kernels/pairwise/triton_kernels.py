@@ -1,8 +1,8 @@
 """Pairwise losses in Triton for batches that fit into one program: a single launch.
 
-The kernel sorts (score, index) as 64-bit integers, and all later steps stay on chip: partners are looked up by gathers
-in shared memory, and one pass computes loss and gradient. Options (tie rule, labels, objectives, gradient) are run-time
-scalars, so one compilation per block size and dtype serves all calls.
+The kernel sorts (score, index) as 64-bit integers. All later steps stay on chip: gathers in shared
+memory look up the partners, and one pass computes loss and gradient. Options (tie rule, labels,
+objectives, gradient) are run-time scalars, so one compilation per block size and dtype serves all calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from ..triton_compile import Variant, signature_of
 from ..triton_rows import kernel
 from .params import PairwiseParams, backward, by_row
-from .triton_block import between, by_labels, count_ranks, flip, larger, order_key, smaller
+from .triton_block import between, by_labels, count_ranks, flip, maximum, minimum, order_key
 from .triton_math import (
     DENSE,
     ORDINAL,
@@ -47,13 +47,13 @@ WARPS = {128: 1, 512: 4, 1024: 8, 2048: 16}
 @kernel
 def one_block(
     similarity, scores, labels, losses, grads, n, threshold, ties, room: tl.float64, scale: tl.float64,
-    rank_weight: tl.float64, angle_weight: tl.float64, rank, angular, labelled, parts, need_grad, floating,
+    rank_weight: tl.float64, angle_weight: tl.float64, rank, angular, has_labels, parts, need_grad, floating,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = losses.dtype.element_ty
     p = tl.arange(0, BLOCK)
-    inside = p < n
-    key, poisoned = order_key(scores, p, inside, floating, BLOCK)
+    in_batch = p < n
+    key, has_nan = order_key(scores, p, in_batch, floating, BLOCK)
     packed = tl.sort((key.to(tl.int64) << 32) | p.to(tl.int64))
     index = (packed & 0xFFFFFFFF).to(tl.int32)
     key = (packed >> 32).to(tl.int32)
@@ -61,14 +61,14 @@ def one_block(
     # First and last position of each run of equal scores.
     changes = (p > 0) & (key != tl.gather(key, tl.maximum(p - 1, 0), 0))
     ends = (p + 1 >= n) | (key != tl.gather(key, tl.minimum(p + 1, BLOCK - 1), 0))
-    first = tl.associative_scan(tl.where(changes, p, 0), 0, larger)
-    last = flip(tl.associative_scan(flip(tl.where(ends, p, n - 1), BLOCK), 0, smaller), BLOCK)
+    first = tl.associative_scan(tl.where(changes, p, 0), 0, maximum)
+    last = flip(tl.associative_scan(flip(tl.where(ends, p, n - 1), BLOCK), 0, minimum), BLOCK)
 
-    c = tl.load(similarity + index, inside, 0.0).to(dtype)
-    poisoned = tl.maximum(poisoned, tl.max((c != c).to(tl.int32), 0))
-    poison = tl.where(poisoned > 0, float("nan"), 0.0).to(dtype)
-    low = tl.min(tl.where(inside, c, float("inf")), 0)
-    high = tl.max(tl.where(inside, c, float("-inf")), 0)
+    c = tl.load(similarity + index, in_batch, 0.0).to(dtype)
+    has_nan = tl.maximum(has_nan, tl.max((c != c).to(tl.int32), 0))
+    poison = tl.where(has_nan > 0, float("nan"), 0.0).to(dtype)
+    low = tl.min(tl.where(in_batch, c, float("inf")), 0)
+    high = tl.max(tl.where(in_batch, c, float("-inf")), 0)
     factor = scalar(scale, dtype)
 
     rank_loss = scalar(0.0, dtype)
@@ -82,8 +82,8 @@ def one_block(
         ranks = tl.where(ties == DENSE, 2 * number, doubled_rank(one, end, ties))
         below = count_ranks(one, end, number, ranks - threshold, ties, n, BLOCK)
         reached = count_ranks(one, end, number, ranks + (threshold - 1), ties, n, BLOCK)
-        up = terms(x, inside, linear)
-        down = inverses(up, inside, linear)
+        up = terms(x, in_batch, linear)
+        down = inverses(up, in_batch, linear)
         before, behind = between(up, down, below, reached, linear, BLOCK)
         z = total(product(down, before, linear), linear)
         rank_loss = log_one_plus(z, linear)
@@ -96,17 +96,17 @@ def one_block(
     if angular:  # Eq. 3: x = -scale theta over s_i < s_j and l_i > l_j
         x, reach = exponents(c, low, high, factor, True)
         linear = reach < scalar(room, dtype)
-        up = terms(x, inside, linear)
-        if labelled:
-            label = tl.load(labels + index, inside, 0)
-            before, behind, place, up = by_labels(label, first, inside, up, linear, BLOCK)
+        up = terms(x, in_batch, linear)
+        if has_labels:
+            label = tl.load(labels + index, in_batch, 0)
+            before, behind, place, up = by_labels(label, first, in_batch, up, linear, BLOCK)
             place = place & 0xFFFF
             index = tl.gather(index, place, 0)
-            c = tl.load(similarity + index, inside, 0.0).to(dtype)
+            c = tl.load(similarity + index, in_batch, 0.0).to(dtype)
             rank_slope = tl.gather(rank_slope, place, 0)
         else:
-            before, behind = between(up, inverses(up, inside, linear), first, last + 1, linear, BLOCK)
-        down = inverses(up, inside, linear)
+            before, behind = between(up, inverses(up, in_batch, linear), first, last + 1, linear, BLOCK)
+        down = inverses(up, in_batch, linear)
         z = total(product(down, before, linear), linear)
         angle_loss = log_one_plus(z, linear)
         weight = scalar(angle_weight, dtype)
@@ -121,16 +121,16 @@ def one_block(
         tl.store(losses, rank_loss + angle_loss)
     if need_grad:
         if parts:
-            tl.store(grads + index, rank_slope, inside)
-            tl.store(grads + n + index, angle_slope, inside)
+            tl.store(grads + index, rank_slope, in_batch)
+            tl.store(grads + n + index, angle_slope, in_batch)
         else:
-            tl.store(grads + index, rank_slope + angle_slope, inside)
+            tl.store(grads + index, rank_slope + angle_slope, in_batch)
 
 
-def most(similarity: Tensor, scores: Tensor) -> int:
+def max_pairs(similarity: Tensor, scores: Tensor) -> int:
     """Largest number of pairs that the kernel takes for these dtypes."""
-    narrow = similarity.dtype != torch.float64 and scores.dtype == torch.float32
-    return ONE_BLOCK if narrow else ONE_BLOCK_DOUBLE
+    is_narrow = similarity.dtype != torch.float64 and scores.dtype == torch.float32
+    return ONE_BLOCK if is_narrow else ONE_BLOCK_DOUBLE
 
 
 @by_row
@@ -139,10 +139,10 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the losses and their gradients with respect to similarity, as autograd.py describes."""
     n = similarity.shape[0]
-    narrow = similarity.dtype != torch.float64
-    dtype = torch.float32 if narrow else torch.float64
-    if n > (limit := most(similarity, scores)):
-        call = f"a pairwise loss of {n:,} pairs, {limit:,} at most"
+    is_float32 = similarity.dtype != torch.float64
+    dtype = torch.float32 if is_float32 else torch.float64
+    if n > (limit := max_pairs(similarity, scores)):
+        call = f"a pairwise loss of {n:,} pairs (at most {limit:,} for these dtypes)"
         raise RuntimeError(f"backend 'triton' cannot run {call}; use backend='scan'")
     if similarity.dtype != dtype and scores.dtype != torch.float32:
         similarity = similarity.to(dtype)  # this combination is rare, and not worth its own compilation
@@ -150,14 +150,14 @@ def forward(
     grads = torch.empty((*params.leading, n), dtype=dtype, device=similarity.device) if need_grad else None
     # Give unused arguments the type that they have in other calls, so that no second compilation is needed.
     unused = triton.reinterpret(losses, tl.int64) if labels is None else labels
-    keys = triton.reinterpret(scores, tl.int64) if scores.dtype == torch.float64 else scores
+    sort_keys = triton.reinterpret(scores, tl.int64) if scores.dtype == torch.float64 else scores
     block = next(size for size in WARPS if n <= size)
     with torch.cuda.device_of(similarity):
         one_block[(1,)](
-            similarity, keys, unused, losses, losses if grads is None else grads, n,
+            similarity, sort_keys, unused, losses, losses if grads is None else grads, n,
             min(params.threshold, 2 * n + 1),  # any threshold beyond all ranks selects no pair
             TIES.index(params.ties),
-            (85 if narrow else 680) - 2 * math.log(n),  # Z has fewer than n^2 terms, each below exp(scale x range)
+            (85 if is_float32 else 680) - 2 * math.log(n),  # Z has fewer than n^2 terms, each below exp(scale x range)
             params.scale, params.rank_weight, params.angle_weight, int(params.rank), int(params.angle),
             int(labels is not None), int(params.parts), int(need_grad), int(scores.is_floating_point()),
             BLOCK=block, num_warps=WARPS[block],
@@ -166,7 +166,7 @@ def forward(
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile. A training run needs one or two of them."""
+    """Yield every compilation that a call can cause, for triton_compile. A training run needs one or two of them."""
     kinds = [("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp32"), ("fp32", "i64"), ("fp64", "fp32"), ("fp64", "i64")]
     for dtype, key in kinds:
         wide = "*fp64" if dtype == "fp64" else "*fp32"

@@ -1,9 +1,9 @@
 """Functions of the pairwise Triton kernels: sums of exponentials, the angle, and the position of a rank in the order.
 
-If scale x range + 2 ln n fits the dtype's exponent range (`linear`), a sum of exponentials is stored as the number
-itself, otherwise as its logarithm. Functions that add or multiply test `linear` at run time; it is the same for a whole
-launch. Suffix sums are forward prefix sums of a reversed copy, because Triton's reverse scans have had bugs
-(triton#4362).
+If scale x range + 2 ln n fits the dtype's exponent range (`linear`), a sum of exponentials
+is stored as a plain number, otherwise as its logarithm. Functions that add or multiply test
+`linear` at run time; its value is the same for a whole launch. Suffix sums are forward
+prefix sums of a reversed copy, because Triton's reverse scans have had bugs (triton#4362).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton.language as tl
 
 from ..triton_rows import root
 
-# Kernels receive a tie rule as its index in this tuple. "ordinal" gives every position its own rank and "dense" every
-# run of equal scores; the other ranks follow from the first and the last position of the run.
+# Kernels receive a tie rule as its index in this tuple. "ordinal" ranks every position, "dense" every run
+# of equal scores; ranks under the other rules follow from the first and the last position of the run.
 TIES = ("average", "min", "max", "ordinal", "dense")
 MAX = tl.constexpr(2)
 ORDINAL = tl.constexpr(3)
@@ -49,8 +49,8 @@ def exponents(c, low, high, scale, angular: tl.constexpr):
 
 
 @triton.jit
-def none(dtype: tl.constexpr, linear):
-    """The empty sum: 0, or as a logarithm a number below any exponent."""
+def empty_sum(dtype: tl.constexpr, linear):
+    """The empty sum: 0, or if logarithms are stored, a number below any exponent."""
     lowest: tl.constexpr = -1.6e308 if dtype == tl.float64 else -3.2e38
     return tl.where(linear, scalar(0.0, dtype), scalar(lowest, dtype))
 
@@ -61,16 +61,16 @@ def terms(x, mask, linear):
     up = x
     if linear:
         up = tl.exp(x)
-    return tl.where(mask, up, none(x.dtype, linear))
+    return tl.where(mask, up, empty_sum(x.dtype, linear))
 
 
 @triton.jit
 def inverses(up, mask, linear):
-    """exp(-x) from exp(x) = `up`, or the logarithms of both if not linear."""
+    """exp(-x) from exp(x) = `up`; if not linear, -x from x."""
     down = -up
     if linear:
         down = 1.0 / up
-    return tl.where(mask, down, none(up.dtype, linear))
+    return tl.where(mask, down, empty_sum(up.dtype, linear))
 
 
 @triton.jit
@@ -81,22 +81,22 @@ def log_add(a, b):
 @triton.jit
 def plus(a, b, linear):
     if linear:
-        joined = a + b
+        result = a + b
     else:
-        joined = log_add(a, b)
-    return joined
+        result = log_add(a, b)
+    return result
 
 
 @triton.jit
 def total(x, linear):
     """The sum of a whole block."""
     if linear:
-        joined = tl.sum(x, 0)
+        result = tl.sum(x, 0)
     else:
         # A product with an empty sum may have overflowed to -inf.
-        top = tl.maximum(tl.max(x, 0), none(x.dtype, linear))
-        joined = top + tl.log(tl.maximum(tl.sum(tl.exp(x - top), 0), 1.0))
-    return joined
+        top = tl.maximum(tl.max(x, 0), empty_sum(x.dtype, linear))
+        result = top + tl.log(tl.maximum(tl.sum(tl.exp(x - top), 0), 1.0))
+    return result
 
 
 @triton.jit
@@ -132,11 +132,11 @@ def product(a, b, linear):
 
 @triton.jit
 def log_one_plus(z, linear):
-    """log(1 + z), accurate for small z. If not linear, z is given as its logarithm.
+    """log(1 + z), accurate for small z. If not linear, the argument z is log(z).
 
-    In float32, the logarithm of a number near 1 is inaccurate, so a series is used: log(1 + z) = 2 artanh(w) with
-    w = z / (2 + z), which is at most 1/3. In float64 it is accurate, but 1 + z is rounded: so log is taken of the
-    rounded 1 + d = fl(1 + z) and scaled by z / d, since it is nearly linear (HP-15C Advanced Functions Handbook).
+    In float32, the GPU's log is inaccurate near 1, so a series is used: log(1 + z) = 2 artanh(w) with w = z / (2
+    + z), which is at most 1/3. In float64 log is accurate, but 1 + z is rounded: so log is taken of the rounded
+    1 + d = fl(1 + z) and scaled by z / d, since log is nearly linear there (HP-15C Advanced Functions Handbook).
     """
     top = tl.where(linear, 0.0, tl.maximum(z, 0.0))  # log(1 + e^a) = max(a, 0) + log(1 + e^-|a|)
     if not linear:
@@ -226,7 +226,7 @@ def doubled_rank(first, last, ties):
 
 @triton.jit
 def count_at_most(first, last, bound, ties):
-    """Number of positions with a doubled rank of at most `bound`, given the run that holds position bound // 2.
+    """Number of positions with a doubled rank of at most `bound`; `first` and `last` bound the run at bound // 2.
 
     Earlier runs have doubled ranks below 2 (bound // 2) and later runs above bound, so only this run must be tested.
     """

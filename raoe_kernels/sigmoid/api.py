@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import _validate
 from .._dtypes import as_products, wide
-from ..infonce.arguments import check_range, check_rows, ignored, integers, pair_of_ids
+from ..infonce.arguments import check_ignore, check_range, check_rows, integers, pair_of_ids
 from .problem import Problem, sigmoid
 
 
@@ -53,12 +53,12 @@ def sigmoid_loss(
     groups = (None, None) if positive_ids is None else pair_of_ids("positive_ids", positive_ids, rows, columns, anchors)
     scale = _scalar(_validate.learnable_scale(scale, anchors.device), anchors)
     bias = _scalar(_validate.number_or_tensor("bias", bias, anchors.device), anchors)
-    left_out = ignored(ignore, rows, columns, anchors)
+    ignore_masks = check_ignore(ignore, rows, columns, anchors)
     anchors, positives, negatives = as_products(anchors, positives, negatives)
-    return sigmoid(Problem(anchors, positives, negatives, scale, bias, targets, *left_out, *groups), backend)
+    return sigmoid(Problem(anchors, positives, negatives, scale, bias, targets, *ignore_masks, *groups), backend)
 
 
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
-    """A () tensor in the dtype of the arithmetic. Filling in a number on the device avoids a wait for it."""
+    """Return a () tensor in the dtype of the arithmetic. new_full writes a number on the device, without a sync."""
     dtype = wide(anchors.dtype)
     return value.to(dtype) if isinstance(value, Tensor) else anchors.new_full((), value, dtype=dtype)

@@ -19,7 +19,7 @@ class Problem(NamedTuple):
     targets     (N,) int64: the column of each anchor's positive, -1 for none; None: column i for anchor i
     ignored     (N, C) bool or None: columns that are not negatives of an anchor
     anchor_ids  (N,) int64 and column_ids (C,) int64, or None: columns with the anchor's id are not its negatives
-    anchor_groups (N,) int64 and column_groups (C,) int64, or None: columns of the anchor's group are positives too
+    anchor_groups (N,) int64 and column_groups (C,) int64, or None: columns of the anchor's group are also positives
     """
 
     anchors: Tensor
@@ -64,16 +64,16 @@ sigmoid = differentiable(
 
 
 def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Return (N,) int64, the column of each anchor's positive, clamped to valid columns; and (N,) bool, whether the
-    anchor has one, or None if all have one."""
+    """Return (N,) int64, the column of each anchor's positive, clamped to valid columns;
+    and (N,) bool, True for anchors that have a positive, or None if all have one."""
     if problem.targets is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device), None
     return problem.targets.clamp(0, problem.column_count - 1), problem.targets >= 0
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the () factor of the sum of the rows' losses: 1 / N, or NaN if a row or a target is invalid. Reading a
-    target on a GPU would have to wait for it, and NaN is better than a wrong number."""
+    """Return the () factor of the sum of the rows' losses: 1 / N, or NaN if a row or a target is invalid.
+    An error would have to wait for the GPU to read the targets, and NaN is better than a wrong number."""
     factor = poison + 1 / len(problem.anchors)
     if problem.targets is None:
         return factor
@@ -82,7 +82,7 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def is_grouped(problem: Problem, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for the anchors `rows`: columns of the same group; None if there are no groups."""
+    """Return (n, C) bool for the anchors `rows`: columns of the anchor's group; None if there are no groups."""
     if problem.anchor_groups is None or problem.column_groups is None:
         return None
     return problem.anchor_groups[rows, None] == problem.column_groups

@@ -20,19 +20,19 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     factor = mean_factor(problem, poison_a + poison_k)
     cosines = a @ k.T
 
-    own, there = own_columns(problem)
+    own, has_own = own_columns(problem)
     positive = torch.zeros_like(cosines, dtype=torch.bool).scatter_(1, own[:, None], True)
-    if there is not None:
-        positive &= there[:, None]
-    grouped, ignored = (of(problem, slice(None)) for of in (is_grouped, is_ignored))
-    if grouped is not None:
-        positive |= grouped
+    if has_own is not None:
+        positive &= has_own[:, None]
+    group_mask, ignore_mask = (function(problem, slice(None)) for function in (is_grouped, is_ignored))
+    if group_mask is not None:
+        positive |= group_mask
     sign = torch.where(positive, 1, -1)
-    counts = torch.ones_like(positive) if ignored is None else positive | ~ignored
+    is_counted = torch.ones_like(positive) if ignore_mask is None else positive | ~ignore_mask
     x = sign * (problem.scale * cosines + problem.bias)
-    loss = -F.logsigmoid(x)[counts].sum() * factor
+    loss = -F.logsigmoid(x)[is_counted].sum() * factor
 
-    by_logits = (-sign * torch.sigmoid(-x)).masked_fill(~counts, 0) * factor
+    by_logits = (-sign * torch.sigmoid(-x)).masked_fill(~is_counted, 0) * factor
     by_cosines = by_logits * problem.scale
     by_a = through_normalisation(by_cosines @ k, a, inverse_a)
     by_k = through_normalisation(by_cosines.T @ a, k, inverse_k)

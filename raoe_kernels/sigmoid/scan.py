@@ -19,9 +19,9 @@ __all__ = ["backward", "forward"]
 
 # Bytes of the buffer: enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20
-# Bytes of the buffer that all passes process before they go on, so that these bytes stay in a core's cache.
+# Bytes of the buffer that go through all passes before the next bytes do, so that they stay in a core's cache.
 BLOCK = 1 << 20
-# softplus(x) is log(1 + exp(x)) up to here, and x beyond, where the difference is below float64's precision.
+# softplus(x) is log(1 + exp(x)) up to LINEAR, and x beyond, where the difference is below float64's precision.
 LINEAR = 80.0
 
 
@@ -30,31 +30,31 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     factor = mean_factor(problem, poison_a + poison_k)
-    own, there = own_columns(problem)
+    own, has_own = own_columns(problem)
     start, end = 0 if needs[1] else len(problem.positives), len(k) if needs[2] else len(problem.positives)
-    wanted = slice(start, end) if needs[1] or needs[2] else None
+    part = slice(start, end) if needs[1] or needs[2] else None
     losses, weights = a.new_zeros(2, len(a))
 
     def weigh(first: int, logits: Tensor) -> Tensor | None:
         step = len(logits) if logits.is_cuda else max(1, BLOCK // (len(k) * k.element_size()))
         for x, begin in zip(logits.split(step), range(first, first + len(logits), step), strict=True):
             rows = slice(begin, begin + len(x))
-            column, has = own[rows, None], None if there is None else there[rows, None]
-            grouped, ignored = is_grouped(problem, rows), is_ignored(problem, rows)
-            at_own = x.add_(problem.bias).gather(1, column)
-            if ignored is not None:
-                x.masked_fill_(ignored if grouped is None else ignored & ~grouped, -torch.inf)
-            _turn(x, column, at_own, has, grouped)
+            column, has_positive = own[rows, None], None if has_own is None else has_own[rows, None]
+            group_mask, ignore_mask = is_grouped(problem, rows), is_ignored(problem, rows)
+            own_logit = x.add_(problem.bias).gather(1, column)
+            if ignore_mask is not None:
+                x.masked_fill_(ignore_mask if group_mask is None else ignore_mask & ~group_mask, -torch.inf)
+            _flip_positives(x, column, own_logit, has_positive, group_mask)
             torch.sum(F.softplus(x, threshold=LINEAR), 1, out=losses[rows])
             if any(needs):
                 x.sigmoid_()
-                _turn(x, column, x.gather(1, column), has, grouped)
+                _flip_positives(x, column, x.gather(1, column), has_positive, group_mask)
                 if needs[4]:
                     torch.sum(x, 1, out=weights[rows])
         return logits if any(needs[:4]) else None
 
-    most = max(1, BUFFER // (len(k) * k.element_size()))
-    by_a, by_k = sweep(a * problem.scale, k, weigh, needs[0] or needs[3], wanted, most)
+    max_rows = max(1, BUFFER // (len(k) * k.element_size()))
+    by_a, by_k = sweep(a * problem.scale, k, weigh, needs[0] or needs[3], part, max_rows)
     by_scale = by_bias = by_positives = by_negatives = None
     if by_a is not None:
         by_scale = torch.linalg.vecdot(by_a, a).sum() * factor
@@ -62,14 +62,14 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     if needs[4]:
         by_bias = weights.sum() * factor
     if by_k is not None:
-        through_normalisation(by_k, k[wanted], inverse_k[wanted] * factor)
+        through_normalisation(by_k, k[part], inverse_k[part] * factor)
         by_positives, by_negatives = by_k.split((len(problem.positives) - start, end - len(problem.positives)))
     grads = by_a, by_positives, by_negatives, by_scale, by_bias
     return losses.sum() * factor, tuple(g if need else None for g, need in zip(grads, needs, strict=True))
 
 
-def _turn(x: Tensor, column: Tensor, at_own: Tensor, has: Tensor | None, grouped: Tensor | None) -> None:
-    """Flip the sign of positives in place: those of the row's group, and the one at `column` if the row `has` one."""
-    if grouped is not None:
-        torch.where(grouped, -x, x, out=x)
-    x.scatter_(1, column, -at_own if has is None else torch.where(has, -at_own, x.gather(1, column)))
+def _flip_positives(x: Tensor, column: Tensor, own_logit: Tensor, has_own: Tensor | None, group: Tensor | None) -> None:
+    """Flip the sign of positives in place: those of the row's group, and the one at `column` if has_own."""
+    if group is not None:
+        torch.where(group, -x, x, out=x)
+    x.scatter_(1, column, -own_logit if has_own is None else torch.where(has_own, -own_logit, x.gather(1, column)))

@@ -1,5 +1,5 @@
-"""sigmoid_loss in Triton: matrix products by cuBLAS, and one kernel between them. Forward computes the gradient of the
-scaled rows, and backward takes it through the rows' norms."""
+"""sigmoid_loss in Triton: cuBLAS's matrix products, and one kernel between them. Forward
+computes the gradient of the scaled rows, and backward propagates it through the rows' norms."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _stretch(problem: Problem) -> float:
 def _pass(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is given."""
+    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is set."""
     gradient, mask = own_weights is not None, problem.ignored
-    given = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
-    targets, *ids = integers_or(stats, problem.targets, *given)
+    tensors = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
+    targets, *ids = integers_or(stats, problem.targets, *tensors)
     constants = WEIGHTS | {
         "IGNORE": MASK if mask is not None else NONE if problem.anchor_ids is None else IDS,
         "GROUPED": problem.anchor_groups is not None, "GRADIENT": gradient, "INTERPRETED": INTERPRETED,
@@ -63,10 +63,10 @@ def _pass(
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return the loss, and for backward: the products with the weights by rows and by columns, the weight of each
-    anchor's own positive, the loss, and the derivatives of scale and bias."""
+    """Return the loss, and for backward: weights @ columns, weights^T @ rows, the weight
+    of each anchor's own positive, the loss, and the derivatives of scale and bias."""
     n = len(problem.anchors)
-    own_weights = wanted = None
+    own_weights = part = None
     with torch.cuda.device_of(problem.anchors):
         units = units_of(problem.rows)
         stats = units.inverse.new_empty(3 if any(needs) else 1, n)
@@ -74,9 +74,9 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
             own_weights = units.inverse.new_empty(n)
         start = 0 if needs[1] else len(problem.positives)
         if needs[1] or needs[2]:
-            wanted = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
+            part = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
         weigh = _pass(problem, units, stats, own_weights)
-        by_rows, by_columns = sweep(units.rows, units.columns, weigh, needs[0], wanted)
+        by_rows, by_columns = sweep(units.rows, units.columns, weigh, needs[0], part)
     if problem.targets is not None:
         # Anchors may share a column, so add their own weights here. Without targets, backward adds them.
         add_to_columns(by_columns, problem.targets - start, units.rows, own_weights)
@@ -95,15 +95,15 @@ def backward(
 
 
 def variants() -> Iterator[Variant]:
-    """Every compilation that calls can cause, for triton_compile, except those of infonce's kernels."""
+    """Yield every compilation that a call can cause, for triton_compile, except those of infonce's kernels."""
     for name in ("fp16", "bf16", "fp32", "fp64"):
         exact = "fp64" if name == "fp64" else "fp32"
         pointers = dict.fromkeys(POINTERS, f"*{exact}") | {"weights": f"*{name}", "mask": "*u8"}
         pointers |= dict.fromkeys(("targets", "row_ids", "column_ids", "row_groups", "column_groups"), "*i64")
         signature = signature_of(sigmoid_weights, **pointers)
         kinds = ["gradient"] + ["loss"] * (name == exact)  # without a gradient, `weights` is the logits
-        for ignore, grouped, kind in product((NONE, MASK, IDS), (False, True), kinds):
-            which = f"{('all', 'mask', 'ids')[ignore]} {'groups' if grouped else 'own'} {kind}"
-            constants = {"BLOCK": WEIGHTS["BLOCK"], "IGNORE": ignore, "GROUPED": grouped, "GRADIENT": kind != "loss"}
-            yield Variant(f"sigmoid_weights {name} {which}", sigmoid_weights, signature,
+        for ignore, groups, kind in product((NONE, MASK, IDS), (False, True), kinds):
+            label = f"{('all', 'mask', 'ids')[ignore]} {'groups' if groups else 'own'} {kind}"
+            constants = {"BLOCK": WEIGHTS["BLOCK"], "IGNORE": ignore, "GROUPED": groups, "GRADIENT": kind != "loss"}
+            yield Variant(f"sigmoid_weights {name} {label}", sigmoid_weights, signature,
                           constants | {"INTERPRETED": False}, WEIGHTS["num_warps"])  # fmt: skip

@@ -31,8 +31,8 @@ def sigmoid_weights(
 ):  # fmt: skip
     """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT also write the derivatives of scale and
     bias to `stats` (row_count and 2 row_count further), and the derivatives by the products of scaled rows, times
-    `stretch` and without the factor `scale`, to `weights`; the one at the row's own column, if it has one, goes to
-    `own_weights` instead, so that it is not rounded. A product times `shrink` and both `inverse` is the cosine."""
+    `stretch` and without the factor `scale`, to `weights`. The derivative at the row's own column, if it has one,
+    goes to `own_weights` instead, unrounded. A product times `shrink` and both rows' `inverse` is the cosine."""
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
     i = first + line
@@ -41,10 +41,10 @@ def sigmoid_weights(
     length = units * UNIT
     logits += line * length
     weights += line * length
-    over_row = tl.load(inverse + row_place + i)
-    shrunk = over_row * tl.full((), shrink, dtype)
-    factor = over_row * tl.full((), stretch, dtype)
-    steep, shift = tl.load(scale), tl.load(bias)
+    row_inverse = tl.load(inverse + row_place + i)
+    cosine_factor = row_inverse * tl.full((), shrink, dtype)
+    factor = row_inverse * tl.full((), stretch, dtype)
+    slope, shift = tl.load(scale), tl.load(bias)
     row_id = tl.load(row_ids + i) if IGNORE == 2 else 0
     row_group = tl.load(row_groups + i) if GROUPED else 0
     mask += i * mask_row
@@ -52,35 +52,36 @@ def sigmoid_weights(
     total = tl.full((BLOCK,), 0.0, dtype)
     by_scale = tl.full((BLOCK,), 0.0, dtype)
     by_bias = tl.full((BLOCK,), 0.0, dtype)
-    at_own = tl.full((BLOCK,), 0.0, dtype)
+    own_weight = tl.full((BLOCK,), 0.0, dtype)
     for start in range(0, length, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        there, inside = column < length, column < column_count
-        over = tl.load(tl.multiple_of(inverse + column, 16), there, 0.0)
-        cosine = tl.load(tl.multiple_of(logits + column, 16), there, 0.0) * shrunk * over
+        padded_range, in_range = column < length, column < column_count
+        inv_norm = tl.load(tl.multiple_of(inverse + column, 16), padded_range, 0.0)
+        cosine = tl.load(tl.multiple_of(logits + column, 16), padded_range, 0.0) * cosine_factor * inv_norm
         own = column == target
         positive = own
         if GROUPED:
-            positive = own | (tl.load(column_groups + column, inside, 0) == row_group)
-        counts = inside
+            positive = own | (tl.load(column_groups + column, in_range, 0) == row_group)
+        is_counted = in_range
         if IGNORE != 0:
-            left_out = leaves_out(mask, row_id, column_ids, column.to(tl.int64), inside, mask_column, IGNORE)
-            counts = inside & ((left_out == 0) | positive | (over != over))  # an ignored NaN must still show
-        x = cosine * steep + shift
+            ignore_mask = leaves_out(mask, row_id, column_ids, column.to(tl.int64), in_range, mask_column, IGNORE)
+            # An ignored NaN must still show.
+            is_counted = in_range & ((ignore_mask == 0) | positive | (inv_norm != inv_norm))
+        x = cosine * slope + shift
         loss, w = _softplus_and_sigmoid(tl.where(positive, -x, x))
-        total += tl.where(counts, loss, 0.0)
+        total += tl.where(is_counted, loss, 0.0)
         if GRADIENT:
-            w = tl.where(counts, tl.where(positive, -w, w), 0.0)
+            w = tl.where(is_counted, tl.where(positive, -w, w), 0.0)
             by_scale += w * cosine
             by_bias += w
-            w *= over
-            at_own += tl.where(own, w, 0.0)
+            w *= inv_norm
+            own_weight += tl.where(own, w, 0.0)
             out = tl.multiple_of(weights + column, 16)
-            tl.store(out, narrow(tl.where(own, 0.0, w) * factor, weights.dtype.element_ty, INTERPRETED), there)
+            tl.store(out, narrow(tl.where(own, 0.0, w) * factor, weights.dtype.element_ty, INTERPRETED), padded_range)
 
-    poison = tl.where(legal, over_row * 0, float("nan"))  # a NaN row must show even if all its columns are left out
+    poison = tl.where(legal, row_inverse * 0, float("nan"))  # a NaN row must show even if all its columns are left out
     tl.store(stats + i, tl.sum(total, 0) + poison)
     if GRADIENT:
         tl.store(stats + row_count + i, tl.sum(by_scale, 0) + poison)
         tl.store(stats + 2 * row_count + i, tl.sum(by_bias, 0) + poison)
-        tl.store(own_weights + i, tl.sum(at_own, 0) * factor)
+        tl.store(own_weights + i, tl.sum(own_weight, 0) * factor)

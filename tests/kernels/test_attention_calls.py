@@ -32,7 +32,7 @@ WRONG = [
     ((Q, K[:, :0], K[:, :0]), {}, ValueError, "multiple of k's, got 4 and 0"),
     ((Q[..., :0], K[..., :0], K[..., :0]), {}, ValueError, "head dimension must be from 1 to 256"),
     ((torch.rand(1, 1, 2, 257),) * 3, {}, ValueError, "head dimension must be from 1 to 256.*257"),
-    ((Q, K, K), {"lengths": LENGTHS, "padding_mask": MASK}, ValueError, "exclude each other: give one of them, got"),
+    ((Q, K, K), {"lengths": LENGTHS, "padding_mask": MASK}, ValueError, "exclude each other: pass only one"),
     ((Q, K, K), {"lengths": [3, 1]}, TypeError, "lengths must be a tensor.*list"),
     ((Q, K, K), {"lengths": LENGTHS.float()}, TypeError, "lengths.*float32"),
     ((Q, K, K), {"lengths": LENGTHS[:1]}, ValueError, r"lengths must have shape \(2,\).*\(1,\)"),

@@ -10,7 +10,7 @@
 
 namespace raoe {
 
-// A sum of numbers, and a sum of exponentials that are given by their exponents.
+// PlainSum adds numbers. LogSum adds exponentials, represented by their exponents.
 struct PlainSum {
   double sum = 0;
   void add(double value) { sum += value; }
@@ -81,8 +81,8 @@ void angle_sums_by_tree(const T* x, const std::uint8_t* tags, std::int64_t n, co
 
 // Clamp an exponent, so that the sum of two is finite.
 inline double bounded(double exponent) {
-  constexpr double most = 8e307;
-  return exponent > most ? most : (exponent < -most ? -most : exponent);
+  constexpr double bound = 8e307;
+  return exponent > bound ? bound : (exponent < -bound ? -bound : exponent);
 }
 
 // Compute before[p] = logsumexp of x before p, and after[p] = logsumexp of y = -x from p on.

@@ -1,4 +1,4 @@
-// Number the distinct labels 0, 1, ... in ascending order. Ids stay below count() even if labels change meanwhile.
+// Number the distinct labels 0, 1, ... in ascending order. Ids stay below count() even if labels change in the call.
 #pragma once
 
 #include <algorithm>
@@ -55,22 +55,22 @@ class LabelIds {
  private:
   static RAOE_INLINE void range_of(const std::int64_t* __restrict labels, std::int64_t n, std::int64_t& low,
                                    std::int64_t& high) {
-    std::int64_t least = low, most = high;
+    std::int64_t smallest = low, largest = high;
     for (std::int64_t i = 0; i < n; ++i) {
-      least = labels[i] < least ? labels[i] : least;
-      most = labels[i] > most ? labels[i] : most;
+      smallest = labels[i] < smallest ? labels[i] : smallest;
+      largest = labels[i] > largest ? labels[i] : largest;
     }
-    low = least;
-    high = most;
+    low = smallest;
+    high = largest;
   }
 
   bool by_table(std::int64_t n, int few) {
-    constexpr int room = 64;
-    std::int64_t table[room];
+    constexpr int capacity = 64;
+    std::int64_t table[capacity];
     int size = 0;
     for (std::int64_t i = 0; i < n; ++i) {
       if (std::find(table, table + size, labels_[i]) != table + size) continue;
-      if (size == few || size == room) return false;
+      if (size == few || size == capacity) return false;
       table[size++] = labels_[i];
     }
     std::sort(table, table + size);

@@ -86,9 +86,9 @@ RAOE_INLINE void rank_sweep(const T* __restrict x, const T* __restrict y, std::i
   }
 }
 
-// The running sums to which a pair of label l adds: lane k of `x` sums labels > k, lane k of `y` labels < k, so
-// a pair reads its partners' sum from the lane of its own label. Without labels there is a single lane, to which
-// all pairs add.
+// Which running sums a pair of label l adds to: lane k of `x` sums labels > k, lane
+// k of `y` sums labels < k. So a pair reads its partners' sum from the lane of its
+// own label. Without labels there is a single lane, and all pairs add to it.
 template <int lanes>
 struct Gate {
   double x[max_classes][lanes], y[max_classes][lanes];
@@ -124,33 +124,33 @@ RAOE_INLINE void angle_total(const Gate<lanes>& gate, const T* __restrict x, con
   }
 }
 
-// Compute below[p] = sum of x over the partners before p's run, and above[p] (null if not needed) = sum of y
-// over those after it. The range consists of whole runs. Pairs read the sums as they were before their run, so
-// a run's terms become visible only at its end.
+// Compute below[p] = sum of x over the partners before p's run, and above[p] (null if not
+// needed) = sum of y over the partners after it. The range consists of whole runs. Pairs read
+// the sums from before their run (`retained`), so a run's terms become visible only at its end.
 template <int lanes, class T>
 RAOE_INLINE void angle_sweep(const Gate<lanes>& gate, const T* __restrict x, const T* __restrict y,
                              const std::uint8_t* __restrict tags, std::int64_t n, const AngleSums& carry,
                              T* __restrict below, T* __restrict above) {
-  double sum_x[lanes], seen_x[lanes], sum_y[lanes], seen_y[lanes];
+  double sum_x[lanes], retained_x[lanes], sum_y[lanes], retained_y[lanes];
   for (int k = 0; k < lanes; ++k) {
-    seen_x[k] = sum_x[k] = carry.x[k];
-    seen_y[k] = sum_y[k] = carry.y[k];
+    retained_x[k] = sum_x[k] = carry.x[k];
+    retained_y[k] = sum_y[k] = carry.y[k];
   }
   for (std::int64_t p = 0, q = n - 1; p < n; ++p, --q) {
     const int label = tags[p] & label_bits;
     if (tags[p] & run_start) {
-      for (int k = 0; k < lanes; ++k) seen_x[k] = sum_x[k];
+      for (int k = 0; k < lanes; ++k) retained_x[k] = sum_x[k];
     }
-    below[p] = static_cast<T>(seen_x[lanes == 1 ? 0 : label]);
+    below[p] = static_cast<T>(retained_x[lanes == 1 ? 0 : label]);
     const double value_x = x[p];
     for (int k = 0; k < lanes; ++k) sum_x[k] += value_x * gate.x[label][k];
     if (above == nullptr) continue;
     const int other = tags[q] & label_bits;
-    above[q] = static_cast<T>(seen_y[lanes == 1 ? 0 : other]);
+    above[q] = static_cast<T>(retained_y[lanes == 1 ? 0 : other]);
     const double value_y = y[q];
     for (int k = 0; k < lanes; ++k) sum_y[k] += value_y * gate.y[other][k];
     if (tags[q] & run_start) {
-      for (int k = 0; k < lanes; ++k) seen_y[k] = sum_y[k];
+      for (int k = 0; k < lanes; ++k) retained_y[k] = sum_y[k];
     }
   }
 }

@@ -16,32 +16,32 @@ constexpr std::int64_t chunk = 1 << 14;  // pairs per task
 template <class T>
 struct Extent {
   T low, high;
-  bool legal;  // no NaN, and for similarity no infinity
+  bool valid;  // no NaN, and for similarity no infinity
 };
 
 template <class T>
 RAOE_INLINE Extent<T> extent_of(const T* __restrict values, std::int64_t n, bool finite) {
   constexpr int lanes = 16;
   T low[lanes], high[lanes];
-  int bad[lanes] = {};
+  int invalid[lanes] = {};
   for (int k = 0; k < lanes; ++k) low[k] = high[k] = values[0];
-  const auto look = [&](std::int64_t i, int k) RAOE_INLINE_LAMBDA {
+  const auto update = [&](std::int64_t i, int k) RAOE_INLINE_LAMBDA {
     const T value = values[i];
     low[k] = value < low[k] ? value : low[k];
     high[k] = value > high[k] ? value : high[k];
-    bad[k] |= finite ? !(value - value == T(0)) : value != value;
+    invalid[k] |= finite ? !(value - value == T(0)) : value != value;
   };
   std::int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    for (int k = 0; k < lanes; ++k) look(i + k, k);
+    for (int k = 0; k < lanes; ++k) update(i + k, k);
   }
-  for (; i < n; ++i) look(i, 0);
+  for (; i < n; ++i) update(i, 0);
   for (int k = 1; k < lanes; ++k) {
     low[0] = low[k] < low[0] ? low[k] : low[0];
     high[0] = high[k] > high[0] ? high[k] : high[0];
-    bad[0] |= bad[k];
+    invalid[0] |= invalid[k];
   }
-  return {low[0], high[0], !bad[0]};
+  return {low[0], high[0], !invalid[0]};
 }
 
 template <class T>
@@ -53,11 +53,11 @@ Extent<T> extent(const T* values, std::int64_t n, bool finite, Team& team) {
       parts[static_cast<std::size_t>(k)] = extent_of(values + k * chunk, std::min(chunk, n - k * chunk), finite);
     });
   });
-  Extent<T> all = parts[0];
+  Extent<T> total = parts[0];
   for (const Extent<T>& part : parts) {
-    all = {std::min(all.low, part.low), std::max(all.high, part.high), all.legal && part.legal};
+    total = {std::min(total.low, part.low), std::max(total.high, part.high), total.valid && part.valid};
   }
-  return all;
+  return total;
 }
 
 // ---- Where each rank prefix ends and each suffix starts ----
@@ -91,7 +91,7 @@ struct Run {
   std::int64_t rank() const { return doubled_rank(ties, first, first, last, index); }
 };
 
-// Compute ends and starts: the partners of j are the prefix 0 .. ends[j] - 1, and those of i the suffix
+// Compute ends and starts: the partners of j are the prefix 0 .. ends[j] - 1, the partners of i are the suffix
 // starts[i] .. n - 1. Both are constant in a run and never decrease, so two runs step through the order once.
 inline void find_partners(const std::uint8_t* tags, std::int64_t n, Ties ties, std::int64_t threshold,
                           std::uint32_t* ends, std::uint32_t* starts) {

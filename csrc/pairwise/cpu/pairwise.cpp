@@ -23,7 +23,7 @@
 namespace raoe {
 namespace {
 
-constexpr std::int64_t pairs_a_thread = 1 << 15;  // with fewer, starting a thread costs more than it saves
+constexpr std::int64_t pairs_a_thread = 1 << 15;  // with fewer pairs, starting a thread costs more than it saves
 constexpr int index_bits = 28;               // a payload is index | label id << 28
 constexpr std::uint32_t index_mask = (1u << index_bits) - 1;
 
@@ -34,8 +34,8 @@ struct Results {
   double rank_scale = 0, angle_scale = 0;  // factors of the gradients, applied when they are stored
 };
 
-// One row of similarities and the addresses of its results. Results of the angular part lie `to_angle` losses (or rows
-// of gradients) further.
+// One row of similarities and the addresses of its results. Results of the angular part
+// are stored `to_angle` losses (or rows of gradients) after those of the rank part.
 template <class C>
 struct Row {
   const C* similarity;
@@ -88,8 +88,8 @@ class Call {
     const std::size_t c = layout.add<C>(n_), rank_x = layout.add<T>(rank), angle_x = layout.add<T>(angle);
     const std::size_t below = layout.add<T>(angle), above = layout.add<T>(grad_ ? angle : 0);
     // One half of the items is free after sorting: exp(y) of both objectives is stored there if it fits.
-    const bool fits = 2 * sizeof(T) <= sizeof(Item<K>);
-    const std::size_t rank_y = layout.add<T>(fits ? 0 : rank), angle_y = layout.add<T>(fits ? 0 : angle);
+    const bool y_fits = 2 * sizeof(T) <= sizeof(Item<K>);
+    const std::size_t rank_y = layout.add<T>(y_fits ? 0 : rank), angle_y = layout.add<T>(y_fits ? 0 : angle);
     const std::size_t after = layout.add<double>(grad_ && args_.rank ? n_ + 1 : 0);
     char* const base = working_memory(layout.bytes(), memory_);
     items_ = reinterpret_cast<Item<K>*>(base + items);
@@ -110,8 +110,8 @@ class Call {
 
   void unpack_and_terms(const Row<C>& row, bool log) {
     Item<K>* const sorted = sorted_;
-    // This step of the first row is the last to read the sorted items, so their memory is reused for the prefix sums,
-    // and the other half for the exponentials.
+    // For the first row, this step is the last that reads the sorted items. So the prefix
+    // sums reuse their memory, and the exponentials reuse the other half of the items.
     before_ = reinterpret_cast<double*>(sorted);
     if (2 * sizeof(T) <= sizeof(Item<K>)) {
       rank_y_ = reinterpret_cast<T*>(sorted == items_ ? items_ + n_ : items_);
@@ -360,9 +360,9 @@ void sort_and_sum(const PairwiseArgs& args, const std::vector<Row<C>>& rows, std
     for (const Row<C>& row : rows) call.run(row, !(reach(args, row.extent) < linear_room(false, args.n)));
   };
   if constexpr (std::is_same<C, float>::value) {
-    double furthest = 0;
-    for (const Row<C>& row : rows) furthest = std::max(furthest, reach(args, row.extent));
-    if (furthest < linear_room(true, args.n)) return run(Call<C, float, K>(args, ids, team));
+    double max_reach = 0;
+    for (const Row<C>& row : rows) max_reach = std::max(max_reach, reach(args, row.extent));
+    if (max_reach < linear_room(true, args.n)) return run(Call<C, float, K>(args, ids, team));
   }
   run(Call<C, double, K>(args, ids, team));
 }
@@ -376,7 +376,7 @@ void with_types(const PairwiseArgs& args, std::int64_t count, Team& team) {
     C* const grads = args.grads ? static_cast<C*>(args.grads) + k * args.n : nullptr;
     const Row<C> row{similarity, static_cast<C*>(args.losses) + k, grads, count,
                      extent(similarity, args.n, true, team)};
-    if (row.extent.legal && scores.legal) {
+    if (row.extent.valid && scores.valid) {
       rows.push_back(row);
     } else {
       fill_nan(args, row);
@@ -402,8 +402,8 @@ void with_scores(const PairwiseArgs& args, std::int64_t rows, Team& team) {
 
 void pairwise_cpu(const PairwiseArgs& args, std::int64_t rows, int threads) {
   if (args.n > std::int64_t{1} << index_bits) throw std::invalid_argument("backend 'native' takes at most 2^28 pairs");
-  const std::int64_t useful = std::min<std::int64_t>(threads, args.n / pairs_a_thread);
-  Team team(static_cast<int>(std::max<std::int64_t>(useful, 1)));
+  const std::int64_t useful_threads = std::min<std::int64_t>(threads, args.n / pairs_a_thread);
+  Team team(static_cast<int>(std::max<std::int64_t>(useful_threads, 1)));
   if (args.similarity_type == Float::f64) return with_scores<double>(args, rows, team);
   if (args.similarity_type == Float::f32) return with_scores<float>(args, rows, team);
   throw std::invalid_argument("similarity must be float32 or float64");

@@ -18,10 +18,11 @@ RAOE_INLINE void scale_row(const C* __restrict grads, const C* __restrict angle,
 template <class C>
 void scale_with(const void* grads, std::int64_t n, int parts, std::int64_t rows, const void* first, const void* second,
                 void* out) {
-  const C *const given = static_cast<const C*>(grads), *const angle = parts == 1 ? nullptr : given + rows * n;
+  const C* const first_part = static_cast<const C*>(grads);
+  const C* const second_part = parts == 1 ? nullptr : first_part + rows * n;
   vectorised([&]() RAOE_INLINE_LAMBDA {
     for (std::int64_t k = 0; k < rows; ++k) {
-      scale_row(given + k * n, angle ? angle + k * n : nullptr, n, static_cast<const C*>(first)[k],
+      scale_row(first_part + k * n, second_part ? second_part + k * n : nullptr, n, static_cast<const C*>(first)[k],
                 static_cast<const C*>(second)[k], static_cast<C*>(out) + k * n);
     }
   });

@@ -24,13 +24,13 @@ struct Digits {
 // Return the cheapest split of a key with `bits` bits into digits. The cost of a pass grows with items and counters.
 inline Digits digits_for(int bits, std::int64_t n) {
   Digits best{0, 1};
-  double least = 0;
+  double lowest_cost = 0;
   for (int width = 4; width <= 11; ++width) {
     const int passes = (bits + width - 1) / width;
     const double cost = passes * (static_cast<double>(n) + 0.6 * (1 << width));
-    if (best.width == 1 || cost < least) {
+    if (best.width == 1 || cost < lowest_cost) {
       best = {passes, width};
-      least = cost;
+      lowest_cost = cost;
     }
   }
   return best;
@@ -47,15 +47,15 @@ RAOE_NOINLINE void count_digits(const Keys key, std::int64_t begin, std::int64_t
   }
 }
 
-// Replace counts[part][digit] by the place of the first such item. Places are ordered by digit, then by part.
+// Replace counts[part][digit] by the first place for such an item. Places are ordered by digit, then by part.
 RAOE_NOINLINE inline void counts_to_places(std::uint32_t* counts, std::size_t buckets, int parts) {
   std::uint32_t place = 0;
   for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
     std::uint32_t* count = counts + bucket;
     for (int part = 0; part < parts; ++part, count += buckets) {
-      const std::uint32_t here = *count;
+      const std::uint32_t bucket_size = *count;
       *count = place;
-      place += here;
+      place += bucket_size;
     }
   }
 }
@@ -65,8 +65,8 @@ template <class K, class Items>
 RAOE_NOINLINE void place(const Items item, std::int64_t begin, std::int64_t end, int shift, K mask,
                          std::uint32_t* __restrict next, Item<K>* __restrict target) {
   for (std::int64_t i = begin; i < end; ++i) {
-    const Item<K> moved = item(i);
-    target[next[(moved.key >> shift) & mask]++] = moved;
+    const Item<K> current = item(i);
+    target[next[(current.key >> shift) & mask]++] = current;
   }
 }
 
@@ -85,12 +85,12 @@ Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, i
   }
   // A single part counts all digits at once. Several parts count each digit before its pass, because passes move
   // items between parts.
-  const int at_once = parts == 1 ? digits.passes : 1;
-  const std::size_t room = buckets * static_cast<std::size_t>(at_once * parts);
-  Buffer memory(room * sizeof(std::uint32_t));
+  const int digits_at_once = parts == 1 ? digits.passes : 1;
+  const std::size_t counters = buckets * static_cast<std::size_t>(digits_at_once * parts);
+  Buffer memory(counters * sizeof(std::uint32_t));
   std::uint32_t* const counts = memory.as<std::uint32_t>();
   if (parts == 1) {
-    std::memset(counts, 0, room * sizeof(std::uint32_t));
+    std::memset(counts, 0, counters * sizeof(std::uint32_t));
     int pass = 0;
     for (; pass + 2 <= digits.passes; pass += 2) {
       count_digits<2>(key, 0, n, low + pass * width, width, counts + buckets * static_cast<std::size_t>(pass));
@@ -104,15 +104,15 @@ Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, i
   Item<K>*target = a, *other = b;
   for (int pass = 0; pass < digits.passes; ++pass) {
     const int shift = low + pass * width;
-    const auto again = [source](std::int64_t i) { return source[i]; };
+    const auto source_item = [source](std::int64_t i) { return source[i]; };
     std::uint32_t* const rows = counts + (parts == 1 ? buckets * static_cast<std::size_t>(pass) : 0);
     if (parts > 1) {
       team.each(parts, [&](std::int64_t part) {
         std::uint32_t* const row = rows + buckets * static_cast<std::size_t>(part);
         std::memset(row, 0, buckets * sizeof(std::uint32_t));
         if (source) {
-          const auto key_again = [source](std::int64_t i) { return source[i].key; };
-          count_digits<1>(key_again, begin(part), begin(part + 1), shift, width, row);
+          const auto source_key = [source](std::int64_t i) { return source[i].key; };
+          count_digits<1>(source_key, begin(part), begin(part + 1), shift, width, row);
         } else {
           count_digits<1>(key, begin(part), begin(part + 1), shift, width, row);
         }
@@ -120,15 +120,15 @@ Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, i
     }
     if (source) {
       const std::uint32_t* at = rows + ((source[0].key >> shift) & mask);
-      std::int64_t same = 0;
-      for (int part = 0; part < parts; ++part, at += buckets) same += *at;
-      if (same == n) continue;  // all items have the same digit
+      std::int64_t equal_digits = 0;
+      for (int part = 0; part < parts; ++part, at += buckets) equal_digits += *at;
+      if (equal_digits == n) continue;  // all items have the same digit
     }
     counts_to_places(rows, buckets, parts);
     team.each(parts, [&](std::int64_t part) {
       std::uint32_t* const row = rows + buckets * static_cast<std::size_t>(part);
       if (source) {
-        place<K>(again, begin(part), begin(part + 1), shift, mask, row, target);
+        place<K>(source_item, begin(part), begin(part + 1), shift, mask, row, target);
       } else {
         place<K>(first, begin(part), begin(part + 1), shift, mask, row, target);
       }
@@ -146,24 +146,24 @@ bool insertion_sort(Item<K>* items, std::int64_t n) {
   std::int64_t budget = n;
   for (std::int64_t p = 1; p < n; ++p) {
     if (!(items[p].key < items[p - 1].key)) continue;
-    const Item<K> moved = items[p];
+    const Item<K> current = items[p];
     std::int64_t q = p;
-    for (; q > 0 && moved.key < items[q - 1].key; --q) {
+    for (; q > 0 && current.key < items[q - 1].key; --q) {
       items[q] = items[q - 1];
       if (--budget < 0) return false;
     }
-    items[q] = moved;
+    items[q] = current;
   }
   return true;
 }
 
-// Sort as sort_digits does, by the whole key, which has at most `bits` significant bits. The caller's data may change
-// during the sort, so keys and payloads are read once; keys are copied to the half that the first pass does not use.
+// Sort like sort_digits, by the whole key, which has at most `bits` significant bits. The caller's data may change
+// during the sort, so keys and payloads are read once: keys are copied to the half that the first pass does not use.
 template <class K, class Keys, class Payloads>
 Item<K>* radix_sort(const Keys& key, const Payloads& payload, std::int64_t n, int bits, Item<K>* a, Item<K>* b,
                     Team& team) {
   K* const keys = reinterpret_cast<K*>(b);
-  const auto kept = [keys](std::int64_t i) { return keys[i]; };
+  const auto key_copy = [keys](std::int64_t i) { return keys[i]; };
   const auto sort = [&](int low, Digits digits) {
     const std::int64_t parts = team.size();
     team.each(parts, [&](std::int64_t part) {
@@ -171,7 +171,7 @@ Item<K>* radix_sort(const Keys& key, const Payloads& payload, std::int64_t n, in
         for (std::int64_t i = n * part / parts; i < n * (part + 1) / parts; ++i) keys[i] = key(i);
       });
     });
-    return sort_digits<K>(kept, payload, n, low, digits, a, b, team);
+    return sort_digits<K>(key_copy, payload, n, low, digits, a, b, team);
   };
   // For few pairs, two digits usually suffice to order them; an insertion sort handles the remaining digits.
   const int width = n <= 512 ? 8 : n <= 2048 ? 9 : n <= 4096 ? 10 : 11;

@@ -1,5 +1,5 @@
-// The pairwise losses of more pairs than fit one thread block: write keys, sort device-wide, and run solve.h in one
-// cooperative launch. The host reads nothing back; decisions that depend on the data are made on the device.
+// The pairwise losses of more pairs than fit one thread block: write keys, sort device-wide, and run solve.h
+// in one cooperative launch. The host reads nothing back: the device decides what depends on the data.
 #include "../../cuda_check.h"
 #include "blocks.h"
 
@@ -25,29 +25,29 @@ std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work
   work.args = args;
   work.sort.wide = all.wide;
   work.room = static_cast<float>(linear_room(true, args.n));
-  const std::size_t n = all.n, tiles = all.tiles, whole = tiles * tile, angled = args.angle ? n : 0;
+  const std::size_t n = all.n, tiles = all.tiles, padded = tiles * tile, angle_size = args.angle ? n : 0;
   for (int i = 0; i < 2; ++i) {
     unsigned char* keys = nullptr;
-    take(keys, whole * (all.wide ? 8 : 4));
+    take(keys, padded * (all.wide ? 8 : 4));
     work.sort.keys[i] = keys;
-    take(work.sort.values[i], whole);
+    take(work.sort.values[i], padded);
   }
-  take(at.before, args.rank ? whole : 0);
-  take(at.after, args.rank ? whole + 1 : 0);
-  take(at.ends, args.rank ? 2 * whole + ENDS_AHEAD / sizeof(*at.ends) : 0);
+  take(at.before, args.rank ? padded : 0);
+  take(at.after, args.rank ? padded + 1 : 0);
+  take(at.ends, args.rank ? 2 * padded + ENDS_AHEAD / sizeof(*at.ends) : 0);
   at.ends += ENDS_AHEAD / sizeof(*at.ends);
   take(at.rank, n);
   take(at.run, n);
-  take(at.label, angled);
-  take(at.term, angled);
-  take(at.below, angled);
-  take(at.above, angled);
-  take(at.order[0], angled);
-  take(at.order[1], angled);
-  const bool own = args.similarity_type == (sizeof(T) == 4 ? Float::f32 : Float::f64);
-  take(work.converted, own ? 0 : n);
-  all.similarity = own ? static_cast<const T*>(args.similarity) : work.converted;
-  if (own) work.converted = nullptr;
+  take(at.label, angle_size);
+  take(at.term, angle_size);
+  take(at.below, angle_size);
+  take(at.above, angle_size);
+  take(at.order[0], angle_size);
+  take(at.order[1], angle_size);
+  const bool same_type = args.similarity_type == (sizeof(T) == 4 ? Float::f32 : Float::f64);
+  take(work.converted, same_type ? 0 : n);
+  all.similarity = same_type ? static_cast<const T*>(args.similarity) : work.converted;
+  if (same_type) work.converted = nullptr;
   take(work.extents, PREPARING_BLOCKS);
   take(all.spans, 2 * (tiles + 1) * SPAN_BYTES);
   take(all.joined, tiles * BOTH_BYTES);
@@ -74,10 +74,10 @@ std::size_t run(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t
   int resident = 0;
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, all_blocks<T>, BLOCK, BlocksTiles<T>::scratch_bytes),
              "the number of resident blocks");
-  const unsigned most = resident * device_attribute(cudaDevAttrMultiProcessorCount);
+  const unsigned max_blocks = resident * device_attribute(cudaDevAttrMultiProcessorCount);
   void* arguments[] = {&work};
-  check_cuda(cudaLaunchCooperativeKernel(all_blocks<T>, tiles < most ? tiles : most, BLOCK, arguments, BlocksTiles<T>::scratch_bytes,
-                                         stream),
+  check_cuda(cudaLaunchCooperativeKernel(all_blocks<T>, tiles < max_blocks ? tiles : max_blocks, BLOCK, arguments,
+                                         BlocksTiles<T>::scratch_bytes, stream),
              "the pairwise losses");
   return all;
 }

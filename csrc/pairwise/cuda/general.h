@@ -1,5 +1,5 @@
-// The pairwise losses in every other case: float64, large exponents, other tie rules, any labels or none, more pairs
-// than fit the GPU's registers. Sums are kept as logarithms, and everything else in memory.
+// The pairwise losses in all cases that hot.h does not handle: float64, large exponents, other tie rules, any labels
+// or none, more pairs than fit the GPU's registers. Sums are stored as logarithms, and everything else in memory.
 #pragma once
 
 #include <type_traits>
@@ -16,7 +16,7 @@ struct LogSum {
   __device__ explicit LogSum(T exponent) : max(exponent), sum(exponent == T(-INFINITY) ? T(0) : T(1)) {}
   __device__ T log() const { return max + std::log(sum); }
 };
-// Not inlined: compilers take minutes for an inlined scan of these.
+// Not inlined: compilers take minutes for an inlined scan of LogSum.
 template <class T>
 __device__ __noinline__ LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
   if (a.max < b.max) {
@@ -29,8 +29,8 @@ __device__ __noinline__ LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
   return a;
 }
 
-// Partial sums of a range of positions, in one direction. `sum` restarts where a segment begins. `retained` is `sum` as
-// it was when the range's last run began; the pairs of that run read it, because equal scores are not partners.
+// Partial sums of a range of positions, in one direction. `sum` restarts where a segment begins. `retained` is
+// `sum` at the start of the range's last run; the pairs of that run read it, because equal scores are not partners.
 template <class T>
 struct Segments {
   LogSum<T> sum, retained;
@@ -155,10 +155,10 @@ struct General {
 
   // ---- The angular objective, bit by bit of the labels.
   //
-  // l_i > l_j exactly if l_i has a 1 at the highest bit where the two differ. So for each bit: among pairs that agree in
-  // all higher bits (a segment), those with the bit add to the sum that those without it read. The order starts as
-  // that of the scores; after each bit, pairs without it move first, which keeps segments together and scores sorted.
-  // bit = -1: there are no labels, and all pairs add and read.
+  // l_i > l_j exactly if l_i has a 1 at the highest bit where l_i and l_j differ. So for each bit: in a segment
+  // (pairs that agree in all higher bits), pairs with the bit add to the sum, and pairs without it read the
+  // sum. The initial order is the order of the scores. After each bit, pairs without it move first, which keeps
+  // segments together and scores sorted. bit = -1: there are no labels, and all pairs add and read.
 
   struct Entry {
     std::uint32_t position, run;

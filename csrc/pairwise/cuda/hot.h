@@ -19,8 +19,8 @@ __device__ __forceinline__ float power_of_two(float x) {
 #endif
 }
 
-// Partial sums of a range of positions, in one direction. `retained` is `sum` as it was when the range's last run began;
-// the pairs of that run read it, because equal scores are not partners.
+// Partial sums of a range of positions, in one direction. `retained` is `sum` at the start of
+// the range's last run; the pairs of that run read it, because equal scores are not partners.
 template <class Sum>
 struct Columns {
   Sum rank{}, sum[2]{}, retained[2]{};
@@ -75,7 +75,7 @@ struct Hot {
   int rank[Items];                          // doubled rank
   std::uint64_t labels;                     // minus the smallest label: two bits for each pair
 
-  // Terms are computed whenever needed, which is cheaper than keeping them.
+  // Terms are computed whenever needed, which is cheaper than storing them.
   template <bool Inverse>
   __device__ __forceinline__ float term(const float (&exponent)[Items], int k) const {
     return k < my.valid ? power_of_two(Inverse ? -exponent[k] : exponent[k]) : 0.0f;
@@ -194,7 +194,7 @@ struct Hot {
     if (!tiles.args.grads) return;
     const float rank_share = static_cast<float>(tiles.args.tau * tiles.args.rank_weight) * share(z.rank);
     const float angle_share = static_cast<float>(tiles.args.tau * tiles.args.angle_weight) * share(z.angle);
-    tiles.read_pairs(my);  // cheaper than keeping them
+    tiles.read_pairs(my);  // cheaper than keeping them in registers
 #pragma unroll
     for (int k = 0; k < Items; ++k) {
       if (k >= my.valid) continue;

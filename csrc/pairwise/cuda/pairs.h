@@ -1,4 +1,4 @@
-// The pairs of a tile: how they are read, and the data that threads and blocks hold and share.
+// The pairs of a tile: how to read them, and the data that threads and blocks hold and share.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -78,7 +78,7 @@ struct alignas(sizeof(V) * Count < 16 ? sizeof(V) * Count : 16) Neighbours {
   V at[Count];
 };
 
-// Arrays with one element per position. Those of hot.h have room for whole tiles, and start at multiples of 16 bytes.
+// Arrays with one element per position. Arrays of hot.h have room for whole tiles, and start at multiples of 16 bytes.
 template <class T, class Index>
 struct Arrays {
   T *before, *after;         // the rank objective's sums before a position, and from it on (one more element)

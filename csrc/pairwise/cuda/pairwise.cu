@@ -20,15 +20,15 @@ bool one_block(const PairwiseArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-std::size_t pairwise_cuda_workspace(const PairwiseArgs& given) {
-  PairwiseArgs args = without_unused(given);
+std::size_t pairwise_cuda_workspace(const PairwiseArgs& call) {
+  PairwiseArgs args = without_unused(call);
   if (args.n > MOST_PAIRS) throw std::invalid_argument("at most 2^28 pairs, got " + std::to_string(args.n));
   args.losses = nullptr;  // query only, no launch
   return one_block(args, nullptr) ? 0 : many_blocks(args, nullptr, nullptr);
 }
 
-void pairwise_cuda(const PairwiseArgs& given, void* workspace, void* stream_handle) {
-  const PairwiseArgs args = without_unused(given);
+void pairwise_cuda(const PairwiseArgs& call, void* workspace, void* stream_handle) {
+  const PairwiseArgs args = without_unused(call);
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   if (!one_block(args, stream)) many_blocks(args, static_cast<unsigned char*>(workspace), stream);
 }

@@ -31,8 +31,8 @@ bool one_block_f64(const PairwiseArgs& args, cudaStream_t stream);
 // blocks.cu: any number of pairs. Returns the size of the workspace; with workspace = null it launches nothing.
 std::size_t many_blocks(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t stream);
 
-// sort.cu: a stable sort of keys (64-bit if wide, else 32-bit) with their values. Keys and values have two
-// buffers of n each; the sorted ones end up in [0].
+// sort.cu: a stable sort of keys (64-bit if wide, else 32-bit) with their values. Keys and
+// values have two buffers of n elements each; the sorted elements are in [0] afterwards.
 struct SortBuffers {
   void* keys[2];
   std::uint32_t* values[2];

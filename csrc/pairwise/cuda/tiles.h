@@ -63,7 +63,7 @@ struct Tiles {
   // Any threshold of 2 n or more means that the rank objective has no pairs.
   __device__ int threshold() const { return static_cast<int>(args.threshold < 2 * args.n ? args.threshold : 2 * args.n); }
 
-  // ---- Pairs, from the sorted arrays of several blocks. A single block has them from its sort. ----
+  // ---- Pairs, from the sorted arrays of several blocks. A single block has its pairs from its own sort. ----
 
   __device__ void place(Pairs& my, std::uint32_t tile) const { my.place((tile * Block + threadIdx.x) * Items, n()); }
   template <class Bits>

@@ -1,13 +1,14 @@
 """info_nce_loss with `dims`, eager and under torch.compile.
 
-A backend for all widths has one function: `forward(problem, dims, weights, needs) -> (losses, gradients)`. Losses are
-(K,), one for the first dims[k] columns each. Gradients of anchors, positives and negatives are those of
-sum(weights x losses) with weights (K,), in the losses' dtype, None if not needed. The widths share the gradient's
+A backend for all widths has one function: `forward(problem, dims, weights, needs) -> (losses, gradients)`. `losses`
+is (K,); losses[k] uses the first dims[k] columns. `gradients` are the derivatives of sum(weights x losses), weights
+(K,), by anchors, positives and negatives, in the losses' dtype, None if not needed. The widths share the gradient's
 products, so the weights must be known. On a CPU forward computes the gradient for equal weights, and backward repeats
-it if the weights differ. On a GPU it is always computed in backward, since comparing weights would wait for the GPU.
+it if the weights differ. On a GPU backward always computes it, since comparing weights would wait for the GPU.
 
-A backend for one width (see _problems.py) computes each width separately. On a GPU this is Triton's: its pass over the
-logits is cheaper there than scan's passes for all widths between shared products.
+A backend for one width (see _problems.py) computes each width separately. On a
+GPU "auto" uses Triton's: one pass of it over the logits per width is cheaper
+than scan's passes for all widths, although scan shares the products.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class _Widths(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, module: ModuleType, dims: tuple[int, ...], *fields: Any) -> Tensor:
         ctx.needs = ctx.needs_input_grad[2:5]
-        ctx.made = not fields[0].is_cuda
-        losses, grads = _run(Problem(*fields), dims, None, ctx.needs if ctx.made else _NONE, module)
+        ctx.has_gradients = not fields[0].is_cuda
+        losses, grads = _run(Problem(*fields), dims, None, ctx.needs if ctx.has_gradients else _NONE, module)
         ctx.save_for_backward(*fields[:_TENSORS], *grads)
         ctx.options, ctx.dims, ctx.module = fields[_TENSORS:], dims, module
         return losses
@@ -103,7 +104,7 @@ class _Widths(torch.autograd.Function):
         refuse_second_derivative("info_nce_loss")
         saved = ctx.saved_tensors
         grads = saved[_TENSORS:]
-        if ctx.made and bool((upstream == upstream[0]).all()):
+        if ctx.has_gradients and bool((upstream == upstream[0]).all()):
             grads = tuple(None if g is None else g * upstream[0] for g in grads)
         else:
             problem = Problem(*saved[:_TENSORS], *ctx.options)

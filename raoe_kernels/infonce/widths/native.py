@@ -16,15 +16,15 @@ def weigh(
     of_rows: Tensor,
     of_columns: Tensor,
     own: Tensor,
-    left_out: Tensor | None,
+    mask: Tensor | None,
     weights: Tensor | None,
     along_columns: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the same as scan.weigh_in_torch, with all widths of a row at once."""
+    """Compute scan.weigh_in_torch in C++, all widths of a row at once."""
     losses = torch.empty_like(of_rows)
     along_rows = None if weights is None else torch.empty_like(of_rows)
     module("cpu").info_nce_widths(
-        address(products), address(of_rows), address(of_columns), address(own), address(left_out), address(weights),
+        address(products), address(of_rows), address(of_columns), address(own), address(mask), address(weights),
         address(losses), address(along_rows), address(along_columns),
         *products.shape, FLOATS[products.dtype], torch.get_num_threads(),
     )  # fmt: skip

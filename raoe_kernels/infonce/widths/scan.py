@@ -1,9 +1,10 @@
 """info_nce_loss of several widths, a chunk of rows at a time; each pass multiplies every column once.
 
-Products over the columns between two widths (a segment) add up to the logits of all widths: x_k = scale (dot_1 + … +
-dot_k) / (|a| |b|), with the norms of the prefix. Segment s belongs to the widths k >= s. With g_k the gradient of L_k
-by dot_k, the segment's gradient is one product, (g_s + … + g_K) b, and its transpose for the other side. The gradient
-through the norms needs <dL_k/dx_k, x_k> of each row and column. Several widths cost three products, as one width does.
+Products over the columns between two widths (a segment) add up to the logits of all widths:
+x_k = scale (dot_1 + … + dot_k) / (|a| |b|), with the norms of the prefix. Segment s belongs to
+the widths k >= s. If g_k is the gradient of L_k by dot_k, the segment's gradient for a is one
+product, (g_s + … + g_K) b, and for b the transposed one. The gradient through the norms needs
+<dL_k/dx_k, x_k> of each row and column. K widths cost three products, as one width does.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from ..problem import EPS, Problem, add_rows, is_ignored, losses, mean_factor, o
 
 # Bytes of all widths' logits: enough rows for products at full speed, and few enough for a CPU's last-level cache.
 BUFFER = 24 << 20
-ROWS = 256  # most rows of a chunk: more do not make the products faster
-# Segments of up to this many columns are stored column by column: with many short rows, products run at half the speed
-# and sums at a third.
+ROWS = 256  # maximum rows of a chunk: more rows do not make the products faster
+# Segments of up to this many columns are stored column by column: stored row by
+# row, with many short rows, products run at half the speed and sums at a third.
 NARROW = 32
 
 
 class _Side(NamedTuple):
     """The rows or the columns of the logits.
 
-    rows      for each segment (n, its columns), not normalised, in the dtype of the arithmetic
-    inverse   (K, n): 1 / norm of each prefix, 0 where it counts as zero
-    by        as rows: sums of the gradients through the products; empty if not needed
-    along     (K, n): sums of weight dL/dx x over the other side
-    whole     (n, D): the matrix into which the wide segments of `by` are views
+    rows      one (n, segment's columns) per segment, not normalised, in the dtype of the arithmetic
+    inverse   (K, n): 1 / norm of each prefix, 0 where the prefix counts as zero
+    grads     shaped like rows: sums of the gradients through the products; [] if not needed
+    along     (K, n): sums of weight dL/dx x over the rows or columns of the other side
+    whole     (n, D): the gradient's memory; the wide segments of grads are views of it
     """
 
     rows: list[Tensor]
     inverse: Tensor
-    by: list[Tensor]
+    grads: list[Tensor]
     along: Tensor
     whole: Tensor | None
 
@@ -53,65 +54,66 @@ Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, 
 def forward(
     problem: Problem, dims: tuple[int, ...], weights: Tensor, needs: Needs, weigh: Weigh | None = None
 ) -> tuple[Tensor, Gradients]:
-    """Compute losses and gradients as autograd.py describes. `weigh` is native.weigh, by default weigh_in_torch."""
+    """Compute losses and gradients as autograd.py describes. `weigh` is weigh_in_torch (default) or native.weigh."""
     weigh = weigh or weigh_in_torch
     a, poison_a = _side((problem.anchors,), dims, needs[0])
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])
     factor = mean_factor(problem, poison_a + poison_k)
     targets, positives = own_columns(problem), len(problem.positives)
-    wanted = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
-    here = weights * factor if any(needs) else None
-    total = _direction(a, k, targets, problem.scale, here, lambda chunk: is_ignored(problem, chunk), wanted, weigh)
+    part = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
+    shares = weights * factor if any(needs) else None
+    total = _direction(a, k, targets, problem.scale, shares, lambda chunk: is_ignored(problem, chunk), part, weigh)
     if problem.symmetric:
         own = torch.arange(len(problem.anchors), device=targets.device)
-        rows, by = [x[targets] for x in k.rows], [torch.zeros_like(x) for x in a.rows if k.by]
-        found = _Side(rows, k.inverse[:, targets].contiguous(), by, torch.zeros_like(a.along), None)
+        rows, grads = [x[targets] for x in k.rows], [torch.zeros_like(x) for x in a.rows if k.grads]
+        back = _Side(rows, k.inverse[:, targets].contiguous(), grads, torch.zeros_like(a.along), None)
         total = total + _direction(
-            found, a, own, problem.scale, here, lambda chunk: _ignored_back(problem, targets[chunk]), slice(None), weigh
+            back, a, own, problem.scale, shares, lambda chunk: _ignored_back(problem, targets[chunk]),
+            slice(None), weigh,
         )
-        for sums, more in zip(k.by, by, strict=True):
-            add_rows(sums, targets, more)
-        add_rows(k.along.t(), targets, found.along.t())
-    of_anchors, of_columns = _finished(a, dims, problem.anchors), _finished(k, dims, problem.positives)
+        for sums, row_grads in zip(k.grads, grads, strict=True):
+            add_rows(sums, targets, row_grads)
+        add_rows(k.along.t(), targets, back.along.t())
+    of_anchors, of_columns = _finish(a, dims, problem.anchors), _finish(k, dims, problem.positives)
     return total * factor, split(of_anchors, of_columns, positives, needs)
 
 
 def _direction(
-    side: _Side,
-    found: _Side,
+    row_side: _Side,
+    col_side: _Side,
     targets: Tensor,
     scale: float,
     weights: Tensor | None,
-    ignored: Callable[[slice], Tensor | None],
-    wanted: slice,
+    ignore_mask: Callable[[slice], Tensor | None],
+    part: slice,
     weigh: Weigh,
 ) -> Tensor:
     """Return (K,) sums of the rows' losses, and add `weights` times their gradients to the sides' sums."""
-    anchors, count, like = len(side.rows[0]), len(found.rows[0]), found.rows[0]
-    widths = len(found.rows)
+    anchors, count, like = len(row_side.rows[0]), len(col_side.rows[0]), col_side.rows[0]
+    widths = len(col_side.rows)
     step = max(1, min(anchors, ROWS, BUFFER // (widths * count * like.element_size())))
     step = -(-anchors // -(-anchors // step))  # equal chunks
     buffer = like.new_empty(widths * step * count)
-    of_rows, total = side.inverse * scale, like.new_zeros(widths)
+    of_rows, total = row_side.inverse * scale, like.new_zeros(widths)
     for start in range(0, anchors, step):
         chunk = slice(start, min(start + step, anchors))
-        here = [_along(x[chunk]) for x in side.rows]
-        products = buffer[: widths * len(here[0]) * count].view(widths, len(here[0]), count)
-        for rows, columns, dots in zip(here, found.rows, products, strict=True):
+        chunk_rows = [_by_column(x[chunk]) for x in row_side.rows]
+        products = buffer[: widths * len(chunk_rows[0]) * count].view(widths, len(chunk_rows[0]), count)
+        for rows, columns, dots in zip(chunk_rows, col_side.rows, products, strict=True):
             torch.mm(rows, columns.T, out=dots)
-        left_out = ignored(chunk)
-        left_out = None if left_out is None else left_out.contiguous()
-        made, along = weigh(
-            products, of_rows[:, chunk].contiguous(), found.inverse, targets[chunk], left_out, weights, found.along
+        mask = ignore_mask(chunk)
+        mask = None if mask is None else mask.contiguous()
+        losses, along = weigh(
+            products, of_rows[:, chunk].contiguous(), col_side.inverse, targets[chunk], mask, weights, col_side.along
         )
-        total += made.sum(1)
+        total += losses.sum(1)
         if along is None:
             continue
-        side.along[:, chunk] = along
-        for by, columns, dots in zip(side.by, found.rows, products, strict=False):
-            torch.mm(dots, columns, out=by[chunk])
-        for by, rows, dots in zip(found.by, here, products, strict=False):
-            by[wanted].addmm_(dots[:, wanted].T, rows)
+        row_side.along[:, chunk] = along
+        for grads, columns, dots in zip(row_side.grads, col_side.rows, products, strict=False):
+            torch.mm(dots, columns, out=grads[chunk])
+        for grads, rows, dots in zip(col_side.grads, chunk_rows, products, strict=False):
+            grads[part].addmm_(dots[:, part].T, rows)
     return total
 
 
@@ -120,71 +122,71 @@ def weigh_in_torch(
     of_rows: Tensor,
     of_columns: Tensor,
     own: Tensor,
-    left_out: Tensor | None,
+    mask: Tensor | None,
     weights: Tensor | None,
     along_columns: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the rows' losses from the segments' products (K, n, C). If weights are given, replace the products by
-    their gradients, summed over the widths; also return the rows' sums of <dL/dx, x>, and add the columns' sums."""
-    own, found, along_rows = own[:, None], [], []
+    """Return the rows' losses from the segments' products (K, n, C). If `weights` is not None, replace the products by
+    their gradients, summed over the widths, return also the rows' sums of <dL/dx, x>, and add up the columns' sums."""
+    own, row_losses, along_rows = own[:, None], [], []
     for before, after in pairwise(products):
         after += before
     x, share = torch.empty_like(products[0]), None
     for k, dots in enumerate(products):
         torch.mul(dots, of_rows[k, :, None], out=x).mul_(of_columns[k])
-        at_own = x.gather(1, own)
-        if left_out is not None:
-            x.masked_fill_(left_out, -torch.inf).scatter_(1, own, at_own)
+        own_logit = x.gather(1, own)
+        if mask is not None:
+            x.masked_fill_(mask, -torch.inf).scatter_(1, own, own_logit)
         shift = x.amax(1, keepdim=True)
         # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
-        others = x.sub_(shift).exp_().scatter_(1, own, 0).sum(1, keepdim=True)
-        of_own = (at_own - shift).exp_()
-        found.append(losses(others, of_own, shift, at_own)[:, 0])
+        neg_sum = x.sub_(shift).exp_().scatter_(1, own, 0).sum(1, keepdim=True)
+        own_exp = (own_logit - shift).exp_()
+        row_losses.append(losses(neg_sum, own_exp, shift, own_logit)[:, 0])
         if weights is None:
             continue
-        x.scatter_(1, own, -others).mul_(weights[k] * of_rows[k, :, None] / (others + of_own)).mul_(of_columns[k])
+        x.scatter_(1, own, -neg_sum).mul_(weights[k] * of_rows[k, :, None] / (neg_sum + own_exp)).mul_(of_columns[k])
         share = torch.mul(x, dots, out=share)
         along_rows.append(share.sum(1))
         along_columns[k] += share.sum(0)
         dots.copy_(x)
     if weights is None:
-        return torch.stack(found), None
+        return torch.stack(row_losses), None
     for wider, narrower in pairwise(products.unbind()[::-1]):
         narrower += wider
-    return torch.stack(found), torch.stack(along_rows)
+    return torch.stack(row_losses), torch.stack(along_rows)
 
 
 def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -> tuple[_Side, Tensor]:
-    """Return a side, and (K,) zeros with NaN where a prefix or its norm is not finite."""
-    given = [x[:, : dims[-1]] for x in parts if x is not None]
-    whole = torch.cat(given) if len(given) > 1 else given[0]
+    """Return a side, and a (K,) poison: NaN if any prefix of that width or its norm is not finite, else 0."""
+    matrices = [x[:, : dims[-1]] for x in parts if x is not None]
+    whole = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
     whole = whole.to(wide(whole.dtype))
-    rows = [_along(whole[:, segment]) for segment in segments(dims)]
+    rows = [_by_column(whole[:, segment]) for segment in segments(dims)]
     norms = torch.stack([torch.linalg.vecdot(x, x) for x in rows]).cumsum(0).sqrt_()
     inverse = (1 / norms).masked_fill(norms <= EPS, 0)
-    by = torch.zeros_like(whole) if need else None
-    parts_of_by = [] if by is None else [_along(by[:, segment]) for segment in segments(dims)]
-    return _Side(rows, inverse, parts_of_by, torch.zeros_like(norms), by), (norms * 0).sum(1)
+    grads = torch.zeros_like(whole) if need else None
+    segment_grads = [] if grads is None else [_by_column(grads[:, segment]) for segment in segments(dims)]
+    return _Side(rows, inverse, segment_grads, torch.zeros_like(norms), grads), (norms * 0).sum(1)
 
 
-def _along(columns: Tensor) -> Tensor:
+def _by_column(columns: Tensor) -> Tensor:
     """Store a narrow segment column by column, and leave a wide one unchanged; see NARROW."""
     return columns.T.contiguous().T if columns.shape[1] <= NARROW else columns
 
 
-def _finished(side: _Side, dims: tuple[int, ...], given: Tensor) -> Tensor | None:
-    """Finish the gradient of the given rows: subtract the part through their norms, append 0 beyond the last width."""
+def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None:
+    """Return the gradient of a side: subtract the part through the norms, and pad with 0 beyond the last width."""
     if side.whole is None:
         return None
     through = from_here_on(side.along * side.inverse.square())
-    for segment, rows, by, share in zip(segments(dims), side.rows, side.by, through, strict=True):
-        torch.addcmul(by, rows, share[:, None], value=-1, out=side.whole[:, segment])
-    missing = given.shape[1] - dims[-1]
+    for segment, rows, grads, share in zip(segments(dims), side.rows, side.grads, through, strict=True):
+        torch.addcmul(grads, rows, share[:, None], value=-1, out=side.whole[:, segment])
+    missing = matrix.shape[1] - dims[-1]
     return torch.nn.functional.pad(side.whole, (0, missing)) if missing else side.whole
 
 
 def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
-    """Return (n, N) bool for the columns `rows`: the anchors for which they are excluded as negatives."""
+    """Return (n, N) bool for the columns `rows`: True for the anchors that exclude the column as a negative."""
     if problem.anchor_ids is not None and problem.column_ids is not None:
         return problem.column_ids[rows, None] == problem.anchor_ids
     return None if problem.ignored is None else problem.ignored[:, rows].T
