@@ -44,7 +44,8 @@ def forms() -> dict[str, Callable[[], Any]]:
         "`pairwise_cosine(dims=…)`": lambda: rk.pairwise_cosine(a, b, dims=(4, 8)),
         "`info_nce_loss`, also with `ignore` and `targets`": lambda: rk.info_nce_loss(a, b, b, targets=labels),
         "`info_nce_loss(symmetric=True)`": lambda: rk.info_nce_loss(a, b, symmetric=True),
-        "`info_nce_loss(directions=…)`, other directions, also with a guide or hardness": lambda: rk.info_nce_loss(
+        "`info_nce_loss(directions=…)`, bfloat16": lambda: rk.info_nce_loss(a.bfloat16(), b.bfloat16(), directions=both),
+        "`info_nce_loss(directions=…)`, other dtypes; with a guide or hardness": lambda: rk.info_nce_loss(
             a, b, directions=both
         ),
         "`info_nce_loss(scale=TENSOR)`, a learned one": lambda: rk.info_nce_loss(a, b, scale=torch.tensor(20.0)),

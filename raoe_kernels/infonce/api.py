@@ -79,8 +79,9 @@ def info_nce_loss(
         dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022): one loss per width, of the
             first dims[k] columns. Allowed with targets, ignore and symmetric only. On a CPU the widths share their
             matrix products, and backward is cheapest if the losses have equal weights.
-        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton" (one direction, or
-            symmetric without hardness and guide; no all_anchors); for the rest "auto" selects "scan".
+        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton", which
+            supports one direction; symmetric without hardness and guide; and other directions, if rows are bfloat16
+            and scale is a number up to 40, without hardness, guide and all_anchors. Otherwise "auto" selects "scan".
 
     Returns:
         () loss, or (K,) with dims: float64 for float64 rows, otherwise float32; 0 if N = 0. Gradients have their
@@ -128,6 +129,6 @@ def info_nce_loss(
     if dims is None:
         return info_nce(problem, backend)
     widths = _validate.widths("dims", dims, anchors.shape[1])
-    if conflict := problem.beyond_triton() or ("a tensor for scale" if problem.learned_scale is not None else ""):
-        raise ValueError(f"dims cannot be combined with {conflict}, got {_validate.describe(dims)}")
+    if conflicts := problem.special() + ["a tensor for scale"] * (problem.learned_scale is not None):
+        raise ValueError(f"dims cannot be combined with {', '.join(conflicts)}, got {_validate.describe(dims)}")
     return info_nce_widths(problem, widths, backend)

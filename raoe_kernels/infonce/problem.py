@@ -21,6 +21,9 @@ DIRECTIONS = ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc", "p
 SYMMETRIC = "query_to_doc doc_to_query"
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
+# Up to this scale, exp(+-scale) and sums of it are far inside float32's range: no maximum is subtracted before exp.
+UNSHIFTED_SCALE = 40.0
+
 
 class Problem(NamedTuple):
     """Arguments of one call. C = P + M columns: positives, then negatives. A = len(all_anchors) or N candidate anchors.
@@ -70,15 +73,30 @@ class Problem(NamedTuple):
         """Whether the loss averages both directions between anchors and columns, with one softmax each."""
         return not self.joint and self.directions == SYMMETRIC
 
-    def beyond_triton(self) -> str:
-        """Return the options of this call that the Triton kernels do not support, or ""."""
+    @property
+    def several(self) -> bool:
+        """Whether the loss has more directions than query_to_doc."""
+        return " " in self.directions
+
+    @property
+    def fused(self) -> bool:
+        """Whether triton_fused runs the call: bfloat16 rows, one softmax, logits of which exp cannot overflow."""
+        fits = self.anchors.dtype == torch.bfloat16 and self.learned_scale is None and self.scale <= UNSHIFTED_SCALE
+        return fits and not self.symmetric and set(self.special()) <= {"joint directions"}
+
+    def special(self) -> list[str]:
+        """Names of the options that this call uses beyond those of one direction, or of the symmetric loss."""
         options = {
-            "directions beyond query_to_doc (symmetric excepted)": " " in self.directions and not self.symmetric,
+            "joint directions": self.several and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
-            "hardness_mode and symmetric": self.hardness and self.symmetric,
-            "a guide and symmetric": self.guide_anchors is not None and self.symmetric,
+            "hardness_mode": self.hardness,
+            "a guide": self.guide_anchors is not None,
         }
-        return ", ".join(name for name, is_used in options.items() if is_used)
+        return [name for name, is_used in options.items() if is_used]
+
+    def beyond_triton(self) -> str:
+        """Names of the options of this call that keep the Triton kernels from running it, "" if there are none."""
+        return "" if self.fused else ", ".join(x for x in self.special() if self.several or x == "all_anchors")
 
     @property
     def target_count(self) -> int:

@@ -16,6 +16,7 @@ from .._problems import Gradients, backward
 from . import chunks
 from .chunks import Halves, UnitRows, cosines, halves, multiply, unit_rows
 from .problem import (
+    UNSHIFTED_SCALE,
     Block,
     Problem,
     add_rows,
@@ -33,8 +34,6 @@ __all__ = ["backward", "forward"]
 
 # Bytes of the buffer: enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20
-# Up to this scale, exp(+-scale) and sums of it are far inside float32's range: no maximum is subtracted before exp.
-UNSHIFTED_SCALE = 40.0
 
 
 class _Side(NamedTuple):

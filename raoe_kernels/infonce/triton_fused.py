@@ -6,13 +6,15 @@ e = exp(logit), and the division moves to the other factor or to the result of t
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
-No maximum is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are far inside float32's and bfloat16's range.
+With several directions in one softmax, each has such a matrix of weights, and s is the sum over all of them. No maximum
+is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are far inside float32's and bfloat16's range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import torch
 import triton
@@ -22,10 +24,9 @@ from torch import Tensor
 from ..triton_compile import Variant, signature_of
 from ..triton_rows import LOG2_E, kernel
 from . import chunks
-from .problem import Problem
-from .scan import UNSHIFTED_SCALE
+from .problem import Problem, own_columns, pools
 from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, log_one_plus, narrow
-from .triton_units import INTERPRETED, Units, integers_or
+from .triton_units import INTERPRETED, Units, add_to_columns, integers_or, padded
 
 TILE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP": 32, "num_warps": 8, "num_stages": 3}
 SUMS = {"BLOCK": 1024, "num_warps": 4}
@@ -39,7 +40,7 @@ def _halves(x):
 
 @triton.jit
 def _part(
-    products, start, weights, inverse, mask, column_ids, factor, own, ids, anchor, line, row_mask, column_count, length,
+    products, start, weights, inverse, mask, column_ids, factor, own, ids, line, row_mask, column_count, period, length,
     mask_column, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Return the row sums of exp(logit) over the columns from `start` on. With GRADIENT also write exp(logit) / (norm
@@ -48,7 +49,8 @@ def _part(
     column_mask = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + start, 16) + tl.arange(0, products.shape[1]), column_mask, 0.0)
     x = products * inv_norm[None, :] * factor[:, None]
-    is_negative = (column < column_count)[None, :] & (column[None, :] != own[:, None])
+    query = column if IGNORE == 1 else column % period
+    is_negative = (column < column_count)[None, :] & (query[None, :] != own[:, None])
     if IGNORE != 0:
         mask_range = row_mask[:, None] & (column < column_count)[None, :]
         if IGNORE == 1:
@@ -66,13 +68,14 @@ def _part(
 
 @kernel
 def info_nce_products(
-    rows, columns, weights, sums, inverse, targets, mask, row_ids, column_ids, first, row_count, column_count, units,
-    row_units, row_place, target_count, has_targets, mask_row: tl.int64, mask_column: tl.int64, scale: tl.float64,
+    rows, columns, weights, sums, row_inverse, inverse, targets, mask, row_ids, column_ids, first, row_count,
+    column_count, units, row_units, period, target_count, has_targets, mask_row: tl.int64, mask_column: tl.int64,
+    scale: tl.float64,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of exp(logit) for row_count rows from `first` on, 0 in each
-    row's own and ignored columns. Write its row sums to `sums`, (tiles of columns,
+    """Compute a tile of exp(logit) for row_count rows from `first` on, 0 in each row's ignored columns, its
+    own column, and columns a multiple of `period` apart. Write its row sums to `sums`, (tiles of columns,
     row_count), and with GRADIENT exp(logit) / (norm of the column) to `weights`."""
     tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
     # Programs that run at the same time share GROUP tiles of rows, so that the columns are in the cache.
@@ -95,7 +98,7 @@ def info_nce_products(
             a, b = a.to(tl.float32), b.to(tl.float32)
         products = tl.dot(a, tl.trans(b), products)
 
-    factor = tl.load(inverse + row_place + i) * (tl.full((), scale, tl.float32) * LOG2_E)
+    factor = tl.load(row_inverse + i) * (tl.full((), scale, tl.float32) * LOG2_E)
     own = tl.where(has_targets != 0, tl.load(targets + i, line < row_count * has_targets, 0), i).to(tl.int32)
     own = tl.where((own >= 0) & (own < target_count), own, 0)
     ids = tl.load(row_ids + i) if IGNORE == 2 else own
@@ -106,7 +109,7 @@ def info_nce_products(
             part = _halves(left if half == 0 else right)[quarter]
             total += _part(
                 part, start + (2 * half + quarter) * (BLOCK_N // 4), weights, inverse, mask + anchor * mask_row,
-                column_ids, factor, own, ids, anchor, line.to(tl.int64), row_mask, column_count, length, mask_column,
+                column_ids, factor, own, ids, line.to(tl.int64), row_mask, column_count, period, length, mask_column,
                 IGNORE, GRADIENT, INTERPRETED,
             )  # fmt: skip
     tl.store(sums + start // BLOCK_N * row_count + line, total, row_mask)
@@ -115,11 +118,11 @@ def info_nce_products(
 @kernel
 def info_nce_shares(
     sums, inverse, targets, rows, columns, scaled, shares, own_weights, stats, first, row_count, row_units, tiles,
-    row_place, target_count, has_targets, scale: tl.float64, BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
+    row_place, target_count, has_targets, copies, scale: tl.float64, BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write each row's loss to `stats`; with GRADIENT also 1 / (sum x norm) to `shares`, the row times that to
-    `scaled`, and the weight at the row's own column to own_weights. One program per row."""
+    """Write each row's loss to `stats`; with GRADIENT also 1 / sum to `shares`, the row / (sum x norm) to `scaled`, and
+    the weight at the row's own column to own_weights. The own pair is `copies` times among the negatives."""
     line = tl.program_id(0)
     i = (first + line).to(tl.int64)
     target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)
@@ -138,14 +141,14 @@ def info_nce_shares(
     row_inverse, own_inverse = tl.load(inverse + row_place + i), tl.load(inverse + own)
     own_logit = tl.sum(dot, 0) * row_inverse * own_inverse * tl.full((), scale, tl.float32)
     neg_sum, own_exp = tl.sum(total, 0), tl.exp(own_logit)
-    full_sum, ratio = neg_sum + own_exp, neg_sum / own_exp
+    full_sum, ratio = neg_sum + own_exp * (copies + 1), neg_sum / own_exp + copies
     # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
     loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), tl.log(full_sum) - own_logit)
     tl.store(stats + i, tl.where(legal, loss, float("nan")))
     if GRADIENT:
         tl.store(own_weights + i, -neg_sum / full_sum * row_inverse * own_inverse)
+        tl.store(shares + line, 1 / full_sum)
         share = row_inverse / full_sum
-        tl.store(shares + line, share)
         scaled = tl.multiple_of(scaled + line.to(tl.int64) * length, 16)
         for start in range(0, length, BLOCK):
             part = start + tl.arange(0, BLOCK)
@@ -153,58 +156,76 @@ def info_nce_shares(
             tl.store(scaled + part, narrow(x, scaled.dtype.element_ty, INTERPRETED), part < length)
 
 
-def serves(problem: Problem) -> bool:
-    scale_fits = problem.learned_scale is None and problem.scale <= UNSHIFTED_SCALE
-    is_plain = not problem.symmetric and not problem.hardness and problem.guide_anchors is None
-    return problem.anchors.dtype == torch.bfloat16 and is_plain and scale_fits
-
-
 def sweep(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, part: slice | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if any), and return the
-    products that `chunks.sweep` returns."""
-    n, c, (rows, columns, inverse) = len(problem.anchors), problem.column_count, units
-    gradient = own_weights is not None
-    tiles = triton.cdiv(len(columns), TILE["BLOCK_N"])
-    step = chunks.even(n, max(chunks.ROWS, chunks.BUFFER // (2 * len(columns) if gradient else 4 * tiles)))
-    strides = (0, 0) if problem.ignored is None else problem.ignored.stride()
-    targets, row_ids, column_ids = integers_or(stats, problem.targets, problem.anchor_ids, problem.column_ids)
-    mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
+    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if given). Return the
+    gradients by the scaled anchors, if `by_rows`, and by the scaled columns `part`, both without own pairs."""
+    n, (anchors, columns, inverse) = len(problem.anchors), units
+    blocks, gradient = pools(problem)[0], own_weights is not None
+    mask = (stats if problem.ignored is None else problem.ignored).view(torch.uint8)
+    # rows, 1 / norms and ids of anchors and of documents: as columns, and one for each anchor
+    sides: Any = (anchors, inverse[len(columns) :], problem.anchor_ids), (columns, inverse, problem.column_ids)
+    row_sides, masks = [sides[0]], [mask]
+    if len(blocks) > 1:
+        own: Any = slice(n) if problem.targets is None else own_columns(problem)
+        row_sides.append([None if x is None else x[own] for x in sides[1]])
+        masks.append(mask if problem.ignored is None else mask[:, own].t())
     ignore = MASK if problem.ignored is not None else NONE if problem.anchor_ids is None else IDS
-    grads = sums_of_columns = None
-    has_targets = int(problem.targets is not None)
+    has_targets, unit = int(problem.targets is not None), UNIT.value
+    lengths = [padded(block.width) for block in blocks]
+    tiles = [triton.cdiv(length, TILE["BLOCK_N"]) for length in lengths]
+    step = chunks.even(n, max(chunks.ROWS, chunks.BUFFER // (2 * sum(lengths) if gradient else 4 * sum(tiles))))
+    by_anchors = inverse.new_zeros(anchors.shape) if by_rows else None
+    by_columns = None if part is None else inverse.new_zeros(columns[part].shape)
     for first in range(0, n, step):
-        count = min(step, n - first)
-        sums = inverse.new_empty(tiles, count)
-        weights = rows.new_empty(count, len(columns)) if gradient else rows
-        scaled = rows.new_empty(count, rows.shape[1]) if gradient else rows
+        chunk = slice(first, min(first + step, n))
+        count = chunk.stop - first
+        sums, weights = inverse.new_empty(sum(tiles), count), []
+        for block, length, block_sums in zip(blocks, lengths, sums.split(tiles), strict=True):
+            rows, row_inverse, row_ids = row_sides[block.from_documents]
+            keys, key_inverse, key_ids = sides[block.to_documents]
+            targets, row_ids, key_ids = integers_or(stats, problem.targets, row_ids, key_ids)
+            mask = masks[block.from_documents]
+            grouped = block.from_documents and block.to_documents and problem.column_count % len(problem.positives) == 0
+            weights.append(rows.new_empty(count, length) if gradient else rows)
+            info_nce_products[(triton.cdiv(count, TILE["BLOCK_M"]) * len(block_sums),)](
+                rows, keys, weights[-1], block_sums, row_inverse, key_inverse, targets, mask, row_ids, key_ids, first,
+                count, block.width, length // unit, rows.shape[1] // unit,
+                len(problem.positives) if grouped else length, block.width, has_targets * block.to_documents,
+                *mask.stride(), problem.scale, IGNORE=ignore, GRADIENT=gradient, INTERPRETED=INTERPRETED, **TILE,
+            )  # fmt: skip
+        scaled = [anchors.new_empty(count, anchors.shape[1]) if gradient else anchors]
         shares = inverse.new_empty(count) if gradient else stats
-        info_nce_products[(triton.cdiv(count, TILE["BLOCK_M"]) * tiles,)](
-            rows, columns, weights, sums, inverse, targets, mask, row_ids, column_ids, first, count, c,
-            len(columns) // UNIT.value, rows.shape[1] // UNIT.value, len(columns), c, has_targets, *strides,
-            problem.scale, IGNORE=ignore, GRADIENT=gradient, INTERPRETED=INTERPRETED, **TILE,
-        )  # fmt: skip
         info_nce_shares[(count,)](
-            sums, inverse, targets, rows, columns, scaled, shares, stats if own_weights is None else own_weights, stats,
-            first, count, rows.shape[1] // UNIT.value, tiles, len(columns), c, has_targets, problem.scale,
+            sums, inverse, *integers_or(stats, problem.targets), anchors, columns, scaled[0], shares,
+            stats if own_weights is None else own_weights, stats, first, count, anchors.shape[1] // unit, len(sums),
+            len(columns), problem.column_count, has_targets, sum(block.pairs for block in blocks) - 1, problem.scale,
             GRADIENT=gradient, INTERPRETED=INTERPRETED, **SUMS,
         )  # fmt: skip
-        if by_rows:
-            products = chunks.product(weights, columns).mul_(shares[:, None])
-            if grads is None:
-                grads = products if count == n else products.new_empty(rows.shape)
-            if products is not grads:
-                grads[first : first + count] = products
-        if part is not None:
-            sums_of_columns = chunks.product(weights[:, part].t(), scaled, add=sums_of_columns)
-        del weights  # so that the next chunk's weights can reuse the memory
-    return grads, sums_of_columns
+        if not gradient:
+            continue
+        row_shares = [shares * row_inverse[chunk] for _, row_inverse, _ in row_sides]
+        scaled += [(rows[chunk] * row_shares[1][:, None]).to(rows.dtype) for rows, _, _ in row_sides[1:]]
+        for block in blocks:
+            block_weights, side = weights.pop(0), block.from_documents
+            keys = sides[block.to_documents][0][: block_weights.shape[1]]
+            if by_anchors is not None and not side:
+                by_anchors[chunk].addcmul_(chunks.product(block_weights, keys), row_shares[0][:, None])
+            if by_columns is not None and side:
+                places = own_columns(problem)[chunk] - part.start  # type: ignore[union-attr]
+                add_to_columns(by_columns, places, chunks.product(block_weights, keys), row_shares[1])
+            if by_anchors is not None and not block.to_documents:
+                chunks.product(block_weights.t(), scaled[side], add=by_anchors)
+            if by_columns is not None and block.to_documents:
+                block_weights = block_weights[:, part]
+                chunks.product(block_weights.t(), scaled[side], add=by_columns[: block_weights.shape[1]])
+    return by_anchors, by_columns
 
 
 def variants() -> Iterator[Variant]:
     pointers = dict.fromkeys(POINTERS, "*bf16") | {"scaled": "*bf16", "sums": "*fp32"}
-    pointers |= dict.fromkeys(("inverse", "stats", "own_weights", "shares"), "*fp32")
+    pointers |= dict.fromkeys(("row_inverse", "inverse", "stats", "own_weights", "shares"), "*fp32")
     pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64") | {"mask": "*u8"}
     constants = {name: value for name, value in TILE.items() if name.isupper()}
     for ignore, gradient in product((NONE, MASK, IDS), (False, True)):

@@ -14,8 +14,7 @@ from .._problems import Gradients
 from ..triton_compile import Variant, signature_of
 from . import triton_fused
 from .chunks import cosines, sweep, unit_rows
-from .problem import HARDNESS, Problem, add_rows, guide_threshold, is_ignored, own_columns
-from .scan import UNSHIFTED_SCALE
+from .problem import HARDNESS, UNSHIFTED_SCALE, Problem, add_rows, guide_threshold, is_ignored, own_columns
 from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, info_nce_gradients, info_nce_rows, info_nce_weights
 from .triton_units import (
     HALF,
@@ -135,9 +134,9 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
     n = len(problem.anchors)
     by_column = own_weights = part = by_scale = mask_of = poison = None
     with torch.cuda.device_of(problem.anchors):
-        fused = triton_fused.serves(problem)
-        units = units_of(problem.rows, problem.symmetric, triton_fused.TILE["BLOCK_K"] if fused else UNIT.value)
-        rows = units.rows[:n] if problem.symmetric else units.rows
+        width_unit = triton_fused.TILE["BLOCK_K"] if problem.fused else UNIT.value
+        units = units_of(problem.rows, problem.several, width_unit)
+        rows = units.rows[:n] if problem.several else units.rows
         loss_count = 2 if problem.symmetric else 1
         stat_count = (4 if problem.symmetric else 1) + (problem.learned_scale is not None)
         stats = units.inverse.new_empty(stat_count, n)
@@ -152,7 +151,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
         start = 0 if needs[1] else len(problem.positives)
         if needs[1] or needs[2]:
             part = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
-        if fused:
+        if problem.fused:
             by_rows, by_columns = triton_fused.sweep(problem, units, stats, own_weights, needs[0], part)
         else:
             weigh = _pass(problem, units, stats, own_weights, by_column, mask_of)

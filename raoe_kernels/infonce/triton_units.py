@@ -40,8 +40,8 @@ def units_of(inputs: Rows, pad_rows: bool = False, multiple: int = UNIT.value) -
     column_count = len(p) + (0 if n is None else len(n))
     n = p if n is None else n
     width, unit = triton.cdiv(a.shape[1], multiple) * multiple, unit_of(a, p, n)
-    rows = a.new_empty(_padded(len(a)) if pad_rows else len(a), width)
-    columns = a.new_empty(_padded(column_count), width)
+    rows = a.new_empty(padded(len(a)) if pad_rows else len(a), width)
+    columns = a.new_empty(padded(column_count), width)
     inverse = a.new_empty(len(columns) + len(rows), dtype=wide(a.dtype))
     info_nce_rows[(len(inverse),)](
         a, p, n, rows, columns, inverse, len(a), len(p), column_count, a.shape[1] // unit, width // UNIT.value,
@@ -108,7 +108,7 @@ def integers_or(like: Tensor, *tensors: Tensor | None) -> Iterator[Tensor]:
     yield from (triton.reinterpret(like, torch.int64) if x is None else x.contiguous() for x in tensors)
 
 
-def _padded(count: int) -> int:
+def padded(count: int) -> int:
     return -(-count // UNIT.value) * UNIT.value
 
 

@@ -99,6 +99,7 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--training.bf16 maybe", "training.bf16 must be true or false or auto, got 'maybe'"),
         ("--model.dtype float8", "float32, bfloat16, float16 or null, got 'float8'"),
         ("--model x", "model is a section: set --model.KEY VALUE"),
+        ("--model README.md", "model is a section: set --model.KEY VALUE"),
         ("--polarity.reference x", "polarity.reference is a section: set --polarity.reference.KEY VALUE"),
         ("--model.name a b", "model.name must have one value, got 2"),
         ("--output", "output must have one value, got 0"),

@@ -90,6 +90,7 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
         "joint-queries": {"directions": ("query_to_doc", "query_to_query"), "scale": 60.0},
         "joint-both-mask": {"directions": both, "targets": targets, "ignore": mask},
         "joint-documents": {"directions": ("doc_to_doc", "query_to_doc"), "targets": targets},
+        "joint-positives": {"directions": gist, "targets": targets, "scale": 5.0},
         "each-all-anchors": {"directions": both, "partition_mode": "per_direction", "all_anchors": True,
                              "targets": targets, "ignore": (every, many)},
         "joint-all-anchors": {"directions": all_four, "all_anchors": True, "targets": targets, "scale": 4.0},

@@ -22,6 +22,7 @@ from tests.kernels.infonce_forms import cases, formula
 PLACES = [(device, backend) for device in DEVICES for backend in ("reference", "scan")]
 CASES = list(cases())
 IN_TRITON = ("in-batch", "hard", "all-hard", "guided", "guided-mask-hard")  # of one direction
+JOINT_IN_TRITON = ("joint-four", "joint-four-targets-ids", "joint-both-mask", "joint-documents", "joint-positives")
 SIZES = (6, 7, 14, 7)
 
 
@@ -96,6 +97,51 @@ def test_triton_against_the_reference(which, dtype, triton_place, poisoned):
     by_the_rule(which, dtype, *triton_place)
 
 
+@pytest.mark.parametrize("which", JOINT_IN_TRITON)
+def test_joint_directions_in_triton_against_the_reference(which, triton_place, poisoned):
+    """Gradients have three roundings to bfloat16 of at most 2^-9: of the weights, of the rows that they multiply, and
+    of the result. With so few rows one weight makes most of a gradient, so roundings do not average out."""
+    by_the_rule(which, torch.bfloat16, *triton_place, learned=False, gradients=lambda x, p, t, spread: near(x, t))
+
+
+def near(gradient, truth):
+    assert (gradient.double() - truth).norm() <= 4 * 2**-9 * truth.norm()
+
+
+def test_joint_directions_in_triton_of_more_anchors_than_positives(triton_place):
+    device, backend = triton_place
+    given = {"targets": torch.tensor([3, 0, 1, 1, 2, 2], device=device), "directions": FOUR, "scale": 5.0}
+    leaves = [x.requires_grad_() for x in rows((6, 4, 8), 5, torch.bfloat16, device)]
+    loss = info_nce_loss(*leaves, **given, backend=backend)
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    truth = info_nce_loss(*exact, **given, backend="reference")
+    assert loss.item() == pytest.approx(truth.item(), rel=1e-5)
+    for x, y in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(truth, exact), strict=True):
+        near(x, y)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
+@pytest.mark.parametrize("which", JOINT_IN_TRITON)
+def test_some_gradients_of_joint_directions(which, wanted, triton_place):
+    device, backend = triton_place
+    given = cases(device=device)[which]
+    leaves = leaves_of(torch.bfloat16, given, device, learned=False)
+    expected = torch.autograd.grad(loss_of(info_nce_loss, leaves, given, learned=False, backend=backend), leaves)
+    fewer = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(leaves)]
+    loss = loss_of(info_nce_loss, fewer, given, learned=False, backend=backend)
+    grads = torch.autograd.grad(loss, [fewer[i] for i in wanted])
+    assert all(torch.equal(x, expected[i]) for x, i in zip(grads, wanted, strict=True))
+    with torch.no_grad():
+        assert torch.equal(loss_of(info_nce_loss, leaves, given, learned=False, backend=backend), loss)
+
+
+@pytest.mark.parametrize("dtype, scale", [(torch.float32, 20.0), (torch.float16, 20.0), (torch.bfloat16, 41.0)])
+def test_joint_directions_that_triton_refuses(dtype, scale, triton_place):
+    device, backend = triton_place
+    with pytest.raises(RuntimeError, match="with joint directions; use backend='scan'"):
+        info_nce_loss(*rows((4, 4), 8, dtype, device), scale=scale, directions=FOUR, backend=backend)
+
+
 @pytest.mark.parametrize("spoiled", range(2))
 def test_a_nan_of_the_guide_shows_in_triton(spoiled, triton_place):
     device, backend = triton_place
@@ -148,19 +194,19 @@ def test_halves_leave_each_norm_its_range(dtype, multiplied):
     torch.testing.assert_close(loss, loss_of(info_nce_loss, leaves, given, learned=False, backend="reference"))
 
 
-def by_the_rule(which, dtype, device, backend):
+def by_the_rule(which, dtype, device, backend, learned=True, gradients=assert_gradient_accurate):
     given = cases()[which]
-    ours = run(dtype, which, device, backend)
-    plain = run(dtype, which, "cpu", "reference")
-    leaves = [x.detach().double().requires_grad_() for x in leaves_of(dtype, given)]
-    truth = loss_of(info_nce_loss, leaves, given, backend="reference")
+    ours = run(dtype, which, device, backend, learned)
+    plain = run(dtype, which, "cpu", "reference", learned)
+    leaves = [x.detach().double().requires_grad_() for x in leaves_of(dtype, given, learned=learned)]
+    truth = loss_of(info_nce_loss, leaves, given, learned, backend="reference")
     truth = truth.detach(), *torch.autograd.grad(truth * -1.5, leaves)
     assert ours[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     spread = 2 * (given.get("scale", 20.0) + given.get("hardness_strength", 0.0))
     assert_loss_accurate(ours[0], plain[0], truth[0], spread)
     for x, p, t in zip(ours[1:], plain[1:], truth[1:], strict=True):
         assert x.dtype == dtype
-        assert_gradient_accurate(x, p, t, spread)
+        gradients(x, p, t, spread)
 
 
 # Unit axes, of other norms than 1, and scale = log 3: exp(scale cos) is 3, 1 or 1/3.

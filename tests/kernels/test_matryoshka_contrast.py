@@ -258,8 +258,11 @@ def test_any_number_of_threads_gives_the_same_bits():
         ({"dims": (4, 2)}, r"dims must increase strictly and lie within 1 to 8, got \(4, 2\)"),
         ({"dims": ()}, "dims must be one or more integers"),
         ({"dims": (4, 9)}, "dims must increase"),
-        ({"dims": (4,), "directions": ("query_to_doc", "query_to_query")}, "dims cannot be combined with directions"),
+        ({"dims": (4,), "directions": ("query_to_doc", "query_to_query")}, "dims cannot be combined with joint"),
         ({"dims": (4,), "scale": torch.tensor(20.0)}, "dims cannot be combined with a tensor for scale"),
+        ({"dims": (4,), "guide": (torch.ones(2, 8),) * 2}, "dims cannot be combined with a guide"),
+        ({"dims": (4,), "hardness_mode": "all_negatives", "hardness_strength": 1.0},
+         "dims cannot be combined with hardness_mode"),
     ],
 )
 def test_wrong_dims(keywords, message):

@@ -43,7 +43,7 @@ WIDTHS = Op(
 
 
 def info_nce_widths(problem: Problem, dims: tuple[int, ...], backend: str) -> Tensor:
-    """Return the (K,) losses of a problem whose `beyond_triton` is empty and whose scale is a number."""
+    """Return the (K,) losses of a problem of which `special` is empty and scale a number."""
     needs = [x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.rows]
     tensors: Any = problem[:_TENSORS]
     module = eager(WIDTHS, backend, *tensors)
