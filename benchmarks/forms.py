@@ -35,7 +35,7 @@ def forms() -> dict[str, Callable[[], Any]]:
     q = rows(2, 2, 16, 64, dtype=torch.bfloat16)
     long = rows(1, 2, 1024, 64, dtype=torch.bfloat16)
     logits, lengths = rows(2, 32), torch.tensor([16, 9])
-    both: Any = ("query_to_doc", "doc_to_query")
+    half, both = rows(4, 8, dtype=torch.bfloat16), ("query_to_doc", "doc_to_query")
     return {
         "pair losses": lambda: rk.raoe_loss(scores, scores, labels),
         "pair losses of more than 2,048 pairs": lambda: rk.cosent_loss(torch.arange(4096.0), torch.arange(4096.0)),
@@ -44,7 +44,7 @@ def forms() -> dict[str, Callable[[], Any]]:
         "`pairwise_cosine(dims=…)`": lambda: rk.pairwise_cosine(a, b, dims=(4, 8)),
         "`info_nce_loss`, also with `ignore` and `targets`": lambda: rk.info_nce_loss(a, b, b, targets=labels),
         "`info_nce_loss(symmetric=True)`": lambda: rk.info_nce_loss(a, b, symmetric=True),
-        "`info_nce_loss(directions=…)`, bfloat16": lambda: rk.info_nce_loss(a.bfloat16(), b.bfloat16(), directions=both),
+        "`info_nce_loss(directions=…)`, bfloat16": lambda: rk.info_nce_loss(half, half, directions=both),
         "`info_nce_loss(directions=…)`, other dtypes; with a guide or hardness": lambda: rk.info_nce_loss(
             a, b, directions=both
         ),

@@ -12,22 +12,11 @@ from torch import Tensor
 
 from .._problems import Gradients
 from ..triton_compile import Variant, signature_of
-from . import triton_fused
+from . import triton_fused, triton_units
 from .chunks import cosines, sweep, unit_rows
 from .problem import HARDNESS, UNSHIFTED_SCALE, Problem, add_rows, guide_threshold, is_ignored, own_columns
 from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, info_nce_gradients, info_nce_rows, info_nce_weights
-from .triton_units import (
-    HALF,
-    INTERPRETED,
-    ROWS,
-    Units,
-    add_to_columns,
-    empty_weights,
-    half,
-    integers_or,
-    through_norms,
-    units_of,
-)
+from .triton_units import INTERPRETED, Units, add_to_columns, empty_weights, half, integers_or, through_norms, units_of
 
 # A program reads its row of logits twice. Eight elements per thread are two loads of 16 bytes in flight. With 16 warps
 # few rows are processed at a time, and the second read finds them in a cache of 50 MB up to about 32,768 columns.
@@ -41,7 +30,7 @@ def _stretch(problem: Problem) -> float:
     if problem.anchors.dtype != torch.float16:
         return 1.0
     largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)
-    return HALF / 4 / 2.0 ** (largest - 1).bit_length()
+    return triton_units.HALF / 4 / 2.0 ** (largest - 1).bit_length()
 
 
 MaskOf = Callable[[slice], Tensor]
@@ -189,14 +178,14 @@ def variants() -> Iterator[Variant]:
         pointers |= dict.fromkeys(("own_weights", "loss", "upstream", "learned"), f"*{exact}") | {"mask": "*u8"}
         pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64")
         for unit, label in ((16, "aligned"), (1, "any")):
-            constants = {"BLOCK": ROWS["BLOCK"], "IN_UNIT": unit}
+            constants = {"BLOCK": triton_units.ROWS["BLOCK"], "IN_UNIT": unit}
             yield Variant(f"info_nce_rows {name} {label}", info_nce_rows, signature_of(info_nce_rows, **pointers),
-                          constants, ROWS["num_warps"])  # fmt: skip
+                          constants, triton_units.ROWS["num_warps"])  # fmt: skip
             for grad in sorted({name, exact}):  # torch.compile requests wide gradients
                 grads = dict.fromkeys(("grad_anchors", "grad_positives", "grad_negatives"), f"*{grad}")
                 signature = signature_of(info_nce_gradients, **(pointers | grads))
                 yield Variant(f"info_nce_gradients {name} to {grad} {label}", info_nce_gradients, signature,
-                              constants | {"INTERPRETED": False}, ROWS["num_warps"])  # fmt: skip
+                              constants | {"INTERPRETED": False}, triton_units.ROWS["num_warps"])  # fmt: skip
         signature = signature_of(info_nce_weights, **pointers)
         kinds = ["gradient", "symmetric"] + ["loss"] * (name == exact)  # without a gradient, `weights` is the logits
         for ignore, kind, shift in product((NONE, MASK, IDS), kinds, ("small", "shifted", "learned")):

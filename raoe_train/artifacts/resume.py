@@ -6,11 +6,13 @@ finished, the result. Unfinished work for a file is kept in OUTPUT.parts/, in a 
 settings, so that different settings never mix. A file without a record was not written by us and is never replaced.
 """
 
+import itertools
 import json
 import logging
 import os
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -235,9 +237,10 @@ def _sound(shard: Path) -> bool:
 class Lines:
     """JSON lines with an "id", which several processes write, each to its own file in the parts folder of an output.
 
-    Each line is flushed to disk: a kill leaves whole lines and at most one partial line, which the next run removes.
-    Processes never wait for each other: the last one to finish merges all lines. Lines with a "reason" are failures and
-    go to OUTPUT.failed.jsonl.
+    Lines with a "part" (a number) and a "text" are unfinished work on the line with that id. Each line is
+    flushed to disk: a kill leaves whole lines and at most one partial line, which the next run removes.
+    Processes never wait for each other: the last one to finish merges all lines. Lines with a "reason" are
+    failures and go to OUTPUT.failed.jsonl.
     """
 
     def __init__(self, output: Output) -> None:
@@ -249,6 +252,14 @@ class Lines:
     def done(self) -> set[int]:
         """The ids of all lines that any process has written."""
         return set(self._all())
+
+    def parts(self) -> dict[int, dict[int, str]]:
+        """{id: {part: text}} of the parts that any process has written."""
+        parts: dict[int, dict[int, str]] = defaultdict(dict)
+        for fields, _ in self._read():
+            if "part" in fields:
+                parts[fields["id"]][fields["part"]] = fields["text"]
+        return parts
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -282,14 +293,18 @@ class Lines:
         return briefs
 
     def _all(self) -> dict[int, bytes]:
-        """{id: line} of every process."""
-        return {key: line for path in sorted(self.folder.glob("rank-*.jsonl")) for key, line in _whole_lines(path)}
+        """{id: line} of every process, without parts."""
+        return {fields["id"]: line for fields, line in self._read() if "part" not in fields}
+
+    def _read(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        return itertools.chain.from_iterable(map(_whole_lines, sorted(self.folder.glob("rank-*.jsonl"))))
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (id, line) for each whole line, without a partial one at the end. ValueError for a line of another kind."""
+def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield (fields, line) for each whole line, without a partial one at the end. ValueError for any other content."""
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
-            yield json.loads(line)["id"], line + b"\n"
+            fields = json.loads(line)
+            yield {"id": fields["id"], **fields}, line + b"\n"
         except (ValueError, TypeError, KeyError):
             raise ValueError(f"{path}, line {number}: not written by raoe-train; was the file changed?") from None

@@ -130,7 +130,7 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
     return score
 
 
-def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
+def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
     """{lower-case word: class}; ValueError for a class that is neither None nor an int of at least 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}

@@ -18,7 +18,7 @@ from raoe_train.data.columns import (
     parse_label,
     parse_score,
     parse_sentence,
-    resolve_label_map,
+    resolve_labels,
 )
 from raoe_train.data.files import cell
 from raoe_train.data.settings import Pairs
@@ -86,7 +86,7 @@ def pair_table(
         raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
-    label_map = resolve_label_map(labels)
+    label_map = resolve_labels(labels)
     readers: dict[str, Reader] = {
         **dict.fromkeys(TEXTS, parse_sentence),
         "score": partial(parse_score, scale=score_scale),
@@ -181,7 +181,7 @@ class PairsToScore:
     """
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
-        label_map, tally = resolve_label_map(data.labels), Tally(data.on_error)
+        label_map, tally = resolve_labels(data.labels), Tally(data.on_error)
         columns, labels, sha256 = dict[str, None](), list[int](), hashlib.sha256()
 
         def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:

@@ -8,15 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raoe_train.data.columns import (
-    NAMES,
-    NLI_LABELS,
-    LabelMap,
-    RowProblem,
-    parse_label,
-    parse_sentence,
-    resolve_label_map,
-)
+from raoe_train.data.columns import NAMES, NLI_LABELS, LabelMap, RowProblem, parse_label, parse_sentence, resolve_labels
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import Parse, Table, Tally, by_column, read_table, to_table
@@ -50,7 +42,7 @@ def triplet_table(
     """
     if pairing not in ("one", "zip", "all"):
         raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
-    label_map = resolve_label_map(labels)
+    label_map = resolve_labels(labels)
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
     roles = ROLES if neutral else ROLES[:3]

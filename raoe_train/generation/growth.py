@@ -122,8 +122,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate chains, `slots` of them at a time; yields each when it finishes. If requests can join others, waiting
-    chains join as soon as they are a quarter of all; otherwise all chains make each step together."""
+    """Generate chains, `slots` of them at a time; yields a chain after each answer. If requests can join others,
+    waiting chains join as soon as they are a quarter of all; otherwise all chains make each step together."""
     active: dict[int, Chain] = {}
     ready: list[Chain] = []
     latest: Context | None = None
@@ -147,7 +147,6 @@ def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterato
             chain = active[key]
             chain.take(answer)
             latest = chain.context or latest
-            if chain.finished:
-                yield active.pop(key)
-            else:
+            if not chain.finished:
                 ready.append(chain)
+            yield active.pop(key) if chain.finished else chain

@@ -13,15 +13,7 @@ from raoe_train.data.settings import Tasks
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.sts import conditional_prompt
-from raoe_train.evaluation.tasks import (
-    Outcomes,
-    Polarity,
-    evaluate_tasks,
-    read_tasks,
-    suite_tasks,
-    table,
-    write_outcomes,
-)
+from raoe_train.evaluation.tasks import Polarity, evaluate_tasks, read_tasks, suite_tasks, table, write_outcomes
 from raoe_train.jobs.shared import check_paths, job, require
 
 
@@ -100,7 +92,7 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         from raoe_train.encoders.load import load_encoder
 
         encoder = load_encoder(config.model) if model is None else model
-        outcomes: dict[str, Outcomes] = {}
+        outcomes: dict[str, Any] = {}
         result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes)
         result.update(model=config.model.name if model is None else None, commit=commit())
         if output:

@@ -52,7 +52,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}; `id` is
     the row number of the source in the input, from 1. A chain that breaks a rule stops at that step and goes to
     OUTPUT.failed.jsonl, with "reason" and "step"; with generation.verify false it continues and is kept. Under torchrun
-    or accelerate each process writes its share. An interrupted job resumes after its last whole chain.
+    or accelerate each process writes its share. An interrupted job resumes after the last sentence of each chain.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "failed": whether fewer than a tenth of the
@@ -103,7 +103,10 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
                 "model": model.name,
                 "versions": versions(),
             }
-            chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
+            parts = lines.parts()
+            starts = ((key, {0: sentence} | parts.get(key, {})) for key, sentence in waiting)
+            texts = ((key, [start[n] for n in sorted(start)]) for key, start in starts)
+            chains = (Chain(key, sentences, instructions, generation) for key, sentences in texts)
             run = _write(grow(chains, decoder, generation.batch_size), lines, line, len(own), len(waiting))
     with output.finish_lock():
         if finished := output.finished():  # by another process in the meantime
@@ -143,22 +146,25 @@ def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[
 
 
 def _write(chains: Any, lines: Lines, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
-    """Write chains as they finish, the last `waiting` of this process's `total`; returns their number and the speed."""
-    tokens, start = 0, time.perf_counter()
+    """Write sentences and finished chains, the last `waiting` of this process's `total`; returns their number and the
+    speed."""
+    tokens, done, start = 0, total - waiting, time.perf_counter()
     printed = start
     place = rank_and_world()[0] or None
-    with tqdm(total=total, initial=total - waiting, unit="chain", disable=None, position=place) as bar:
+    with tqdm(total=total, initial=done, unit="chain", disable=None, position=place) as bar:
         for number, chain in enumerate(chains, 1):
-            row: dict[str, Any] = {"id": chain.key, "sentences": chain.sentences, **line}
-            if chain.reason is not None:
-                row |= {"reason": chain.reason, "step": len(chain.sentences) - 1}
+            row: dict[str, Any] = {"id": chain.key, "part": len(chain.sentences) - 1, "text": chain.sentences[-1]}
+            if chain.finished:
+                row = {"id": chain.key, "sentences": chain.sentences, **line}
+                if chain.reason is not None:
+                    row |= {"reason": chain.reason, "step": len(chain.sentences) - 1}
+                tokens, done = tokens + chain.tokens, done + 1
+                bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
+                bar.update()
             lines.write(row)
-            tokens += chain.tokens
-            bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
-            bar.update()
             if bar.disable and time.perf_counter() - printed > SILENT:
                 printed = time.perf_counter()
-                print(f"{bar.n + number} of {total} chains, {tokens / (printed - start):.0f} tokens/s", flush=True)
+                print(f"{done} of {total} chains; {number} answers in this run", flush=True)
     seconds = time.perf_counter() - start
     return {"chains": waiting, "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
 

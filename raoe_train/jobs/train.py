@@ -31,13 +31,7 @@ from raoe_train.jobs.shared import job, require
 from raoe_train.losses import Loss
 from raoe_train.losses.reads import LISTS
 from raoe_train.training import measures
-from raoe_train.training.arguments import (
-    Training,
-    check_training,
-    declare_training,
-    for_all_processes,
-    trainer_settings,
-)
+from raoe_train.training.arguments import Training, check_training, declare_training, split_batches, trainer_settings
 from raoe_train.training.callbacks import LogFile, keep_events
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
@@ -252,7 +246,7 @@ def build_trainer(
 ) -> Trainer:
     """Create the trainer of a recipe, with keywords for SentenceTransformerTrainingArguments."""
     training = config.training
-    args = SentenceTransformerTrainingArguments(**for_all_processes(enough_steps(settings, datasets, config)))
+    args = SentenceTransformerTrainingArguments(**split_batches(enough_steps(settings, datasets, config)))
     if training.gradient_checkpointing:
         # from 5.17 on, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)

@@ -171,7 +171,7 @@ def multiplies_bfloat16(use_cpu: bool) -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def for_all_processes(settings: dict[str, Any]) -> dict[str, Any]:
+def split_batches(settings: dict[str, Any]) -> dict[str, Any]:
     """Make each batch for all processes together and split it. If each process drew its own, the batches of one step
     could come from different sources, whose scores are not comparable, and would depend on the number of processes."""
     world = rank_and_world()[1]

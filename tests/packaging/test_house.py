@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs a reason in its commit.
 BUDGETS = {
-    "artifacts": 576,
-    "data": 1525,
+    "artifacts": 591,
+    "data": 1517,
     "encoders": 1548,
     "evaluation": 890,
-    "generation": 906,
-    "jobs": 1350,
+    "generation": 905,
+    "jobs": 1341,
     "losses": 1923,
     "training": 1129,
     "the root": 653,

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.jobs.train import TrainConfig
-from raoe_train.training.arguments import Training, for_all_processes
+from raoe_train.training.arguments import Training, split_batches
 from raoe_train.training.measures import score_rows
 from raoe_train.training.training_data import enough_steps, hold_out
 from tests.tiny import SENTENCES, saved_encoder
@@ -161,9 +161,9 @@ def test_at_least_one_premise_is_left_for_training():
     assert len(rest["train"]) == len(dev) == 10
 
 
-def test_batches_are_drawn_for_all_processes(monkeypatch):
+def test_batches_are_drawn_split_batches(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    result = for_all_processes({"per_device_train_batch_size": 4, "accelerator_config": {"even_batches": False}})
+    result = split_batches({"per_device_train_batch_size": 4, "accelerator_config": {"even_batches": False}})
     config = {"even_batches": False, "split_batches": True}
     assert result == {"per_device_train_batch_size": 12, "accelerator_config": config}
 
