@@ -82,7 +82,8 @@ class Output:
         record = read_json(self.record)
         changed = different(record.get(SETTINGS), self.settings)
         if not changed and record.get(FINISHED) and self._exists():
-            shutil.rmtree(self.all_parts, ignore_errors=True)  # left by a kill
+            for left in (self.all_parts, self.path.with_name(f".{self.path.name}.finish.lock")):
+                remove(left)  # by a kill
             return {key: value for key, value in record.items() if key not in (FINISHED, FILES)}
         if SETTINGS not in record and (self._exists() or self.record.exists()):
             raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")

@@ -161,8 +161,8 @@ def _conditional_label(column: str, value: Any) -> float:
 def read_scored(
     source: str | os.PathLike[str], prompt: str | None, *, labels: LabelMap | None = None, **options: Any
 ) -> "Dataset":
-    """Read scored pairs for a dev or test set; ValueError if all scores are equal. Read as by read_pairs, without the
-    labels of scored pairs; or, if `prompt` has a {condition}, as by conditional_table."""
+    """Read scored pairs for a dev or test set, or C-STS rows if `prompt` has a {condition}.
+    ValueError if all scores are equal."""
     if not is_conditional(prompt):
         pairs, _ = pair_table(source, require=("score",), labels=labels, any_labels=True, **options)
     else:

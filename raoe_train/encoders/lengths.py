@@ -183,7 +183,7 @@ def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
 
 
 def _concatenate(columns: Sequence[Mapping[str, Any]], multiple: int, left_padded: bool) -> dict[str, Tensor]:
-    """Concatenate the tensors of columns, padded to the longest text and to a multiple."""
+    """Concatenate the tensors of columns; pad to the longest text, or the next multiple."""
     widest = max(column["input_ids"].shape[1] for column in columns)
     width = -(-widest // multiple) * multiple
     table = {}
@@ -207,7 +207,7 @@ def _is_left_padded(column: Mapping[str, Any]) -> bool:
 def _distinct(
     tokens: np.ndarray, first: np.ndarray, end: np.ndarray, heights: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(first row of each distinct text, number of the text in each row)."""
+    """Find equal texts. Returns (first row of each distinct text, index of it for each row)."""
     same_height = len(set(heights)) == 1
     numbers: dict[Any, int] = {}
     rows: list[int] = []

@@ -1,7 +1,7 @@
 """Instructions for a language model as token ids, and rules that its answers must pass.
 
 The texts are those of the ranking-sentences paper (Appendix A), in instructions.yaml. The paper mentions a "rule-based
-verification" without its rules; these are ours. Answers are never repaired: half a sentence or a refusal has no rank.
+verification" without its rules; these are ours. Answers are never repaired.
 """
 
 import functools

@@ -79,7 +79,7 @@ class SimilarityDistillationLoss(DistillationLoss):
 
 
 class RankDistillationLoss(DistillationLoss):
-    """Each first sentence must rank all second sentences of the batch in the teacher's order (ListMLE).
+    """Train each first sentence to rank all second sentences of the batch in the teacher's order (ListMLE).
 
     Applies ``list_mle_loss`` to the student's B x B cosines times `scale`, with the order of the teacher's cosines.
     This is the rank distillation of RankCSE (Liu et al. 2023, section 3.3), for two columns instead of two dropout

@@ -58,7 +58,7 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, settings: Setting
 
 
 def _ranked_pairs(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
-    """Read scored pairs; ValueError, or a warning if the loss needs labels, if all scores are equal."""
+    """Read scored pairs. If all scores are equal: ValueError, or a warning if the loss also uses labels."""
     dataset, counts = _scored_pairs(source, data, prompt, settings)
     scores = min_max(dataset.data.column("score")).as_py()
     if scores["min"] == scores["max"]:

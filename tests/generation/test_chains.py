@@ -292,7 +292,8 @@ def test_resume_after_a_kill(writer, sentences, tmp_path):
         before = after
     assert python(*command).returncode == 0
     assert output.read_bytes() == whole.read_bytes()
-    assert json.loads((tmp_path / "chains.jsonl.json").read_text())["run"]["chains"] == 220 - before.count(b'"sentences"')
+    result = json.loads((tmp_path / "chains.jsonl.json").read_text())
+    assert result["run"]["chains"] == 220 - before.count(b'"sentences"')
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs a reason in its commit.
 BUDGETS = {
-    "artifacts": 591,
+    "artifacts": 592,
     "data": 1517,
     "encoders": 1548,
     "evaluation": 890,
