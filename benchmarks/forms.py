@@ -22,7 +22,7 @@ from raoe_kernels._dispatch import Op
 
 PAGE = Path(__file__).parents[1] / "docs" / "functions.md"
 FILES = {"native.py": "CUDA C++", "triton_kernels.py": "Triton", "scan.py": "plain torch"}
-CHOOSE = ("most", "takes_packed")  # functions of these modules that only take part in the selection
+CHOOSE = ("max_pairs", "takes_packed")  # functions of these modules that only take part in the selection
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
