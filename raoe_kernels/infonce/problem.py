@@ -95,7 +95,7 @@ class Problem(NamedTuple):
         return [name for name, is_used in options.items() if is_used]
 
     def beyond_triton(self) -> str:
-        """Names of the options of this call that keep the Triton kernels from running it, "" if there are none."""
+        """Names of the options of this call that the Triton kernels do not support, or ""."""
         return "" if self.fused else ", ".join(x for x in self.special() if self.several or x == "all_anchors")
 
     @property

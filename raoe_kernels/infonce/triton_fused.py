@@ -166,11 +166,11 @@ def sweep(
     mask = (stats if problem.ignored is None else problem.ignored).view(torch.uint8)
     # rows, 1 / norms and ids of anchors and of documents: as columns, and one for each anchor
     sides: Any = (anchors, inverse[len(columns) :], problem.anchor_ids), (columns, inverse, problem.column_ids)
-    row_sides, masks = [sides[0]], [mask]
+    row_sides, masks, own = [sides[0]], [mask], own_columns(problem) if len(blocks) > 1 else stats
     if len(blocks) > 1:
-        own: Any = slice(n) if problem.targets is None else own_columns(problem)
-        row_sides.append([None if x is None else x[own] for x in sides[1]])
-        masks.append(mask if problem.ignored is None else mask[:, own].t())
+        picked: Any = slice(n) if problem.targets is None else own  # without targets no copy is needed
+        row_sides.append([None if x is None else x[picked] for x in sides[1]])
+        masks.append(mask if problem.ignored is None else mask[:, picked].t())
     ignore = MASK if problem.ignored is not None else NONE if problem.anchor_ids is None else IDS
     has_targets, unit = int(problem.targets is not None), UNIT.value
     lengths = [padded(block.width) for block in blocks]
@@ -212,8 +212,8 @@ def sweep(
             keys = sides[block.to_documents][0][: block_weights.shape[1]]
             if by_anchors is not None and not side:
                 by_anchors[chunk].addcmul_(chunks.product(block_weights, keys), row_shares[0][:, None])
-            if by_columns is not None and side:
-                places = own_columns(problem)[chunk] - part.start  # type: ignore[union-attr]
+            if part is not None and side:
+                places = own[chunk] - part.start
                 add_to_columns(by_columns, places, chunks.product(block_weights, keys), row_shares[1])
             if by_anchors is not None and not block.to_documents:
                 chunks.product(block_weights.t(), scaled[side], add=by_anchors)

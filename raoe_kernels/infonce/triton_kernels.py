@@ -123,8 +123,8 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
     n = len(problem.anchors)
     by_column = own_weights = part = by_scale = mask_of = poison = None
     with torch.cuda.device_of(problem.anchors):
-        width_unit = triton_fused.TILE["BLOCK_K"] if problem.fused else UNIT.value
-        units = units_of(problem.rows, problem.several, width_unit)
+        fused = problem.fused
+        units = units_of(problem.rows, problem.several, triton_fused.TILE["BLOCK_K"] if fused else UNIT.value)
         rows = units.rows[:n] if problem.several else units.rows
         loss_count = 2 if problem.symmetric else 1
         stat_count = (4 if problem.symmetric else 1) + (problem.learned_scale is not None)
@@ -140,7 +140,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
         start = 0 if needs[1] else len(problem.positives)
         if needs[1] or needs[2]:
             part = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
-        if problem.fused:
+        if fused:
             by_rows, by_columns = triton_fused.sweep(problem, units, stats, own_weights, needs[0], part)
         else:
             weigh = _pass(problem, units, stats, own_weights, by_column, mask_of)
