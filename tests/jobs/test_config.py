@@ -101,6 +101,7 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--model x", "model is a section: set --model.KEY VALUE"),
         ("--model README.md", "model is a section: set --model.KEY VALUE"),
         ("--polarity.reference x", "polarity.reference is a section: set --polarity.reference.KEY VALUE"),
+        ("--loss.init_args 3", "init_args is a section of settings, got "),
         ("--model.name a b", "model.name must have one value, got 2"),
         ("--output", "output must have one value, got 0"),
         ("--data.columns premise", "data.columns must be a mapping, NAME=VALUE ..., got 'premise'"),
