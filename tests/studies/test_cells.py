@@ -169,7 +169,7 @@ def test_the_commands_of_the_pages():
             asked, rest = parser().parse_known_args(words[words.index("benchmarks.studies") + 1 :])
             changes = nest(other_keys(rest))
             if asked.command == "sweep":
-                assert changes.keys() <= {"settings", "prepare", "scales", "keep_models", "variants"}, words
+                assert changes.keys() <= {"settings", "prepare", "scales", "keep_models", "tasks", "variants"}, words
                 cells = expand(read_study(asked.study, changes, asked.scale), WORDS)
                 assert chosen(cells, asked.only)
             elif asked.command == "pretrain":
