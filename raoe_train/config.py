@@ -213,9 +213,9 @@ def _choose(choice: dict[str, Any], name: str, value: Any) -> None:
         choice.clear()
         choice[name] = value
     else:
-        if name == "init_args" and not isinstance(value or {}, Mapping):
+        extra = value or {} if name == "init_args" else {name.removeprefix("init_args."): value}
+        if not isinstance(extra, Mapping):
             raise ValueError(f"{name} is a section of settings, got {value!r:.200}")
-        extra = dict(value or {}) if name == "init_args" else {name.removeprefix("init_args."): value}
         choice["init_args"] = {**choice.get("init_args", {}), **extra}
 
 
