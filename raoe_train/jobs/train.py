@@ -253,7 +253,7 @@ def build_trainer(
     if args.dataloader_drop_last:
         check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
     loss = build_loss(config, encoder, datasets)
-    keywords: Any = {"by_length": training.by_length, "keep": training.keep}
+    keywords: Any = {name: getattr(training, name) for name in ("by_length", "packed", "keep")}
     return Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)
 
 

@@ -1,12 +1,14 @@
-"""ByLength: any loss with batches encoded by length, each distinct text once, without padding to the longest of all.
-And Keep: a regularizer that keeps embeddings near those from before training."""
+"""ByLength: any loss with batches encoded by length or packed, each distinct text once, without padding to the longest
+of all. And Keep: a regularizer that keeps embeddings near those from before training."""
 
 import copy
 import inspect
+import logging
 import random
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -15,28 +17,49 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, words_looked_up_once
+from raoe_train.encoders.lengths import (
+    Runs,
+    by_length,
+    change,
+    counts_leading_padding,
+    forward_cost,
+    padded,
+    words_looked_up_once,
+)
+from raoe_train.encoders.packed import pack, packing_in_use
 from raoe_train.losses.base import CachedLoss, attach_gradient, check_numbers, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
+logger = logging.getLogger(__name__)
 LENGTH_MULTIPLE = 16  # for a compiled model, lengths of runs in tokens are multiples of it
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 EMBEDDING_LOSS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
+# sentence-transformers' losses without that method whose forward embeds each column and reads no more from the model
+EMBED_COLUMNS = ("SoftmaxLoss", "GISTEmbedLoss", "CachedGISTEmbedLoss", "MegaBatchMarginLoss",
+                 "CachedMultipleNegativesRankingLoss", "CachedMultipleNegativesSymmetricRankingLoss")  # fmt: skip
 
 
 def innermost(loss: Any) -> Any:
     """The innermost loss in wrappers such as ByLength and MatryoshkaLoss."""
-    while isinstance(getattr(loss, "loss", None), nn.Module):
+    while isinstance(getattr(loss, "loss", None), nn.Module) and not embeds_columns(loss):
         loss = loss.loss
     return loss
 
 
+def embeds_columns(loss: Any) -> bool:
+    """Whether a loss is one of EMBED_COLUMNS."""
+    return type(loss).__name__ in EMBED_COLUMNS and type(loss).__module__.startswith(PACKAGES[0])
+
+
 def fits(loss: Any) -> bool:
-    """Whether a loss needs only the texts' embeddings from its model, that is, its forward embeds the columns and calls
-    compute_loss_from_embeddings. True only for forwards of sentence-transformers and raoe_train."""
+    """Whether a loss needs only the texts' embeddings from its model: its forward embeds the columns and calls
+    compute_loss_from_embeddings, or it is one of EMBED_COLUMNS. True only for forwards of sentence-transformers and
+    raoe_train."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
+    if embeds_columns(loss):
+        return True
     is_ours = next(cls for cls in type(loss).__mro__ if "forward" in vars(cls)).__module__.startswith(PACKAGES)
     members = next(vars(cls) for cls in type(loss).__mro__ if {"forward", EMBEDDING_LOSS} & vars(cls).keys())
     if not is_ours or EMBEDDING_LOSS not in members:
@@ -44,14 +67,28 @@ def fits(loss: Any) -> bool:
     return "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
 
 
-def loss_of(loss: Any, columns: list[Tensor], labels: Any) -> Any:
-    """Compute a loss from (B, D) columns of embeddings; labels are what its `beside` returns."""
+def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
+    """Compute a loss from (B, D) columns of embeddings; labels are what its `beside` returns. One of EMBED_COLUMNS also
+    reads the tokens of the columns, and its model must be Embedded."""
+    if isinstance(loss, MatryoshkaLoss) and loss.uses_gradient_cache and embeds_columns(loss.loss):
+        loss = loss.loss  # MatryoshkaLoss has replaced its calculate_loss by one for all widths
     if isinstance(loss, MatryoshkaLoss):
         widths = [*zip(loss.matryoshka_dims, loss.matryoshka_weights, strict=True)]
         if 0 < loss.n_dims_per_step < len(widths):
             widths = random.sample(widths, loss.n_dims_per_step)
         parts = [(weight, [nn.functional.normalize(x[:, :d], dim=-1) for x in columns], d) for d, weight in widths]
-        return sum(weight * loss_of(loss.loss, heads, _cut_labels(labels, columns, d)) for weight, heads, d in parts)
+        return sum(
+            weight * loss_of(loss.loss, heads, _cut_labels(labels, columns, d), tokens) for weight, heads, d in parts
+        )
+    if embeds_columns(loss):
+        replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
+        leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
+        # of three dimensions, so that a loss that cuts the padding of its tokens does not cut embeddings, too
+        value = loss([{**t, "embeddings": x[:, None]} for t, x in zip(tokens, leaves, strict=True)], labels)
+        if not replays:
+            return value
+        value.backward()  # reads the columns in parts
+        return value.detach() + sum((x - x.detach()).mul(leaf.grad).sum() for x, leaf in zip(columns, leaves, strict=True))
     if isinstance(loss, CachedLoss):
         return loss.compute_loss_from_embeddings(columns, **labels)
     return loss.compute_loss_from_embeddings(columns, labels)
@@ -102,27 +139,62 @@ class Keep:
             return self.weight * (1 - functional.cosine_similarity(now.to(wide), before.to(wide))).mean()
 
 
+class Embedded(nn.Module):
+    """A model of columns that have their embeddings, (B, 1, D), already."""
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        return {**features, "sentence_embedding": features["embeddings"][:, 0]}
+
+
+@dataclass
+class Batch:
+    """A batch that ByLength has planned, on the CPU or, once moved, on the model's device."""
+
+    runs: list[dict[str, Any]]  # features of each forward
+    rows: list[Tensor]  # for each column, the places of its texts among the encoded texts
+    labels: Any
+    words: Tensor | None = None  # distinct tokens of all runs, if there are several
+    tokens: list[dict[str, Any]] | None = None  # the columns, for losses that read them
+    before: Tensor | None = None  # embeddings before training, for `keep`
+
+    def to(self, device: Any, **_: Any) -> "Batch":
+        return self._change(lambda x: x.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "Batch":
+        return self._change(Tensor.pin_memory)
+
+    def _change(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(**{each.name: change(getattr(self, each.name), function) for each in fields(self)})
+
+
 class ByLength(CachedLossMixin, nn.Module):
     """A loss whose encoder reads the texts of a batch by length (raoe_train.encoders.lengths): the distinct texts of
-    all columns in runs that are padded to their own longest text.
+    all columns in runs that are padded to their own longest text, or packed into one row without padding.
 
     The loss and its gradient equal those of the padded batch, up to rounding and random draws of dropout.
-    raoe_train.Trainer wraps every loss in it; with SentenceTransformerTrainer write loss=ByLength(loss).
+    raoe_train.Trainer wraps every loss in it, and plans batches in the collator; with SentenceTransformerTrainer write
+    loss=ByLength(loss).
 
     If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the runs are its mini-batches: none has
     more tokens, including padding, than mini_batch_num_tokens, or than mini_batch_size times the longest text. If
-    processes share forwards (DDP, FSDP), all make equally many. Batches that are not rows of tokens (images, packed
-    batches) are passed to the loss unchanged.
+    processes share forwards (DDP, FSDP), all make equally many. Batches that are not rows of tokens (images) are passed
+    to the loss unchanged.
 
     Args:
         loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
         keep: the regularizer that keeps embeddings near their start. The loss is then LossParts, with the parts "keep"
             and those of the loss, or "target" if the loss has no parts.
+        packed: pack all texts into one row (raoe_train.encoders.packed). A model that cannot be packed is trained by
+            length, with a line in the log. A model with FlashAttention is always packed.
+
+    Attributes:
+        compiled, tensor_cores: whether the model will be compiled, and trained in 16 bits or TF32; set by the Trainer.
     """
 
     mini_batch_size = 1  # rows of forward_cached are runs here
+    compiled = tensor_cores = False
 
-    def __init__(self, loss: nn.Module, *, keep: Keep | None = None) -> None:
+    def __init__(self, loss: nn.Module, *, keep: Keep | None = None, packed: bool = False) -> None:
         super().__init__()
         if not fits(loss):
             raise ValueError(f"ByLength cannot wrap {type(loss).__name__}, which reads more than embeddings")
@@ -130,45 +202,77 @@ class ByLength(CachedLossMixin, nn.Module):
         self.keep = keep
         inner = innermost(loss)
         self.model: Any = inner.model if hasattr(inner, "model") else inner.sentence_embedder  # BatchAllTripletLoss
+        if packed:
+            reasons = [pack(_layers(each)[-1]) for each in (self.model, *([keep.start] if keep else []))]
+            if reasons[0] is not None:
+                logger.warning("texts are not packed, but encoded by length: %s", reasons[0])
 
     @property
     def uses_gradient_cache(self) -> bool:  # type: ignore[override]
         """Whether the loss encodes its batches in mini-batches."""
-        return getattr(self.loss, "uses_gradient_cache", False)
+        return getattr(innermost(self.loss), "uses_gradient_cache", False)
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
-        """The loss of tokenised columns; labels are those of the wrapped loss."""
-        features, inner = list(sentence_features), innermost(self.loss)
-        runs = self._runs(features)
-        if runs is None and self.keep is not None:
-            raise ValueError("keep needs batches of tokenized texts, not images or packed batches")
-        if runs is None:
+    def plan(self, features: Iterable[Mapping[str, Any]], labels: Any = None) -> Batch | None:
+        """Plan a batch of tokenised columns on the CPU: which texts each forward encodes, and what the loss needs
+        beside embeddings. None for columns that are not rows of tokens."""
+        columns, inner = [*map(padded, features)], innermost(self.loss)
+        if (runs := self._runs(columns)) is None:
+            return None
+        arguments = inner.beside(columns, labels) if isinstance(inner, CachedLoss) else labels
+        several = len(runs.features) > 1 and all("cu_seq_lens_q" not in run for run in runs.features)
+        words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique() if several else None
+        return Batch(runs.features, runs.rows, arguments, words, columns if embeds_columns(inner) else [])
+
+    def forward(self, sentence_features: Any, labels: Any = None) -> Any:
+        """The loss of a planned batch, or of tokenised columns; labels are those of the wrapped loss."""
+        features = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
+        planned = features if isinstance(features, Batch) else self.plan(features, labels)
+        if planned is None and self.keep is not None:
+            raise ValueError("keep needs batches of tokenized texts, not images")
+        if planned is None:
             return self.loss(features, labels)
-        arguments = inner.beside(features, labels) if isinstance(inner, CachedLoss) else labels
-        batch = _Batch(runs.rows, arguments, self._start(runs))
+        *_, inner = layers = _layers(self.model)
+        batch = planned.to(next(inner.parameters()).device)
+        # the embeddings of these copies are not used
+        batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), layers) - len(batch.runs))
+        batch.before = self._start(batch)
         if self.uses_gradient_cache:
-            rows: Any = {"input_ids": torch.arange(len(runs.features)), "runs": runs.features}
+            rows: Any = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
             self._parts: Any = None
             loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
             return loss if self._parts is None else attach_gradient(self._parts, loss)
-        with self._words(runs):
-            table = torch.cat([self._embedded(run) for run in runs.features])
-        return self._value(table, batch)
+        with self._words(batch):
+            table = torch.cat([self._embedded(run) for run in batch.runs])
+        with self._embedded_columns():
+            return self._value(table, batch)
 
-    def _start(self, runs: Runs) -> Tensor | None:
-        """Embeddings of the runs' texts by the frozen encoder of `keep`; None without `keep`, or in evaluation."""
+    def _start(self, batch: Batch) -> Tensor | None:
+        """Embeddings of the batch's texts by the frozen encoder of `keep`; None without `keep`, or in evaluation."""
         if self.keep is None or not (self.model.training and torch.is_grad_enabled()):
             return None
         with torch.no_grad():
-            return torch.cat([self._embedded(run, self.keep.start) for run in runs.features])
+            return torch.cat([self._embedded(run, self.keep.start) for run in batch.runs])
 
-    def _value(self, table: Tensor, batch: "_Batch") -> Any:
+    def _value(self, table: Tensor, batch: Batch) -> Any:
         """The loss of (texts, D) embeddings, with the regularizer of `keep`."""
-        loss = loss_of(self.loss, [table[rows] for rows in batch.rows], batch.labels)
+        loss = loss_of(self.loss, [table[rows] for rows in batch.rows], batch.labels, batch.tokens or [])
         if self.keep is None or batch.before is None:
             return loss
         parts = LossParts(loss if isinstance(loss, dict) else {"target": loss})
         return parts + {"keep": self.keep(table, batch.before)}
+
+    @contextmanager
+    def _embedded_columns(self) -> Iterator[None]:
+        """In this block a loss of EMBED_COLUMNS finds the embeddings in its columns."""
+        inner: Any = innermost(self.loss)
+        if not embeds_columns(inner):
+            yield
+            return
+        model, inner.model = inner.model, Embedded()
+        try:
+            yield
+        finally:
+            inner.model = model
 
     def embed_minibatch(
         self,
@@ -189,53 +293,48 @@ class ByLength(CachedLossMixin, nn.Module):
         return (model or self.model)(dict(run))["sentence_embedding"]  # a copy, because modules write into it
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: the loss of all runs' embeddings; `labels` is the _Batch."""
+        """Hook of CachedLossMixin: the loss of all runs' embeddings; `labels` is the Batch."""
         (runs,) = reps
         table = torch.cat(runs).detach().requires_grad_(with_backward)
-        loss = self._value(table, labels)
-        if isinstance(loss, dict):
-            self._parts, loss = loss, torch.stack([*loss.values()]).sum()
-        if not with_backward:
-            return loss
-        loss.backward()
+        with self._embedded_columns():
+            loss = self._value(table, labels)
+            if isinstance(loss, dict):
+                self._parts, loss = loss, torch.stack([*loss.values()]).sum()
+            if not with_backward:
+                return loss
+            loss.backward()
         gradient = torch.zeros_like(table) if table.grad is None else table.grad
         for run, part in zip(runs, gradient.split([len(run) for run in runs]), strict=True):
             run.grad = part
         return loss.detach()
 
-    def _runs(self, features: list[dict[str, Tensor]]) -> Runs | None:
+    def _runs(self, columns: list[dict[str, Any]]) -> Runs | None:
         *wrappers, inner = _layers(self.model)
         room: dict[str, int] = {}
         if self.uses_gradient_cache:
             wrapped = innermost(self.loss)
             tokens = getattr(wrapped, "mini_batch_num_tokens", None)
             room = {"most_texts": wrapped.mini_batch_size} if tokens is None else {"most": tokens}
-        multiple = LENGTH_MULTIPLE if _is(wrappers, "OptimizedModule") else 1
-        runs = by_length(features, **room, multiple=multiple, keep_leading=counts_leading_padding(inner))
-        if runs is not None:
-            # the embeddings of these copies are not used
-            copies = _most_forwards(len(runs.features), [*wrappers, inner]) - len(runs.features)
-            runs.features.extend([runs.features[0]] * copies)
-        return runs
+        compiled = self.compiled or _is(wrappers, "OptimizedModule")
+        return by_length(
+            columns,
+            **room,
+            multiple=LENGTH_MULTIPLE if compiled else 1,
+            keep_leading=counts_leading_padding(inner),
+            packing=packing_in_use(inner),
+            forward=forward_cost(inner, self.tensor_cores),
+        )
 
-    def _words(self, runs: Runs) -> AbstractContextManager[None]:
+    def _words(self, batch: Batch) -> AbstractContextManager[None]:
         """words_looked_up_once, unless weights are sharded or the model is compiled."""
         layers = _layers(self.model)
         is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
-        return nullcontext() if is_wrapped else words_looked_up_once(layers[-1], runs)
+        return nullcontext() if is_wrapped else words_looked_up_once(layers[-1], batch.words)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The loss and its keywords, for the model card."""
         loss: Any = self.loss
         return {"loss": type(loss).__name__, **(loss.get_config_dict() if hasattr(loss, "get_config_dict") else {})}
-
-
-class _Batch(NamedTuple):
-    """The inputs of a batch's loss, except the embeddings of its texts."""
-
-    rows: list[Tensor]  # for each column, the places of its texts among the encoded texts
-    labels: Any
-    before: Tensor | None  # embeddings before training, for `keep`
 
 
 def _layers(model: Any) -> list[Any]:

@@ -1,8 +1,12 @@
-"""Collators: for pairs with a score and an NLI label, for pairs with their texts, and for lists of sentences."""
+"""Collators: for pairs with a score and an NLI label, for pairs with their texts, and for lists of sentences; and the
+one that plans batches for ByLength."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
 from raoe_train.data.columns import NLI_LABELS
@@ -80,6 +84,33 @@ class ListCollator(SentenceTransformerDataCollator):
                     )
                 square[:length, :length] = values.reshape(length, length)
         return batch
+
+
+class PlanningCollator:
+    """A collator around another, which replaces the columns of a batch by their plan (ByLength.plan). So the processes
+    of a DataLoader plan while the device computes.
+
+    A planned batch is {"rows": the rows' numbers, from which transformers reads the batch size, "plan": Batch}, and
+    "dataset_name" if there are several. Batches of other losses, and those that have no tokens, keep their columns.
+
+    Args:
+        collate: the collator.
+        loss: the trainer's loss, or one for each dataset by name.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], dict[str, Any]], loss: Any) -> None:
+        self.collate, self.loss = collate, loss
+
+    def __call__(self, rows: list[Any]) -> dict[str, Any]:
+        batch = self.collate(rows)
+        loss = self.loss[batch["dataset_name"]] if isinstance(self.loss, Mapping) else self.loss
+        # the method reads nothing of a trainer
+        features, labels = SentenceTransformerTrainer.collect_features(None, batch)  # type: ignore[arg-type]
+        plan = loss.plan(features, labels) if hasattr(loss, "plan") and features else None
+        if plan is None:
+            return batch
+        name = {key: batch[key] for key in ("dataset_name",) if key in batch}
+        return {**name, "rows": np.arange(len(plan.rows[0])), "plan": plan}
 
 
 def _score(value: Any) -> float:

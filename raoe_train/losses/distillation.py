@@ -122,6 +122,12 @@ class ListMLELoss(CachedLoss):
         super().__init__(model, scale, **cached)
         self.ties = ties
 
+    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+        if isinstance(labels, Mapping) and "lengths" in labels:
+            # read here, where the batch is planned on the CPU
+            labels = {**labels, "longest": int(labels["lengths"].max())}
+        return {"labels": labels}
+
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
         """The scalar loss of one column of (N, D) embeddings; ValueError for labels that are missing."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
@@ -133,7 +139,7 @@ class ListMLELoss(CachedLoss):
         lengths = labels["lengths"].to(column.device)
         teacher = labels.get("teacher")
         if teacher is None:
-            place = torch.arange(int(lengths.max()), device=column.device)
+            place = torch.arange(labels.get("longest") or int(lengths.max()), device=column.device)
             teacher = -(place - place[:, None]).abs().expand(len(lengths), -1, -1)
         teacher = teacher.detach().to(column.device)
         longest = teacher.shape[1]

@@ -14,7 +14,7 @@ from raoe_kernels import info_nce_loss, sigmoid_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.distillation import teacher_embeddings
-from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows
+from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows, world_size
 from raoe_train.losses.reads import TRIPLETS, TRIPLETS_WITH_TEXTS
 
 SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
@@ -78,15 +78,18 @@ class InBatchLoss(CachedLoss):
         if not self.mask_duplicates:
             return {"labels": labels}
         # computed here, because mini-batches slice the columns and the encoder's modules may change them
-        return {"labels": labels, "texts": torch.stack([text_ids(column) for column in features], dim=1)}
+        texts = torch.stack([text_ids(column) for column in features], dim=1)
+        if self.gather_across_devices and world_size() > 1:
+            return {"labels": labels, "texts": texts}
+        return {"labels": labels, "ids": _duplicate_ids(texts)}
 
     def compute_loss_from_embeddings(
-        self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
+        self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None, ids: Ids = None
     ) -> Tensor:
         """The scalar loss of (B, D) embeddings of the columns.
 
-        `texts` are (B, columns) integers, equal for equal texts in all columns and processes; without them no
-        duplicates are masked.
+        `texts` are (B, columns) integers, equal for equal texts in all columns and processes; `ids` are those of all
+        processes. Without either, no duplicates are masked.
         """
         rows = [len(column) for column in embeddings]
         if len(rows) < 2 or len(set(rows)) > 1:
@@ -94,7 +97,7 @@ class InBatchLoss(CachedLoss):
                 f"{type(self).__name__} needs columns anchor, positive (for SimCSE the anchors again) and any number "
                 f"of negatives, with equally many rows; got columns of {', '.join(map(str, rows))} rows"
             )
-        return self.of_columns(embeddings, labels, self._duplicate_ids(texts))
+        return self.of_columns(embeddings, labels, ids if texts is None else _duplicate_ids(self.gather(texts)))
 
     @abstractmethod
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
@@ -132,15 +135,6 @@ class InBatchLoss(CachedLoss):
         negatives = torch.cat(columns) if columns else None
         form.update(targets=targets, all_anchors=anchors, directions=directions)
         return info_nce_loss(own, positives, negatives, **form)
-
-    def _duplicate_ids(self, texts: Tensor | None) -> Ids:
-        """None if no text occurs twice, as in most batches: then the op can skip a pass that compares ids. The check
-        synchronizes a GPU."""
-        if texts is None or not self.mask_duplicates:
-            return None
-        anchor_ids, column_ids = related_as_ids(self.gather(texts))
-        duplicates = max(torch.bincount(anchor_ids).max(), torch.bincount(column_ids)[anchor_ids].max()) > 1
-        return (anchor_ids, column_ids) if duplicates else None
 
 
 class SigmoidLoss(InBatchLoss):
@@ -234,6 +228,14 @@ class GISTLoss(InBatchLoss):
         form: dict[str, Any] = {"guide_margin": self.margin, "margin_strategy": self.margin_strategy}
         form["scale"] = self.differentiable_scale()
         return self.contrast(embeddings, ids, self._guided[1], tuple(directions), **form)
+
+
+def _duplicate_ids(texts: Tensor) -> Ids:
+    """The ids of (N, columns) texts, or None if no text occurs twice, as in most batches: then the op can skip a pass
+    that compares ids. The check synchronizes a GPU."""
+    anchor_ids, column_ids = related_as_ids(texts)
+    duplicates = max(torch.bincount(anchor_ids).max(), torch.bincount(column_ids)[anchor_ids].max()) > 1
+    return (anchor_ids, column_ids) if duplicates else None
 
 
 def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,15 +128,13 @@ class AnglEContrastiveLoss(InfoNCELoss):
         self.angle_scale = angle_scale
         self.cosine_weight = cosine_weight
 
-    def compute_loss_from_embeddings(
-        self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
-    ) -> Tensor:
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
         """The scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
         if len(embeddings) not in (3, 4):
             raise ValueError(
                 f"AnglEContrastiveLoss needs 3 or 4 columns, anchor, positive, negative, neutral; got {len(embeddings)}"
             )
-        loss = super().compute_loss_from_embeddings(embeddings, labels, texts=texts)
+        loss = super().compute_loss_from_embeddings(embeddings, labels, **texts)
         loss = loss + self.angle_weight * self._order(util.pairwise_angle_sim, embeddings, self.angle_scale)
         if not self.cosine_weight:
             return loss

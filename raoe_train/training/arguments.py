@@ -11,7 +11,7 @@ from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, P
 from raoe_train.encoders.preflight import check_device
 from raoe_train.training.run_directory import CHECKPOINTS
 
-RAOE_KEYS = ("patience", "min_steps", "by_length", "keep")
+RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep")
 NOT_TAKEN = ("output_dir", "local_rank")  # the first is OUTPUT/checkpoints, the second is set by torchrun
 BY_PREMISE = "by_premise"  # name of PremiseBatchSampler as a batch_sampler
 DEV_METRIC = "eval_dev_spearman_cosine"
@@ -30,6 +30,7 @@ class Training:
         seed: seed for shuffling, sampling and new weights
         bf16: train in bfloat16; auto does so if the device has bfloat16 units
         by_length: encode batches in runs of similar length
+        packed: pack each batch into one row without padding, with attention of raoe_kernels; for GPUs
         keep: weight of the regularizer that keeps embeddings near their start; auto chooses it from the scores
         patience: evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added to reach it
@@ -47,7 +48,7 @@ class Training:
         save_total_limit: maximum number of checkpoints to keep
         logging_steps: steps between log entries
         report_to: experiment trackers, such as tensorboard or wandb
-        dataloader_num_workers: processes that prepare batches
+        dataloader_num_workers: processes that prepare batches; by default 2 on CUDA, else 0
         batch_sampler: how batches are drawn; by_premise puts the pairs of a premise into the same batch
         gradient_checkpointing: save memory by recomputing activations in the backward pass
         learning_rate_mapping: learning rates for some parameters, by regular expression of their names
@@ -60,6 +61,7 @@ class Training:
     seed: Seed = 42
     bf16: bool | Literal["auto"] = False
     by_length: bool = True
+    packed: bool = False
     keep: NonNegativeFloat | Literal["auto"] = 0
     patience: PositiveInt | None = None
     min_steps: NonNegativeInt = 0
@@ -77,7 +79,7 @@ class Training:
     save_total_limit: PositiveInt | None = 2
     logging_steps: PositiveFloat = 10
     report_to: str | list[str] = "none"
-    dataloader_num_workers: NonNegativeInt = 0
+    dataloader_num_workers: NonNegativeInt | None = None
     batch_sampler: str | None = None
     gradient_checkpointing: bool = False
     learning_rate_mapping: dict[str, NonNegativeFloat] | None = None
@@ -144,6 +146,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         "greater_is_better": True if has_dev else None,
         "dataloader_drop_last": rank_and_world()[1] > 1,  # processes with batches of unequal size would hang
         "dataloader_pin_memory": torch.cuda.is_available(),
+        "dataloader_num_workers": 2 if torch.cuda.is_available() and not use_cpu else 0,
         # on a CPU, transformers accepts bf16 only with use_cpu
         "use_cpu": use_cpu,
         "restore_callback_states_from_checkpoint": training.patience is not None,

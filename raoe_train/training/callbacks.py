@@ -15,6 +15,8 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ProgressCallback
 
+from raoe_train.encoders.lengths import texts_of
+
 SPEARMAN = "_spearman_cosine"
 MAX_ROWS = 16  # rows of a batch that an error shows
 STATUS = Path("/proc/self/status")
@@ -39,7 +41,7 @@ class Meter(TrainerCallback):
 
     def count(self, inputs: Mapping[str, Any]) -> None:
         """Count a batch."""
-        columns = [ids for key, ids in inputs.items() if key.endswith("input_ids")]
+        columns = inputs["plan"].rows if "plan" in inputs else [v for k, v in inputs.items() if k.endswith("input_ids")]
         self.unit = "pairs" if len(columns) == 2 else "rows"
         self.rows += len(columns[0]) if columns else 0
 
@@ -168,6 +170,7 @@ class FiniteWeights(TrainerCallback):
         self._check(state)
 
     def _check(self, state: Any) -> None:
+        self.trainer.check_late()
         if not finite_weights(self.trainer.model):
             raise not_finite(self.trainer, state.global_step, LEFT, self.trainer.batch)
 
@@ -181,6 +184,9 @@ def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) 
     """The error for a step with a loss or weights that are not finite: the first rows of its batch, and advice."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
     columns = []
+    if "plan" in batch:
+        texts = texts_of(batch["plan"].runs)
+        columns = [[tokenizer.decode(texts[i])[:80] for i in rows[:MAX_ROWS].tolist()] for rows in batch["plan"].rows]
     for key, ids in batch.items():
         real = batch.get(f"{key.removesuffix('input_ids')}attention_mask")
         if key.endswith("input_ids") and ids.ndim == 2 and real is not None:

@@ -16,6 +16,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
+from raoe_train.losses.collators import PlanningCollator
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class Trainer(SentenceTransformerTrainer):
         evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's,
             and must add prompts itself.
         by_length: False pads every batch to its longest text, as sentence-transformers does.
+        packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels, if the
+            encoder can (docs/by-length.md); else batches go by length.
         keep: weight of the regularizer that keeps embeddings near their start (`losses.by_length.Keep`); "auto"
             chooses it from the scores.
 
@@ -62,15 +65,17 @@ class Trainer(SentenceTransformerTrainer):
         data_collator: Any = None,
         *,
         by_length: bool = True,
+        packed: bool = False,
         keep: float | Literal["auto"] = 0.0,
         **others: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
-        self.by_length = by_length
+        self.by_length, self.packed = by_length, packed
         self.keep = weight_for(train_dataset, keep)
-        if self.keep and not by_length:
-            raise ValueError("keep needs batches by length: remove by_length=False")
+        if (self.keep or packed) and not by_length:
+            raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
         self.batch: Any = None  # of the current or last step
+        self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss has not been read yet
         train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
         if args.prompts is None and self.model.default_prompt_name:
@@ -96,7 +101,10 @@ class Trainer(SentenceTransformerTrainer):
         inner = loss.loss if isinstance(loss, ByLength) else loss
         if self.by_length and fits(inner):
             regularizer = Keep(model, self.keep) if self.keep else None
-            return ByLength(inner, keep=regularizer)
+            loss = ByLength(inner, keep=regularizer, packed=self.packed)
+            loss.compiled = self.args.torch_compile
+            loss.tensor_cores = bool(self.args.bf16 or self.args.fp16 or self.args.tf32)
+            return loss
         if self.keep:
             raise ValueError(f"keep needs a loss that reads embeddings only, which {type(inner).__name__} does not")
         if self.by_length:
@@ -109,8 +117,20 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result
 
+    def get_eval_dataloader(self, *arguments: Any) -> Any:
+        return self._planning(super().get_eval_dataloader(*arguments))
+
+    def _planning(self, loader: Any) -> Any:
+        """Have a DataLoader plan its batches, unless accelerate cuts them into parts for several processes."""
+        if type(loader).__name__ != "DataLoaderDispatcher":
+            loader.collate_fn = PlanningCollator(loader.collate_fn, self.loss)
+        return loader
+
+    def collect_features(self, inputs: dict[str, Any]) -> Any:
+        return (inputs["plan"], None) if "plan" in inputs else super().collect_features(inputs)
+
     def get_train_dataloader(self) -> Any:
-        loader = super().get_train_dataloader()
+        loader = self._planning(super().get_train_dataloader())
         shard: Any = getattr(loader, "batch_sampler", None)
         # with several processes, accelerate's wrapper does not pass the epoch to its inner sampler; a run that resumes
         # within an epoch would then draw the rest of it in the order of epoch 0
@@ -128,17 +148,36 @@ class Trainer(SentenceTransformerTrainer):
     def scales(self) -> dict[str, float]:
         return {name: inner.current_scale for name, inner in self._inner() if isinstance(inner, CachedLoss)}
 
+    @property
+    def reads_late(self) -> bool:
+        """Whether a step's loss is read in the next step."""
+        return self.args.device.type == "cuda"
+
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
         self.meter.count(inputs)
         before, self.batch = self.batch, dict(inputs)
+        self.check_late()
         loss = super().training_step(model, inputs, *arguments, **settings)
+        step = self.state.global_step + 1
+        if self.reads_late:  # else the GPU would wait for the host
+            self.late = step, self.batch, *_start_copy(loss)
         # transformers would continue, and with logging_nan_inf_filter hide the NaN in the log
-        if not math.isfinite(loss):
-            step, problem = self.state.global_step + 1, f"the loss is {float(loss)}"
+        elif not math.isfinite(loss):
+            problem = f"the loss is {float(loss)}"
             if before is not None and not finite_weights(self.model):
                 raise not_finite(self, step - 1, f"{LEFT} ({problem} after it)", before)
             raise not_finite(self, step, problem, self.batch)
         return loss
+
+    def check_late(self) -> None:
+        """Raise FloatingPointError if the last step's loss has not been read yet and is not finite."""
+        if self.late is None:
+            return
+        (step, batch, value, event), self.late = self.late, None
+        if event is not None:
+            event.synchronize()
+        if not math.isfinite(value):
+            raise not_finite(self, step, f"the loss is {float(value)}", batch)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         numbers = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
@@ -178,6 +217,14 @@ class Trainer(SentenceTransformerTrainer):
             for key, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
             if key not in part._non_persistent_buffers_set
         }
+
+
+def _start_copy(loss: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """(A copy of the loss in the host's memory, the event after which it is there, or None)."""
+    if not loss.is_cuda:
+        return loss.detach().clone(), None
+    copy = torch.empty(loss.shape, dtype=loss.dtype, pin_memory=True).copy_(loss.detach(), non_blocking=True)
+    return copy, torch.cuda.current_stream(loss.device).record_event()
 
 
 def _in_our_order(data: Any) -> Any:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+from raoe_train.encoders import lengths as planning
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.lengths import FORWARD, by_length, counts_leading_padding, cut
+from raoe_train.encoders.lengths import by_length, counts_leading_padding, cut
 from tests.tiny import SENTENCES, tiny_encoder
 
 
@@ -25,7 +26,7 @@ def whole(column: dict[str, Any], row: int) -> list[int]:
 @pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize("most", [None, 40])
 def test_runs_hold_every_text(side, multiple, most, monkeypatch):
-    monkeypatch.setitem(FORWARD, "cpu", 20)
+    monkeypatch.setattr(planning, "CPU_FORWARD", 20)
     generator = np.random.default_rng(0)
     columns = []
     for width in (40, 23, 31):
@@ -67,7 +68,7 @@ def test_two_views_of_a_text_are_kept(monkeypatch):
     """SimCSE's positive is its anchor under other dropout. An anchor that two rows share is encoded once."""
     model = tiny_encoder(dropout=0.5)
     features = [model.preprocess(["dogs run", "a train", "dogs run"]) for _ in range(2)]
-    monkeypatch.setitem(FORWARD, "cpu", 1)
+    monkeypatch.setattr(planning, "CPU_FORWARD", 1)
     runs = by_length(features)
     assert runs is not None and len(runs.features) == 2
     assert sum(len(run["input_ids"]) for run in runs.features) == 4
@@ -77,7 +78,7 @@ def test_two_views_of_a_text_are_kept(monkeypatch):
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_encoding_by_length_gives_equal_embeddings(monkeypatch, batch_size):
-    monkeypatch.setitem(FORWARD, "cpu", 1)
+    monkeypatch.setattr(planning, "CPU_FORWARD", 1)
     model = tiny_encoder().eval()
     alone = np.concatenate([model.encode([text]) for text in SENTENCES])
     shapes: list[tuple[int, int]] = []
@@ -106,7 +107,7 @@ POSITIONS = {  # learned, relative and rotary ones; counted from the front, or f
 @pytest.mark.parametrize("architecture", POSITIONS)
 def test_positions_equal_those_in_padded_batches(architecture, side, monkeypatch):
     """Columns of different widths, with empty, single-token, equal and longest texts."""
-    monkeypatch.setitem(FORWARD, "cpu", 1)
+    monkeypatch.setattr(planning, "CPU_FORWARD", 1)
     config = AutoConfig.for_model(architecture, vocab_size=50, hidden_size=16, **POSITIONS[architecture])
     torch.manual_seed(0)
     model = AutoModel.from_config(config).double().eval()

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raoe_train.encoders.lengths import FORWARD
+from raoe_train.encoders import lengths
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     AnglELoss,
@@ -143,7 +143,7 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
 
 def compare(rank: int, world: int, folder: str, dtype: torch.dtype) -> None:
     torch.set_num_threads(1)
-    FORWARD["cpu"] = 1  # by length, processes would make different numbers of forwards
+    lengths.CPU_FORWARD = 1  # by length, processes would make different numbers of forwards
     # Before there is a group, in which transformers would save, and so make, the encoder in the first process alone.
     model = tiny_encoder(double=dtype == torch.float64)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)

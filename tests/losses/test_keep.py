@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 
 from raoe_train import Trainer
 from raoe_train import losses as ours
-from raoe_train.encoders.lengths import FORWARD
+from raoe_train.encoders import lengths
 from raoe_train.losses.by_length import ByLength, Keep, weight_for
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
@@ -50,7 +50,7 @@ def test_regularizer_is_the_mean_over_texts():
 @pytest.mark.parametrize("cached", [{"mini_batch_size": 2}, {"mini_batch_num_tokens": 12}])
 @pytest.mark.parametrize("kind", [ours.RAOELoss, ours.CoSENTLoss])
 def test_cached_gradients_are_those_of_the_whole_batch(kind, cached, monkeypatch):
-    monkeypatch.setitem(FORWARD, "cpu", 1)
+    monkeypatch.setattr(lengths, "CPU_FORWARD", 1)
     model = tiny_encoder()
     term = Keep(model, 30.0)
     features, labels = batch(moved(model))

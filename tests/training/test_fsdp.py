@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from raoe_train.encoders.lengths import FORWARD
+from raoe_train.encoders import lengths
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss
 from tests.forked import together
 from tests.losses.test_global_batch import RATE, REPLAYS_IN_DOUBLE, TOLERANCE, cases, step
@@ -44,7 +44,7 @@ def sharded_steps(rank: int, world: int, folder: str) -> None:
     from torch.distributed.tensor import DTensor
 
     torch.set_num_threads(1)
-    FORWARD["cpu"] = 1  # by length, processes would make different numbers of forwards
+    lengths.CPU_FORWARD = 1  # by length, processes would make different numbers of forwards
     plain = {dtype: tiny_encoder(double=dtype == torch.float64) for dtype in TOLERANCE}
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     accelerator = sharding_accelerator()

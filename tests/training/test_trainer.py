@@ -16,7 +16,7 @@ from transformers import set_seed
 from raoe_train import run
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.pairs import read_pairs
-from raoe_train.encoders.lengths import FORWARD
+from raoe_train.encoders import lengths
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
 from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
 from raoe_train.training.arguments import Training, trainer_settings
@@ -146,7 +146,7 @@ def test_it_stops_at_nan(tmp_path, encoder):
 def test_by_length_trains_like_padded_batches(tmp_path, monkeypatch, settings):
     """A run without dropout: the same losses at every step, the same weights, but for rounding; and less computed. By
     SGD, as Adam would not see a gradient of another size."""
-    monkeypatch.setitem(FORWARD, "cpu", 1)
+    monkeypatch.setattr(lengths, "CPU_FORWARD", 1)
     data, result = pairs(tmp_path / "a.tsv", rows=48), []
     for by_length in (True, False):
         set_seed(7)

@@ -1,0 +1,273 @@
+"""Packed rows give the losses and gradients of each text encoded alone, for every model that can be packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers.sentence_transformer import losses as theirs
+from transformers import CONFIG_MAPPING, AutoModel
+
+from raoe_train import losses as ours
+from raoe_train.encoders.embed import encode_sentences
+from raoe_train.encoders.lengths import by_length, padded
+from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.packed import PACKED, Packing, pack, packing_in_use, packing_of
+from raoe_train.losses.by_length import ByLength, Keep, loss_of
+from tests.decoders import saved_decoder
+from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
+from tests.tiny import SENTENCES, gradients, tiny_encoder, total
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+HEADS = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": SIZES,
+    "roberta": SIZES,
+    "xlm-roberta": SIZES,
+    "camembert": SIZES,
+    "distilbert": {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2},
+    "modernbert": {**SIZES, "local_attention": 64, "global_attn_every_n_layers": 2},
+    "llama": HEADS,
+    "mistral": HEADS,
+    "qwen2": HEADS,
+    "qwen3": {**HEADS, "head_dim": 8},
+}
+IN_FLOAT32 = ("modernbert", "llama", "mistral", "qwen2", "qwen3")  # transformers computes parts in float32
+TEXTS = [*SENTENCES, "", "the", " ".join(["a very long text about dogs and trains"] * 5)]
+
+
+def family(name: str, pooling: str = "mean") -> Any:
+    """A SentenceTransformer with a tiny transformer of a family, float64, without dropout."""
+    model = tiny_encoder(pooling=pooling)
+    tokenizer = model.tokenizer
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
+    config = CONFIG_MAPPING[name](vocab_size=len(tokenizer), max_position_embeddings=64, **special, **FAMILIES[name])
+    torch.manual_seed(3)
+    model[0].model = AutoModel.from_config(config).double().eval()
+    return model.train(False)
+
+
+def columns_of(model: Any, count: int = 2, rows: int = 9) -> list[dict[str, Any]]:
+    """Columns with texts that also occur in other rows and columns, an empty text and one that is cut."""
+    texts = [[TEXTS[(3 * row + 5 * column) % len(TEXTS)] for row in range(rows)] for column in range(count)]
+    texts[1][0] = texts[0][0]
+    texts[-1][2] = texts[0][4]
+    return [model.preprocess(column) for column in texts]
+
+
+def alone(model: Any, loss: Any, features: Any, labels: Any) -> Any:
+    """The loss of texts that were encoded one by one."""
+    columns = []
+    for column in features:
+        rows = []
+        for row, real in enumerate(column["attention_mask"].bool()):
+            text = {name: x[row : row + 1, real] if torch.is_tensor(x) and x.ndim == 2 else x
+                    for name, x in column.items()}  # fmt: skip
+            rows.append(model(text)["sentence_embedding"])
+        columns.append(torch.cat(rows))
+    inner = getattr(loss, "loss", loss)
+    arguments = inner.beside(features, labels) if isinstance(inner, ours.base.CachedLoss) else labels
+    return loss_of(loss, columns, arguments, features)
+
+
+def compare(model: Any, loss: Any, features: Any, labels: Any, tolerance: float = 1e-12, **settings: Any) -> Any:
+    """Compare loss and gradients of the packed row with those of texts alone."""
+    if not REPLAYS_IN_DOUBLE and getattr(loss, "uses_gradient_cache", False):
+        tolerance = max(tolerance, 1e-5)
+    model.zero_grad()
+    expected = total(alone(model, loss, features, labels))
+    expected.backward()
+    its = gradients(model)
+    model.zero_grad()
+    packed = ByLength(loss, packed=True, **settings)
+    plan = packed.plan(features, labels)
+    assert all("cu_seq_lens_q" in run for run in plan.runs)
+    value = total(packed([dict(column) for column in features], labels))
+    value.backward()
+    assert its.abs().max() > 0
+    assert abs(value - expected) <= tolerance * abs(expected)
+    assert (gradients(model) - its).abs().max() <= tolerance * its.abs().max()
+    return plan
+
+
+def scores(rows: int = 9) -> dict[str, torch.Tensor]:
+    score = torch.rand(rows, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return {"score": score, "label": torch.arange(rows) % 3}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("cached", [{}, {"mini_batch_size": 2}, {"mini_batch_num_tokens": 40}],
+                         ids=["at once", "by rows", "by tokens"])  # fmt: skip
+def test_every_family(name, cached):
+    model = family(name)
+    assert isinstance(packing_of(model), Packing)
+    plan = compare(model, ours.CoSENTLoss(model, **cached), columns_of(model), scores(),
+                   1e-6 if name in IN_FLOAT32 else 1e-12)  # fmt: skip
+    assert len(plan.runs) == 1 or cached
+    limit = cached.get("mini_batch_num_tokens", 10**9)
+    assert all(run["input_ids"].shape[1] <= limit or len(run["cu_seq_lens_q"]) == 2 for run in plan.runs)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last", "max", "weighted_mean"])
+def test_poolings(pooling):
+    model = family("bert", pooling)
+    compare(model, ours.RAOELoss(model), columns_of(model), scores())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("settings", [{}, {"bidirectional_layers": 1}, {"bidirectional_layers": "all"},
+                                      {"bidirectional_layers": 1, "prompt": 'Say "{text}" in one word:"'}])  # fmt: skip
+def test_decoders(tmp_path, side, settings):
+    """BeLLM: causal layers below, bidirectional ones on top, in the same row."""
+    model = load_encoder(saved_decoder(tmp_path), device="cpu", pooling="mean", **settings).double().train(False)
+    model.tokenizer.padding_side = side
+    features = [model.preprocess([SENTENCES[(row + 3 * column) % 11] for row in range(9)]) for column in range(2)]
+    for cached in ({}, {"mini_batch_num_tokens": 20}):
+        compare(model, ours.RAOELoss(model, **cached), features, scores(), 1e-6)
+
+
+@pytest.mark.parametrize("matryoshka", [False, True])
+def test_losses(matryoshka):
+    model = family("bert")
+    pairs, triplets = columns_of(model), columns_of(model, 4)
+    classes = torch.arange(9) % 3
+    made: list[tuple[Any, Any, Any]] = [
+        (ours.RAOELoss(model), pairs, scores()),
+        (ours.InfoNCELoss(model, directions=["query_to_doc", "doc_to_query"]), triplets, None),
+        (ours.SigmoidLoss(model).double(), triplets, None),
+        (theirs.MultipleNegativesRankingLoss(model), triplets, None),
+        (theirs.CosineSimilarityLoss(model), pairs, scores()["score"]),
+        (theirs.SoftmaxLoss(model, 16, 3).double(), pairs, classes),
+    ]
+    for loss, features, labels in made:
+        if matryoshka and isinstance(loss, theirs.SoftmaxLoss):
+            continue
+        whole = theirs.MatryoshkaLoss(model, loss, [16, 8, 4], [1, 0.5, 2]) if matryoshka else loss
+        compare(model, whole, features, labels)
+
+
+@pytest.mark.parametrize("cached", [{}, {"mini_batch_num_tokens": 40}], ids=["at once", "cached"])
+def test_keep_and_checkpointing(cached):
+    """The regularizer reads the same row with the model before training; recomputed layers read it, too."""
+    results = []
+    for packed in (False, True):
+        model = family("bert").train()
+        model[0].model.gradient_checkpointing_enable({"use_reentrant": False})
+        keep = Keep(model, 2.0)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.01)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        for config in (model[0].model.config,):
+            config.attention_probs_dropout_prob = config.hidden_dropout_prob = 0.0
+        loss = ByLength(ours.CoSENTLoss(model, **cached), keep=keep, packed=packed)
+        value = loss(columns_of(model), scores())
+        assert value["keep"] > 0
+        total(value).backward()
+        results.append((total(value).detach(), gradients(model)))
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-12, atol=0)
+    error = (results[1][1] - results[0][1]).abs().max()
+    assert error <= (1e-12 if REPLAYS_IN_DOUBLE or not cached else 1e-5) * results[0][1].abs().max()
+
+
+def test_autocast_and_float32():
+    model = tiny_encoder(double=False).eval()
+    features = columns_of(model)
+    compare(model, ours.CoSENTLoss(model), features, scores(), 1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        compare(model, ours.CoSENTLoss(model), features, scores(), 0.05)
+
+
+def test_dropout_of_a_row_is_replayed():
+    """The cached gradient is that of the loss at once with equal dropout."""
+    model = tiny_encoder(dropout=0.3)
+    features = columns_of(model)
+    results = []
+    for cached in ({}, {"mini_batch_num_tokens": 10**6}):
+        torch.manual_seed(7)
+        model.zero_grad()
+        value = ByLength(ours.CoSENTLoss(model, **cached), packed=True)(features, scores())
+        value.backward()
+        results.append((value.detach(), gradients(model)))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    if REPLAYS_IN_DOUBLE:
+        torch.testing.assert_close(results[0][1], results[1][1])
+
+
+def test_prompts_that_pooling_leaves_out():
+    model = family("bert")
+    model[1].include_prompt = False
+    texts = [SENTENCES[row % 11] for row in range(9)]
+    features = [model.preprocess(texts), model.preprocess(texts[::-1], prompt="query: ")]
+    padded_loss = total(ours.CoSENTLoss(model)([dict(each) for each in features], scores()))
+    packed = ByLength(ours.CoSENTLoss(model), packed=True)
+    torch.testing.assert_close(total(packed(features, scores())), padded_loss, rtol=1e-12, atol=0)
+    assert len(packed.plan(features, scores()).runs) == 2
+
+
+def test_flattened_columns_are_one_row():
+    """sentence-transformers packs each column for FlashAttention. All columns become one row, or runs."""
+    model = family("bert")
+    columns = columns_of(model)
+    pack(model)
+    flat = []
+    for column in columns:
+        mask = column["attention_mask"].bool()
+        ends = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0)).int()
+        ids, place = column["input_ids"][mask][None], (mask.cumsum(1) - 1)[mask][None]
+        longest = int(mask.sum(1).max())
+        flat.append({"input_ids": ids, "position_ids": place, "seq_idx": mask.nonzero()[:, 0][None],
+                     "cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest,
+                     "modality": "text"})  # fmt: skip
+    for column, each in zip(columns, flat, strict=True):
+        restored, real = padded(each), column["attention_mask"].bool()
+        assert torch.equal(restored["attention_mask"], column["attention_mask"])
+        assert torch.equal(restored["input_ids"][real], column["input_ids"][real])
+    loss = ByLength(ours.CoSENTLoss(model), packed=True)
+    assert total(loss(flat, scores())) == total(loss(columns, scores()))
+    runs = by_length([padded(each) for each in flat])
+    assert runs is not None and "cu_seq_lens_q" not in runs.features[0]
+
+
+def test_models_that_cannot_be_packed_go_by_length(caplog):
+    mpnet = tiny_encoder()
+    sizes = {"vocab_size": len(mpnet.tokenizer), "pad_token_id": 1}
+    mpnet[0].model = AutoModel.from_config(CONFIG_MAPPING["mpnet"](**sizes, **SIZES)).double()
+    loss = ByLength(ours.CoSENTLoss(mpnet), packed=True)
+    assert caplog.messages == ["texts are not packed, but encoded by length: the attention of mpnet cannot be packed"]
+    assert all("cu_seq_lens_q" not in run for run in loss.plan(columns_of(mpnet), scores()).runs)
+    eager = family("bert")
+    eager[0].model.config._attn_implementation = "eager"
+    assert packing_of(eager) == "the model's attention is eager, not sdpa"
+    assert pack(eager) and packing_in_use(eager) is None
+
+
+def test_batches_that_do_not_fit_go_by_length():
+    """A text longer than a sliding window, and one without tokens; the same loss."""
+    window = family("modernbert")
+    window[0].model.config.sliding_window = 3
+    for model in (window, family("bert")):
+        features = columns_of(model)
+        features[0]["attention_mask"][1] = 0
+        before = total(ours.CoSENTLoss(model)([dict(each) for each in features], scores()))
+        loss = ByLength(ours.CoSENTLoss(model), packed=True)
+        assert all("cu_seq_lens_q" not in run for run in loss.plan(features, scores()).runs)
+        torch.testing.assert_close(total(loss(features, scores())), before, rtol=1e-6, atol=0)
+
+
+def test_encoding_packed(tmp_path):
+    model = family("roberta")
+    alone = encode_sentences(model, SENTENCES)
+    assert pack(model) is None
+    rows: list[int] = []
+    model[0].register_forward_pre_hook(lambda module, given: rows.append(given[0]["input_ids"].shape[0]))
+    assert abs(encode_sentences(model, SENTENCES) - alone).max() < 1e-6
+    assert rows == [1]
+    # padded batches still work, and the name of the attention is not saved
+    assert abs(model.encode(SENTENCES) - alone).max() < 1e-6
+    model.save_pretrained(str(tmp_path / "saved"))
+    assert PACKED not in "".join(file.read_text() for file in (tmp_path / "saved").rglob("*.json"))
