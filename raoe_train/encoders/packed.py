@@ -1,7 +1,8 @@
 """Packed rows: the texts of a batch side by side in one row without padding, with attention within each text.
 
 transformers calls the attention of raoe_kernels through its AttentionInterface, under the name PACKED, and passes the
-ends of the texts on. Batches that are not packed get SDPA under that name.
+ends of the texts on. Batches that are not packed get SDPA under that name, and under the name PADDED: with masks that
+are made without reading the padding, for which transformers' own SDPA waits for a GPU in every forward.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from transformers.masking_utils import sdpa_mask
 
 from raoe_kernels import bidirectional_attention
 from raoe_train.encoders.bidirectional.configuration import windows
-from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalModel
+from raoe_train.encoders.bidirectional.modeling import PACKED, PADDED, BidirectionalModel
 
 OFFSET = ("camembert", "roberta", "xlm-roberta")  # their positions start after the padding token's id
 ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)
@@ -75,7 +76,7 @@ def packing_of(model: Any) -> Packing | str:
     if config.model_type not in (*ENCODERS, *DECODERS) or causal:
         return f"the attention of {config.model_type} cannot be packed"
     attention = config._attn_implementation
-    if not (is_flash := "flash" in attention) and attention not in ("sdpa", PACKED):
+    if not (is_flash := "flash" in attention) and attention not in ("sdpa", PACKED, PADDED):
         return f"the model's attention is {attention}, not sdpa"
     if config.model_type in DECODERS:
         cuts = [size for size in windows(config) if size]
@@ -94,6 +95,13 @@ def pack(model: Any) -> str | None:
     if model[0].model_forward_params is not None:
         model[0].model_forward_params |= ENDS
     return None
+
+
+def read_no_masks(model: Any) -> None:
+    """Set the attention PADDED for a model with SDPA."""
+    config = getattr(getattr(model, "transformers_model", None), "config", None)
+    if isinstance(model, nn.Sequential) and getattr(config, "_attn_implementation", None) == "sdpa":
+        _transformer(model).config._attn_implementation = PADDED
 
 
 def packing_in_use(model: Any) -> Packing | None:
@@ -136,5 +144,10 @@ def _attention(
     return result[None], None
 
 
-AttentionInterface.register(PACKED, _attention)
-AttentionMaskInterface.register(PACKED, sdpa_mask)
+def _mask(*arguments: Any, **keywords: Any) -> Any:
+    return sdpa_mask(*arguments, **{**keywords, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+
+
+for name in (PACKED, PADDED):
+    AttentionInterface.register(name, _attention)
+    AttentionMaskInterface.register(name, _mask)

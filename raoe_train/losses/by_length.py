@@ -2,6 +2,7 @@
 of all. And Keep: a regularizer that keeps embeddings near those from before training."""
 
 import copy
+import functools
 import inspect
 import logging
 import random
@@ -26,11 +27,11 @@ from raoe_train.encoders.lengths import (
     padded,
     words_looked_up_once,
 )
-from raoe_train.encoders.packed import pack, packing_in_use
+from raoe_train.encoders.packed import pack, packing_in_use, read_no_masks
 from raoe_train.losses.base import CachedLoss, attach_gradient, check_numbers, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
-logger = logging.getLogger(__name__)
+warn_once = functools.cache(logging.getLogger(__name__).warning)
 LENGTH_MULTIPLE = 16  # for a compiled model, lengths of runs in tokens are multiples of it
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 EMBEDDING_LOSS = "compute_loss_from_embeddings"
@@ -202,10 +203,12 @@ class ByLength(CachedLossMixin, nn.Module):
         self.keep = keep
         inner = innermost(loss)
         self.model: Any = inner.model if hasattr(inner, "model") else inner.sentence_embedder  # BatchAllTripletLoss
-        if packed:
-            reasons = [pack(_layers(each)[-1]) for each in (self.model, *([keep.start] if keep else []))]
-            if reasons[0] is not None:
-                logger.warning("texts are not packed, but encoded by length: %s", reasons[0])
+        for model in (self.model, *([keep.start] if keep else [])):
+            encoder = _layers(model)[-1]
+            if packed and (reason := pack(encoder)) is not None:
+                warn_once("texts are not packed, but encoded by length: %s", reason)
+            if next(encoder.parameters()).device.type != "cpu":
+                read_no_masks(encoder)
 
     @property
     def uses_gradient_cache(self) -> bool:  # type: ignore[override]

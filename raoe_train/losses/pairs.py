@@ -15,6 +15,7 @@ from torch.nn import functional
 from raoe_kernels import cosent_loss, pairwise_cosine
 from raoe_train.config import PositiveFloat
 from raoe_train.encoders.embed import encode_sentences
+from raoe_train.encoders.lengths import change
 from raoe_train.losses.base import CachedLoss, OneSweep, attach_gradient
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.reads import SCORED_PAIRS, needs_label
@@ -66,6 +67,14 @@ class PairLoss(CachedLoss):
         """Whether each pair must have an NLI label."""
         return needs_label({"gate": getattr(self, "gate", "score")})
 
+    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+        # Planned batches are on the CPU. Of others on a GPU only the first is checked, because reading waits for it.
+        on_cpu = all(x.device.type == "cpu" for x in features[0].values() if isinstance(x, Tensor))
+        if labels is not None and (on_cpu or not self._checked_labels):
+            self._checked_labels = True
+            self.targets(change(labels, Tensor.cpu))
+        return super().beside(features, labels)
+
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
         self._cached_parts: list[Any] = []
         loss = super().forward(sentence_features, labels)
@@ -103,9 +112,12 @@ class PairLoss(CachedLoss):
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
         """The loss, (), or LossParts of (B,) columns; label is None unless needs_label."""
 
-    def targets(self, labels: Any, rows: int) -> tuple[Tensor, Tensor | None]:
-        """(score, label) of a batch from any form of labels; label is None unless needs_label."""
+    def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """(score, label) of a batch from any form of labels, whose values are checked on the CPU only; label is None
+        unless needs_label."""
         label: Tensor | None = None
+        if isinstance(labels, (list, np.ndarray)):
+            labels = torch.as_tensor(labels)
         if isinstance(labels, Mapping):
             score, label = labels.get("score"), labels.get("label")
         elif labels is not None and labels.ndim == 2 and labels.shape[1] == 2:
@@ -119,7 +131,7 @@ class PairLoss(CachedLoss):
                 "raoe_train.Trainer or, for other trainers, raoe_train.ScoreLabelCollator) or as [label, score]"
             )
         for name, column in (("score", score), ("label", label)):
-            if column is not None and column.numel() != rows:
+            if column is not None and column.numel() != (column.numel() if rows is None else rows):
                 raise ValueError(
                     f"{type(self).__name__} needs {rows} values of {name} (one per pair), "
                     f"got {column.numel()} with shape {tuple(column.shape)}"
@@ -127,10 +139,8 @@ class PairLoss(CachedLoss):
         score = score.reshape(-1).detach()
         score = score.int() if score.dtype == torch.bool else score
         label = label.reshape(-1).detach() if self.needs_label and label is not None else None
-        # On a GPU only the first batch is checked, because reading values synchronizes the GPU.
-        if score.device.type != "cpu" and self._checked_labels:
+        if score.device.type != "cpu":
             return score, None if label is None else label.long()
-        self._checked_labels = True
         if score.is_floating_point() and bool(score.isnan().any()):
             raise ValueError(f"{type(self).__name__} got a NaN score: remove such pairs")
         if label is not None and bool(((label < 0) | (label != label.floor())).any() | label.isnan().any()):

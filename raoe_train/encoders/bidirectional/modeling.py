@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .configuration import BidirectionalConfig, windows
 
 ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the configuration
-PACKED = "raoe_packed"  # attention within each of the texts in one row: raoe_train/encoders/packed.py
+PACKED, PADDED = "raoe_packed", "raoe_padded"  # attention of raoe_train/encoders/packed.py
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
 
@@ -79,7 +79,7 @@ class BidirectionalModel(PreTrainedModel):
         if past_key_values is not None or use_cache:
             raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
         attention = self.decoder.config._attn_implementation
-        if attention not in (*ATTENTION, PACKED):
+        if attention not in (*ATTENTION, PACKED, PADDED):
             raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION)}, got {attention!r}")
         inputs: Any = input_ids if inputs_embeds is None else inputs_embeds
         is_padded = attention_mask is None or attention_mask.shape == inputs.shape[:2]
