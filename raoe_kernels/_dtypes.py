@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,8 +22,17 @@ def flags(dtype: torch.dtype) -> torch.dtype:
 
 def as_products(*rows: Tensor | None) -> tuple[Any, ...]:
     """Cast float32 rows to autocast's dtype if autocast is on, as torch's matrix products do."""
-    device = next(x.device.type for x in rows if x is not None)
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if (dtype := autocast_dtype(next(x for x in rows if x is not None))) is None:
         return rows
-    dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x is not None and x.dtype == torch.float32 else x for x in rows)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return autocast's dtype if it is on for the device of x. The device "meta" has no autocast."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if not x.is_meta and torch.is_autocast_enabled(kind) else None
+
+
+def without_autocast(x: Tensor) -> Any:
+    """Turn off autocast, which would multiply float32 tensors in half precision."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

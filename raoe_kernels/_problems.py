@@ -9,7 +9,6 @@ None if not needed: gradients of rows in `dtype`, gradients of () tensors in the
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ._dispatch import Op, refuse_second_derivative
-from ._dtypes import wide
+from ._dtypes import wide, without_autocast
 from ._operator import eager, with_gradients
 
 Needs = tuple[bool, ...]
@@ -50,7 +49,7 @@ def differentiable(
     def forward(problem: Any, needs: Needs, module: ModuleType) -> tuple[Tensor, tuple]:
         if is_empty(problem):
             return _loss_like(problem[0]), ()
-        with _without_autocast(problem[0]):
+        with without_autocast(problem[0]):
             return _serving(module, problem).forward(problem, needs)
 
     def backward(
@@ -61,7 +60,7 @@ def differentiable(
                 x.new_zeros(x.shape, dtype=dtype) if need and x is not None else None
                 for x, need in zip(problem[:gradients], needs, strict=True)
             )
-        with _without_autocast(problem[0]):
+        with without_autocast(problem[0]):
             return _serving(module, problem).backward(problem, saved, upstream, needs, dtype)
 
     class Loss(torch.autograd.Function):
@@ -109,11 +108,6 @@ def _serving(module: Any, problem: Any) -> Any:
 def backward(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """Backward for backends that compute the gradients in forward."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
-
-
-def _without_autocast(rows: Tensor) -> Any:
-    """Turn off autocast, which would multiply float32 rows in half precision. "meta" has no autocast."""
-    return nullcontext() if rows.is_meta else torch.autocast(rows.device.type, enabled=False)
 
 
 def _loss_like(rows: Tensor) -> Tensor:

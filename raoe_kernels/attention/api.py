@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _validate
+from .._dtypes import autocast_dtype
 from .autograd import attention
 from .padding import Options, Padding
 
@@ -106,8 +107,8 @@ def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, causal,
             raise ValueError(f"max_seqlen requires cu_seqlens and packed input, got {max_seqlen!r} without cu_seqlens")
         padding = Padding(_lengths(q, lengths), _mask(q, padding_mask), None, q.shape[2])
     scale = q.shape[-1] ** -0.5 if scale is None else _validate.number("scale", scale)
-    if q.dtype != torch.float64 and torch.is_autocast_enabled(q.device.type):
-        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    if q.dtype != torch.float64 and (dtype := autocast_dtype(q)) is not None:
+        q, k, v = (x.to(dtype) for x in (q, k, v))
     return attention(q, k, v, padding, Options(scale, causal, dropout_p), backend)
 
 
@@ -117,7 +118,7 @@ def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         _validate.float_tensor(name, x, ndim)
     # Under autocast the dtypes may differ: rotary embeddings leave q and k in float32 while v is in half precision.
-    alike = torch.is_autocast_enabled(q.device.type) and torch.float64 not in (q.dtype, k.dtype, v.dtype)
+    alike = autocast_dtype(q) is not None and torch.float64 not in (q.dtype, k.dtype, v.dtype)
     if not (q.device == k.device == v.device and (alike or q.dtype == k.dtype == v.dtype)):
         got = ", ".join(_validate.describe(x) for x in (q, k, v))
         raise ValueError(f"q, k and v must have the same dtype and device, got {got}")

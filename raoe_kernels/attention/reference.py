@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dtypes import wide
+from .._dtypes import wide, without_autocast
 from .padding import Options, Padding, pad, unpad
 
 LOW_BITS = 0xFFFFFFFF
@@ -14,7 +14,7 @@ LOW_BITS = 0xFFFFFFFF
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
     """Return dropout(softmax(scale q k^T)) v over the real keys, or over those up to the query."""
     tokens, dtype = q.shape[0], q.dtype
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         exact = wide(dtype)
         q, k, v, real, _ = pad(q.to(exact), k.to(exact), v.to(exact), padding)
         heads, length = q.shape[1:3]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .._dispatch import refuse_second_derivative
+from .._dtypes import without_autocast
 from .padding import Options, Padding, pad, unpad
 from .sentences import Sentences, supports
 
@@ -23,7 +24,7 @@ _flash_backward = torch.ops.aten._flash_attention_backward
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
     tokens, scale, dropout_p = q.shape[0], options.scale, options.dropout_p
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         # Repeat the heads here instead of passing enable_gqa: with enable_gqa and a mask torch uses
         # the kernel that stores L x L scores, and before torch 2.13 on a CPU even without a mask.
         group = q.shape[1] // k.shape[1]

@@ -1,0 +1,164 @@
+"""Batches planned in the collator: a step reads nothing back from its device, and dispatches few operations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer import losses as theirs
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertConfig, BertModel
+
+import raoe_train as rt
+from benchmarks.train_step import drawn, rows_of
+from raoe_kernels.attention import OP, triton_kernels
+from raoe_train import losses as ours
+from raoe_train.encoders import lengths
+from raoe_train.losses.by_length import ByLength, Keep
+from raoe_train.losses.collators import PlanningCollator, ScoreLabelCollator
+from tests.tiny import SENTENCES, batch, tiny_encoder, total
+
+
+@pytest.fixture
+def without_launches(monkeypatch):
+    """On the device "meta", which has no data, the Triton backend of attention with its kernels left out."""
+    monkeypatch.setattr(triton_kernels._Call, "launch", lambda *arguments, **keywords: None)
+    monkeypatch.setattr(OP, "_chosen", {("auto", torch.device("meta")): triton_kernels})
+    autocast = torch.autocast
+    monkeypatch.setattr(torch, "autocast", lambda kind, **on: nullcontext() if kind == "meta" else autocast(kind, **on))
+
+
+def duplicates(model: Any, columns: int, rows: int = 9) -> list[dict[str, Any]]:
+    return [model.preprocess([SENTENCES[(row + 2 * column) % 5] for row in range(rows)]) for column in range(columns)]
+
+
+def step(made: Any, features: Any, labels: Any, packed: bool, keep: bool = False) -> None:
+    """Plan a batch on the CPU, and train a step on it on the device "meta"."""
+    model = tiny_encoder(dropout=0.1, double=False).to("meta")
+    loss = ByLength(made(model), keep=Keep(model, 1.0) if keep else None, packed=packed).to("meta")
+    optimizer = torch.optim.AdamW(loss.parameters())
+    total(loss(loss.plan(features, labels))).backward()
+    torch.nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
+    monkeypatch.setattr(lengths, "CPU_FORWARD", 1)
+    monkeypatch.setattr(lengths, "LAYER_SECONDS", 1e-9)  # several runs
+    tokenizes = tiny_encoder(double=False)
+    pairs, labels = batch(tokenizes)
+    triplets, lists = duplicates(tokenizes, 3), tokenizes.preprocess(SENTENCES[:9])
+    cases: list[tuple[Any, Any, Any]] = [
+        (ours.RAOELoss, pairs, labels),
+        (ours.CoSENTLoss, pairs, labels),
+        (lambda model: ours.RAOELoss(model, matryoshka_dims=[4, 16]), pairs, labels),
+        (lambda model: theirs.MatryoshkaLoss(model, theirs.CoSENTLoss(model), [16, 4]), pairs, labels["score"]),
+        (ours.InfoNCELoss, triplets, None),
+        (lambda model: ours.InfoNCELoss(model, learn_scale=True, symmetric=True), triplets, None),
+        (ours.SigmoidLoss, triplets, None),
+        (ours.ListMLELoss, [lists], {"lengths": torch.tensor([5, 4])}),
+        (theirs.MultipleNegativesRankingLoss, triplets, None),
+        (theirs.CosineSimilarityLoss, pairs, labels["score"]),
+    ]  # fmt: skip
+    for made, features, targets in cases:
+        step(made, features, targets, packed)
+    step(ours.RAOELoss, pairs, labels, packed, keep=True)
+
+    class Reads(ours.CoSENTLoss):
+        def compute_loss_from_embeddings(self, embeddings, labels=None):
+            return super().compute_loss_from_embeddings(embeddings, labels) * float(embeddings[0].sum().item() > 0)
+
+    with pytest.raises(RuntimeError, match=r"Tensor\.item\(\) cannot be called on meta tensors"):
+        step(Reads, pairs, labels, packed)
+
+
+class Count(TorchDispatchMode):
+    """Counts dispatched operations, and so the host's work for a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        self.operations[str(function)] += 1
+        return function(*arguments, **(keywords or {}))
+
+
+def operations(loss: Any, *inputs: Any) -> int:
+    with Count() as counted:
+        total(loss(*inputs)).backward()
+    return sum(counted.operations.values())
+
+
+def test_a_packed_step_dispatches_few_operations(monkeypatch, without_launches):
+    """MiniLM's layers, 512 pairs of SNLI's lengths: at most 0.6 of the operations of two runs, and of those of
+    sentence-transformers, which embeds the columns one by one."""
+    model = tiny_encoder(double=False)
+    sizes = {"vocab_size": 30522, "hidden_size": 12, "num_hidden_layers": 6, "num_attention_heads": 12}
+    model[0].model = BertModel(BertConfig(**sizes, intermediate_size=12), add_pooling_layer=False)
+    features, score = [rows_of(each, "cpu") for each in drawn("SNLI", 512)], torch.rand(512)
+    padded = operations(theirs.CoSENTLoss(model), [dict(each) for each in features], score)
+    model.to("meta")
+    counts: dict[bool, int] = {}
+    for packed in (False, True):
+        loss = ByLength(ours.CoSENTLoss(model), packed=packed)
+        monkeypatch.setattr("raoe_train.losses.by_length.forward_cost", lambda *_: 6000)
+        plan = loss.plan(features, score)
+        assert len(plan.runs) == 2 - packed
+        counts[packed] = operations(loss, plan.to("meta"))
+    print(counts, padded)
+    assert counts[True] <= 0.6 * counts[False]
+    assert counts[True] <= 0.6 * padded
+
+
+def test_planned_batches():
+    model = tiny_encoder(double=False)
+    rows = [{"sentence1": SENTENCES[n], "sentence2": SENTENCES[n + 1], "score": n / 9, "label": n % 3} for n in range(9)]
+    collate = ScoreLabelCollator(preprocess_fn=model.preprocess)
+    loss = ByLength(ours.RAOELoss(model))
+    planned = PlanningCollator(collate, {"nli": loss, "other": theirs.MSELoss(model)})
+    batch = planned([{**row, "dataset_name": "nli"} for row in rows])
+    assert [*batch] == ["dataset_name", "rows", "plan"] and len(batch["rows"]) == 9
+    columns, labels = batch_of(collate, rows)
+    texts = lengths.texts_of(batch["plan"].runs)
+    for column, places in zip(columns, batch["plan"].rows, strict=True):
+        real = zip(column["input_ids"], column["attention_mask"].bool(), strict=True)
+        assert [texts[place] for place in places] == [ids[mask].tolist() for ids, mask in real]
+    assert batch["plan"].labels["labels"]["label"].tolist() == [0, 1, 2] * 3
+    torch.testing.assert_close(total(loss(batch["plan"])), total(loss(columns, labels)), rtol=0, atol=0)
+    assert "sentence1_input_ids" in planned([{**row, "dataset_name": "other"} for row in rows])
+    with pytest.raises(ValueError, match="got a NaN score"):
+        planned([{**row, "score": float("nan"), "dataset_name": "nli"} for row in rows])
+
+
+def batch_of(collate: Any, rows: Any) -> tuple[list[dict[str, Any]], Any]:
+    made = collate(rows)
+    return [{key.removeprefix(f"{name}_"): value for key, value in made.items() if key.startswith(name)}
+            for name in ("sentence1", "sentence2")], made["label"]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [{}, {"packed": True}, {"keep": 1.0}])
+def test_workers_plan_the_same_batches(tmp_path, settings):
+    """The trained weights are equal whether the batch is planned in the step, in the process, or in workers."""
+    rows = {name: [SENTENCES[(step * n) % 11] for n in range(24)] for name, step in (("a", 1), ("b", 3))}
+    data = Dataset.from_dict({**rows, "score": [n / 24 for n in range(24)]})
+    weights = []
+    for workers in (0, 2, None):
+        model = tiny_encoder(dropout=0.1, double=False)
+        arguments = SentenceTransformerTrainingArguments(
+            str(tmp_path), max_steps=4, per_device_train_batch_size=8, report_to="none", save_strategy="no", use_cpu=True,
+            dataloader_num_workers=workers or 0, eval_strategy="epoch", per_device_eval_batch_size=8, disable_tqdm=True,
+        )  # fmt: skip
+        trainer = rt.Trainer(model, arguments, data, data, loss=ours.CoSENTLoss(model), **settings)
+        if workers is None:
+            trainer._planning = lambda loader: loader
+        trainer.train()
+        assert trainer.state.log_history[-1]["train_loss"] > 0 and trainer.meter.unit == "pairs"
+        weights.append(torch.cat([weight.flatten() for weight in model.parameters()]))
+    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
