@@ -12,9 +12,12 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def own_rows(own: Tensor) -> Tensor:
-    """(B,) int64: places of this process's rows among those of all processes, in the order of ranks."""
-    start = dist.get_rank() * len(own) if world_size() > 1 else 0
+def own_rows(own: Tensor) -> Tensor | None:
+    """(B,) int64: places of this process's rows among those of all processes, in the order of ranks. None in a single
+    process."""
+    if world_size() == 1:
+        return None
+    start = dist.get_rank() * len(own)
     return torch.arange(start, start + len(own), device=own.device)
 
 
