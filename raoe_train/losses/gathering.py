@@ -13,12 +13,8 @@ def world_size() -> int:
 
 
 def own_rows(own: Tensor) -> Tensor | None:
-    """(B,) int64: places of this process's rows among those of all processes, in the order of ranks. None in a single
-    process."""
-    if world_size() == 1:
-        return None
-    start = dist.get_rank() * len(own)
-    return torch.arange(start, start + len(own), device=own.device)
+    """(B,) int64: places of this process's rows among those of all, in the order of ranks. None in a single process."""
+    return None if world_size() == 1 else torch.arange(len(own), device=own.device) + dist.get_rank() * len(own)
 
 
 def gather_pairs(similarity: Tensor, score: Tensor, label: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -106,8 +106,7 @@ class InBatchLoss(CachedLoss):
         return gather_rows(column) if self.gather_across_devices else column
 
     def targets(self, own: Tensor) -> Tensor | None:
-        """(B,): places of this process's rows among the gathered rows, or None if all rows are its own. None is faster:
-        with targets, the ops must sort them, because anchors may share a positive."""
+        """(B,): places of this process's rows among the gathered rows. None if all are its own: the op sorts targets."""
         return own_rows(own) if self.gather_across_devices else None
 
     def contrast(
@@ -250,8 +249,7 @@ def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
         new = root.scatter_reduce(0, ends, torch.cat([lower, lower]), "amin")
         new = new[new]  # halves the path to the smallest id
         if torch.equal(new, root):
-            root = root.int()  # info_nce_loss is faster with int32 ids
-            return root[number[:, 0]], root[number[:, 1:].T.reshape(-1)]
+            return root.int()[number[:, 0]], root.int()[number[:, 1:].T.reshape(-1)]
         root = new
 
 
