@@ -106,7 +106,7 @@ class InBatchLoss(CachedLoss):
         return gather_rows(column) if self.gather_across_devices else column
 
     def targets(self, own: Tensor) -> Tensor | None:
-        """(B,): places of this process's rows among the gathered rows. None if all are its own: the op sorts targets."""
+        """(B,): places of this process's rows among the gathered rows. None if all are its own: ops sort targets."""
         return own_rows(own) if self.gather_across_devices else None
 
     def contrast(
