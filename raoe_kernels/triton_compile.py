@@ -26,6 +26,7 @@ class Variant(NamedTuple):
     signature   argument name: Triton type ("*fp32", "i64", "constexpr", …)
     constants   values of the constexpr arguments
     warps       number of warps per program
+    stages      number of pipeline stages; the launcher's default is 3
     """
 
     name: str
@@ -33,6 +34,7 @@ class Variant(NamedTuple):
     signature: dict[str, str]
     constants: dict[str, Any]
     warps: int
+    stages: int = 3
 
 
 class Compiled(NamedTuple):
@@ -49,7 +51,7 @@ class Compiled(NamedTuple):
 
 
 # Bytes of shared memory that one block may use: CUDA C++ Programming Guide, table of compute capabilities.
-SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
 def signature_of(kernel: Any, **pointers: str) -> dict[str, str]:
@@ -67,14 +69,15 @@ def variants() -> Iterator[Variant]:
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:
-    """Compile a variant for compute capability `arch` (80, 90, 100), or load it from Triton's cache."""
+    """Compile a variant for compute capability `arch` (90 is 9.0), or load it from Triton's cache."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     source = ASTSource(variant.kernel, variant.signature, constexprs=variant.constants)
     start = time.perf_counter()
-    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": variant.warps})
+    options = {"num_warps": variant.warps, "num_stages": variant.stages}
+    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     seconds = time.perf_counter() - start
     code = {kind: kernel.asm[kind] for kind in ("ttgir", "ptx", "cubin")}
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

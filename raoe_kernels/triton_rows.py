@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from inspect import signature
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,6 +19,13 @@ def kernel(function: Callable[..., None]) -> Any:
     """Decorate a kernel so that one compilation serves all sizes, alignments and switches."""
     names = [p.name for p in signature(function).parameters.values() if p.annotation != "tl.constexpr"]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
+
+
+@cache
+def has_99_kib(device: torch.device) -> bool:
+    """Whether a block may use only 99 KiB of the GPU's shared memory: compute capability 8.6, 8.9 and 12.x."""
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    return major == 12 or (major, minor) in ((8, 6), (8, 9))
 
 
 @triton.jit

@@ -6,7 +6,8 @@ torch.compile of our chunked form. On unit rows, InfoNCE equals a language model
 columns as its head, so fused linear cross entropies are also contenders; torch normalises and rounds their rows.
 
 FORMS are further cases, against sentence-transformers' classes: all four directions in one softmax, which has three
-times the logits, and hardness.
+times the logits, and hardness. A last case has what training adds to a call: ids if the batch has duplicates
+(mask_duplicates), targets if it is gathered from several processes.
 """
 
 from __future__ import annotations
@@ -76,6 +77,22 @@ def cases(rows: int, device: str) -> Iterator[Case]:
     yield case(rows, device)
     for name in FORMS:
         yield form(name, rows, device)
+    yield training(rows, device)
+
+
+def training(rows: int, device: str) -> Case:
+    step, anchors = steps(rows, device), torch.arange(rows, device=device, dtype=torch.int32)
+    ids = {"ignore": (anchors // 2, torch.cat((anchors // 2, anchors + rows)))}  # each text has a duplicate
+    targets = {"targets": torch.arange(rows, device=device)}
+    options: dict[str, Any] = {"ids": ids, "targets": targets, "ids and targets": ids | targets}
+    result = {
+        " with ".join(filter(None, ("info_nce_loss", name))): step(
+            lambda a, p, n, given=given: info_nce_loss(a, p, n, scale=SCALE, **given)
+        )
+        for name, given in ({"": {}} | options).items()
+    }
+    title = f"ids and targets, {rows:,} anchors, 2 x {rows:,} columns of {COLUMNS[device]}, forward + backward"
+    return Case(title, result, *least(rows, device), once=device == "cpu" and rows >= ONCE_FROM)
 
 
 def form(name: str, rows: int, device: str) -> Case:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._dtypes import flags, wide
 from ..triton_compile import Variant, signature_of
+from ..triton_rows import has_99_kib
 from .padding import Options, Padding
 from .triton_backward import attention_backward_kv, attention_backward_q
 from .triton_forward import POINTERS, attention_forward, attention_spans
@@ -42,6 +43,7 @@ TILES = {
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
 ALIGN = 8  # elements; the value of triton_forward.ALIGN for the host code
 MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
+MAX_IN_99_KIB = 128  # largest head dimension for which the tiles of all dtypes fit into 99 KiB
 KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
 
 
@@ -125,7 +127,13 @@ class _Call:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Any, ...]:
-    call, width, dual = _Call(q, k, v, padding, options), q.shape[-1], len(options.causal) == 2
+    width, dual = q.shape[-1], len(options.causal) == 2
+    if width > MAX_IN_99_KIB and has_99_kib(q.device):
+        raise RuntimeError(
+            f"backend 'triton' cannot run attention with a head dimension above {MAX_IN_99_KIB} on this GPU, which has "
+            f"99 KiB of shared memory for a block, got {width}; use backend='scan'"
+        )
+    call = _Call(q, k, v, padding, options)
     q = call.inputs[0]
     full, lse_full = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
     causal, lse_causal = (torch.empty_like(full), torch.empty_like(lse_full)) if dual else (None, None)

@@ -3,6 +3,8 @@ processed in blocks of columns and read once per pass.
 
 Several widths take one launch for each segment of columns between two widths. `sums` passes three numbers
 per row from launch to launch: in forward from narrow to wide widths, in backward from wide to narrow ones.
+Each launch has its own part of `sums`: every warp of a program may load a number that only one of them has to store,
+so a launch that stored where it loads would let a late warp load the new sum.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ POINTERS = ["a", "b", "c", "inverse_a", "inverse_b", "sums", "grad", "grad_a", "
 
 
 @triton.jit
-def _running(sums, value, rows, n, which: tl.constexpr, more):
-    """Add the previous launch's sum if there was one (more = 1, else 0), and store the new sum for the next launch."""
-    at = sums + which * n.to(tl.int64) + rows
-    value += tl.load(at, rows < n * more, 0.0)
+def _running(sums, value, rows, n, which: tl.constexpr, launch):
+    """Add the sum of launch number launch - 1, if there was one, and store the new sum for the next launch."""
+    at = sums + (3 * launch + which) * n.to(tl.int64) + rows
+    value += tl.load(at - 3 * n.to(tl.int64), rows < tl.where(launch > 0, n, 0), 0.0)
     tl.store(at, value, rows < n)
     return value
 
 
 @kernel
 def cosine_forward(
-    a, b, c, inverse_a, inverse_b, sums, n, more, columns, row_a: tl.int64, column_a: tl.int64, row_b: tl.int64,
+    a, b, c, inverse_a, inverse_b, sums, n, launch, columns, row_a: tl.int64, column_a: tl.int64, row_b: tl.int64,
     column_b: tl.int64, eps: tl.float64, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = c.dtype.element_ty
@@ -59,9 +61,9 @@ def cosine_forward(
         dot += x * y
         square_a += x * x
         square_b += y * y
-    norm_a = root(_running(sums, tl.sum(square_a, 1), rows, n, 0, more))
-    norm_b = root(_running(sums, tl.sum(square_b, 1), rows, n, 1, more))
-    product = _running(sums, tl.sum(dot, 1), rows, n, 2, more)
+    norm_a = root(_running(sums, tl.sum(square_a, 1), rows, n, 0, launch))
+    norm_b = root(_running(sums, tl.sum(square_b, 1), rows, n, 1, launch))
+    product = _running(sums, tl.sum(dot, 1), rows, n, 2, launch)
     bound = tl.full((), eps, dtype)
     is_zero = (norm_a <= bound) | (norm_b <= bound)
     inv_a = tl.where(is_zero, 0.0, 1 / tl.where(is_zero, 1.0, norm_a))
@@ -73,7 +75,7 @@ def cosine_forward(
 
 @kernel
 def cosine_backward(
-    grad, a, b, c, inverse_a, inverse_b, sums, grad_a, grad_b, n, more, columns, row_a: tl.int64, column_a: tl.int64,
+    grad, a, b, c, inverse_a, inverse_b, sums, grad_a, grad_b, n, launch, columns, row_a: tl.int64, column_a: tl.int64,
     row_b: tl.int64, column_b: tl.int64, grad_row: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
@@ -87,9 +89,9 @@ def cosine_backward(
     inv_a = tl.load(inverse_a + rows, row_mask, 0.0)
     inv_b = tl.load(inverse_b + rows, row_mask, 0.0)
     along = upstream * tl.load(c + rows, row_mask, 0.0)
-    across = _running(sums, upstream * inv_a * inv_b, rows, n, 0, more)[:, None]
-    along_a = _running(sums, along * inv_a * inv_a, rows, n, 1, more)[:, None]
-    along_b = _running(sums, along * inv_b * inv_b, rows, n, 2, more)[:, None]
+    across = _running(sums, upstream * inv_a * inv_b, rows, n, 0, launch)[:, None]
+    along_a = _running(sums, along * inv_a * inv_a, rows, n, 1, launch)[:, None]
+    along_b = _running(sums, along * inv_b * inv_b, rows, n, 2, launch)[:, None]
     columns = columns * UNIT
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
@@ -128,7 +130,7 @@ def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor
         for k, (x, y) in enumerate(_segments(dims, a, b)):
             results = (c, inverse_a, inverse_b) if dims is None else (c[k], inverse_a[k], inverse_b[k])
             grid, columns, constants = _launch(x, y)
-            cosine_forward[grid](x, y, *results, sums, n, int(k > 0), *columns, eps, **constants)
+            cosine_forward[grid](x, y, *results, sums, n, k, *columns, eps, **constants)
     return c, inverse_a, inverse_b
 
 
@@ -150,14 +152,13 @@ def backward(
         return None, None
     # A gradient that is not needed is never written; its argument only needs the right type.
     targets = [outputs[0] if g is None else g for g in (grad_a, grad_b)]
-    of_rows, sums = (grad, c, inverse_a, inverse_b), c.new_empty(3, len(a))
+    of_rows, sums = (grad, c, inverse_a, inverse_b), c.new_empty(3, *c.shape)
     with torch.cuda.device_of(a):
-        for k, (x, y, *to) in reversed([*enumerate(_segments(dims, a, b, *targets))]):
-            upstream, *saved = of_rows if dims is None else (tensor[k] for tensor in of_rows)
+        for launch, (x, y, *to) in enumerate(reversed(_segments(dims, a, b, *targets))):
+            upstream, *saved = of_rows if dims is None else (tensor[-1 - launch] for tensor in of_rows)
             grid, columns, constants = _launch(x, y, *to)
-            more = int(dims is not None and k + 1 < len(dims))
             cosine_backward[grid](
-                upstream, x, y, *saved, sums, *to, len(a), more, *columns, *map(int, needs), **constants
+                upstream, x, y, *saved, sums, *to, len(a), launch, *columns, *map(int, needs), **constants
             )  # fmt: skip
     return grad_a, grad_b
 

@@ -40,15 +40,17 @@ def integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) 
 
 
 def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)) as int64."""
+    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)), as int64 unless both are
+    int32, because InfoNCE's bfloat16 kernel has few registers left for ids."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{name} must be a pair of integer tensors (anchor_ids, column_ids), got {_validate.describe(value)}"
         )
-    return (
-        integers(f"{name}[0] (anchor_ids)", value[0], (rows,), anchors),
-        integers(f"{name}[1] (column_ids)", value[1], (columns,), anchors),
-    )
+    anchor_ids = _validate.integers(f"{name}[0] (anchor_ids)", value[0], (rows,), "anchors", anchors)
+    column_ids = _validate.integers(f"{name}[1] (column_ids)", value[1], (columns,), "anchors", anchors)
+    if anchor_ids.dtype == column_ids.dtype == torch.int32:
+        return anchor_ids, column_ids
+    return anchor_ids.long(), column_ids.long()
 
 
 def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "positives and negatives") -> None:

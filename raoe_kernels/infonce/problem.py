@@ -33,7 +33,8 @@ class Problem(NamedTuple):
     learned_scale    () float, used with scale = 1, or None
     targets         (N,) int64: the column of each anchor's positive; None: column i for anchor i
     ignored         (N, C) bool or None: columns that are not negatives of an anchor
-    anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are not each other's negatives
+    anchor_ids      (A,) and column_ids (C,), both int32 or int64, or None: rows with equal ids are not each other's
+                    negatives
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): another encoder's rows, or None
     directions      names of DIRECTIONS, separated by spaces; joint: one softmax for all, not the mean of one loss each
     hardness        sentence-transformers' hardness_mode, "" for none; strength: factor of the added cosines

@@ -178,6 +178,7 @@ def sweep(
     step = chunks.even(n, max(chunks.ROWS, chunks.BUFFER // (2 * sum(lengths) if gradient else 4 * sum(tiles))))
     by_anchors = inverse.new_zeros(anchors.shape) if by_rows else None
     by_columns = None if part is None else inverse.new_zeros(columns[part].shape)
+    start = 0 if part is None else part.start
     for first in range(0, n, step):
         chunk = slice(first, min(first + step, n))
         count = chunk.stop - first
@@ -185,7 +186,8 @@ def sweep(
         for block, length, block_sums in zip(blocks, lengths, sums.split(tiles), strict=True):
             rows, row_inverse, row_ids = row_sides[block.from_documents]
             keys, key_inverse, key_ids = sides[block.to_documents]
-            targets, row_ids, key_ids = integers_or(stats, problem.targets, row_ids, key_ids)
+            (targets,) = integers_or(stats, problem.targets)
+            row_ids, key_ids = (targets if x is None else x.contiguous() for x in (row_ids, key_ids))
             mask = masks[block.from_documents]
             grouped = block.from_documents and block.to_documents and problem.column_count % len(problem.positives) == 0
             weights.append(rows.new_empty(count, length) if gradient else rows)
@@ -212,12 +214,14 @@ def sweep(
             keys = sides[block.to_documents][0][: block_weights.shape[1]]
             if by_anchors is not None and not side:
                 by_anchors[chunk].addcmul_(chunks.product(block_weights, keys), row_shares[0][:, None])
-            if part is not None and side:
-                places = own[chunk] - part.start
+            if by_columns is not None and side and problem.targets is not None:
+                places = own[chunk] - start
                 add_to_columns(by_columns, places, chunks.product(block_weights, keys), row_shares[1])
+            elif by_columns is not None and side and start == 0:  # row i's positive is column i
+                by_columns[chunk].addcmul_(chunks.product(block_weights, keys), row_shares[1][:, None])
             if by_anchors is not None and not block.to_documents:
                 chunks.product(block_weights.t(), scaled[side], add=by_anchors)
-            if by_columns is not None and block.to_documents:
+            if by_columns is not None and block.to_documents and block.width > start:
                 block_weights = block_weights[:, part]
                 chunks.product(block_weights.t(), scaled[side], add=by_columns[: block_weights.shape[1]])
     return by_anchors, by_columns
@@ -228,11 +232,13 @@ def variants() -> Iterator[Variant]:
     pointers |= dict.fromkeys(("row_inverse", "inverse", "stats", "own_weights", "shares"), "*fp32")
     pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64") | {"mask": "*u8"}
     constants = {name: value for name, value in TILE.items() if name.isupper()}
-    for ignore, gradient in product((NONE, MASK, IDS), (False, True)):
-        label = f"{('all', 'mask', 'ids')[ignore]} {'gradient' if gradient else 'loss'}"
+    kinds = ("all", NONE, "*i64"), ("mask", MASK, "*i64"), ("ids", IDS, "*i32"), ("ids64", IDS, "*i64")
+    for (name, ignore, ids), gradient in product(kinds, (False, True)):
+        label = f"{name} {'gradient' if gradient else 'loss'}"
+        signature = signature_of(info_nce_products, **pointers | dict.fromkeys(("row_ids", "column_ids"), ids))
         switches = {"IGNORE": ignore, "GRADIENT": gradient, "INTERPRETED": False}
-        yield Variant(f"info_nce_products bf16 {label}", info_nce_products, signature_of(info_nce_products, **pointers),
-                      constants | switches, TILE["num_warps"])  # fmt: skip
+        yield Variant(f"info_nce_products bf16 {label}", info_nce_products, signature, constants | switches,
+                      TILE["num_warps"], TILE["num_stages"])  # fmt: skip
     for gradient in (False, True):
         yield Variant(f"info_nce_shares bf16 {'gradient' if gradient else 'loss'}", info_nce_shares,
                       signature_of(info_nce_shares, **pointers), {"BLOCK": SUMS["BLOCK"], "GRADIENT": gradient,

@@ -104,8 +104,8 @@ def through_norms(
 
 
 def integers_or(like: Tensor, *tensors: Tensor | None) -> Iterator[Tensor]:
-    """Yield the tensors; for None yield `like` as int64, which the kernel never reads: only its type matters."""
-    yield from (triton.reinterpret(like, torch.int64) if x is None else x.contiguous() for x in tensors)
+    """Yield the tensors as int64. For None yield the memory of `like`, which the kernel never reads."""
+    yield from (triton.reinterpret(like, torch.int64) if x is None else x.long().contiguous() for x in tensors)
 
 
 def padded(count: int) -> int:

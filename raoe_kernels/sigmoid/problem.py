@@ -18,8 +18,9 @@ class Problem(NamedTuple):
     scale, bias   (), in the dtype of the arithmetic
     targets     (N,) int64: the column of each anchor's positive, -1 for none; None: column i for anchor i
     ignored     (N, C) bool or None: columns that are not negatives of an anchor
-    anchor_ids  (N,) int64 and column_ids (C,) int64, or None: columns with the anchor's id are not its negatives
-    anchor_groups (N,) int64 and column_groups (C,) int64, or None: columns of the anchor's group are also positives
+    anchor_ids  (N,) and column_ids (C,), or None: columns with the anchor's id are not its negatives
+    anchor_groups (N,) and column_groups (C,), or None: columns of the anchor's group are also positives
+    (each pair of ids is int32 or int64)
     """
 
     anchors: Tensor

@@ -12,10 +12,9 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def own_rows(own: Tensor) -> Tensor:
-    """(B,) int64: places of this process's rows among those of all processes, in the order of ranks."""
-    start = dist.get_rank() * len(own) if world_size() > 1 else 0
-    return torch.arange(start, start + len(own), device=own.device)
+def own_rows(own: Tensor) -> Tensor | None:
+    """(B,) int64: places of this process's rows among those of all, in the order of ranks. None in a single process."""
+    return None if world_size() == 1 else torch.arange(len(own), device=own.device) + dist.get_rank() * len(own)
 
 
 def gather_pairs(similarity: Tensor, score: Tensor, label: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

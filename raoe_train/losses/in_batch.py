@@ -108,9 +108,9 @@ class InBatchLoss(CachedLoss):
         columns would not keep their order."""
         return gather_rows(column) if self.gather_across_devices else column
 
-    def targets(self, own: Tensor) -> Tensor:
-        """(B,): places of this process's rows among the gathered rows."""
-        return own_rows(own) if self.gather_across_devices else torch.arange(len(own), device=own.device)
+    def targets(self, own: Tensor) -> Tensor | None:
+        """(B,): places of this process's rows among the gathered rows. None if all are its own: ops sort targets."""
+        return own_rows(own) if self.gather_across_devices else None
 
     def contrast(
         self,
@@ -124,9 +124,9 @@ class InBatchLoss(CachedLoss):
         `guide` another encoder's (B, G) embeddings of the columns."""
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
-        anchors, rows = None, targets  # rows of the op's anchors
+        anchors, rows = None, slice(None) if targets is None else targets  # rows of the op's anchors
         if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
-            anchors, rows = self.gather(own), torch.arange(len(positives), device=own.device)
+            anchors, rows = self.gather(own), slice(None)
         if ids is not None:
             form["ignore"] = (ids[0][rows], ids[1])
         if guide is not None:
@@ -170,7 +170,8 @@ class SigmoidLoss(InBatchLoss):
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         columns, targets = torch.cat([*map(self.gather, embeddings[1:])]), self.targets(embeddings[0])
-        form: dict[str, Any] = {"targets": targets, "ignore": ids and (ids[0][targets], ids[1])}
+        rows = slice(None) if targets is None else targets
+        form: dict[str, Any] = {"targets": targets, "ignore": ids and (ids[0][rows], ids[1])}
         form["bias"] = average_gradient(self.logit_bias) if self.learn_scale else self.bias
         return sigmoid_loss(embeddings[0], columns, scale=self.differentiable_scale(), **form)
 
@@ -239,8 +240,8 @@ def _duplicate_ids(texts: Tensor) -> Ids:
 
 
 def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids of anchors (N,) and of columns (C,), from (N, columns) ids of the whole batch's texts. Ids are equal if a
-    chain of (anchor, positive) pairs links two texts (connected components): with (A, B) and (C, B) also A and C."""
+    """int32 ids of anchors (N,) and of columns (C,), from (N, columns) ids of the whole batch's texts. Ids are equal if
+    a chain of (anchor, positive) pairs links two texts (connected components): with (A, B) and (C, B) also A and C."""
     number = torch.unique(texts, return_inverse=True)[1]
     root = torch.arange(texts.numel(), device=texts.device)
     first, second = number[:, 0], number[:, 1]
@@ -250,7 +251,7 @@ def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
         new = root.scatter_reduce(0, ends, torch.cat([lower, lower]), "amin")
         new = new[new]  # halves the path to the smallest id
         if torch.equal(new, root):
-            return root[number[:, 0]], root[number[:, 1:].T.reshape(-1)]
+            return root.int()[number[:, 0]], root.int()[number[:, 1:].T.reshape(-1)]
         root = new
 
 

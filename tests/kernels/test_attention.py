@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -105,6 +106,12 @@ def test_several_tiles(form, d, way, place, poisoned):
 @pytest.mark.parametrize("d, form", [(64, "packed"), (64, "holes"), (128, "left"), (256, "lengths")])
 def test_tiles_of_half_precision(d, form, way, place, poisoned):
     """Their tiles are larger, and of the kernel of keys longer than they are wide."""
+    device, backend = place
+    if backend == "triton" and d > 128:
+        from raoe_kernels.triton_rows import has_99_kib
+
+        if has_99_kib(torch.device(device)):
+            pytest.skip("refused on GPUs with 99 KiB of shared memory for a block")
     options = dict(lengths=[65, 129, 17], longest=130, heads=(1, 1), d=d, dtype=torch.bfloat16)
     agrees_with_the_reference(form, options, way, place)
 
@@ -453,6 +460,16 @@ def test_autocast_computes_in_its_dtype_as_torch_s_attention_does(dual, place):
     for x, y in zip((*results, *grads), expected, strict=True):
         assert torch.equal(x, y.to(x.dtype))
     assert results[0].dtype == torch.bfloat16 and wide.dtype == torch.float64
+
+
+def test_triton_refuses_wide_heads_where_a_block_has_little_shared_memory(monkeypatch):
+    device = PLACES[-1][0]
+    monkeypatch.setattr("raoe_kernels.attention.triton_kernels.has_99_kib", lambda device: True)
+    for d in (128, 129):
+        q = torch.randn(1, 1, 3, d, device=device)
+        refusal = pytest.raises(RuntimeError, match=r"above 128 on this GPU.*got 129; use backend='scan'")
+        with refusal if d > 128 else nullcontext():
+            assert bidirectional_attention(q, q, q, backend="triton").shape == q.shape
 
 
 def test_triton_refuses_a_second_derivative():

@@ -4,6 +4,7 @@ dtype that has these forms against the float64 reference."""
 from __future__ import annotations
 
 import math
+from inspect import signature
 from itertools import product
 
 import pytest
@@ -24,6 +25,7 @@ CASES = list(cases())
 IN_TRITON = ("in-batch", "hard", "all-hard", "guided", "guided-mask-hard")  # of one direction
 JOINT_IN_TRITON = ("joint-four", "joint-four-targets-ids", "joint-both-mask", "joint-documents", "joint-positives")
 SIZES = (6, 7, 14, 7)
+FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 
 @pytest.fixture(params=PLACES, ids=[f"{d}-{b}" for d, b in PLACES])
@@ -135,6 +137,60 @@ def test_some_gradients_of_joint_directions(which, wanted, triton_place):
         assert torch.equal(loss_of(info_nce_loss, leaves, given, learned=False, backend=backend), loss)
 
 
+@pytest.mark.parametrize("positives", [16, 17])
+def test_gradient_of_the_negatives_alone_has_no_empty_product(positives, triton_place, monkeypatch):
+    """16 columns need no padding, so positive_to_positive has no column that is not a frozen positive."""
+    device, backend = triton_place
+    leaves = [x.requires_grad_() for x in rows((positives, positives, 8), 5, torch.bfloat16, device)]
+    given = {"directions": ("query_to_doc", "positive_to_positive"), "scale": 5.0, "backend": backend}
+    expected = torch.autograd.grad(info_nce_loss(*leaves, **given), leaves[2])
+    sizes, multiply = [], chunks.product
+    monkeypatch.setattr(chunks, "product", lambda x, *more, **to: sizes.append(x.numel()) or multiply(x, *more, **to))
+    loss = info_nce_loss(leaves[0].detach(), leaves[1].detach(), leaves[2], **given)
+    assert torch.equal(*torch.autograd.grad(loss, leaves[2]), *expected)
+    assert sizes and all(sizes)
+
+
+def test_without_targets_no_row_is_added_by_index(triton_place):
+    device, backend = triton_place
+    leaves = [x.requires_grad_() for x in rows(SIZES[:3], 5, torch.bfloat16, device)]
+    for targets, expected in ((None, False), (torch.arange(6, device=device), True)):
+        with Recorder() as recorded:
+            info_nce_loss(*leaves, directions=FOUR, targets=targets, scale=5.0, backend=backend)
+        assert any(call.startswith(("aten.index_put", "aten.index_add")) for call in recorded.calls) == expected
+
+
+@pytest.mark.parametrize("given", [{"directions": FOUR}, {"symmetric": True}], ids=["four", "symmetric"])
+@pytest.mark.parametrize("place", [here for here in TRITON_PLACES if here[1] != "native"], indirect=True, ids="-".join)
+def test_ids_of_32_bits_change_no_bit(given, place, monkeypatch):
+    """Only the kernel of bfloat16 rows loads them as they are."""
+    device, backend = place
+    leaves = [x.requires_grad_() for x in rows(SIZES[:3], 5, torch.bfloat16, device)]
+    ids = [x.to(device) for x in cases()["joint-four-targets-ids"]["ignore"]]
+    results, dtypes = [], []
+    if backend == "triton":
+        from raoe_kernels.infonce import triton_fused
+
+        kernel = triton_fused.info_nce_products
+        place_of = [*signature(kernel.fn).parameters].index("row_ids")
+
+        class Launcher:
+            def __getitem__(self, grid):
+                return lambda *inputs, **options: (
+                    dtypes.append(inputs[place_of].dtype) or kernel[grid](*inputs, **options)
+                )
+
+        monkeypatch.setattr(triton_fused, "info_nce_products", Launcher())
+    for anchors, columns in ((torch.int64, torch.int64), (torch.int32, torch.int32), (torch.int32, torch.int16)):
+        ignore = ids[0].to(anchors), ids[1].to(columns)
+        loss = info_nce_loss(*leaves, ignore=ignore, scale=5.0, backend=backend, **given)
+        results.append((loss, *torch.autograd.grad(loss, leaves)))
+    assert all(torch.equal(x, y) for others in results[1:] for x, y in zip(others, results[0], strict=True))
+    launches = len(dtypes) // 3
+    assert (launches > 0) == (backend == "triton" and "directions" in given)
+    assert dtypes == [*[torch.int64] * launches, *[torch.int32] * launches, *[torch.int64] * launches]
+
+
 @pytest.mark.parametrize("dtype, scale", [(torch.float32, 20.0), (torch.float16, 20.0), (torch.bfloat16, 41.0)])
 def test_joint_directions_that_triton_refuses(dtype, scale, triton_place):
     device, backend = triton_place
@@ -212,7 +268,6 @@ def by_the_rule(which, dtype, device, backend, learned=True, gradients=assert_gr
 # Unit axes, of other norms than 1, and scale = log 3: exp(scale cos) is 3, 1 or 1/3.
 LOG3 = math.log(3)
 E1, E2, DOWN = [4.0, 0.0], [0.0, 2.0], [0.0, -1.0]
-FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 # The guide's: the first pair at 45 degrees, the second alike, and the two anchors apart.
 GUIDE = ([E1, E2], [[1.0, 1.0], E2])
 

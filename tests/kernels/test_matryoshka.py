@@ -160,6 +160,33 @@ def test_rows_of_a_wider_matrix_and_other_strides(swept, poisoned):
     torch.testing.assert_close(grad_columns.t(), expected[2], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("step", [(1, 1024), (4, 256)])
+def test_no_launch_loads_what_it_stores(step, place, poisoned, monkeypatch):
+    """On a GPU, a warp may load after another one stored. Then a launch that runs twice gives other results."""
+    device, backend = place
+    if backend != "triton":
+        pytest.skip("about Triton's launches")
+    from raoe_kernels.cosine import triton_kernels
+
+    class Twice:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            def launch(*arguments, **options):
+                for _ in range(2):
+                    self.kernel[grid](*arguments, **options)
+
+            return launch
+
+    monkeypatch.setattr(triton_kernels, "FEW_ROWS", step)
+    inputs, dims = rows((5, 64), torch.float32, device), (16, 32, 64)
+    expected = run(*inputs, dims, backend)
+    for kernel in ("cosine_forward", "cosine_backward"):
+        monkeypatch.setattr(triton_kernels, kernel, Twice(getattr(triton_kernels, kernel)))
+    assert all(map(torch.equal, run(*inputs, dims, backend), expected))
+
+
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
 def test_partial_gradients(needs, swept):
     device, backend = swept

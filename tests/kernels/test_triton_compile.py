@@ -66,8 +66,13 @@ REPRESENTATIVES = {
     "guided_argmax_join": ["guided_argmax_join fp32"],
 }
 
-# Bytes a thread that the variants of a kernel, or single ones, may spill on sm_80, sm_90 or sm_100, in Triton 3.6 or
-# 3.9; all others may not.
+# The variants whose blocks take most shared memory. They are also compiled for sm_86, sm_89 and sm_120, where a block
+# may take 99 KiB and attention's kernels get head dimensions up to 128.
+MOST_SHARED = ["info_nce_products bf16 ids gradient"]
+MOST_SHARED += [f"attention_backward_{kernel} bf16 128 dual" for kernel in ("q", "kv")]
+
+# Bytes a thread that the variants of a kernel, or single ones, may spill on any of these GPUs, in Triton 3.6 or 3.9;
+# all others may not.
 # Threads of one block have 128 registers for four pairs: what one objective leaves behind waits while the other runs.
 # Attention in float64 is for checks, and a warp's 16 rows of doubles do not fit; nor do 256 columns. For dual attention
 # the kernel of keys waits on the diagonal with what its other loops need. A mask's addresses take registers.
@@ -93,9 +98,10 @@ SPILLS |= {
 }
 SPILLS |= {"attention_forward bf16 128 dual": 384}
 SPILLS |= {"attention_backward_kv bf16 80": 128}
-SPILLS |= {f"attention_backward_kv bf16 {d} dual": 560 for d in (80, 128)}
-SPILLS |= {"info_nce_products bf16 ids loss": 520, "info_nce_products bf16 ids gradient": 1120}
-SPILLS |= {"info_nce_products bf16 mask loss": 88, "info_nce_products bf16 mask gradient": 216}
+SPILLS |= {f"attention_backward_kv bf16 {d} dual": 616 for d in (80, 128)}
+SPILLS |= {f"info_nce_products bf16 {ids} loss": 32 for ids in ("ids", "ids64")}
+SPILLS |= {"info_nce_products bf16 ids gradient": 264}
+SPILLS |= {"info_nce_products bf16 mask loss": 88, "info_nce_products bf16 mask gradient": 160}
 
 
 # Of each kernel whose rows are long, the 16-byte loads and stores, at least: one for each matrix that it goes over. In
@@ -119,6 +125,11 @@ PRODUCTS = ("attention_forward", "attention_backward_q", "attention_backward_kv"
 
 def compiled(arches: list[int], chosen: str) -> list[Compiled]:
     return list(report(arches, chosen))
+
+
+def staged(stages: int) -> list[Compiled]:
+    (variant,) = [variant for variant in variants() if variant.name == "info_nce_products bf16 all loss"]
+    return [compile_variant(variant._replace(stages=stages), 86)]
 
 
 def complaints(rows: list[Compiled], shared_limit: dict[int, int] = SHARED_LIMIT) -> list[str]:
@@ -181,6 +192,20 @@ def test_quick_ones_compile_for_every_architecture(elsewhere):
         assert [(row.name, row.arch) for row in rows] == [(name, arch) for arch in (80, 90, 100)]
         assert complaints(rows) == []
         assert len(complaints(rows, dict.fromkeys(SHARED_LIMIT, 8))) == 3  # 16 bytes and 64: too much for that
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MOST_SHARED)
+def test_blocks_fit_into_99_kib_of_shared_memory(name, elsewhere):
+    rows = elsewhere(compiled, [86, 89, 120], name)
+    assert len(rows) == 3 and complaints(rows) == []
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_stages_of_a_launch_are_compiled(stages, elsewhere):
+    """Each stage but one holds a tile of anchors and one of columns: 16 and 32 KiB. Four do not fit into 99 KiB."""
+    (row,) = elsewhere(staged, stages)
+    assert row.shared == (stages - 1) * 48 << 10 and len(complaints([row])) == (stages == 4)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from raoe_train.losses import CoSENTLoss, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss, gathering
+from raoe_train.losses import CoSENTLoss, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss, gathering, in_batch
 
 PROCESSES = 3
 
@@ -101,6 +101,17 @@ def test_mean_over_processes_equals_the_whole_batch(made, settings, columns, lab
     for loss in losses:
         for ours, theirs in zip(loss.parameters(), one.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize(("loss", "op"), [(InfoNCELoss, "info_nce_loss"), (SigmoidLoss, "sigmoid_loss")])
+@pytest.mark.parametrize("gathered", [False, True])
+def test_one_process_gives_its_op_no_targets(loss, op, gathered, monkeypatch):
+    """With targets the op would sort them. The ids have 32 bits, half of what the kernels would have to load."""
+    calls, call = [], getattr(in_batch, op)
+    monkeypatch.setattr(in_batch, op, lambda *rows, **options: calls.append(options) or call(*rows, **options))
+    loss(None, gather_across_devices=gathered).compute_loss_from_embeddings(rows(6, 3), **TEXTS)
+    (options,) = calls
+    assert options["targets"] is None and [x.dtype for x in options["ignore"]] == [torch.int32] * 2
 
 
 def test_lists_count_by_their_sentences(monkeypatch):
