@@ -6,6 +6,8 @@ positive, with all anchors, or with positives and negatives. The first block con
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -83,7 +85,8 @@ class Problem(NamedTuple):
     def fused(self) -> bool:
         """Whether triton_fused runs the call: bfloat16 rows, one softmax, logits of which exp cannot overflow."""
         fits = self.anchors.dtype == torch.bfloat16 and self.learned_scale is None and self.scale <= UNSHIFTED_SCALE
-        return fits and not self.symmetric and set(self.special()) <= {"joint directions"}
+        fits = fits and not self.symmetric and set(self.special()) <= {"joint directions"}
+        return fits and _compiles_fused()
 
     def special(self) -> list[str]:
         """Names of the options that this call uses beyond those of one direction, or of the symmetric loss."""
@@ -105,6 +108,12 @@ class Problem(NamedTuple):
         anchors_with_columns = self.directions in ("query_to_doc", SYMMETRIC)
         positives_only = self.all_anchors is not None or self.hardness or not anchors_with_columns
         return len(self.positives) if positives_only else self.column_count
+
+
+@cache
+def _compiles_fused() -> bool:
+    """Whether Triton compiles triton_fused: 3.4 and 3.5 refuse its copies of less than 4 bytes."""
+    return tuple(map(int, import_module("triton").__version__.split(".")[:2])) >= (3, 6)
 
 
 def own_columns(problem: Problem) -> Tensor:

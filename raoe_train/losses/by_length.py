@@ -89,7 +89,8 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
         if not replays:
             return value
         value.backward()  # reads the columns in parts
-        return value.detach() + sum((x - x.detach()).mul(leaf.grad).sum() for x, leaf in zip(columns, leaves, strict=True))
+        pairs = zip(columns, leaves, strict=True)
+        return value.detach() + sum(((x - x.detach()) * leaf.grad).sum() for x, leaf in pairs)
     if isinstance(loss, CachedLoss):
         return loss.compute_loss_from_embeddings(columns, **labels)
     return loss.compute_loss_from_embeddings(columns, labels)

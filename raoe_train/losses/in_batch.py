@@ -14,7 +14,7 @@ from raoe_kernels import info_nce_loss, sigmoid_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.distillation import teacher_embeddings
-from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows, world_size
+from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows
 from raoe_train.losses.reads import TRIPLETS, TRIPLETS_WITH_TEXTS
 
 SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
@@ -79,7 +79,7 @@ class InBatchLoss(CachedLoss):
             return {"labels": labels}
         # computed here, because mini-batches slice the columns and the encoder's modules may change them
         texts = torch.stack([text_ids(column) for column in features], dim=1)
-        if self.gather_across_devices and world_size() > 1:
+        if self.gather_across_devices:
             return {"labels": labels, "texts": texts}
         return {"labels": labels, "ids": _duplicate_ids(texts)}
 

@@ -119,7 +119,8 @@ def test_a_packed_step_dispatches_few_operations(monkeypatch, without_launches):
 
 def test_planned_batches():
     model = tiny_encoder(double=False)
-    rows = [{"sentence1": SENTENCES[n], "sentence2": SENTENCES[n + 1], "score": n / 9, "label": n % 3} for n in range(9)]
+    pairs = zip(SENTENCES[:9], SENTENCES[1:10], strict=True)
+    rows = [{"sentence1": a, "sentence2": b, "score": n / 9, "label": n % 3} for n, (a, b) in enumerate(pairs)]
     collate = ScoreLabelCollator(preprocess_fn=model.preprocess)
     loss = ByLength(ours.RAOELoss(model))
     planned = PlanningCollator(collate, {"nli": loss, "other": theirs.MSELoss(model)})
@@ -152,8 +153,8 @@ def test_workers_plan_the_same_batches(tmp_path, settings):
     for workers in (0, 2, None):
         model = tiny_encoder(dropout=0.1, double=False)
         arguments = SentenceTransformerTrainingArguments(
-            str(tmp_path), max_steps=4, per_device_train_batch_size=8, report_to="none", save_strategy="no", use_cpu=True,
-            dataloader_num_workers=workers or 0, eval_strategy="epoch", per_device_eval_batch_size=8, disable_tqdm=True,
+            str(tmp_path), max_steps=4, per_device_train_batch_size=8, report_to="none", save_strategy="no",
+            dataloader_num_workers=workers or 0, eval_strategy="epoch", use_cpu=True, disable_tqdm=True,
         )  # fmt: skip
         trainer = rt.Trainer(model, arguments, data, data, loss=ours.CoSENTLoss(model), **settings)
         if workers is None:
