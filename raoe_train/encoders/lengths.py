@@ -7,68 +7,38 @@ columns are sorted by length and cut into runs at the smallest total cost, or pa
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raoe_train.encoders.packed import ENDS, Packing, packing_in_use
+from raoe_train.encoders.packed import OF_ROWS, Packing, packing_of
 
 CPU_FORWARD = 128  # fixed cost of a forward in tokens, as measured on CPUs (docs/by-length.md)
-# Of a GPU, by the H100 that was measured: seconds for which the host is busy with a layer, forward and backward, and
-# floating-point operations that an encoder makes in a second, in float32 and on tensor cores
+# Of an H100, estimated from its measured steps: seconds of the host for a layer, forward and backward, and operations
+# a second in an encoder, in float32 and on tensor cores
 LAYER_SECONDS, GPU_RATES = 3e-3, (3e13, 1.3e14)
 
 
-@dataclass(frozen=True)
-class Runs:
+class Runs(NamedTuple):
     """A batch in runs of similar length, or in packed rows, on the CPU."""
 
     features: list[dict[str, Any]]  # of each run, in the format of the model's `preprocess`
     rows: list[Tensor]  # for each column (B,) int64: the places of its texts among the texts of all runs
 
 
-def texts_of(runs: list[dict[str, Any]]) -> list[list[int]]:
-    """The tokens of each text in runs."""
-    texts: list[list[int]] = []
-    for run in runs:
-        if "cu_seq_lens_q" in run:
-            run = padded(run)
-        texts += [row[real].tolist() for row, real in zip(run["input_ids"], run["attention_mask"] != 0, strict=True)]
-    return texts
-
-
 def forward_cost(model: Any, tensor_cores: bool = False) -> int:
-    """The fixed cost of a forward in tokens, for a SentenceTransformer on its device; on a GPU by prediction."""
+    """The fixed cost of a forward in tokens, for a SentenceTransformer on its device; on a GPU an estimate."""
     weight: Any = next(model.parameters(), None)
     if weight is None or weight.device.type == "cpu":
         return CPU_FORWARD
-    transformer = getattr(model, "transformers_model", None)
-    words: Any = transformer.get_input_embeddings() if transformer is not None else None
-    inner = sum(each.numel() for each in model.parameters()) - (words.weight.numel() if words is not None else 0)
-    layers = getattr(getattr(transformer, "config", None), "num_hidden_layers", 6)
+    inner = sum(each.numel() for name, each in model.named_parameters() if "embeddings" not in name)
+    layers = getattr(getattr(getattr(model, "transformers_model", None), "config", None), "num_hidden_layers", 6)
     rate = GPU_RATES[tensor_cores or weight.dtype.itemsize == 2]
     return max(CPU_FORWARD, int(layers * LAYER_SECONDS * rate / (6 * max(1, inner))))
-
-
-def padded(column: Mapping[str, Any]) -> dict[str, Any]:
-    """A column on the CPU, in the format of `preprocess` with padding: FlashAttention gets texts in one row."""
-    column = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in column.items()}
-    ends = column.get("cu_seq_lens_q")
-    if ends is None:
-        return column
-    lengths = ends.diff()
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    extra = {*ENDS, "seq_idx", "position_ids"}
-    result: dict[str, Any] = {name: value for name, value in column.items() if name not in extra}
-    for name, value in column.items():
-        if name in result and isinstance(value, Tensor) and value.shape == column["input_ids"].shape:
-            result[name] = value.new_zeros(mask.shape).masked_scatter(mask, value)
-    return {**result, "attention_mask": mask.long()}
 
 
 def by_length(
@@ -83,68 +53,51 @@ def by_length(
 ) -> Runs | None:
     """Cut tokenised columns into runs of similar length; None if they are not rows of tokens (images).
 
-    Equal texts are encoded once. But copies within a row of the columns are kept: SimCSE needs two dropout views.
+    Equal texts are encoded once. But copies within a row of the columns are kept: SimCSE needs two dropout views. Runs
+    are padded on the right.
 
     Args:
-        columns: output of `padded`: tensors (B, L), padded on either side; L may differ.
+        columns: output of `preprocess`, tensors (B, L) on any device, padded on either side, or for FlashAttention in
+            one row without padding; L may differ.
         most: maximum number of tokens in a run, with padding; a longer text is a run of its own.
         most_texts: the same limit, as a number of texts that are all as long as the longest.
         multiple: round the lengths of runs up to a multiple of it, so that few shapes are compiled.
-        keep_leading: keep padding in front of texts, for a model whose positions count it; columns of different width
-            then get separate runs.
-        packing: pack the texts of each run into one row without padding; a single row unless there is a limit.
+        keep_leading: keep padding in front of texts, for a model whose positions count it.
+        packing: pack the texts of a run into one row without padding, a single row unless there is a limit. Texts that
+            do not fit are padded.
         forward: fixed cost of a forward in tokens; by default that of CPUs.
     """
-    features_of = [_constants(column) for column in columns]
-    if None in features_of:
+    kinds = [_constants(column) for column in columns]
+    if None in kinds:
         return None
-    if packing is not None and not packing.fits([column["attention_mask"] for column in columns]):
-        packing = None
-    keep_leading = keep_leading and packing is None
-    left_padded = [*map(_is_left_padded, columns)]
-    widths = [keep_leading and left_padded[n] and column["input_ids"].shape[1] for n, column in enumerate(columns)]
-    kinds = [*zip(features_of, widths, strict=True)]
     features: list[dict[str, Any]] = []
     rows: list[Tensor] = [torch.empty(0)] * len(columns)
     count = 0
     for kind in dict.fromkeys(kinds):  # columns with different prompts or tasks get separate runs
-        common, fixed_width = kind
         numbers = [number for number, each in enumerate(kinds) if each == kind]
-        step = 1 if fixed_width else multiple
-        group = [columns[number] for number in numbers]
-        table = _concatenate(group, step, any(left_padded[number] for number in numbers))
-        tokens = np.stack([each.numpy() for each in table.values()], axis=1)
-        mask = tokens[:, [*table].index("attention_mask")] != 0
-        width = mask.shape[1]
-        first = np.zeros(len(mask), dtype=np.int64) if keep_leading else mask.argmax(axis=1)
-        end = np.maximum(width - mask[:, ::-1].argmax(axis=1), first + 1)
-        heights = [len(columns[number]["input_ids"]) for number in numbers]
-        distinct, text_of = _distinct(tokens, first, end, heights)
-        lengths = (end - first)[distinct]
-        lengths = -(-lengths // step) * step if packing is None else lengths
+        dtypes = {name: value for name, value in kind or () if isinstance(value, torch.dtype)}
+        common = {name: value for name, value in kind or () if name not in dtypes}
+        texts = _texts([columns[number] for number in numbers], [*dtypes], False)
+        packs = packing is not None and packing.fits(texts)
+        if keep_leading and not packs:
+            texts = _texts([columns[number] for number in numbers], [*dtypes], True)
+        step = multiple if not packs else 1
+        distinct, text_of = _distinct(texts)
+        lengths = -(-texts.lengths[distinct] // step) * step
         order = np.argsort(lengths, kind="stable")
         room = most if most_texts is None else most_texts * int(lengths.max())
-        if packing is None:
-            cuts = cut(lengths[order], CPU_FORWARD if forward is None else forward, room)
-        else:
-            cuts = fill(lengths[order], room)
+        cuts = fill(lengths[order], room) if packs else cut(lengths[order], forward or CPU_FORWARD, room)
         for start, stop in cuts:
-            texts = distinct[order[start:stop]]
-            if packing is not None:
-                index = torch.from_numpy(texts)
-                rows_of_texts = {name: each[index] for name, each in table.items()}
-                row = packing.row(rows_of_texts, first[texts], (end - first)[texts], multiple)
-                features.append({**dict(common or ()), **row})
-                continue
-            left, right = int(first[texts].min()), int(end[texts].max())
-            # round up to the multiple, on the padded side
-            extra = -(right - left) % step
-            left, right = (left - extra, right) if right == width else (left, right + extra)
-            index = torch.from_numpy(texts)
-            features.append({**dict(common or ()), **{name: each[index, left:right] for name, each in table.items()}})
-        places = np.empty(len(distinct), dtype=np.int64)
-        places[order] = np.arange(count, count + len(distinct))
-        for number, each in zip(numbers, torch.from_numpy(places[text_of]).split(heights), strict=True):
+            chosen = distinct[order[start:stop]]
+            place = texts.starts[chosen], texts.lengths[chosen]
+            width = int(lengths[order[stop - 1]])
+            places, extra = packing.row(*place, multiple) if packs and packing else _padded(*place, width)
+            block = np.where(places[..., None] < 0, 0, texts.tokens[places])
+            arrays = {name: torch.tensor(block[..., n], dtype=dtypes[name]) for n, name in enumerate(dtypes)}
+            features.append({**common, **arrays, **extra})
+        of_text = np.empty(len(distinct), dtype=np.int64)
+        of_text[order] = np.arange(count, count + len(distinct))
+        for number, each in zip(numbers, torch.from_numpy(of_text[text_of]).split(texts.heights), strict=True):
             rows[number] = each
         count += len(distinct)
     return Runs(features, rows) if features else None
@@ -155,11 +108,12 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
     """In this block a SentenceTransformer's forward reads texts by length and returns only embeddings. A run has at
     most as many tokens as `batch_size` texts that are all as long as the longest."""
     forward, instance_forward = model.forward, vars(model).get("forward")  # accelerate may set one
-    keywords: Any = {"keep_leading": counts_leading_padding(model), "packing": packing_in_use(model)}
-    keywords["forward"] = forward_cost(model)
+    packing = packing_of(model)
+    keywords: Any = {"keep_leading": counts_leading_padding(model), "forward": forward_cost(model)}
+    keywords["packing"] = packing if isinstance(packing, Packing) else None
 
     def by_runs(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        runs = by_length([padded(features)], most_texts=batch_size, **keywords)
+        runs = by_length([features], most_texts=batch_size, **keywords)
         if runs is None:
             return forward(features, **kwargs)
         device = features["input_ids"].device
@@ -249,13 +203,53 @@ def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
     return cuts
 
 
+class _Texts(NamedTuple):
+    """The texts of columns, one after another."""
+
+    tokens: np.ndarray  # (tokens, names): the values of each tensor of a column
+    real: np.ndarray  # (tokens,): the attention mask
+    lengths: np.ndarray
+    starts: np.ndarray
+    heights: list[int]  # texts of each column
+
+
+def _texts(columns: Sequence[Mapping[str, Any]], names: list[str], keep_leading: bool) -> _Texts:
+    """The texts of columns without padding; a text without any token is one token of padding."""
+    tokens, lengths = [], []
+    for column in columns:
+        if (ends := column.get("cu_seq_lens_q")) is not None:
+            values = {"attention_mask": torch.ones_like(column["input_ids"]), **column}
+            tokens.append(np.stack([values[name].flatten().cpu().numpy() for name in names], axis=-1))
+            lengths.append(ends.diff().cpu().numpy().astype(np.int64))
+            continue
+        table = np.stack([column[name].cpu().numpy() for name in names], axis=-1)
+        mask = table[..., names.index("attention_mask")] != 0
+        place, has_tokens = np.arange(mask.shape[1]), mask.any(axis=1)
+        first = mask.argmax(axis=1) * (not keep_leading)
+        end = np.where(has_tokens, len(place) - mask[:, ::-1].argmax(axis=1), 1)
+        tokens.append(table[(place >= first[:, None]) & (place < end[:, None])])
+        lengths.append(end - first)
+    flat, sizes = np.concatenate(tokens), np.concatenate(lengths)
+    starts = np.concatenate([[0], sizes.cumsum()[:-1]])
+    return _Texts(flat, flat[:, names.index("attention_mask")], sizes, starts, [*map(len, lengths)])
+
+
+def _padded(starts: np.ndarray, lengths: np.ndarray, width: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """(Places of the tokens of texts in a padded run, -1 for padding; no further features)."""
+    place = np.arange(width)
+    return np.where(place < lengths[:, None], starts[:, None] + place, -1), {}
+
+
 def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
-    """The features that all texts of a column share, sorted by name; None if it is not a column of tokens."""
-    ids, mask = column.get("input_ids"), column.get("attention_mask")
-    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or ids.ndim != 2 or not ids.numel():
+    """The features that all texts of a column share, and the dtypes of the others, sorted by name; None if it is not a
+    column of tokens."""
+    ids, is_row = column.get("input_ids"), "cu_seq_lens_q" in column
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel() or not (is_row or "attention_mask" in column):
         return None
-    constants: dict[str, Any] = {}
+    constants: dict[str, Any] = {"attention_mask": torch.int64} if is_row else {}
     for name, value in column.items():
+        if is_row and name in OF_ROWS:
+            continue
         if name == "prompt_length" and isinstance(value, Tensor):
             value = int(value.flatten()[0])  # the same for all texts, as Pooling expects
         if isinstance(value, Tensor) and value.shape == ids.shape:
@@ -266,44 +260,33 @@ def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
     return tuple(sorted(constants.items()))
 
 
-def _concatenate(columns: Sequence[Mapping[str, Any]], multiple: int, left_padded: bool) -> dict[str, Tensor]:
-    """Concatenate the tensors of columns; pad to the longest text, or the next multiple."""
-    widest = max(column["input_ids"].shape[1] for column in columns)
-    width = -(-widest // multiple) * multiple
-    table = {}
-    for name in columns[0]:
-        if isinstance(columns[0][name], Tensor) and columns[0][name].ndim == 2:
-            gaps = [width - column[name].shape[1] for column in columns]
-            padded = [
-                functional.pad(column[name], (gap, 0) if left_padded else (0, gap))
-                for column, gap in zip(columns, gaps, strict=True)
-            ]
-            table[name] = torch.cat(padded)
-    return table
-
-
-def _is_left_padded(column: Mapping[str, Any]) -> bool:
-    """Whether texts are padded in front; a text without any token does not count."""
-    mask = column["attention_mask"]
-    return bool(((mask[:, 0] == 0) & mask.any(dim=1)).any())
-
-
-def _distinct(
-    tokens: np.ndarray, first: np.ndarray, end: np.ndarray, heights: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Find equal texts. Returns (first row of each distinct text, index of it for each row)."""
+def _distinct(texts: _Texts) -> tuple[np.ndarray, np.ndarray]:
+    """Find equal texts. Returns (number of the first text of each kind, for each text the index of its kind)."""
+    heights = texts.heights
     same_height = len(set(heights)) == 1
     numbers: dict[Any, int] = {}
-    rows: list[int] = []
+    firsts: list[int] = []
     copies: Counter[tuple[int, bytes]] = Counter()
-    text_of = np.empty(len(tokens), dtype=np.int64)
-    for row, (start, stop) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
-        text = tokens[row, :, start:stop].tobytes()
+    text_of = np.empty(len(texts.lengths), dtype=np.int64)
+    for row, (start, length) in enumerate(zip(texts.starts.tolist(), texts.lengths.tolist(), strict=True)):
+        text = texts.tokens[start : start + length].tobytes()
         place = row % heights[0], text
         copy = copies[place] if same_height else 0
         copies[place] += 1
-        number = numbers.setdefault((text, copy), len(rows))
-        if number == len(rows):
-            rows.append(row)
+        number = numbers.setdefault((text, copy), len(firsts))
+        if number == len(firsts):
+            firsts.append(row)
         text_of[row] = number
-    return np.array(rows), text_of
+    return np.array(firsts), text_of
+
+
+def texts_of(runs: list[dict[str, Any]]) -> list[list[int]]:
+    """The tokens of each text in runs."""
+    texts: list[list[int]] = []
+    for run in runs:
+        ids, ends = run["input_ids"], run.get("cu_seq_lens_q")
+        if ends is not None:
+            texts += [text.tolist() for text in ids[0].split(ends.diff().tolist())]
+        else:
+            texts += [row[real].tolist() for row, real in zip(ids, run["attention_mask"] != 0, strict=True)]
+    return texts

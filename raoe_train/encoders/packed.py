@@ -21,6 +21,7 @@ OFFSET = ("camembert", "roberta", "xlm-roberta")  # their positions start after 
 ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 ENDS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # transformers' keywords for FlashAttention
+OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features that only packed rows have
 
 
 class Packing(NamedTuple):
@@ -35,83 +36,62 @@ class Packing(NamedTuple):
     window: int | None = None
     is_flash: bool = False
 
-    def fits(self, masks: list[Tensor]) -> bool:
-        """Whether all texts of columns with these (B, L) masks can be packed: they have tokens, without gaps, and no
-        more than the window."""
-        for mask in masks:
-            real = mask != 0
-            starts = (real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0]
-            if bool((starts != 1).any()) or (self.window is not None and int(real.sum(1).max()) > self.window):
-                return False
-        return True
+    def fits(self, texts: Any) -> bool:
+        """Whether texts (lengths._Texts) can be packed: no padding between or instead of tokens, none too long."""
+        return bool(texts.real.all()) and (self.window is None or int(texts.lengths.max()) <= self.window)
 
-    def row(self, table: dict[str, Tensor], first: np.ndarray, lengths: np.ndarray, multiple: int) -> dict[str, Any]:
-        """Pack texts. Row i of the (n, L) tensors in `table` has lengths[i] tokens from first[i] on. max_length_q is
-        rounded up to the multiple."""
-        count, longest = len(lengths), -(-int(lengths.max()) // multiple) * multiple
-        text = np.repeat(np.arange(count), lengths)
+    def row(self, starts: np.ndarray, lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, dict[str, Any]]:
+        """Pack texts that have lengths[i] tokens from starts[i] on: (places of the row's tokens (1, tokens), further
+        features). max_length_q is rounded up to the multiple."""
+        text = np.repeat(np.arange(len(lengths)), lengths)
         ends = np.concatenate([[0], lengths.cumsum()])
-        place = np.arange(len(text)) - ends[text]
-        at = torch.from_numpy(text), torch.from_numpy(first[text] + place)
-        cu_seqlens = torch.from_numpy(ends.astype(np.int32))
-        row = {name: each[at][None] for name, each in table.items() if name != "attention_mask"}
-        row |= {"position_ids": torch.from_numpy(place + self.offset)[None], "seq_idx": at[0][None]}
-        row |= {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": longest}
+        position = np.arange(len(text)) - ends[text]
+        cu_seqlens, longest = torch.tensor(ends, dtype=torch.int32), -(-int(lengths.max()) // multiple) * multiple
+        row: dict[str, Any] = {"position_ids": torch.from_numpy(position + self.offset)[None]}
+        row |= {"seq_idx": torch.from_numpy(text)[None], "cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
+        row |= {"max_length_q": longest, "max_length_k": longest}
         # transformers passes a mask of four dimensions on; from another it would make one of all tokens with all
-        mask = {} if self.is_flash else {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.long)}
-        return {**row, "max_length_k": longest, **mask}
+        row["attention_mask"] = None if self.is_flash else torch.ones(1, 1, 1, 1, dtype=torch.long)
+        return (starts[text] + position)[None], row
 
 
 def packing_of(model: Any) -> Packing | str:
-    """How a SentenceTransformer reads packed rows, or the reason why it cannot."""
+    """How a SentenceTransformer reads packed rows, or the reason why it does not."""
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-    if len(model) < 2 or type(model[0]) is not Transformer or type(model[1]) is not Pooling:
+    modules = [*model] if isinstance(model, nn.Sequential) else []
+    if len(modules) < 2 or type(modules[0]) is not Transformer or type(modules[1]) is not Pooling:
         return "the model is not a Transformer with Pooling"
     inner = _transformer(model)
     if not isinstance(inner, PreTrainedModel) or not type(inner).__module__.startswith("transformers.models."):
         return f"{type(inner).__name__} is not a model of transformers"
     config = inner.config
-    causal = getattr(config, "is_decoder", False) and config.model_type in ENCODERS
-    if config.model_type not in (*ENCODERS, *DECODERS) or causal:
-        return f"the attention of {config.model_type} cannot be packed"
-    attention = config._attn_implementation
-    if not (is_flash := "flash" in attention) and attention not in ("sdpa", PACKED, PADDED):
+    kind, attention = config.model_type, config._attn_implementation
+    if kind not in (*ENCODERS, *DECODERS) or (kind in ENCODERS and getattr(config, "is_decoder", False)):
+        return f"the attention of {kind} cannot be packed"
+    if attention != PACKED and "flash" not in attention:
         return f"the model's attention is {attention}, not sdpa"
-    if config.model_type in DECODERS:
-        cuts = [size for size in windows(config) if size]
-    else:
-        cuts = [config.sliding_window] if config.model_type == "modernbert" else []
-    offset = config.pad_token_id + 1 if config.model_type in OFFSET else 0
-    return Packing(offset, None if is_flash else min(cuts, default=None), is_flash)
+    sizes = windows(config) if kind in DECODERS else [config.sliding_window] if kind == "modernbert" else []
+    window = min(filter(None, sizes), default=None) if attention == PACKED else None
+    return Packing(config.pad_token_id + 1 if kind in OFFSET else 0, window, attention != PACKED)
 
 
-def pack(model: Any) -> str | None:
-    """Have a SentenceTransformer read packed rows; returns the reason if it cannot. Padded batches still work."""
-    if isinstance(packing := packing_of(model), str):
+def pack(model: Any, packed: bool = True) -> str | None:
+    """Have a SentenceTransformer with SDPA read packed rows, and padded batches as before; returns the reason if it
+    cannot. With packed=False only have it make its masks without reading them."""
+    config = getattr(getattr(model, "transformers_model", None), "config", None)
+    config = _transformer(model).config if isinstance(model, nn.Sequential) and config is not None else None
+    before = getattr(config, "_attn_implementation", None)
+    if config is not None and before in ("sdpa", PADDED):
+        config._attn_implementation = PACKED if packed else PADDED
+    packing = packing_of(model)
+    if isinstance(packing, str):
+        if packed and config is not None:
+            config._attn_implementation = before
         return packing
-    if not packing.is_flash:
-        _transformer(model).config._attn_implementation = PACKED
     if model[0].model_forward_params is not None:
         model[0].model_forward_params |= ENDS
     return None
-
-
-def read_no_masks(model: Any) -> None:
-    """Set the attention PADDED for a model with SDPA."""
-    config = getattr(getattr(model, "transformers_model", None), "config", None)
-    if isinstance(model, nn.Sequential) and getattr(config, "_attn_implementation", None) == "sdpa":
-        _transformer(model).config._attn_implementation = PADDED
-
-
-def packing_in_use(model: Any) -> Packing | None:
-    """The packing of a model whose attention reads packed rows: PACKED or FlashAttention."""
-    inner = _transformer(model) if isinstance(model, nn.Sequential) and hasattr(model[0], "model") else None
-    attention = getattr(getattr(inner, "config", None), "_attn_implementation", None) or ""
-    if attention != PACKED and "flash" not in attention:
-        return None
-    packing = packing_of(model)
-    return packing if isinstance(packing, Packing) else None
 
 
 def _transformer(model: Any) -> Any:

@@ -19,15 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raoe_train.encoders.lengths import (
-    Runs,
     by_length,
     change,
     counts_leading_padding,
     forward_cost,
-    padded,
     words_looked_up_once,
 )
-from raoe_train.encoders.packed import pack, packing_in_use, read_no_masks
+from raoe_train.encoders.packed import Packing, pack, packing_of
 from raoe_train.losses.base import CachedLoss, attach_gradient, check_numbers, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
@@ -85,7 +83,10 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
         replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
         leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
         # of three dimensions, so that a loss that cuts the padding of its tokens does not cut embeddings, too
-        value = loss([{**t, "embeddings": x[:, None]} for t, x in zip(tokens, leaves, strict=True)], labels)
+        features = [{"attention_mask": x.new_ones(len(x), 1), "embeddings": x[:, None]} for x in leaves]
+        if tokens:
+            features = [{**each, **column} for each, column in zip(features, tokens, strict=True)]
+        value = loss(features, labels)
         if not replays:
             return value
         value.backward()  # reads the columns in parts
@@ -205,11 +206,9 @@ class ByLength(CachedLossMixin, nn.Module):
         inner = innermost(loss)
         self.model: Any = inner.model if hasattr(inner, "model") else inner.sentence_embedder  # BatchAllTripletLoss
         for model in (self.model, *([keep.start] if keep else [])):
-            encoder = _layers(model)[-1]
-            if packed and (reason := pack(encoder)) is not None:
+            reason = pack(_layers(model)[-1], packed) if packed or _device(model).type != "cpu" else None
+            if packed and reason is not None:
                 warn_once("texts are not packed, but encoded by length: %s", reason)
-            if next(encoder.parameters()).device.type != "cpu":
-                read_no_masks(encoder)
 
     @property
     def uses_gradient_cache(self) -> bool:  # type: ignore[override]
@@ -219,13 +218,27 @@ class ByLength(CachedLossMixin, nn.Module):
     def plan(self, features: Iterable[Mapping[str, Any]], labels: Any = None) -> Batch | None:
         """Plan a batch of tokenised columns on the CPU: which texts each forward encodes, and what the loss needs
         beside embeddings. None for columns that are not rows of tokens."""
-        columns, inner = [*map(padded, features)], innermost(self.loss)
-        if (runs := self._runs(columns)) is None:
+        columns, inner = [*features], innermost(self.loss)
+        guided = hasattr(inner, "guide")  # reads the tokens of padded columns
+        runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, **self._limits(inner))
+        if runs is None:
             return None
         arguments = inner.beside(columns, labels) if isinstance(inner, CachedLoss) else labels
-        several = len(runs.features) > 1 and all("cu_seq_lens_q" not in run for run in runs.features)
-        words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique() if several else None
-        return Batch(runs.features, runs.rows, arguments, words, columns if embeds_columns(inner) else [])
+        words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique() if runs.features[1:] else None
+        return Batch(runs.features, runs.rows, arguments, words, columns if guided else [])
+
+    def _limits(self, inner: Any) -> dict[str, Any]:
+        """The keywords of by_length."""
+        *wrappers, model = _layers(self.model)
+        packing = packing_of(model)
+        compiled = self.compiled or _is(wrappers, "OptimizedModule")
+        limits: dict[str, Any] = {"multiple": LENGTH_MULTIPLE if compiled else 1}
+        limits |= {"keep_leading": counts_leading_padding(model), "forward": forward_cost(model, self.tensor_cores)}
+        limits["packing"] = packing if isinstance(packing, Packing) else None
+        if self.uses_gradient_cache:
+            tokens = getattr(inner, "mini_batch_num_tokens", None)
+            limits |= {"most_texts": inner.mini_batch_size} if tokens is None else {"most": tokens}
+        return limits
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
         """The loss of a planned batch, or of tokenised columns; labels are those of the wrapped loss."""
@@ -235,10 +248,9 @@ class ByLength(CachedLossMixin, nn.Module):
             raise ValueError("keep needs batches of tokenized texts, not images")
         if planned is None:
             return self.loss(features, labels)
-        *_, inner = layers = _layers(self.model)
-        batch = planned.to(next(inner.parameters()).device)
+        batch = planned.to(_device(self.model))
         # the embeddings of these copies are not used
-        batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), layers) - len(batch.runs))
+        batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
         batch.before = self._start(batch)
         if self.uses_gradient_cache:
             rows: Any = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
@@ -312,23 +324,6 @@ class ByLength(CachedLossMixin, nn.Module):
             run.grad = part
         return loss.detach()
 
-    def _runs(self, columns: list[dict[str, Any]]) -> Runs | None:
-        *wrappers, inner = _layers(self.model)
-        room: dict[str, int] = {}
-        if self.uses_gradient_cache:
-            wrapped = innermost(self.loss)
-            tokens = getattr(wrapped, "mini_batch_num_tokens", None)
-            room = {"most_texts": wrapped.mini_batch_size} if tokens is None else {"most": tokens}
-        compiled = self.compiled or _is(wrappers, "OptimizedModule")
-        return by_length(
-            columns,
-            **room,
-            multiple=LENGTH_MULTIPLE if compiled else 1,
-            keep_leading=counts_leading_padding(inner),
-            packing=packing_in_use(inner),
-            forward=forward_cost(inner, self.tensor_cores),
-        )
-
     def _words(self, batch: Batch) -> AbstractContextManager[None]:
         """words_looked_up_once, unless weights are sharded or the model is compiled."""
         layers = _layers(self.model)
@@ -339,6 +334,10 @@ class ByLength(CachedLossMixin, nn.Module):
         """The loss and its keywords, for the model card."""
         loss: Any = self.loss
         return {"loss": type(loss).__name__, **(loss.get_config_dict() if hasattr(loss, "get_config_dict") else {})}
+
+
+def _device(model: Any) -> torch.device:
+    return next(model.parameters(), torch.empty(0)).device
 
 
 def _layers(model: Any) -> list[Any]:
@@ -362,6 +361,6 @@ def _most_forwards(forwards: int, layers: list[Any]) -> int:
     """The largest number of forwards in any process if processes share them, else this process's number."""
     if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
-    count = torch.tensor(forwards, device=next(layers[-1].parameters()).device)
+    count = torch.tensor(forwards, device=_device(layers[-1]))
     dist.all_reduce(count, dist.ReduceOp.MAX)
     return int(count)

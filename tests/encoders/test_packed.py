@@ -11,9 +11,9 @@ from transformers import CONFIG_MAPPING, AutoModel
 
 from raoe_train import losses as ours
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.lengths import by_length, padded
+from raoe_train.encoders.lengths import by_length, texts_of
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.packed import PACKED, Packing, pack, packing_in_use, packing_of
+from raoe_train.encoders.packed import PACKED, Packing, pack, packing_of
 from raoe_train.losses.by_length import ByLength, Keep, loss_of
 from tests.decoders import saved_decoder
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
@@ -102,7 +102,7 @@ def scores(rows: int = 9) -> dict[str, torch.Tensor]:
                          ids=["at once", "by rows", "by tokens"])  # fmt: skip
 def test_every_family(name, cached):
     model = family(name)
-    assert isinstance(packing_of(model), Packing)
+    assert pack(model) is None and isinstance(packing_of(model), Packing)
     plan = compare(model, ours.CoSENTLoss(model, **cached), columns_of(model), scores(),
                    1e-6 if name in IN_FLOAT32 else 1e-12)  # fmt: skip
     assert len(plan.runs) == 1 or cached
@@ -223,14 +223,11 @@ def test_flattened_columns_are_one_row():
         flat.append({"input_ids": ids, "position_ids": place, "seq_idx": mask.nonzero()[:, 0][None],
                      "cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest,
                      "modality": "text"})  # fmt: skip
-    for column, each in zip(columns, flat, strict=True):
-        restored, real = padded(each), column["attention_mask"].bool()
-        assert torch.equal(restored["attention_mask"], column["attention_mask"])
-        assert torch.equal(restored["input_ids"][real], column["input_ids"][real])
     loss = ByLength(ours.CoSENTLoss(model), packed=True)
     assert total(loss(flat, scores())) == total(loss(columns, scores()))
-    runs = by_length([padded(each) for each in flat])
-    assert runs is not None and "cu_seq_lens_q" not in runs.features[0]
+    runs, expected = by_length(flat), by_length(columns)
+    assert runs is not None and expected is not None and "cu_seq_lens_q" not in runs.features[0]
+    assert texts_of(runs.features) == texts_of(expected.features)
 
 
 def test_models_that_cannot_be_packed_go_by_length(caplog):
@@ -243,7 +240,7 @@ def test_models_that_cannot_be_packed_go_by_length(caplog):
     eager = family("bert")
     eager[0].model.config._attn_implementation = "eager"
     assert packing_of(eager) == "the model's attention is eager, not sdpa"
-    assert pack(eager) and packing_in_use(eager) is None
+    assert pack(eager) == "the model's attention is eager, not sdpa"
 
 
 def test_batches_that_do_not_fit_go_by_length():
