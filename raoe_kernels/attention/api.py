@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import _validate
 from .autograd import attention
-from .padding import Padding
+from .padding import Options, Padding
 
 MAX_HEAD_DIM = 256
 
@@ -22,6 +22,8 @@ def bidirectional_attention(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
+    causal: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """Bidirectional attention over padded or packed sentences: softmax(scale q k^T) v (BeLLM, Eq. 3 and 4).
@@ -43,6 +45,10 @@ def bidirectional_attention(
         max_seqlen: upper bound on the tokens in a sequence, required with cu_seqlens. It is checked on the CPU only;
             on other devices the result of a longer sequence is undefined.
         scale: factor for the scores, a finite number. Default 1 / sqrt(d).
+        dropout_p: probability, at least 0 and less than 1, that an attention weight is dropped; the others are divided
+            by 1 - dropout_p, as in torch's scaled_dot_product_attention. There is no training switch: pass 0 in
+            evaluation. Random numbers come from torch's default generator (torch.manual_seed).
+        causal: True for causal attention: a token attends to the real tokens up to its own position.
         backend: "auto", "reference", "scan" (torch's own attention) or "triton".
 
     Returns:
@@ -54,7 +60,12 @@ def bidirectional_attention(
         RuntimeError: the requested backend cannot run here, or a second derivative was requested from a backend that
             has none ("triton").
     """
-    return _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, False, backend)[0]
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be a bool, got {_validate.describe(causal)}")
+    dropout_p = _validate.number("dropout_p", dropout_p)
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p!r}")
+    return _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, (causal,), dropout_p, backend)[0]
 
 
 def dual_attention(
@@ -71,15 +82,17 @@ def dual_attention(
 ) -> tuple[Tensor, Tensor]:
     """Causal and bidirectional attention of the same queries, keys and values: the two terms of BeLLM's Eq. 5.
 
-    Args, Raises: as for bidirectional_attention. Backend "triton" computes both results in one pass over the keys.
+    Args, Raises: as for bidirectional_attention, but without dropout. Backend "triton" computes both
+    results in one pass over the keys.
 
     Returns: (causal, bidirectional). In the causal result a token attends to the real tokens up to its own position.
     """
-    causal, full = _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, True, backend)
+    where = lengths, padding_mask, cu_seqlens, max_seqlen
+    causal, full = _call(q, k, v, *where, scale, (True, False), 0.0, backend)
     return causal, full
 
 
-def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, dual: bool, backend: str):
+def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, causal, dropout_p, backend: str):
     packed = cu_seqlens is not None
     _tensors(q, k, v, 3 if packed else 4)
     if sum(x is not None for x in (lengths, padding_mask, cu_seqlens)) > 1:
@@ -95,7 +108,7 @@ def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, dual: b
     scale = q.shape[-1] ** -0.5 if scale is None else _validate.number("scale", scale)
     if q.dtype != torch.float64 and torch.is_autocast_enabled(q.device.type):
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    return attention(q, k, v, padding, scale, dual, backend)
+    return attention(q, k, v, padding, Options(scale, causal, dropout_p), backend)
 
 
 def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:

@@ -1,4 +1,5 @@
-"""Positions of the real tokens: convert padded and packed batches to one form in plain torch, without a host sync."""
+"""A call's padding and options, and the conversion of padded and packed batches to one form in plain torch, without a
+host sync."""
 
 from __future__ import annotations
 
@@ -23,6 +24,21 @@ class Padding(NamedTuple):
     cu_seqlens: Tensor | None
     longest: int
     spans: Tensor | None = None
+
+
+class Options(NamedTuple):
+    """What a call computes from the scores of its real tokens.
+
+    scale      factor for the scores
+    causal     for each result, whether it is causal: (False,), (True,), or (True, False) in a dual call
+    dropout_p  probability that an attention weight is dropped, 0 in a dual call
+    seed       [] int64, of which `reference` and `triton` compute the mask of dropout; None without dropout
+    """
+
+    scale: float
+    causal: tuple[bool, ...]
+    dropout_p: float = 0.0
+    seed: Tensor | None = None
 
 
 class Padded(NamedTuple):

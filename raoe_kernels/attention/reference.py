@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
-from .padding import Padding, pad, unpad
+from .padding import Options, Padding, pad, unpad
+
+LOW_BITS = 0xFFFFFFFF
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Tensor, ...]:
-    """Return (bidirectional,) or (causal, bidirectional): softmax(scale q k^T) v over all or earlier real keys."""
+def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
+    """Return dropout(softmax(scale q k^T)) v over the real keys, or over those up to the query."""
     tokens, dtype = q.shape[0], q.dtype
     with torch.autocast(q.device.type, enabled=False):
         exact = wide(dtype)
@@ -22,9 +24,30 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
         both = real[:, None, :] & real[:, :, None]
         before = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         results = []
-        for allowed in (both & before, both) if dual else (both,):
+        for causal in options.causal:
             # A padding query would have no key. Let it attend to every key; its row is zeroed afterwards.
-            allowed = allowed | ~real[:, :, None]
-            scores = (q @ k.transpose(2, 3) * scale).masked_fill(~allowed[:, None], -torch.inf)
-            results.append(unpad(scores.softmax(-1) @ v, real, padding, tokens).to(dtype))
+            allowed = (both & before if causal else both) | ~real[:, :, None]
+            scores = (q @ k.transpose(2, 3) * options.scale).masked_fill(~allowed[:, None], -torch.inf)
+            weights = scores.softmax(-1)
+            if options.seed is not None:
+                dropped = ~kept(options.seed, options.dropout_p, real, heads)
+                weights = weights.masked_fill(dropped, 0) / (1 - options.dropout_p)
+            results.append(unpad(weights @ v, real, padding, tokens).to(dtype))
     return tuple(results)
+
+
+def kept(seed: Tensor, p: float, real: Tensor, heads: int) -> Tensor:
+    """Return [b, heads, L, L] bool, True for the weights of a padded batch that dropout keeps (README, Dropout)."""
+    place = torch.arange(real.shape[1], device=real.device) - real.byte().argmax(1, keepdim=True)
+    batch, head = (torch.arange(n, device=real.device) for n in (real.shape[0], heads))
+    key = _fold(_fold(torch.zeros_like(seed), seed), seed >> 32)
+    query_keys = _fold(_fold(_fold(key, head), batch[:, None])[..., None], place[:, None])
+    return _fold(query_keys[..., None], place[:, None, None]) >= int(p * 2**32)
+
+
+def _fold(key: Tensor, number: Tensor) -> Tensor:
+    """Mix the low 32 bits of `number` into a 32-bit key (in int64), one to one in each: the mixer is lowbias32."""
+    x = key ^ (number * 0x9E3779B9 & LOW_BITS)
+    x = (x ^ x >> 16) * 0x7FEB352D & LOW_BITS
+    x = (x ^ x >> 15) * 0x846CA68B & LOW_BITS
+    return x ^ x >> 16

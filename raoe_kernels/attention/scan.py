@@ -1,5 +1,5 @@
-"""Bidirectional and dual attention with torch's own functions: scaled_dot_product_attention, varlen_attn for packed
-batches if it supports them, and on a CPU the kernels behind scaled_dot_product_attention in runs of sentences.
+"""Attention with torch's own functions: scaled_dot_product_attention, the FlashAttention of packed sentences if it can
+run, and on a CPU the kernels behind scaled_dot_product_attention in runs of sentences. Dropout is torch's.
 
 A dual call computes two attentions, because torch has no function that returns both.
 """
@@ -13,39 +13,45 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .padding import Padding, pad, unpad
+from .._dispatch import refuse_second_derivative
+from .padding import Options, Padding, pad, unpad
 from .sentences import Sentences, supports
 
+_flash_forward = torch.ops.aten._flash_attention_forward
+_flash_backward = torch.ops.aten._flash_attention_backward
 
-def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Tensor, ...]:
-    tokens = q.shape[0]
+
+def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
+    tokens, scale, dropout_p = q.shape[0], options.scale, options.dropout_p
     with torch.autocast(q.device.type, enabled=False):
         # Repeat the heads here instead of passing enable_gqa: with enable_gqa and a mask torch uses
         # the kernel that stores L x L scores, and before torch 2.13 on a CPU even without a mask.
         group = q.shape[1] // k.shape[1]
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        if not dual and takes_packed(q, padding):
-            return (_packed(q, k, v, padding.cu_seqlens, padding.longest, scale),)
-        if q.device.type == "cpu" and supports(padding):
+        if len(options.causal) == 1 and takes_packed(q, padding):
+            return (_Packed.apply(q, k, v, padding.cu_seqlens, padding.longest, options),)
+        # The kernels behind scaled_dot_product_attention on a CPU have no dropout.
+        if q.device.type == "cpu" and not dropout_p and supports(padding):
             no_grad = not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
-            return Sentences.apply(q, k, v, padding, scale, dual, no_grad)
+            return Sentences.apply(q, k, v, padding, scale, options.causal, no_grad)
         q, k, v, real, right = pad(q, k, v, padding)
         results = []
-        if dual:
-            # With right padding, every key up to a real query is real, so no mask is needed.
-            mask = None if right or real is None else _causal(real)
-            causal = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
-            results.append(unpad(causal, real, padding, tokens))
-        # A row without a real key attends to all keys, which are zeros.
-        mask = None if real is None else (real | ~real.any(1, keepdim=True))[:, None, None, :]
-        full = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-        results.append(unpad(full, real, padding, tokens))
+        for causal in options.causal:
+            if causal:
+                # With right padding, every key up to a real query is real, so no mask is needed.
+                mask = None if right or real is None else _causal(real)
+            else:
+                # A row without a real key attends to all keys, which are zeros.
+                mask = None if real is None else (real | ~real.any(1, keepdim=True))[:, None, None, :]
+            is_causal = causal and mask is None
+            out = scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale)
+            results.append(unpad(out, real, padding, tokens))
     return tuple(results)
 
 
 def takes_packed(q: Tensor, padding: Padding) -> bool:
-    """Whether torch's varlen_attn (FlashAttention on packed sentences) can run: torch 2.10, half precision, sm_80."""
+    """Whether torch's FlashAttention can run on the packed sentences: half precision, sm_80."""
     return (
         padding.cu_seqlens is not None
         and q.device.type == "cuda"
@@ -57,19 +63,32 @@ def takes_packed(q: Tensor, padding: Padding) -> bool:
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    is_new_enough = torch.__version__ >= "2.10"  # compared as versions; in 2.9 varlen_attn has no scale argument
-    return is_new_enough and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Any, longest: int, scale: float) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
+class _Packed(torch.autograd.Function):
+    """Torch's FlashAttention on packed sentences. Its kernels neither read nor write tokens outside all sequences."""
 
-    # varlen_attn does not write the rows of tokens outside all sequences, neither in results nor in gradients.
-    token = torch.arange(q.shape[0], device=q.device)
-    outside = ((token < ends[0]) | (token >= ends[-1]))[:, None, None]
-    q, k, v = (x.masked_fill(outside, 0).contiguous() for x in (q, k, v))
-    out: Any = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale)
-    return out.masked_fill(outside, 0)
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, options: Options):
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        numbers = ends, ends, longest, longest, options.dropout_p, options.causal[0]
+        out, lse, *random, _ = _flash_forward(q, k, v, *numbers, False, scale=options.scale)
+        token = torch.arange(q.shape[0], device=q.device)
+        outside = ((token < ends[0]) | (token >= ends[-1]))[:, None, None]
+        out.masked_fill_(outside, 0)
+        ctx.save_for_backward(q, k, v, out, lse, outside, ends, *random)
+        ctx.longest, ctx.options = longest, options._replace(seed=None)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):  # type: ignore[override]
+        refuse_second_derivative("attention")
+        *tensors, outside, ends, random, unused = ctx.saved_tensors
+        options = ctx.options
+        numbers = ends, ends, ctx.longest, ctx.longest, options.dropout_p, options.causal[0]
+        grads = _flash_backward(grad.contiguous(), *tensors, *numbers, random, unused, scale=options.scale)
+        return *(x.masked_fill_(outside, 0) for x in grads), None, None, None
 
 
 def _causal(real: Tensor) -> Tensor:

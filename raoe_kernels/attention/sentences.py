@@ -71,10 +71,10 @@ class _Run(NamedTuple):
         else:
             x.index_copy_(0, index, part)
 
-    def modes(self, count: int) -> list[tuple[bool, Tensor | None]]:
-        """Return (is_causal, attn_mask) for each result, causal first. A run has padding only on the right, so all keys
-        up to a real query are real, and the causal result needs no mask."""
-        return [(True, None), (False, self.bias)][-count:]
+    def modes(self, causal: tuple[bool, ...]) -> list[tuple[bool, Tensor | None]]:
+        """Return (is_causal, attn_mask) for each result. A run has padding only on the right, so all keys
+        up to a real query are real, and a causal result needs no mask."""
+        return [(is_causal, None if is_causal else self.bias) for is_causal in causal]
 
 
 def _runs(padding: Padding, q: Tensor) -> list[_Run]:
@@ -173,14 +173,16 @@ def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
         x.view(dtype).bitwise_and_(bits)
 
 
-def _multiply(inputs: list[Tensor], run: _Run, scale: float, dual: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the results and weights of a run of short sentences, causal first, with 0 for padding queries."""
+def _multiply(
+    inputs: list[Tensor], run: _Run, scale: float, causal: tuple[bool, ...]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the results and weights of a run of short sentences, with 0 for padding queries."""
     q, k, v = (x.contiguous() for x in inputs)
     scores = (q @ k.mT).mul_(scale)
     if run.bias is not None:
         scores += run.bias
-    weights = [scores.softmax(-1)]
-    if dual:
+    weights = [] if causal == (True,) else [scores.softmax(-1)]
+    if causal[0]:
         causal_bias = torch.full((run.length, run.length), -torch.inf, dtype=q.dtype).triu_(1)
         weights.insert(0, scores.add_(causal_bias).softmax(-1))
     if run.padding is not None:
@@ -203,26 +205,28 @@ def _multiply_back(upstream: list[Tensor], weights: list[Tensor], inputs: list[T
 
 
 class Sentences(torch.autograd.Function):
-    """Return (bidirectional,), or (causal, bidirectional) if dual. q, k and v have equally many heads, and no row has
-    padding between its tokens."""
+    """Return one result for each entry of `causal`. q, k and v have equally many heads, and no row has padding between
+    its tokens."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, no_grad: bool):
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, causal: tuple, no_grad: bool
+    ):
         """no_grad: True if no gradient is needed."""
         q, k, v = _prepare((q, k, v), padding, 1 if no_grad else 0)  # padding queries matter only to gradients
         # The kernels are as fast without a gradient. Products would round half precision, and copy packed batches more.
         short = not no_grad and padding.cu_seqlens is None and q.dtype in (torch.float32, torch.float64)
         runs = _runs(padding, q)
         one_run = len(runs) == 1 and runs[0].rows == slice(None) and runs[0].length == padding.longest
-        results = [] if one_run else [q.new_zeros(q.shape) for _ in range(1 + dual)]
+        results = [] if one_run else [q.new_zeros(q.shape) for _ in causal]
         tensors: list[Tensor] = []
         for run in runs:
             inputs = [run.take(x) for x in (q, k, v)]
             if short and run.length <= SHORT:
-                outs, run_tensors = _multiply(inputs, run, scale, dual)
+                outs, run_tensors = _multiply(inputs, run, scale, causal)
             else:
-                modes = run.modes(1 + dual)
-                pairs = [_flash_forward(*inputs, 0.0, causal, attn_mask=mask, scale=scale) for causal, mask in modes]
+                modes = run.modes(causal)
+                pairs = [_flash_forward(*inputs, 0.0, is_causal, attn_mask=m, scale=scale) for is_causal, m in modes]
                 outs, run_tensors = [out for out, _ in pairs], [x for pair in pairs for x in pair]
                 if run.padding is not None:
                     _zero_padding(run.padding, *outs)
@@ -236,7 +240,8 @@ class Sentences(torch.autograd.Function):
             tensors += run_tensors
         if not no_grad:
             ctx.save_for_backward(q, k, v, *tensors)
-            ctx.runs, ctx.padding, ctx.scale, ctx.one_run, ctx.short = runs, padding, scale, one_run, short
+            ctx.runs, ctx.padding, ctx.scale, ctx.causal = runs, padding, scale, causal
+            ctx.one_run, ctx.short = one_run, short
         return tuple(results)
 
     @staticmethod
@@ -253,9 +258,9 @@ class Sentences(torch.autograd.Function):
                 weights = [next(tensors) for _ in upstream]
                 total = _multiply_back([run.take(grad) for grad in upstream], weights, run_inputs, ctx.scale)
             else:
-                for grad, (causal, mask) in zip(upstream, run.modes(len(upstream)), strict=True):
+                for grad, (is_causal, mask) in zip(upstream, run.modes(ctx.causal), strict=True):
                     saved = run.take(grad), *run_inputs, next(tensors), next(tensors)  # …, result, logsumexp
-                    parts = _flash_backward(*saved, 0.0, causal, attn_mask=mask, scale=ctx.scale)
+                    parts = _flash_backward(*saved, 0.0, is_causal, attn_mask=mask, scale=ctx.scale)
                     total = [x.add_(part) for x, part in zip(total, parts, strict=True)] if total else list(parts)
             if ctx.one_run:
                 results = total

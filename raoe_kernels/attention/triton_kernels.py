@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._dtypes import flags, wide
 from ..triton_compile import Variant, signature_of
-from .padding import Padding
+from .padding import Options, Padding
 from .triton_backward import attention_backward_kv, attention_backward_q
 from .triton_forward import POINTERS, attention_forward, attention_spans
 
@@ -86,7 +86,9 @@ def spans(q: Tensor, padding: Padding) -> Padding:
 class _Call:
     """Arguments shared by all launches of a call: positions of sequences, strides as in a padded batch, sizes."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float):
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options):
+        if options.dropout_p or options.causal == (True,):
+            raise NotImplementedError("triton has no dropout and no causal attention yet")
         padding = spans(q, padding)
         spans_tensor: Any = padding.spans
         self.packed = padding.cu_seqlens is not None
@@ -96,7 +98,7 @@ class _Call:
         # Results are contiguous, so their strides count rows of head_dim elements.
         shape = q.shape
         self.output_strides = (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
-        self.longest, self.scale = padding.longest, scale
+        self.longest, self.scale = padding.longest, options.scale
         self.row_len = 0 if self.packed else padding.longest
         self.sequences = len(spans_tensor) - 1 if self.packed else q.shape[0]
         # Without a mask the kernels never read its flags, so any tensor will do.
@@ -119,8 +121,8 @@ class _Call:
             )  # fmt: skip
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Any, ...]:
-    call, width = _Call(q, k, v, padding, scale), q.shape[-1]
+def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Any, ...]:
+    call, width, dual = _Call(q, k, v, padding, options), q.shape[-1], len(options.causal) == 2
     q = call.inputs[0]
     full, lse_full = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
     causal, lse_causal = (torch.empty_like(full), torch.empty_like(lse_full)) if dual else (None, None)
@@ -142,7 +144,7 @@ def backward(
     k: Tensor,
     v: Tensor,
     padding: Padding,
-    scale: float,
+    options: Options,
     causal: Tensor | None,
     full: Tensor,
     lse_causal: Tensor | None,
@@ -151,7 +153,7 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients. The query kernel always runs, because the key kernel needs its results."""
     dual, width = causal is not None, q.shape[-1]
-    call = _Call(q, k, v, padding, scale)
+    call = _Call(q, k, v, padding, options)
     q, k, v = call.inputs
     grad_full = _aligned(grad_full.contiguous())
     grad_causal = grad_full if grad_causal is None else _aligned(grad_causal.contiguous())

@@ -66,7 +66,8 @@ class Batch:
         return x.cpu()[:0] if self.form == "packed" else x.cpu().transpose(1, 2)[~self.real]
 
     def run(self, dual: bool, backend: str, **options) -> list[Tensor]:
-        """Outputs and the gradients of q, k, v, these only where gradients are enabled."""
+        """Outputs and the gradients of q, k, v, these only where gradients are enabled; dropout's seed is fixed."""
+        torch.manual_seed(11)
         inputs = [x.to(self.device).clone().requires_grad_() for x in (self.q, self.k, self.v)]
         where = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in self.where.items()}
         if dual:

@@ -19,6 +19,11 @@ from tests.kernels.conftest import PLACES
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LENGTHS = [5, 0, 7, 1]
 OPS = pytest.mark.parametrize("dual", [False, True], ids=["bidirectional", "dual"])
+# And what bidirectional_attention takes besides. With dropout scan draws torch's numbers: tests of its masks follow.
+CAUSAL, DROPOUT = {"causal": True}, {"dropout_p": 0.3}
+WAYS = {"bidirectional": (False, {}), "dual": (True, {}), "causal": (False, CAUSAL), "dropout": (False, DROPOUT),
+        "causal-dropout": (False, CAUSAL | DROPOUT)}  # fmt: skip
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)
 
 
@@ -36,6 +41,11 @@ def place(request):
     return request.param
 
 
+def skip_torch_s_dropout(backend, extra):
+    if backend == "scan" and "dropout_p" in extra:
+        pytest.skip("torch draws other numbers")
+
+
 def assert_as_accurate_as_plain(ours, plain, truth, count):
     """The rule of raoe_kernels.testing; the roundings are of the values that cancel in a sum, so of size `largest`."""
     for i, (x, p, t) in enumerate(zip(ours, plain, truth, strict=True)):
@@ -46,77 +56,81 @@ def assert_as_accurate_as_plain(ours, plain, truth, count):
 
 
 @EVERY_FORM
-@OPS
+@EVERY_WAY
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-def test_against_the_reference(dtype, dual, form, place, poisoned):
-    device, backend = place
+def test_against_the_reference(dtype, way, form, place, poisoned):
+    (device, backend), (dual, extra) = place, WAYS[way]
+    skip_torch_s_dropout(backend, extra)
     options = dict(lengths=LENGTHS, longest=7, heads=(4, 2), d=20)
     batch = Batch(form, dtype=dtype, device=device, **options)
-    plain = Batch(form, dtype=dtype, **options).run(dual, "reference")
+    options["device"] = device if extra else "cpu"  # each device draws its own seed of dropout
+    plain = Batch(form, dtype=dtype, **options).run(dual, "reference", **extra)
     wide = Batch(form, dtype=dtype, **options)
     wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
     wide.upstream = [x.double() for x in wide.upstream]
-    ours = batch.run(dual, backend)
+    ours = batch.run(dual, backend, **extra)
     assert all(x.dtype == dtype for x in ours)
-    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference"), 1 + dual)
+    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference", **extra), 1 + dual)
     for x in ours:
         assert batch.padding(x).eq(0).all()
         assert batch.tokens(x).ne(0).any()
 
 
 @pytest.mark.skipif(INTERPRETED not in PLACES, reason="Triton is compiled here, not interpreted")
-@pytest.mark.parametrize("form, dual", [("left", True), ("packed", False)])
-def test_triton_briefly(form, dual, poisoned):
+@pytest.mark.parametrize("form, way", [("left", "dual"), ("packed", "bidirectional"), ("packed", "causal-dropout")])
+def test_triton_briefly(form, way, poisoned):
     """Two tiles on either side of the diagonal, columns that are no power of two, grouped heads."""
+    dual, extra = WAYS[way]
     options = dict(lengths=[35, 3], longest=36, heads=(2, 1), d=20)
-    ours = Batch(form, dtype=torch.float32, **options).run(dual, "triton")
+    ours = Batch(form, dtype=torch.float32, **options).run(dual, "triton", **extra)
     truth = Batch(form, dtype=torch.float32, **options)
-    plain = truth.run(dual, "reference")
+    plain = truth.run(dual, "reference", **extra)
     truth.q, truth.k, truth.v = (x.double() for x in (truth.q, truth.k, truth.v))
     truth.upstream = [x.double() for x in truth.upstream]
-    assert_as_accurate_as_plain(ours, plain, truth.run(dual, "reference"), 1 + dual)
+    assert_as_accurate_as_plain(ours, plain, truth.run(dual, "reference", **extra), 1 + dual)
 
 
-@OPS
+@EVERY_WAY
 @pytest.mark.parametrize("d", [1, 16, 33, 80])
 @pytest.mark.parametrize("form", ["lengths", "left", "holes", "packed"])
-def test_several_tiles(form, d, dual, place, poisoned):
+def test_several_tiles(form, d, way, place, poisoned):
     """Lengths on both sides of the edges of tiles of 64 (and of the smaller ones of the wider dtypes)."""
-    device, backend = place
     options = dict(lengths=[63, 129, 65, 17], longest=130, heads=(2, 1), d=d, dtype=torch.float32)
-    ours = Batch(form, device=device, **options).run(dual, backend)
-    plain = Batch(form, **options).run(dual, "reference")
-    wide = Batch(form, **options)
-    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
-    wide.upstream = [x.double() for x in wide.upstream]
-    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference"), 1 + dual)
+    agrees_with_the_reference(form, options, way, place)
 
 
+@pytest.mark.parametrize("way", ["dual", "causal-dropout"])
 @pytest.mark.parametrize("d, form", [(64, "packed"), (64, "holes"), (128, "left"), (256, "lengths")])
-def test_tiles_of_half_precision(d, form, place, poisoned):
+def test_tiles_of_half_precision(d, form, way, place, poisoned):
     """Their tiles are larger, and of the kernel of keys longer than they are wide."""
-    device, backend = place
     options = dict(lengths=[65, 129, 17], longest=130, heads=(1, 1), d=d, dtype=torch.bfloat16)
-    ours = Batch(form, device=device, **options).run(True, backend)
-    plain = Batch(form, **options).run(True, "reference")
+    agrees_with_the_reference(form, options, way, place)
+
+
+def agrees_with_the_reference(form, options, way, place):
+    (device, backend), (dual, extra) = place, WAYS[way]
+    skip_torch_s_dropout(backend, extra)
+    ours = Batch(form, device=device, **options).run(dual, backend, **extra)
+    options["device"] = device if extra else "cpu"
+    plain = Batch(form, **options).run(dual, "reference", **extra)
     wide = Batch(form, **options)
     wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
     wide.upstream = [x.double() for x in wide.upstream]
-    assert_as_accurate_as_plain(ours, plain, wide.run(True, "reference"), 2)
+    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference", **extra), 1 + dual)
 
 
-@OPS
+@pytest.mark.parametrize("way", ["bidirectional", "dual", "causal"])
 @pytest.mark.parametrize("form", ["lengths", "left", "packed"])
-def test_runs_of_like_length(form, dual, place, monkeypatch):
+def test_runs_of_like_length(form, way, place, monkeypatch):
     """scan on a CPU takes sentences together whose padding costs little: one run of all, some, one each; by kernels, by
     products, or by both."""
-    device, backend = place
+    (device, backend), (dual, extra) = place, WAYS[way]
     options = dict(lengths=[9, 9, 30, 1, 31, 9, 0, 30], longest=31, heads=(4, 2), d=20, rubbish=7.0, device=device)
-    expected = Batch(form, **options).run(dual, "reference")
+    expected = Batch(form, **options).run(dual, "reference", **extra)
     for short, waste in product((0, 16, 32), (0, 1 << 15, 1 << 40)) if backend == "scan" else [(32, 0)]:
         monkeypatch.setattr(sentences, "SHORT", short)
         monkeypatch.setattr(sentences, "WASTE", waste)
-        for x, y in zip(Batch(form, **options).run(dual, backend), expected, strict=True):
+        for x, y in zip(Batch(form, **options).run(dual, backend, **extra), expected, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-12)
 
 
@@ -128,13 +142,18 @@ def test_by_hand(place):
     v = torch.tensor([1.0, 5.0, 100.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
     lengths = torch.tensor([2], device=device)
     causal, full = dual_attention(q, k, v, lengths=lengths, backend=backend)
-    assert causal.flatten().tolist() == pytest.approx([1, 4, 0], abs=1e-14)
+    alone = bidirectional_attention(q, k, v, lengths=lengths, causal=True, backend=backend)
+    assert causal.flatten().tolist() == alone.flatten().tolist() == pytest.approx([1, 4, 0], abs=1e-14)
     assert full.flatten().tolist() == pytest.approx([4, 4, 0], abs=1e-14)
     grads = torch.autograd.grad((causal, full), (q, k, v), (torch.ones_like(full), 2 * torch.ones_like(full)))
     # d out / d score of key 1 is p0 p1 (v1 - v0) = 3/4, of key 0 its negative; rows: full 2 and 2, causal 0 and 1
     assert grads[0].flatten().tolist() == pytest.approx([2 * 0.75 * math.log(3), 3 * 0.75 * math.log(3), 0], abs=1e-14)
     assert grads[1].flatten().tolist() == pytest.approx([-5 * 0.75, 5 * 0.75, 0], abs=1e-14)
     assert grads[2].flatten().tolist() == pytest.approx([1 + 5 * 0.25, 5 * 0.75, 0], abs=1e-14)
+    grads = torch.autograd.grad(alone, (q, k, v), torch.ones_like(alone))
+    assert grads[0].flatten().tolist() == pytest.approx([0, 0.75 * math.log(3), 0], abs=1e-14)
+    assert grads[1].flatten().tolist() == pytest.approx([-0.75, 0.75, 0], abs=1e-14)
+    assert grads[2].flatten().tolist() == pytest.approx([1 + 0.25, 0.75, 0], abs=1e-14)
 
 
 @OPS
@@ -143,7 +162,8 @@ def test_is_torch_s_attention_sentence_by_sentence(dual, place):
     device, backend = place
     batch = Batch("packed", [5, 3, 0, 9], 12, heads=(6, 2), d=12, device=device)
     results = batch.run(dual, backend, scale=0.7)[: 1 + dual]
-    for result, causal in zip(results, (True, False) if dual else (False,), strict=True):
+    results += [] if dual else batch.run(dual, backend, scale=0.7, causal=True)[:1]
+    for result, causal in zip(results, (True, False) if dual else (False, True), strict=True):
         expected = []
         for q, k, v in zip(*(x.split(batch.lengths) for x in (batch.q, batch.k, batch.v)), strict=True):
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
@@ -152,12 +172,15 @@ def test_is_torch_s_attention_sentence_by_sentence(dual, place):
         torch.testing.assert_close(result.cpu(), torch.cat(expected), rtol=1e-12, atol=1e-13)
 
 
-@OPS
-def test_every_form_says_the_same(dual, place):
-    device, backend = place
-    batches = {form: Batch(form, LENGTHS, 9, heads=(4, 2), device=device) for form in FORMS[1:]}
-    found = {form: [b.tokens(x) for x in b.run(dual, backend)] for form, b in batches.items()}
-    for form in FORMS[2:]:
+@EVERY_WAY
+def test_every_form_says_the_same(way, place):
+    """Dropout's mask, too, goes by a token's place in its sentence (and holes take places)."""
+    (device, backend), (dual, extra) = place, WAYS[way]
+    skip_torch_s_dropout(backend, extra)
+    forms = [form for form in FORMS[1:] if form != "holes" or "dropout_p" not in extra]
+    batches = {form: Batch(form, LENGTHS, 9, heads=(4, 2), device=device) for form in forms}
+    found = {form: [b.tokens(x) for x in b.run(dual, backend, **extra)] for form, b in batches.items()}
+    for form in forms[1:]:
         for x, expected in zip(found[form], found["lengths"], strict=True):
             torch.testing.assert_close(x, expected, rtol=1e-11, atol=1e-12)
 
@@ -176,16 +199,16 @@ def test_padding_has_no_influence_without_a_gradient(form, dual, place, poisoned
         assert torch.equal(x, y)
 
 
-@OPS
+@EVERY_WAY
 @EVERY_FORM
 @pytest.mark.parametrize("lengths", [LENGTHS, [8, 7, 8, 6]], ids=["ragged", "alike"])
-def test_padding_has_no_influence(lengths, form, dual, place, poisoned):
+def test_padding_has_no_influence(lengths, form, way, place, poisoned):
     """To the bit: what stands in padded queries, keys, values and upstream gradients changes nothing."""
-    device, backend = place
+    (device, backend), (dual, extra) = place, WAYS[way]
     options = dict(lengths=lengths, longest=8, dtype=torch.float32, device=device)
-    clean = Batch(form, rubbish=0.0, **options).run(dual, backend)
+    clean = Batch(form, rubbish=0.0, **options).run(dual, backend, **extra)
     for rubbish in (math.nan, math.inf, 1e30, 7.0):
-        dirty = Batch(form, rubbish=rubbish, **options).run(dual, backend)
+        dirty = Batch(form, rubbish=rubbish, **options).run(dual, backend, **extra)
         for x, y in zip(dirty, clean, strict=True):
             assert torch.equal(x, y), rubbish
 
@@ -225,10 +248,12 @@ def test_the_last_token_has_seen_everything_already(form, place):
         assert torch.equal(causal[last], full[last])
 
 
-def test_dual_s_second_is_bidirectional(place):
+def test_dual_is_causal_and_bidirectional(place):
     device, backend = place
     batch = Batch("left", [3, 66], 70, dtype=torch.float32, device=device)
-    torch.testing.assert_close(batch.run(True, backend)[1], batch.run(False, backend)[0], rtol=1e-5, atol=1e-6)
+    alone = [batch.run(False, backend, causal=causal)[0] for causal in (True, False)]
+    for x, y in zip(batch.run(True, backend)[:2], alone, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
 
 
 @OPS
@@ -344,18 +369,21 @@ def test_large_scores_do_not_overflow(dual, place):
         torch.testing.assert_close(x.cpu().double(), t, rtol=1e-3, atol=1e-3)
 
 
-@OPS
+@EVERY_WAY
 @pytest.mark.parametrize("form", ["lengths", "holes", "packed"])
-def test_gradcheck(form, dual, place):
-    device, backend = place
+def test_gradcheck(form, way, place):
+    (device, backend), (dual, extra) = place, WAYS[way]
     batch = Batch(form, [3, 1, 2], 4, heads=(2, 1), d=3, device=device, rubbish=0.5)
     inputs = [x.to(device).requires_grad_() for x in (batch.q, batch.k, batch.v)]
     where = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.where.items()}
     op = dual_attention if dual else bidirectional_attention
+
+    def seeded(q, k, v):
+        torch.manual_seed(2)
+        return op(q, k, v, **where, **extra, backend=backend)
+
     # Along one random direction where every element would be a minute.
-    assert torch.autograd.gradcheck(
-        lambda q, k, v: op(q, k, v, **where, backend=backend), inputs, fast_mode=place == INTERPRETED
-    )
+    assert torch.autograd.gradcheck(seeded, inputs, fast_mode=place == INTERPRETED)
 
 
 @OPS
@@ -379,17 +407,21 @@ def test_inputs_are_not_modified(dual, place):
         torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("way", ["dual", "causal-dropout"])
 @pytest.mark.parametrize("form", ["lengths", "packed"])
-def test_under_gradient_checkpointing(form, place):
-    device, backend = place
+def test_under_gradient_checkpointing(form, way, place):
+    """Forward runs again, with the same mask of dropout."""
+    (device, backend), (dual, extra) = place, WAYS[way]
     batch = Batch(form, [3, 4], 5, dtype=torch.float32, device=device)
-    expected = batch.run(True, backend)[2:]
+    expected = batch.run(dual, backend, **extra)[1 + dual :]
     inputs = [x.to(device).requires_grad_() for x in (batch.q, batch.k, batch.v)]
     where = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.where.items()}
-    results = checkpoint(lambda *x: dual_attention(*x, **where, backend=backend), *inputs, use_reentrant=False)
-    for x, y in zip(
-        torch.autograd.grad(results, inputs, [x.to(device) for x in batch.upstream]), expected, strict=True
-    ):
+    op = dual_attention if dual else bidirectional_attention
+    torch.manual_seed(11)  # as Batch.run
+    results = checkpoint(lambda *x: op(*x, **where, **extra, backend=backend), *inputs, use_reentrant=False)
+    results = results if dual else (results,)
+    upstream = [x.to(device) for x in batch.upstream[: len(results)]]
+    for x, y in zip(torch.autograd.grad(results, inputs, upstream), expected, strict=True):
         assert torch.equal(x, y)
 
 

@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from raoe_kernels import bidirectional_attention, dual_attention, use_backend
 from raoe_kernels._dispatch import Backend
 from raoe_kernels.attention import OP
-from raoe_kernels.attention.padding import Padding
+from raoe_kernels.attention.padding import Options, Padding
 from tests.kernels.attention_cases import Batch
 from tests.kernels.conftest import DEVICE
 
@@ -53,6 +53,12 @@ WRONG = [
     ((P, P, P), {"cu_seqlens": ENDS + 1, "max_seqlen": 4}, ValueError, "must stay within 0 to 6"),
     ((Q, K, K), {"scale": float("nan")}, ValueError, "scale"),
     ((Q, K, K), {"scale": torch.ones(())}, TypeError, "scale must be a Python number.*tensor"),
+    ((Q, K, K), {"dropout_p": 1}, ValueError, "dropout_p must be at least 0 and less than 1, got 1"),
+    ((Q, K, K), {"dropout_p": -0.1}, ValueError, "dropout_p must be at least 0 and less than 1, got -0.1"),
+    ((Q, K, K), {"dropout_p": float("nan")}, ValueError, "dropout_p must be a finite number"),
+    ((Q, K, K), {"dropout_p": "0.1"}, TypeError, "dropout_p must be a number, got '0.1'"),
+    ((Q, K, K), {"dropout_p": torch.tensor(0.1)}, TypeError, "dropout_p must be a Python number.*tensor"),
+    ((Q, K, K), {"causal": 1}, TypeError, r"causal must be a bool, got 1 \(int\)"),
     ((Q, K, K), {"backend": "flash"}, ValueError, "backend must be one of 'auto'.*'flash'"),
 ]  # fmt: skip
 
@@ -61,6 +67,8 @@ WRONG = [
 @pytest.mark.parametrize("number", range(len(WRONG)))
 def test_wrong(number, op):
     inputs, options, kind, message = WRONG[number]
+    if op is dual_attention and {"dropout_p", "causal"} & set(options):
+        kind, message = TypeError, "unexpected keyword argument"
     with pytest.raises(kind, match=message):
         op(*inputs, **options)
 
@@ -69,14 +77,16 @@ BACKENDS = ["reference", "scan", pytest.param("triton", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("form", ["full", "lengths", "left", "packed"])
-@pytest.mark.parametrize("dual", [False, True])
+@pytest.mark.parametrize("causal, dropout_p", [([False], 0.0), ([True], 0.3), ([True, False], 0.0)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_opcheck(backend, dual, form):
+def test_opcheck(backend, causal, dropout_p, form):
     batch = Batch(form, [3, 1], 4, dtype=torch.float32, rubbish=0.5)
     where = [batch.where.get(name) for name in ("lengths", "padding_mask", "cu_seqlens")]
     where = [None if x is None else x.to(DEVICE) for x in where]
     inputs = [x.to(DEVICE).requires_grad_() for x in (batch.q, batch.k, batch.v)]
-    torch.library.opcheck(torch.ops.raoe_kernels.attention.default, (*inputs, *where, 4, 0.3, dual, backend))
+    seed = torch.tensor(2**40 + 7, device=DEVICE) if dropout_p else None
+    arguments = *inputs, *where, seed, 4, 0.3, causal, dropout_p, backend
+    torch.library.opcheck(torch.ops.raoe_kernels.attention.default, arguments)
 
 
 @pytest.mark.parametrize("form", ["lengths", "left", "packed"])
@@ -84,7 +94,8 @@ def test_opcheck(backend, dual, form):
 def test_fullgraph_gives_the_same(backend, form):
     def step(q, k, v, **where):
         causal, full = dual_attention(q, k, v, **where, backend=backend)
-        return causal + 2 * full - 3 * bidirectional_attention(q, k, v, **where, scale=0.2, backend=backend)
+        earlier = bidirectional_attention(q, k, v, **where, causal=True, backend=backend)
+        return causal + 2 * full - earlier - 3 * bidirectional_attention(q, k, v, **where, scale=0.2, backend=backend)
 
     torch._dynamo.reset()
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
@@ -140,31 +151,42 @@ def test_backward_takes_what_forward_found_of_the_padding(form, monkeypatch):
 
 
 SCAN, TRITON = "raoe_kernels.attention.scan", "raoe_kernels.attention.triton_kernels"
+CAUSAL, DROPOUT, DUAL = ((True,), 0.0), ((True,), 0.1), ((True, False), 0.0)
 CASES = [
-    ("packed", torch.bfloat16, 64, 2048, TRITON),
-    ("packed", torch.bfloat16, 256, 64, SCAN),  # varlen_attn
-    ("packed", torch.float32, 64, 513, TRITON),
-    ("full", torch.float16, 64, 513, SCAN),  # cuDNN or FlashAttention through SDPA
-    ("full", torch.float16, 64, 512, TRITON),
-    ("full", torch.float32, 64, 513, TRITON),
-    ("lengths", torch.float16, 64, 513, TRITON),
-    ("left", torch.bfloat16, 129, 8, SCAN),
-    ("left", torch.float64, 128, 513, TRITON),
+    ("packed", torch.bfloat16, 64, 512, DROPOUT, False, TRITON),
+    ("packed", torch.bfloat16, 64, 513, CAUSAL, False, SCAN),  # FlashAttention of packed sentences
+    ("packed", torch.bfloat16, 64, 513, DROPOUT, False, SCAN),
+    ("packed", torch.bfloat16, 64, 2048, DUAL, False, TRITON),
+    ("packed", torch.bfloat16, 64, 513, CAUSAL, True, TRITON),
+    ("packed", torch.bfloat16, 20, 513, CAUSAL, False, TRITON),
+    ("packed", torch.bfloat16, 256, 64, DUAL, False, SCAN),
+    ("packed", torch.bfloat16, 256, 64, DROPOUT, True, TRITON),
+    ("packed", torch.float32, 64, 513, CAUSAL, False, TRITON),
+    ("full", torch.float16, 64, 513, DUAL, False, SCAN),  # cuDNN or FlashAttention through SDPA
+    ("full", torch.float16, 64, 513, CAUSAL, True, SCAN),
+    ("full", torch.float16, 64, 513, DROPOUT, True, TRITON),
+    ("full", torch.float16, 64, 512, DUAL, False, TRITON),
+    ("full", torch.float32, 64, 513, DUAL, False, TRITON),
+    ("lengths", torch.float16, 64, 513, CAUSAL, False, TRITON),
+    ("left", torch.bfloat16, 129, 8, DUAL, False, SCAN),
+    ("left", torch.float64, 128, 513, DUAL, False, TRITON),
 ]
 
 
-@pytest.mark.parametrize("form, dtype, d, longest, expected", CASES)
+@pytest.mark.parametrize("form, dtype, d, longest, what, operator, expected", CASES)
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-def test_auto_on_cuda_goes_by_case(form, dtype, d, longest, expected, monkeypatch):
-    from raoe_kernels.attention import by_case
+def test_auto_on_cuda_goes_by_case(form, dtype, d, longest, what, operator, expected, monkeypatch):
+    from raoe_kernels.attention import by_case, scan
 
     monkeypatch.setitem(OP.backends, "triton", Backend(TRITON))
+    monkeypatch.setattr(scan, "_has_flash", lambda device: True)
     with FakeTensorMode():
         where = {"lengths": [torch.ones(1), None, None], "left": [None, torch.ones(1, longest), None]}
         where |= {"packed": [None, None, torch.ones(2)], "full": [None, None, None]}
         shape = (longest, 2, d) if form == "packed" else (1, 2, longest, d)
         q = torch.empty(shape, dtype=dtype, device="cuda")
-        assert by_case.serving(q, Padding(*where[form], longest)).__name__ == expected
+        options = Options(1.0, *what)
+        assert by_case.serving(q, Padding(*where[form], longest), options, operator).__name__ == expected
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
