@@ -7,6 +7,9 @@ the mixed gradient w g_full + g_causal, the delta (g o) mixed in the same way, a
 with the bidirectional gradient, delta and logsumexp. The query kernel runs first and stores the mixed values. Each
 kernel loops over the clear tiles on both sides of the diagonal, then over the masked tiles: those on the diagonal,
 where each element uses the values of its side, and those at the edges.
+
+With dropout, o = M p v / (1 - dropout_p) for a mask M, so ds = p (M g v / (1 - dropout_p) - g o) and dv = (M p)^T g /
+(1 - dropout_p). The kernels multiply the delta by 1 - dropout_p and divide whole gradients by it.
 """
 
 from __future__ import annotations
@@ -15,19 +18,37 @@ import triton
 import triton.language as tl
 
 from ..triton_rows import kernel
-from .triton_forward import ALIGN, CLEAR, LOG2_E, begin, dot, places, product, rows, sequence, store_rows, zero_ends
+from .triton_forward import (
+    ALIGN,
+    CAUSAL,
+    CLEAR,
+    DUAL,
+    FULL,
+    LOG2_E,
+    begin,
+    dot,
+    drop,
+    fold,
+    places,
+    product,
+    rows,
+    sequence,
+    store_rows,
+    stream,
+    zero_ends,
+)
 
 
 @triton.jit
-def _masked_tiles(start, length, holes, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr):
-    """Range of the tiles that need a mask: from `low` to `high` in steps of OTHER, and from `edge` to the sequence's
-    end. The tiles before `low` and from `high` to `edge` are clear."""
-    low, high = 0, 0
-    if DUAL:
+def _masked_tiles(start, begin, end, length, holes, BLOCK: tl.constexpr, OTHER: tl.constexpr, MODE: tl.constexpr):
+    """Range of the tiles from `begin` to `end` that need a mask: from `low` to `high` in steps of OTHER, and from
+    `edge` to `end`. The tiles before `low` and from `high` to `edge` are clear."""
+    low, high = begin, begin
+    if MODE != FULL:
         low, high = start, tl.minimum(start + BLOCK, length)
-    low = tl.where(holes != 0, 0, low)
-    high = tl.where(holes != 0, length, high)
-    return low, high, tl.maximum(high, length // OTHER * OTHER)
+    low = tl.where(holes != 0, begin, low)
+    high = tl.where(holes != 0, end, high)
+    return low, high, tl.maximum(high, end // OTHER * OTHER)
 
 
 @triton.jit
@@ -38,42 +59,47 @@ def _masked_start(i, low, high, edge, OTHER: tl.constexpr):
 
 
 @triton.jit
-def _count_masked_tiles(low, high, edge, length, OTHER: tl.constexpr):
-    return tl.cdiv(high - low, OTHER) + tl.cdiv(tl.maximum(length - edge, 0), OTHER)
+def _count_masked_tiles(low, high, edge, end, OTHER: tl.constexpr):
+    return tl.cdiv(high - low, OTHER) + tl.cdiv(tl.maximum(end - edge, 0), OTHER)
 
 
 @triton.jit
-def _by_score(scores, grad, values, lse, delta, wide: tl.constexpr):
+def _by_score(
+    scores, grad, values, lse, delta, query_keys, key_offsets, threshold, wide: tl.constexpr, DROPOUT: tl.constexpr
+):  # fmt: skip
     """Gradient of a tile of scores with one row per query; a score of -inf gets 0."""
-    return tl.exp2(scores - lse[:, None]) * (product(grad, values, wide) - delta[:, None])
+    by_weight = drop(product(grad, values, wide), query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
+    return tl.exp2(scores - lse[:, None]) * (by_weight - delta[:, None])
 
 
 @triton.jit
 def _gradient_of_queries(
     queries, k, v, grad, lse, delta, start, end, first, length, valid, holes, row_len, k_row, v_row, factor, acc,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    query_keys, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Return acc + ds k over the clear tiles of keys from start to end."""
     wide: tl.constexpr = acc.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
-        _, place, real = places(at, first, length, valid, holes, row_len, BLOCK, CLEAR)
+        other, place, real = places(at, first, length, valid, holes, row_len, BLOCK, CLEAR)
         keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
         scores = product(queries, keys, wide) * factor
         values = rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
-        acc = dot(_by_score(scores, grad, values, lse, delta, wide).to(keys.dtype), keys, acc, wide)
+        ds = _by_score(scores, grad, values, lse, delta, query_keys, other, threshold, wide, DROPOUT)
+        acc = dot(ds.to(keys.dtype), keys, acc, wide)
     return acc
 
 
 @kernel
 def attention_backward_q(
-    q, k, v, causal, full, lse_causal, lse_full, spans, valid, grad_causal, grad_full, grad_mixed, delta_mixed,
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, seed, grad_causal, grad_full, grad_mixed, delta_mixed,
     delta_full, grad_q, gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64,
-    q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
-    v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr,
-    STAGES: tl.constexpr,
+    threshold: tl.int64, kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
+    k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64,
+    out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a tile of queries. Also stores delta = g o and, if DUAL, the mixed gradient for
+    """Gradient of a tile of queries. Also stores delta = g o and, in mode DUAL, the mixed gradient for
     attention_backward_kv."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     dtype: tl.constexpr = q.dtype.element_ty
@@ -106,12 +132,20 @@ def attention_backward_q(
     factor = tl.full((), scale, wide) * LOG2_E
     grad = rows(grad_full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
     delta = tl.sum(grad.to(wide) * rows(full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
+    gradient_scale = tl.full((), scale, wide)
+    if DROPOUT:
+        delta *= tl.full((), kept, wide)
+        gradient_scale /= tl.full((), kept, wide)
     lse = tl.load(lse_full + base + out, real, 0.0)
     tl.store(delta_full + base + out, delta, real)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
+    query_keys = fold(stream(seed, head, batch, DROPOUT), offset)
     mixed, lse_mixed, delta_up = grad, lse, delta
-    low, high, edge = _masked_tiles(start, length, holes, BLOCK, OTHER, DUAL)
-    if DUAL:
+    end = length
+    if MODE == CAUSAL:
+        end = tl.minimum(start + BLOCK, length)
+    low, high, edge = _masked_tiles(start, 0, end, length, holes, BLOCK, OTHER, MODE)
+    if MODE == DUAL:
         by_causal = rows(grad_causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
         lse_mixed = tl.load(lse_causal + base + out, real, 0.0)
         w = tl.exp2(lse_mixed - lse)
@@ -120,67 +154,77 @@ def attention_backward_q(
         mixed = (w[:, None] * grad.to(wide) + by_causal).to(dtype)
         store_rows(grad_mixed, out, real, 1, mixed, HEAD_DIM, BLOCK_D, HEAD_DIM)
         tl.store(delta_mixed + base + out, delta_up, real)
+    if MODE != FULL:
         acc = _gradient_of_queries(
             queries, k, v, mixed, lse_mixed, delta_up, 0, low, first, length, valid, holes, row_len, k_row, v_row,
-            factor, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES,
+            factor, acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
         )  # fmt: skip
-    acc = _gradient_of_queries(
-        queries, k, v, grad, lse, delta, high, edge, first, length, valid, holes, row_len, k_row, v_row, factor, acc,
-        HEAD_DIM, BLOCK_D, OTHER, STAGES,
-    )  # fmt: skip
-    for i in tl.range(0, _count_masked_tiles(low, high, edge, length, OTHER), num_stages=1):
+    if MODE != CAUSAL:
+        acc = _gradient_of_queries(
+            queries, k, v, grad, lse, delta, high, edge, first, length, valid, holes, row_len, k_row, v_row, factor,
+            acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
+        )  # fmt: skip
+    for i in tl.range(0, _count_masked_tiles(low, high, edge, end, OTHER), num_stages=1):
         at = _masked_start(i, low, high, edge, OTHER)
         other, place, real_keys = places(at, first, length, valid, holes, row_len, OTHER)
         keys = rows(k, place, real_keys, k_row, HEAD_DIM, BLOCK_D, ALIGN)
         values = rows(v, place, real_keys, v_row, HEAD_DIM, BLOCK_D, ALIGN)
         scores = tl.where(real_keys[None, :], product(queries, keys, wide) * factor, float("-inf"))
-        if DUAL:
-            later = other[None, :] > offset[:, None]
-            ds = _by_score(tl.where(later, scores, float("-inf")), grad, values, lse, delta, wide)
+        later = other[None, :] > offset[:, None]
+        late_scores = tl.where(later, scores, float("-inf"))
+        if MODE != FULL:
             scores = tl.where(later, float("-inf"), scores)
-            ds += _by_score(scores, mixed, values, lse_mixed, delta_up, wide)
-        else:
-            ds = _by_score(scores, grad, values, lse, delta, wide)
+        ds = _by_score(scores, mixed, values, lse_mixed, delta_up, query_keys, other, threshold, wide, DROPOUT)
+        if MODE == DUAL:
+            ds += _by_score(late_scores, grad, values, lse, delta, query_keys, other, threshold, wide, DROPOUT)
         acc = dot(ds.to(dtype), keys, acc, wide)
-    acc = tl.where(real[:, None], acc * tl.full((), scale, wide), 0.0)
+    acc = tl.where(real[:, None], acc * gradient_scale, 0.0)
     store_rows(grad_q, out, store_mask, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
 
 
 @triton.jit
-def _by_weight(scores, values, grad, lse, delta, by_value, wide: tl.constexpr):
+def _by_weight(
+    scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, wide: tl.constexpr,
+    DROPOUT: tl.constexpr,
+):  # fmt: skip
     """Gradient of a tile of scores with one column per query, and by_value + p^T g; a score of -inf gets 0."""
     p = tl.exp2(scores - lse[None, :])
-    by_value = dot(p.to(grad.dtype), grad, by_value, wide)
-    return p * (product(values, grad, wide) - delta[None, :]), by_value
+    weights = drop(p, query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
+    by_value = dot(weights.to(grad.dtype), grad, by_value, wide)
+    by_weight = drop(product(values, grad, wide), query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
+    return p * (by_weight - delta[None, :]), by_value
 
 
 @triton.jit
 def _gradients_of_keys(
     q, keys, values, grads, lses, deltas, start, end, first, length, valid, holes, row_len, q_row, out_row, factor,
-    by_key, by_value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    by_key, by_value, key, key_offsets, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Return by_key + ds^T q and by_value + p^T g over the clear tiles of one head's queries from start to end."""
     wide: tl.constexpr = by_key.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
-        _, place, real = places(at, first, length, valid, holes, row_len, BLOCK, CLEAR)
+        other, place, real = places(at, first, length, valid, holes, row_len, BLOCK, CLEAR)
         out = place * out_row
         queries = rows(q, place, real, q_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
         grad = rows(grads, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM, CLEAR)
         scores = product(keys, queries, wide) * factor
         lse, delta = tl.load(lses + out), tl.load(deltas + out)
-        ds, by_value = _by_weight(scores, values, grad, lse, delta, by_value, wide)
+        ds, by_value = _by_weight(
+            scores, values, grad, lse, delta, by_value, fold(key, other), key_offsets, threshold, wide, DROPOUT
+        )  # fmt: skip
         by_key = dot(ds.to(keys.dtype), queries, by_key, wide)
     return by_key, by_value
 
 
 @kernel
 def attention_backward_kv(
-    q, k, v, lse_causal, lse_full, spans, valid, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v, gap,
-    sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64,
-    q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64,
-    v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr,
-    STAGES: tl.constexpr,
+    q, k, v, lse_causal, lse_full, spans, valid, seed, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v,
+    gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64, threshold: tl.int64,
+    kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
+    k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64,
+    out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
+    STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values from one query head, with one row per token and query head.
 
@@ -217,26 +261,30 @@ def attention_backward_kv(
     factor = tl.full((), scale, wide) * LOG2_E
     keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
     values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
-    low, high, edge = _masked_tiles(start, length, holes, BLOCK, OTHER, DUAL)
+    key = stream(seed, head, batch, DROPOUT)
+    first_query = 0
+    if MODE == CAUSAL:
+        first_query = start
+    low, high, edge = _masked_tiles(start, first_query, length, length, holes, BLOCK, OTHER, MODE)
     grad_full = begin(grad_full, base * HEAD_DIM)
     grad_mixed = begin(grad_mixed, base * HEAD_DIM)
     lse_full += base
     lse_causal += base
     delta_full += base
     delta_mixed += base
-    if DUAL:
+    if MODE == DUAL:
         by_key, by_value = _gradients_of_keys(
             q, keys, values, grad_full, lse_full, delta_full, 0, low, first, length, valid, holes, row_len, q_row,
-            out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
+            out_row, factor, by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
         )  # fmt: skip
         by_key, by_value = _gradients_of_keys(
             q, keys, values, grad_mixed, lse_causal, delta_mixed, high, edge, first, length, valid, holes, row_len,
-            q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
+            q_row, out_row, factor, by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
         )  # fmt: skip
     else:
         by_key, by_value = _gradients_of_keys(
             q, keys, values, grad_full, lse_full, delta_full, high, edge, first, length, valid, holes, row_len, q_row,
-            out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
+            out_row, factor, by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
         )  # fmt: skip
     for i in tl.range(0, _count_masked_tiles(low, high, edge, length, OTHER), num_stages=1):
         at = _masked_start(i, low, high, edge, OTHER)
@@ -246,8 +294,8 @@ def attention_backward_kv(
         grad = rows(grad_full, out, real_queries, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
         lse, delta = tl.load(lse_full + out, real_queries, 0.0), tl.load(delta_full + out, real_queries, 0.0)
         scores = product(keys, queries, wide) * factor
-        if DUAL:
-            later = offset[:, None] > other[None, :]
+        later = offset[:, None] > other[None, :]
+        if MODE == DUAL:
             mixed = rows(grad_mixed, out, real_queries, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
             lse_mixed = tl.load(lse_causal + out, real_queries, 0.0)
             p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
@@ -257,9 +305,17 @@ def attention_backward_kv(
             by_p = tl.where(later, product(values, grad, wide), product(values, mixed, wide))
             ds = p * (by_p - tl.where(later, delta[None, :], delta_up[None, :]))
         else:
-            ds, by_value = _by_weight(scores, values, grad, lse, delta, by_value, wide)
+            if MODE == CAUSAL:
+                scores = tl.where(later, float("-inf"), scores)
+            ds, by_value = _by_weight(
+                scores, values, grad, lse, delta, by_value, fold(key, other), offset, threshold, wide, DROPOUT
+            )  # fmt: skip
         by_key = dot(ds.to(dtype), queries, by_key, wide)
-    by_key = tl.where(real[:, None], by_key * tl.full((), scale, wide), 0.0)
+    gradient_scale = tl.full((), scale, wide)
+    if DROPOUT:
+        by_value /= tl.full((), kept, wide)
+        gradient_scale /= tl.full((), kept, wide)
+    by_key = tl.where(real[:, None], by_key * gradient_scale, 0.0)
     by_value = tl.where(real[:, None], by_value, 0.0)
     store_rows(grad_k, own, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
     store_rows(grad_v, own, store_mask, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)

@@ -2,12 +2,15 @@
 
 One program computes one tile of query rows of one head of one sequence, with an online softmax over tiles of keys in
 base 2: m is the running maximum of the scores, l the sum of 2^(score - m), acc the sum of values with these weights. A
+causal program stops at its queries' own keys. A
 dual program processes the keys before its tile, then the keys of its tile up to each query, writes the causal result,
 and continues with the later keys. So it needs only one softmax state and computes the scores of every tile once.
 
 Most tiles of keys need no mask ("clear" tiles). Tiles at a sequence's end, on the diagonal, or in a
 sequence with holes need one. Positions count from a sequence's first real token, so a sentence is cut into
 the same tiles in the same order wherever it lies in a batch, with left padding, right padding or packed.
+
+Dropout computes its mask from a hash of positions (README, Dropout), so that the backward kernels compute the same one.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import triton.language as tl
 from ..triton_rows import LOG2_E, kernel
 
 POINTERS = [
-    "q", "k", "v", "causal", "full", "lse_causal", "lse_full", "spans", "valid", "mask",
+    "q", "k", "v", "causal", "full", "lse_causal", "lse_full", "spans", "valid", "seed", "mask",
     "grad_causal", "grad_full", "grad_mixed", "delta_mixed", "delta_full",
     "grad_q", "grad_k", "grad_v",
 ]  # fmt: skip
@@ -26,6 +29,8 @@ POINTERS = [
 ALIGN = tl.constexpr(8)  # the unit of strides, in elements
 # CLEAR: every token of a loop's tiles is real. EDGES: some tokens may be padding.
 CLEAR, EDGES = tl.constexpr(True), tl.constexpr(False)
+# MODE of a program: one bidirectional result, causal and bidirectional, or one causal result, stored as `full`.
+FULL, DUAL, CAUSAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -134,44 +139,77 @@ def product(a, b, wide: tl.constexpr):
 
 
 @triton.jit
-def step(scores, values, m, l, acc, wide: tl.constexpr):
+def fold(key, number):
+    """Mix the low 32 bits of a number into a 32-bit key, as reference._fold does."""
+    x = key ^ (number.to(tl.uint32) * 0x9E3779B9)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def stream(seed, head, batch, DROPOUT: tl.constexpr):
+    """Return dropout's key of a sequence's head."""
+    key = tl.full((), 0, tl.uint32)
+    if DROPOUT:
+        number = tl.load(seed)
+        key = fold(fold(fold(fold(key, number), number >> 32), head), batch)
+    return key
+
+
+@triton.jit
+def drop(x, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr):
+    """Zero the elements of a tile that dropout drops. query_keys: fold(stream, offset of the query)."""
+    if DROPOUT:
+        x = tl.where(fold(query_keys, key_offsets) >= threshold.to(tl.uint32), x, 0.0)
+    return x
+
+
+@triton.jit
+def step(
+    scores, values, m, l, acc, query_keys, key_offsets, threshold, wide: tl.constexpr, DROPOUT: tl.constexpr
+):  # fmt: skip
     """Add a tile to the online softmax. Scores of -inf have weight exactly 0, even if all scores so far are -inf."""
     new_m = tl.maximum(m, tl.max(scores, 1))
     base = tl.where(new_m == float("-inf"), 0.0, new_m)
     p = tl.exp2(scores - base[:, None])
     decay = tl.exp2(m - base)
-    acc = dot(p.to(values.dtype), values, acc * decay[:, None], wide)
+    weights = drop(p, query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
+    acc = dot(weights.to(values.dtype), values, acc * decay[:, None], wide)
     return new_m, l * decay + tl.sum(p, 1), acc
 
 
 @triton.jit
 def _attend(
-    queries, k, v, begin, end, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHICH: tl.constexpr,
+    queries, k, v, begin, end, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc, query_keys,
+    threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    DROPOUT: tl.constexpr, WHICH: tl.constexpr,
 ):  # fmt: skip
     """Continue the online softmax over the tiles of keys from begin to end."""
     wide: tl.constexpr = acc.dtype
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
-        _, place, real = places(start, first, length, valid, holes, row_len, BLOCK, WHICH)
+        other, place, real = places(start, first, length, valid, holes, row_len, BLOCK, WHICH)
         keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN, WHICH)
         scores = product(queries, keys, wide) * factor
         if WHICH == EDGES:
             scores = tl.where(real[None, :], scores, float("-inf"))
         values = rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN, WHICH)
-        m, l, acc = step(scores, values, m, l, acc, wide)
+        m, l, acc = step(scores, values, m, l, acc, query_keys, other, threshold, wide, DROPOUT)
     return m, l, acc
 
 
 @kernel
 def attention_forward(
-    q, k, v, causal, full, lse_causal, lse_full, spans, valid, gap, sequences, tokens, masked, row_len, longest, tiles,
-    heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
-    k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64,
-    out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    OTHER: tl.constexpr, DUAL: tl.constexpr, STAGES: tl.constexpr,
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, seed, gap, sequences, tokens, masked, row_len, longest,
+    tiles, heads, group, scale: tl.float64, threshold: tl.int64, kept: tl.float64, q_batch: tl.int64, q_head: tl.int64,
+    q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64,
+    v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute softmax(scale q k^T) v and its logsumexp in base 2. If DUAL, also write the causal result when the pass
-    crosses the diagonal. BLOCK queries meet OTHER keys at a time; OTHER divides BLOCK."""
+    """Compute softmax(scale q k^T) v and its logsumexp in base 2. In mode DUAL, also write the causal result when the
+    pass crosses the diagonal; in mode CAUSAL, end there. BLOCK queries meet OTHER keys at a time; OTHER divides BLOCK.
+    With DROPOUT, weights whose hash is below `threshold` count only in the softmax, and `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
@@ -181,7 +219,7 @@ def attention_forward(
     causal = begin(causal, base * HEAD_DIM)
     if batch == sequences:
         zero_ends(full, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
-        if DUAL:
+        if MODE == DUAL:
             zero_ends(causal, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         return
     first, length, holes = sequence(spans, gap, batch, longest, masked)
@@ -197,7 +235,7 @@ def attention_forward(
     acc = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
         _finish(full, lse_full, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
-        if DUAL:
+        if MODE == DUAL:
             _finish(causal, lse_causal, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
         return
     q = begin(q, (batch * q_batch + head * q_head) * ALIGN)
@@ -205,16 +243,17 @@ def attention_forward(
     v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
+    query_keys = fold(stream(seed, head, batch, DROPOUT), offset)
     done = 0
-    if DUAL:
+    if MODE != FULL:
         clear = tl.where(holes != 0, 0, start)
         m, l, acc = _attend(
-            queries, k, v, 0, clear, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc, HEAD_DIM,
-            BLOCK_D, OTHER, STAGES, CLEAR,
+            queries, k, v, 0, clear, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc,
+            query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, CLEAR,
         )  # fmt: skip
         m, l, acc = _attend(
             queries, k, v, clear, start, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc,
-            HEAD_DIM, BLOCK_D, OTHER, STAGES, EDGES,
+            query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, EDGES,
         )  # fmt: skip
         for at in tl.range(start, start + BLOCK, BLOCK, num_stages=STAGES):
             other, place, real_keys = places(at, first, length, valid, holes, row_len, BLOCK)
@@ -222,19 +261,26 @@ def attention_forward(
             scores = tl.where(real_keys[None, :], product(queries, keys, wide) * factor, float("-inf"))
             values = rows(v, place, real_keys, v_row, HEAD_DIM, BLOCK_D, ALIGN)
             later = other[None, :] > offset[:, None]
-            m, l, acc = step(tl.where(later, float("-inf"), scores), values, m, l, acc, wide)
-            _finish(causal, lse_causal, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
-            m, l, acc = step(tl.where(later, scores, float("-inf")), values, m, l, acc, wide)
+            m, l, acc = step(
+                tl.where(later, float("-inf"), scores), values, m, l, acc, query_keys, other, threshold, wide, DROPOUT
+            )  # fmt: skip
+            if MODE == DUAL:
+                _finish(causal, lse_causal, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
+                later_scores = tl.where(later, scores, float("-inf"))
+                m, l, acc = step(later_scores, values, m, l, acc, query_keys, other, threshold, wide, DROPOUT)
         done = start + BLOCK
-    clear = tl.where(holes != 0, 0, length // OTHER * OTHER)
-    m, l, acc = _attend(
-        queries, k, v, done, clear, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc, HEAD_DIM,
-        BLOCK_D, OTHER, STAGES, CLEAR,
-    )  # fmt: skip
-    m, l, acc = _attend(
-        queries, k, v, tl.maximum(done, clear), length, first, length, valid, holes, row_len, k_row, v_row, factor, m,
-        l, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, EDGES,
-    )  # fmt: skip
+    if MODE != CAUSAL:
+        clear = tl.where(holes != 0, 0, length // OTHER * OTHER)
+        m, l, acc = _attend(
+            queries, k, v, done, clear, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc,
+            query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, CLEAR,
+        )  # fmt: skip
+        m, l, acc = _attend(
+            queries, k, v, tl.maximum(done, clear), length, first, length, valid, holes, row_len, k_row, v_row, factor,
+            m, l, acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, EDGES,
+        )  # fmt: skip
+    if DROPOUT:
+        acc /= tl.full((), kept, wide)
     _finish(full, lse_full, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
 
 

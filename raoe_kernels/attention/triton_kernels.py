@@ -41,6 +41,7 @@ TILES = {
 }  # fmt: skip
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
 ALIGN = 8  # elements; the value of triton_forward.ALIGN for the host code
+MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
 KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
 
 
@@ -87,8 +88,6 @@ class _Call:
     """Arguments shared by all launches of a call: positions of sequences, strides as in a padded batch, sizes."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options):
-        if options.dropout_p or options.causal == (True,):
-            raise NotImplementedError("triton has no dropout and no causal attention yet")
         padding = spans(q, padding)
         spans_tensor: Any = padding.spans
         self.packed = padding.cu_seqlens is not None
@@ -98,11 +97,14 @@ class _Call:
         # Results are contiguous, so their strides count rows of head_dim elements.
         shape = q.shape
         self.output_strides = (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
-        self.longest, self.scale = padding.longest, options.scale
+        self.longest = padding.longest
+        self.kind = {"MODE": MODES[options.causal], "DROPOUT": int(options.seed is not None)}
+        self.numbers = options.scale, int(options.dropout_p * 2**32), 1 - options.dropout_p
         self.row_len = 0 if self.packed else padding.longest
         self.sequences = len(spans_tensor) - 1 if self.packed else q.shape[0]
-        # Without a mask the kernels never read its flags, so any tensor will do.
-        self.positions = spans_tensor, spans_tensor.view(flags(q.dtype)) if padding.mask is None else padding.mask
+        # Without a mask the kernels never read its flags, and without dropout no seed, so any tensor will do.
+        valid = spans_tensor.view(flags(q.dtype)) if padding.mask is None else padding.mask
+        self.positions = spans_tensor, valid, spans_tensor if options.seed is None else options.seed
         gap, tokens = (1, q.shape[0]) if self.packed else (self.sequences, 0)
         self.sizes = gap, self.sequences, tokens, int(padding.mask is not None)
 
@@ -110,14 +112,15 @@ class _Call:
         """Strides between sequences, heads and tokens."""
         return (0, x.stride(1), x.stride(0)) if self.packed else (x.stride(0), x.stride(1), x.stride(2))
 
-    def launch(self, which: int, tensors: tuple[Tensor | None, ...], dual: bool) -> None:
+    def launch(self, which: int, tensors: tuple[Tensor | None, ...]) -> None:
         q = self.inputs[0]
         constants, warps = _shape_class(q.dtype.itemsize, q.shape[-1], which)
         tiles = triton.cdiv(self.longest, constants["BLOCK"])
         with torch.cuda.device_of(q):
             KERNELS[which][(tiles * self.heads * (self.sequences + self.packed),)](
                 *tensors, *self.sizes, self.row_len, self.longest, tiles, self.heads, self.heads // self.key_heads,
-                self.scale, *self.input_strides, *self.output_strides, DUAL=int(dual), **constants, num_warps=warps,
+                *self.numbers, *self.input_strides, *self.output_strides, **self.kind, **constants,
+                num_warps=warps,
             )  # fmt: skip
 
 
@@ -128,7 +131,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
     causal, lse_causal = (torch.empty_like(full), torch.empty_like(lse_full)) if dual else (None, None)
     # Without a causal part the kernel never writes its arguments, so any tensor will do.
     outputs = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
-    call.launch(0, (*call.inputs, *outputs, *call.positions), dual=dual)
+    call.launch(0, (*call.inputs, *outputs, *call.positions))
     return _columns(causal, width), _columns(full, width), lse_causal, lse_full
 
 
@@ -167,11 +170,11 @@ def backward(
     lses = (lse_causal, lse_full) if dual else (lse_full, lse_full)
     mixed = (grad_mixed, delta_mixed, delta_full) if dual else (grad_full, delta_full, delta_full)
     results = *outputs, *lses, *call.positions
-    call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q), dual=dual)
+    call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q))
     if needs[1] or needs[2]:
         # One gradient for each query head, so that a group's heads run side by side, then a sum in a fixed order.
         grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
-        call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v), dual=dual)
+        call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v))
         if call.heads > call.key_heads:
             grad_k, grad_v = (x.unflatten(1, (call.key_heads, -1)).sum(2) for x in (grad_k, grad_v))
     grads = zip((grad_q, grad_k, grad_v), needs, strict=True)
@@ -182,6 +185,9 @@ def backward(
 # Head dimensions to compile ahead of time: those of TILES, 32, and 80, which is not a power of two.
 _WIDTHS = ("bf16", "fp32", "fp64")
 _HEAD_DIMS = {64: ("fp16", *_WIDTHS), 128: _WIDTHS, 256: _WIDTHS, 32: ("bf16", "fp32"), 80: ("bf16",)}
+# (MODE, DROPOUT) by name: for all of these, and for some
+_WAYS = {"": (0, 0), " dual": (1, 0)}
+_MORE = {" causal": (2, 0), " dropout": (0, 1), " causal dropout": (2, 1)}
 
 
 def variants() -> Iterator[Variant]:
@@ -195,8 +201,9 @@ def variants() -> Iterator[Variant]:
                 exact, kind = ("*fp64", "*i32") if dtype == "fp64" else ("*fp32", "*u8")
                 pointers = dict.fromkeys(POINTERS, f"*{dtype}") | {"spans": "*i32", "valid": kind}
                 pointers |= dict.fromkeys(("lse_causal", "lse_full", "delta_mixed", "delta_full"), exact)
-                for dual in (0, 1):
+                more = _MORE if dtype in ("bf16", "fp32") and head_dim in (64, 128) else {}
+                for way, (mode, dropout) in (_WAYS | more).items():
                     constants, warps = _shape_class(sizes[dtype], head_dim, which)
-                    constants["DUAL"] = dual
-                    name = f"{kernel.__name__} {dtype} {head_dim}{' dual' if dual else ''}"
-                    yield Variant(name, kernel, signature_of(kernel, **pointers), constants, warps)
+                    constants |= {"MODE": mode, "DROPOUT": dropout}
+                    signature = signature_of(kernel, **pointers | {"seed": "*i64" if dropout else "*i32"})
+                    yield Variant(f"{kernel.__name__} {dtype} {head_dim}{way}", kernel, signature, constants, warps)

@@ -47,12 +47,14 @@ def skip_torch_s_dropout(backend, extra):
 
 
 def assert_as_accurate_as_plain(ours, plain, truth, count):
-    """The rule of raoe_kernels.testing; the roundings are of the values that cancel in a sum, so of size `largest`."""
+    """The rule of raoe_kernels.testing; the roundings are of the values that cancel in a sum, so of size `largest`, and 32
+    in float64, where the truth is rounded as often (as in test_gpu_attention.py; 5 were measured)."""
     for i, (x, p, t) in enumerate(zip(ours, plain, truth, strict=True)):
         assert x.dtype == p.dtype
         factor = LOSS_FACTOR if i < count else GRADIENT_FACTOR
         largest = max(1.0, t.abs().max().item()) if t.numel() else 0.0
-        assert_accurate(f"result {i}", x, p, t, factor=factor, floor=ULPS * torch.finfo(x.dtype).eps * largest)
+        ulps = ULPS * (8 if x.dtype == torch.float64 else 1)
+        assert_accurate(f"result {i}", x, p, t, factor=factor, floor=ulps * torch.finfo(x.dtype).eps * largest)
 
 
 @EVERY_FORM
