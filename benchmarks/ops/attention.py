@@ -77,6 +77,9 @@ def case(length: int, device: str) -> Case:
             result[f"bidirectional {word}{name}"] = step(
                 lambda *x, o=options: (bidirectional_attention(*x, **o),), form
             )
+            result[f"bidirectional {word}{name}, dropout"] = step(
+                lambda *x, o=options: (bidirectional_attention(*x, dropout_p=0.1, **o),), form
+            )
     result["SDPA twice, masks"] = step(lambda *x: (sdpa(*x, causal), sdpa(*x, mask)))
     result["SDPA, mask"] = step(lambda *x: (sdpa(*x, mask),))
     compiled = torch.compile(dual_attention, dynamic=False)

@@ -3,7 +3,7 @@ And calls of torch's FlashAttention, which needs a GPU to run."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ import torch
 from raoe_kernels import bidirectional_attention
 from raoe_kernels.attention import scan
 from raoe_kernels.attention.padding import Options
+from raoe_kernels.attention.reference import kept
 from tests.kernels.attention_cases import Batch
 from tests.kernels.conftest import PLACES
 
@@ -53,6 +54,23 @@ def test_forward_and_backward_drop_the_same(form, causal, place):
         assert set(kept.round().unique().tolist()) == {0, 1}
 
 
+def fold(key: int, number: int) -> int:
+    x = key ^ (number * 0x9E3779B9) % 2**32
+    x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+    x = (x ^ x >> 15) * 0x846CA68B % 2**32
+    return x ^ x >> 16
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**62 + 12345678901])
+def test_masks_by_the_readme_s_formula(seed):
+    """In Python's integers, for two sentences of three tokens, the second one after a token of padding."""
+    real = torch.tensor([[True, True, True, False], [False, True, True, True]])
+    mask = kept(torch.tensor(seed), 0.4, real, 2)
+    for sentence, head, i, j in product(range(2), range(2), range(3), range(3)):
+        stream = fold(fold(fold(fold(0, seed % 2**32), seed >> 32), head), sentence)
+        assert mask[sentence, head, i + sentence, j + sentence] == (fold(fold(stream, i), j) >= int(0.4 * 2**32))
+
+
 def correlation(x, y):
     """In standard deviations of that of independent numbers."""
     x, y = x.flatten() - x.mean(), y.flatten() - y.mean()
@@ -62,8 +80,9 @@ def correlation(x, y):
 @pytest.mark.parametrize("place", [p for p in OUR_PLACES if p.values[0] != ("cpu", "triton")])
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_masks_are_independent(p, place):
-    """(Triton's masks are the reference's: test_attention.py.) Numbers of draws within five standard deviations, of all, of each query and of each key, and no correlation of
-    neighbours: keys, queries, heads, sentences, seeds, and queries that exchange places with keys."""
+    """Numbers of kept weights within five standard deviations: of all, of each query and of each key. No correlation of
+    neighbours: keys, queries, heads, sentences, seeds, and queries that exchange places with keys. (Triton's masks are
+    the reference's: test_attention.py.)"""
     kept = masks(place, p, count=4, heads=4, length=128)[0].round()
     for dims in ((0, 1, 2, 3), (0, 1, 2), (0, 1, 3), (2, 3)):
         count = torch.tensor([kept.shape[d] for d in dims]).prod()

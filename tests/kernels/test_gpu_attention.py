@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raoe_kernels import dual_attention
+from raoe_kernels import bidirectional_attention, dual_attention
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
 from tests.kernels.attention_cases import Batch
 from tests.kernels.gpu_checks import close, flip, needs_gpu, no_sync, replays
@@ -15,7 +15,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["scan", "triton"])
 FORMS = pytest.mark.parametrize("form", ["lengths", "left", "packed"])
 
 
-def attention_step(form: str, backend: str):
+def attention_step(form: str, backend: str, **extra):
     """A call that attends and differentiates in the same places each time, and the places."""
     batch = Batch(form, [70, 0, 33, 1], 70, heads=(4, 2), d=64, dtype=torch.bfloat16, rubbish=0.0)
     inputs = [x.cuda().requires_grad_() for x in (batch.q, batch.k, batch.v)]
@@ -24,7 +24,8 @@ def attention_step(form: str, backend: str):
 
     def step():
         results = dual_attention(*inputs, **where, backend=backend)
-        return *results, *torch.autograd.grad(results, inputs, upstream)
+        single = bidirectional_attention(*inputs, **where, **extra, causal=True, backend=backend)
+        return *results, single, *torch.autograd.grad((*results, single), inputs, (*upstream, upstream[0]))
 
     return step, inputs, where
 
@@ -32,7 +33,7 @@ def attention_step(form: str, backend: str):
 @BACKENDS
 @FORMS
 def test_no_sync(form, backend):
-    step, _, _ = attention_step(form, backend)
+    step, _, _ = attention_step(form, backend, dropout_p=0.1)
     step()
     with no_sync():
         step()
@@ -58,15 +59,20 @@ def test_cuda_graph(form, backend):
 @FORMS
 @pytest.mark.parametrize("d", [20, 64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_agrees_with_float64_on_the_cpu(dtype, d, form, backend):
-    """Twice (gradients: three times) the error of the specification in this dtype, and four roundings; 32 in float64,
-    where the truth is rounded as often."""
+@pytest.mark.parametrize("extra", [None, {"causal": True}, {"dropout_p": 0.3}, {"causal": True, "dropout_p": 0.3}])
+def test_agrees_with_float64(extra, dtype, d, form, backend):
+    """dual_attention's two results (extra: None), or bidirectional_attention's one, against the reference in float64:
+    on the CPU, or with `extra` on the GPU, which draws the same seed of dropout. Twice (gradients: three times) the
+    error of the specification in this dtype, and four roundings; 32 in float64, where the truth is rounded as often."""
+    if backend == "scan" and "dropout_p" in (extra or {}):
+        pytest.skip("torch draws other numbers")
+    dual, extra = extra is None, extra or {}
     options = dict(lengths=[130, 0, 33, 1], longest=130, heads=(4, 2), d=d, dtype=dtype)
-    truth = Batch(form, **options)
-    plain = truth.run(True, "reference")
+    truth = Batch(form, device="cuda" if extra else "cpu", **options)
+    plain = truth.run(dual, "reference", **extra)
     truth.q, truth.k, truth.v = (x.double() for x in (truth.q, truth.k, truth.v))
     truth.upstream = [x.double() for x in truth.upstream]
-    ours = Batch(form, device="cuda", **options).run(True, backend)
-    for i, (x, p, t) in enumerate(zip(ours, plain, truth.run(True, "reference"), strict=True)):
+    ours = Batch(form, device="cuda", **options).run(dual, backend, **extra)
+    for i, (x, p, t) in enumerate(zip(ours, plain, truth.run(dual, "reference", **extra), strict=True)):
         floor = ULPS * torch.finfo(dtype).eps * max(1.0, t.abs().max().item()) * (8 if dtype == torch.float64 else 1)
-        assert_accurate(f"result {i}", x, p, t, factor=LOSS_FACTOR if i < 2 else GRADIENT_FACTOR, floor=floor)
+        assert_accurate(f"result {i}", x, p, t, factor=LOSS_FACTOR if i < 1 + dual else GRADIENT_FACTOR, floor=floor)

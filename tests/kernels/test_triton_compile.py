@@ -46,6 +46,7 @@ SM_90_GROUPS = {
     },
 }
 
+BOTH = "bf16 64 causal dropout"
 # Of each kernel the variants that are compiled for sm_80 and sm_100 too.
 REPRESENTATIVES = {
     "pairwise.one_block": ["pairwise.one_block fp32 fp32 512"],
@@ -59,7 +60,7 @@ REPRESENTATIVES = {
     "sigmoid_weights": ["sigmoid_weights bf16 all own gradient", "sigmoid_weights bf16 ids groups gradient"],
     "attention_spans": ["attention_spans"],
     **{
-        kernel: [f"{kernel} {which} dual" for which in ("bf16 128", "bf16 64", "fp32 64")]
+        kernel: [f"{kernel} {which}" for which in ("bf16 128 dual", "bf16 64 dual", "fp32 64 dual", BOTH)]
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
     },
     **{f"guided_{kernel}": [f"guided_{kernel} bf16 aligned"] for kernel in GUIDED[:-1]},
@@ -97,6 +98,7 @@ SPILLS |= {
     for dual in ("", " dual")
 }
 SPILLS |= {"attention_forward bf16 128 dual": 384}
+SPILLS |= {f"attention_backward_q fp32 128 {way}": 256 for way in ("causal", "dropout", "causal dropout")}
 SPILLS |= {"attention_backward_kv bf16 80": 128}
 SPILLS |= {f"attention_backward_kv bf16 {d} dual": 616 for d in (80, 128)}
 SPILLS |= {f"info_nce_products bf16 {ids} loss": 32 for ids in ("ids", "ids64")}
