@@ -89,9 +89,13 @@ def by_length(
         cuts = fill(lengths[order], room) if packs else cut(lengths[order], forward or CPU_FORWARD, room)
         for start, stop in cuts:
             chosen = distinct[order[start:stop]]
-            place = texts.starts[chosen], texts.lengths[chosen]
-            width = int(lengths[order[stop - 1]])
-            places, extra = packing.row(*place, multiple) if packs and packing else _padded(*place, width)
+            firsts, sizes = texts.starts[chosen], texts.lengths[chosen]
+            extra: dict[str, Any] = {}
+            if packing is not None and packs:
+                places, extra = packing.row(firsts, sizes, multiple)
+            else:
+                place = np.arange(lengths[order[stop - 1]])
+                places = np.where(place < sizes[:, None], firsts[:, None] + place, -1)
             block = np.where(places[..., None] < 0, 0, texts.tokens[places])
             arrays = {name: torch.tensor(block[..., n], dtype=dtypes[name]) for n, name in enumerate(dtypes)}
             features.append({**common, **arrays, **extra})
@@ -232,12 +236,6 @@ def _texts(columns: Sequence[Mapping[str, Any]], names: list[str], keep_leading:
     flat, sizes = np.concatenate(tokens), np.concatenate(lengths)
     starts = np.concatenate([[0], sizes.cumsum()[:-1]])
     return _Texts(flat, flat[:, names.index("attention_mask")], sizes, starts, [*map(len, lengths)])
-
-
-def _padded(starts: np.ndarray, lengths: np.ndarray, width: int) -> tuple[np.ndarray, dict[str, Any]]:
-    """(Places of the tokens of texts in a padded run, -1 for padding; no further features)."""
-    place = np.arange(width)
-    return np.where(place < lengths[:, None], starts[:, None] + place, -1), {}
 
 
 def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:

@@ -6,8 +6,8 @@ import functools
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -18,13 +18,7 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raoe_train.encoders.lengths import (
-    by_length,
-    change,
-    counts_leading_padding,
-    forward_cost,
-    words_looked_up_once,
-)
+from raoe_train.encoders.lengths import by_length, change, counts_leading_padding, forward_cost, words_looked_up_once
 from raoe_train.encoders.packed import Packing, pack, packing_of
 from raoe_train.losses.base import CachedLoss, attach_gradient, check_numbers, with_own_gradients
 from raoe_train.losses.pairs import LossParts
@@ -47,8 +41,9 @@ def innermost(loss: Any) -> Any:
 
 
 def embeds_columns(loss: Any) -> bool:
-    """Whether a loss is one of EMBED_COLUMNS."""
-    return type(loss).__name__ in EMBED_COLUMNS and type(loss).__module__.startswith(PACKAGES[0])
+    """Whether a loss has the forward of one of EMBED_COLUMNS."""
+    home = next(cls for cls in type(loss).__mro__ if "forward" in vars(cls))
+    return home.__name__ in EMBED_COLUMNS and home.__module__.startswith(PACKAGES[0])
 
 
 def fits(loss: Any) -> bool:
@@ -67,8 +62,8 @@ def fits(loss: Any) -> bool:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute a loss from (B, D) columns of embeddings; labels are what its `beside` returns. One of EMBED_COLUMNS also
-    reads the tokens of the columns, and its model must be Embedded."""
+    """Compute a loss from (B, D) columns of embeddings; labels are what its `beside` returns, `tokens` the columns for
+    a loss with a guide."""
     if isinstance(loss, MatryoshkaLoss) and loss.uses_gradient_cache and embeds_columns(loss.loss):
         loss = loss.loss  # MatryoshkaLoss has replaced its calculate_loss by one for all widths
     if isinstance(loss, MatryoshkaLoss):
@@ -82,15 +77,18 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
     if embeds_columns(loss):
         replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
         leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
+        tokens = tokens or [{"attention_mask": x.new_ones(len(x), 1)} for x in leaves]
         # of three dimensions, so that a loss that cuts the padding of its tokens does not cut embeddings, too
-        features = [{"attention_mask": x.new_ones(len(x), 1), "embeddings": x[:, None]} for x in leaves]
-        if tokens:
-            features = [{**each, **column} for each, column in zip(features, tokens, strict=True)]
-        value = loss(features, labels)
-        if not replays:
-            return value
-        value.backward()  # reads the columns in parts
-        pairs = zip(columns, leaves, strict=True)
+        features = [{**each, "embeddings": x[:, None]} for each, x in zip(tokens, leaves, strict=True)]
+        model, loss.model = loss.model, Embedded()
+        try:
+            value = loss(features, labels)
+            if not replays:
+                return value
+            value.backward()  # reads the columns in parts
+        finally:
+            loss.model = model
+        pairs: Any = zip(columns, leaves, strict=True)
         return value.detach() + sum(((x - x.detach()) * leaf.grad).sum() for x, leaf in pairs)
     if isinstance(loss, CachedLoss):
         return loss.compute_loss_from_embeddings(columns, **labels)
@@ -215,11 +213,11 @@ class ByLength(CachedLossMixin, nn.Module):
         """Whether the loss encodes its batches in mini-batches."""
         return getattr(innermost(self.loss), "uses_gradient_cache", False)
 
-    def plan(self, features: Iterable[Mapping[str, Any]], labels: Any = None) -> Batch | None:
+    def plan(self, features: Iterable[dict[str, Any]], labels: Any = None) -> Batch | None:
         """Plan a batch of tokenised columns on the CPU: which texts each forward encodes, and what the loss needs
         beside embeddings. None for columns that are not rows of tokens."""
         columns, inner = [*features], innermost(self.loss)
-        guided = hasattr(inner, "guide")  # reads the tokens of padded columns
+        guided = embeds_columns(inner) and hasattr(inner, "guide")  # reads the tokens of padded columns
         runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, **self._limits(inner))
         if runs is None:
             return None
@@ -259,8 +257,7 @@ class ByLength(CachedLossMixin, nn.Module):
             return loss if self._parts is None else attach_gradient(self._parts, loss)
         with self._words(batch):
             table = torch.cat([self._embedded(run) for run in batch.runs])
-        with self._embedded_columns():
-            return self._value(table, batch)
+        return self._value(table, batch)
 
     def _start(self, batch: Batch) -> Tensor | None:
         """Embeddings of the batch's texts by the frozen encoder of `keep`; None without `keep`, or in evaluation."""
@@ -276,19 +273,6 @@ class ByLength(CachedLossMixin, nn.Module):
             return loss
         parts = LossParts(loss if isinstance(loss, dict) else {"target": loss})
         return parts + {"keep": self.keep(table, batch.before)}
-
-    @contextmanager
-    def _embedded_columns(self) -> Iterator[None]:
-        """In this block a loss of EMBED_COLUMNS finds the embeddings in its columns."""
-        inner: Any = innermost(self.loss)
-        if not embeds_columns(inner):
-            yield
-            return
-        model, inner.model = inner.model, Embedded()
-        try:
-            yield
-        finally:
-            inner.model = model
 
     def embed_minibatch(
         self,
@@ -312,13 +296,12 @@ class ByLength(CachedLossMixin, nn.Module):
         """Hook of CachedLossMixin: the loss of all runs' embeddings; `labels` is the Batch."""
         (runs,) = reps
         table = torch.cat(runs).detach().requires_grad_(with_backward)
-        with self._embedded_columns():
-            loss = self._value(table, labels)
-            if isinstance(loss, dict):
-                self._parts, loss = loss, torch.stack([*loss.values()]).sum()
-            if not with_backward:
-                return loss
-            loss.backward()
+        loss = self._value(table, labels)
+        if isinstance(loss, dict):
+            self._parts, loss = loss, torch.stack([*loss.values()]).sum()
+        if not with_backward:
+            return loss
+        loss.backward()
         gradient = torch.zeros_like(table) if table.grad is None else table.grad
         for run, part in zip(runs, gradient.split([len(run) for run in runs]), strict=True):
             run.grad = part

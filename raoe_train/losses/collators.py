@@ -87,14 +87,11 @@ class ListCollator(SentenceTransformerDataCollator):
 
 
 class PlanningCollator:
-    """A collator around another, which replaces the columns of a batch by their plan (ByLength.plan). So the processes
-    of a DataLoader plan while the device computes.
-
-    A planned batch is {"rows": the rows' numbers, from which transformers reads the batch size, "plan": Batch}, and
-    "dataset_name" if there are several. Batches of other losses, and those that have no tokens, keep their columns.
+    """A collator that replaces the columns of another collator's batch by their plan (ByLength.plan), so that the
+    processes of a DataLoader plan while the device computes. Batches of other losses keep their columns.
 
     Args:
-        collate: the collator.
+        collate: the other collator.
         loss: the trainer's loss, or one for each dataset by name.
     """
 
@@ -110,6 +107,7 @@ class PlanningCollator:
         if plan is None:
             return batch
         name = {key: batch[key] for key in ("dataset_name",) if key in batch}
+        # transformers reads the batch size from the first array
         return {**name, "rows": np.arange(len(plan.rows[0])), "plan": plan}
 
 

@@ -1,12 +1,8 @@
 """Losses of sentence-transformers that recipes can name: the same classes, with the training data that they need."""
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
-import torch
-from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer import losses
-from torch import Tensor, nn
 
 from raoe_train.config import NonNegativeFloat, PositiveFloat
 from raoe_train.losses.base import Loss
@@ -71,15 +67,6 @@ class SoftmaxLoss(Loss, losses.SoftmaxLoss):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, model.get_embedding_dimension(), num_labels=3)
-
-    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor) -> Tensor:
-        """The scalar loss of two (B, D) columns and (B,) classes."""
-        first, second = embeddings
-        logits = self.classifier(torch.cat([first, second, (first - second).abs()], dim=1))
-        return nn.functional.cross_entropy(logits, labels.view(-1))
-
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:  # type: ignore[override]
-        return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
 
 class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):

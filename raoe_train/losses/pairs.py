@@ -69,8 +69,8 @@ class PairLoss(CachedLoss):
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         # Planned batches are on the CPU. Of others on a GPU only the first is checked, because reading waits for it.
-        on_cpu = all(x.device.type == "cpu" for x in features[0].values() if isinstance(x, Tensor))
-        if labels is not None and (on_cpu or not self._checked_labels):
+        on_gpu = any(getattr(x, "is_cuda", False) for x in features[0].values())
+        if labels is not None and not (on_gpu and self._checked_labels):
             self._checked_labels = True
             self.targets(change(labels, Tensor.cpu))
         return super().beside(features, labels)

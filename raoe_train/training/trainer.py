@@ -20,6 +20,7 @@ from raoe_train.losses.collators import PlanningCollator
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
+READ_LATE = ("cuda",)  # devices whose loss is read in the next step: now, the GPU would wait for the host
 
 
 class Trainer(SentenceTransformerTrainer):
@@ -117,14 +118,14 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result
 
-    def get_eval_dataloader(self, *arguments: Any) -> Any:
-        return self._planning(super().get_eval_dataloader(*arguments))
-
     def _planning(self, loader: Any) -> Any:
         """Have a DataLoader plan its batches, unless accelerate cuts them into parts for several processes."""
         if type(loader).__name__ != "DataLoaderDispatcher":
             loader.collate_fn = PlanningCollator(loader.collate_fn, self.loss)
         return loader
+
+    def get_eval_dataloader(self, *arguments: Any) -> Any:
+        return self._planning(super().get_eval_dataloader(*arguments))
 
     def collect_features(self, inputs: dict[str, Any]) -> Any:
         return (inputs["plan"], None) if "plan" in inputs else super().collect_features(inputs)
@@ -148,19 +149,15 @@ class Trainer(SentenceTransformerTrainer):
     def scales(self) -> dict[str, float]:
         return {name: inner.current_scale for name, inner in self._inner() if isinstance(inner, CachedLoss)}
 
-    @property
-    def reads_late(self) -> bool:
-        """Whether a step's loss is read in the next step."""
-        return self.args.device.type == "cuda"
-
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
         self.meter.count(inputs)
         before, self.batch = self.batch, dict(inputs)
         self.check_late()
         loss = super().training_step(model, inputs, *arguments, **settings)
         step = self.state.global_step + 1
-        if self.reads_late:  # else the GPU would wait for the host
-            self.late = step, self.batch, *_start_copy(loss)
+        if loss.device.type in READ_LATE:
+            copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
+            self.late = step, self.batch, copy, torch.cuda.current_stream().record_event() if loss.is_cuda else None
         # transformers would continue, and with logging_nan_inf_filter hide the NaN in the log
         elif not math.isfinite(loss):
             problem = f"the loss is {float(loss)}"
@@ -171,9 +168,7 @@ class Trainer(SentenceTransformerTrainer):
 
     def check_late(self) -> None:
         """Raise FloatingPointError if the last step's loss has not been read yet and is not finite."""
-        if self.late is None:
-            return
-        (step, batch, value, event), self.late = self.late, None
+        (step, batch, value, event), self.late = self.late or (0, {}, 0.0, None), None
         if event is not None:
             event.synchronize()
         if not math.isfinite(value):
@@ -217,14 +212,6 @@ class Trainer(SentenceTransformerTrainer):
             for key, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
             if key not in part._non_persistent_buffers_set
         }
-
-
-def _start_copy(loss: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """(A copy of the loss in the host's memory, the event after which it is there, or None)."""
-    if not loss.is_cuda:
-        return loss.detach().clone(), None
-    copy = torch.empty(loss.shape, dtype=loss.dtype, pin_memory=True).copy_(loss.detach(), non_blocking=True)
-    return copy, torch.cuda.current_stream(loss.device).record_event()
 
 
 def _in_our_order(data: Any) -> Any:

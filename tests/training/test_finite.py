@@ -17,7 +17,6 @@ from raoe_train.jobs.check import check_encoder
 from raoe_train.losses import RAOELoss
 from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
 from raoe_train.training.callbacks import not_finite
-from raoe_train.training.trainer import Trainer
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import settings
 
@@ -77,7 +76,7 @@ def of_gradient(loss):
 def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):
     options = {**small(tmp_path), "data.train": [pairs]}
     if every == "late":  # as on CUDA, where a loss is read in the next step
-        monkeypatch.setattr(Trainer, "reads_late", True)
+        monkeypatch.setattr("raoe_train.training.trainer.READ_LATE", ("cpu",))
         every = 3
     options["training"]["save_steps"] = every
     whole = run("train", "raoe-s1", **{**options, "output": str(tmp_path / "whole")})
