@@ -29,6 +29,7 @@ class Training:
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
         bf16: train in bfloat16; auto does so if the device has bfloat16 units
+        tf32: multiply float32 matrices in TF32; auto does so on GPUs that have it
         by_length: encode batches in runs of similar length
         packed: pack each batch into one row without padding, with attention of raoe_kernels; for GPUs
         keep: weight of the regularizer that keeps embeddings near their start; auto chooses it from the scores
@@ -60,6 +61,7 @@ class Training:
     warmup_ratio: Share | None = None
     seed: Seed = 42
     bf16: bool | Literal["auto"] = False
+    tf32: bool | Literal["auto"] | None = None
     by_length: bool = True
     packed: bool = False
     keep: NonNegativeFloat | Literal["auto"] = 0
@@ -117,6 +119,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
+    from transformers.utils import is_torch_tf32_available
 
     from raoe_train.training.training_data import PremiseBatchSampler
 
@@ -130,6 +133,8 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
     if recipe["bf16"] == "auto":
         recipe["bf16"] = multiplies_bfloat16(use_cpu)
+    if recipe.get("tf32") == "auto":
+        recipe["tf32"] = True if not use_cpu and is_torch_tf32_available() else None
     # eval_steps without a strategy means steps
     strategy = recipe.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in recipe else "epoch")
     interval = "epoch" if strategy == "no" else strategy  # a checkpoint at each one, so that the best can be loaded

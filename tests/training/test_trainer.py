@@ -207,6 +207,16 @@ def test_bf16_auto_needs_cpu_support(monkeypatch, tmp_path, units, expected):
     assert trainer_settings(Training(bf16=True), tmp_path, device="cpu", has_dev=False)["bf16"] is True
 
 
+def test_tf32_auto_needs_a_gpu(monkeypatch, tmp_path):
+    tf32 = Training(tf32="auto")
+    assert trainer_settings(tf32, tmp_path, device="cpu", has_dev=False).get("tf32") is None
+    monkeypatch.setattr("transformers.utils.is_torch_tf32_available", lambda: True)
+    assert trainer_settings(tf32, tmp_path, device="cpu", has_dev=False).get("tf32") is None
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with pytest.raises(ValueError, match="tf32 requires Ampere"):  # it is on, and this machine has no GPU
+        trainer_settings(tf32, tmp_path, device=None, has_dev=False)
+
+
 def test_model_init_for_each_trial(tmp_path, encoder):
     """The form of hyperparameter search: functions that make the model, and the loss of it."""
     made = []
