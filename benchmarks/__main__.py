@@ -23,9 +23,12 @@ from benchmarks.case import Case
 
 KERNEL_OPS = ("pairwise", "cosine", "guided", "infonce", "sigmoid", "attention", "listwise", "matryoshka")
 STEPS = ("train_step", "equal_lengths", "large_batch")
-OPS = (*KERNEL_OPS, "gist", "generation", "chains", *STEPS)
+# what `make gpu` measures first, besides train_step
+FIRST = ("profile", "trainer", "lora", "smoke")
+OPS = (*KERNEL_OPS, "gist", "generation", "chains", *STEPS, *FIRST)
 # Least bytes moved for which peak memory is measured; below, Python and the allocator would dominate it.
 PEAK_FROM = 1 << 21
+DETAILS = ("operations", "kernels", "busy_s", "most_pairs", "difference", "changed")  # of Case.details, printed
 
 
 def declared(op: str) -> ModuleType:
@@ -81,19 +84,21 @@ def measure(case: Case, device: str) -> list[dict[str, Any]]:
         times = {name: [seconds] for name, (seconds, _) in single.items()}
     else:
         contenders = {name: case.contenders[name] for name in single}
-        times = timing.measure(contenders, device, before=case.before)
+        times = timing.measure(contenders, device, before=case.before, rounds=case.rounds)
         single = {}
         if case.bytes >= PEAK_FROM:
             single = {name: timing.single(call, device) for name, call in contenders.items()}
     first = next(iter(times))
     rows: list[dict[str, Any]] = []
     for name, seconds in times.items():
-        wall, device_time = ([pair[k] for pair in seconds] for k in (0, 1))
+        wall, device_time, host = ([triple[k] for triple in seconds] for k in range(3))
         low, median, high = timing.quantiles(wall)
         row = {"title": case.title, "contender": name, "median_s": median, "p10_s": low, "p90_s": high}
         row |= {"min_s": min(wall), "device_s": timing.quantiles(device_time)[1], "rounds": len(wall)}
-        row["ratio_to_first"] = timing.ratio(wall, [pair[0] for pair in times[first]])
+        row["host_s"] = timing.quantiles(host)[1]
+        row["ratio_to_first"] = timing.ratio(wall, [triple[0] for triple in times[first]])
         row["peak_bytes"] = single[name][1] if single else None
+        row |= case.details(name) if case.details else {}
         rows.append(row | {"least_bytes": case.bytes, "least_flops": case.flops})
     unavailable = [{"contender": name, "missing": why} for name, why in case.missing.items()]
     return rows + [{"title": case.title} | row for row in unavailable + missing]
@@ -125,15 +130,17 @@ def table(case: Case, rows: list[dict[str, Any]], tested: bool) -> str:
     measured = [row for row in rows if "missing" not in row]
     first = measured[0]["contender"]
     ratio = f"x {first}" if tested else "(no ratios: its tests did not pass or were not run)"
-    lines = [f"\n{case.title:<40}    median      min   device    GB/s  GFLOP/s   peak MB   {ratio}"]
+    lines = [f"\n{case.title:<40}    median      min   device     host    GB/s  GFLOP/s   peak MB   {ratio}"]
     for row in measured:
         seconds = row["device_s"]
         rate = f"{row['least_bytes'] / seconds / 1e9:7.1f}" if row["least_bytes"] else " " * 7
         flops = f"{row['least_flops'] / seconds / 1e9:8.1f}" if row["least_flops"] else " " * 8
         peak = " " * 9 if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:9.1f}"
-        times = "".join(_show(each) for each in (row["median_s"], row["min_s"], seconds))
+        times = "".join(_show(each) for each in (row["median_s"], row["min_s"], seconds, row["host_s"]))
         line = f"  {row['contender']:<38}{times} {rate} {flops} {peak}"
-        lines.append(line + (f"{row['ratio_to_first']:9.2f}" if tested else ""))
+        line += f"{row['ratio_to_first']:9.2f}" if tested else ""
+        details = {key: _plain(row[key]) for key in row if key in DETAILS}
+        lines.append(line + "".join(f"  {value} {key}" for key, value in details.items()))
     lines += [f"  {row['contender']:<38} missing: {row['missing']}" for row in rows if "missing" in row]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from raoe_kernels import backends
 
@@ -25,6 +26,8 @@ class Case:
     missing     name of an unavailable contender -> reason
     once        whether calls take so long that only the first call of each contender is timed
     before      untimed call before every timed one, to reproduce the situation in which an op runs
+    rounds      maximum number of rounds of timed calls
+    details     function from a contender's name to more entries of its row; "failed": the contender is wrong
     """
 
     title: str
@@ -34,6 +37,8 @@ class Case:
     missing: Mapping[str, str] = field(default_factory=dict)
     once: bool = False
     before: Call | None = None
+    rounds: int = 15
+    details: Callable[[str], Mapping[str, Any]] | None = None
 
 
 def ours(function: str, device: str) -> list[str]:

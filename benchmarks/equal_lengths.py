@@ -73,16 +73,18 @@ def collated(model: Any, pairs: int) -> tuple[list[dict[str, Any]], dict[str, An
     return [batch_to_device(each, model.device) for each in features], labels
 
 
-def step(model: Any, loss: Any, features: list[dict[str, Any]], labels: Any) -> Call:
-    """Return a call that runs forward, backward and AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    for weight in model.parameters():
+def step(model: Any, loss: Any, features: Any, labels: Any = None) -> Call:
+    """Return a call that runs forward, backward and AdamW on columns and labels, or on a batch planned by ByLength."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=1e-6)
+    for weight in weights:
         weight.grad = torch.zeros_like(weight)
     optimizer.step()  # allocates its state, which would otherwise count for the first call
 
     def call(_: int) -> None:
         optimizer.zero_grad()
-        _sum(loss([dict(each) for each in features], labels)).backward()
+        inputs = ([dict(each) for each in features], labels) if isinstance(features, list) else (features,)
+        _sum(loss(*inputs)).backward()
         optimizer.step()
 
     return call

@@ -1,10 +1,11 @@
-"""`make gpu`: build in place on a machine with a GPU, run every GPU test, then every benchmark, then the tests of
-training. Needs no network.
+"""`make gpu`: build in place on a machine with a GPU, measure training steps, try changed kernels, then run every GPU
+test, every other benchmark and the tests of training. Needs no network.
 
 Results are written to benchmarks/results, or to the folder of --results, as they arrive: GPU-COMMIT.jsonl (a line for
 each step and benchmark row), GPU-COMMIT.md (the printed output) and the ledger in README.md. A part consists of steps:
 a build, the tests of an op, or an op's benchmark of one size. Steps that have finished on the same sources are skipped
-unless --again is given. If a command may take only ten minutes, repeat `python -m benchmarks.gpu --minutes 9` with the
+unless --again is given. The parts that come first end after their LIMITS, and what they have measured by then is kept.
+If a command may take only ten minutes, repeat `python -m benchmarks.gpu --minutes 9` with the
 same results folder until everything is done. Compiled modules of the same sources are not built again. Without git, set
 RAOE_COMMIT to the commit.
 
@@ -33,13 +34,17 @@ import torch
 
 import raoe_kernels
 from benchmarks import gate, ledger, provenance
-from benchmarks.__main__ import KERNEL_OPS, OPS, declared
+from benchmarks.__main__ import FIRST, KERNEL_OPS, OPS, declared
 from benchmarks.report import read
 from raoe_kernels import _build
 
-STEPS_OF_TRAINING = [op for op in OPS if op not in KERNEL_OPS]
+STEPS_OF_TRAINING = [op for op in OPS if op not in (*KERNEL_OPS, *FIRST)]
+# seconds; "steps" is the first size of train_step
+LIMITS = {"profile": 40.0, "steps": 180.0, "trainer": 90.0, "lora": 120.0, "smoke": 120.0}
+DONE = ("passed", "failed", "over its limit")
 PARTS = (
     "build",
+    *LIMITS,
     *(f"test-{op}" for op in KERNEL_OPS),
     *KERNEL_OPS,
     *(part for op in STEPS_OF_TRAINING for part in (f"test-{op}", op)),
@@ -56,12 +61,14 @@ TO_STOP = 15.0  # seconds that a step gets to stop before it is killed
 
 
 class Step(NamedTuple):
-    """A Python command of an op that is repeated as a whole if it is interrupted. tests: it runs the op's tests."""
+    """A Python command of an op. It is repeated as a whole if it is interrupted, but not if it was stopped after
+    `limit` seconds. tests: it runs the op's tests."""
 
     title: str
     arguments: list[str]
     op: str
     tests: bool = False
+    limit: float = threading.TIMEOUT_MAX
 
 
 def tests_of(op: str) -> list[str]:
@@ -108,7 +115,7 @@ class Run:
     def do(self, part: str) -> bool:
         """Run the remaining steps of a part. Returns False if the time is over before the part is done."""
         for step in self.steps(part):
-            if self.outcomes.get(step.title) in ("passed", "failed") and step.op != "build":
+            if self.outcomes.get(step.title) in DONE and step.op != "build":
                 continue
             if self.left() < LEAST:
                 return False
@@ -120,7 +127,14 @@ class Run:
 
     def steps(self, part: str) -> Iterator[Step]:
         op = part.removeprefix("test-")
-        if part == "build":
+        words = ["-m", "benchmarks", op, "--device", "cuda", "--json", str(self.rows)]
+        if part == "steps":
+            size = declared("train_step").SIZES["cuda"][0]
+            words[2:3] = ["train_step", "--sizes", str(size)]
+            yield Step(f"train_step {size}", [*words, "--untested"], "train_step", limit=LIMITS[part])
+        elif part in LIMITS:
+            yield Step(part, [*words, "--untested"], op, limit=LIMITS[part])
+        elif part == "build":
             if not brought_along():
                 yield Step(part, ["setup.py", "build_ext", "--inplace"], op)
             yield Step("what is here", ["-m", "raoe_kernels"], op)
@@ -134,8 +148,8 @@ class Run:
             if tested == "passed":
                 gate.remember(op, "cuda")
             for size in declared(op).SIZES["cuda"]:
-                words = ["-m", "benchmarks", op, "--device", "cuda", "--json", str(self.rows), "--sizes", str(size)]
-                yield Step(f"{op} {size}", words + ["--untested"] * (tested == "failed"), op)
+                untested = ["--untested"] * (tested == "failed")
+                yield Step(f"{op} {size}", [*words, "--sizes", str(size), *untested], op)
 
     def left(self) -> float:
         return float("inf") if self.end is None else self.end - time.monotonic()
@@ -144,6 +158,7 @@ class Run:
         """Run a step, print and record its output as it arrives, and return (outcome, seconds)."""
         self.write(f"\n## {step.title}\n\n`{' '.join(step.arguments)}`\n\n```\n")
         start, stopped = time.monotonic(), threading.Event()
+        left = self.left()
         process = subprocess.Popen(
             [sys.executable, *step.arguments], cwd=provenance.ROOT, text=True,
             env=self.environment | ({"OMP_NUM_THREADS": "1"} if step.tests else {}),  # one process per core
@@ -162,7 +177,7 @@ class Run:
                 except ProcessLookupError:
                     return
 
-        timer = threading.Timer(min(self.left(), threading.TIMEOUT_MAX), stop)
+        timer = threading.Timer(min(left, step.limit), stop)
         timer.start()
         try:
             assert process.stdout is not None
@@ -174,14 +189,15 @@ class Run:
             if process.poll() is None:
                 stop()
         seconds = time.monotonic() - start
-        outcome = "stopped" if stopped.is_set() else "failed" if status else "passed"
+        ended = "stopped" if left < step.limit else "over its limit"
+        outcome = ended if stopped.is_set() else "failed" if status else "passed"
         self.write(f"```\n\n{outcome}, exit {status} after {seconds:.0f} s\n")
         return outcome, seconds
 
     def record(self, step: Step, outcome: str, seconds: float) -> None:
         self.outcomes[step.title] = outcome
         row = {"op": step.op, "device": "cuda", "step": step.title, "outcome": outcome}
-        row |= {"tests": outcome} if step.tests and outcome != "stopped" else {}
+        row |= {"tests": outcome} if step.tests and outcome in DONE else {}
         with self.rows.open("a") as lines:
             lines.write(json.dumps(row | {"seconds": round(seconds, 1), "sources": self.sources} | self.about) + "\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -19,12 +20,12 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _block(call: Call, repeats: int, device: str, before: Call | None = None) -> tuple[float, float]:
-    """Seconds per call by the wall clock and by the device's events, averaged over a series of calls that ends when the
-    device is idle. The two are the same without a GPU, and if `before` is given."""
+def _block(call: Call, repeats: int, device: str, before: Call | None = None) -> tuple[float, float, float]:
+    """Seconds per call by the wall clock, by the device's events, and until calls return (host), averaged over a series
+    of calls that ends when the device is idle. The three are the same without a GPU, and if `before` is given."""
     if before:
         wall = sum(_after(before, call, i, device) for i in range(repeats)) / repeats
-        return wall, wall
+        return wall, wall, wall
     wait(device)
     if device == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -32,11 +33,12 @@ def _block(call: Call, repeats: int, device: str, before: Call | None = None) ->
     begin = time.perf_counter()
     for i in range(repeats):
         call(i)
+    host = (time.perf_counter() - begin) / repeats
     if device == "cuda":
         last.record()
     wait(device)
     wall = (time.perf_counter() - begin) / repeats
-    return wall, first.elapsed_time(last) / 1e3 / repeats if device == "cuda" else wall
+    return (wall, first.elapsed_time(last) / 1e3 / repeats, host) if device == "cuda" else (wall, wall, wall)
 
 
 def _after(before: Call, call: Call, i: int, device: str) -> float:
@@ -51,8 +53,8 @@ def _after(before: Call, call: Call, i: int, device: str) -> float:
 def measure(
     contenders: Mapping[str, Call], device: str, *, before: Call | None = None, rounds: int = 15, block: float = 0.02,
     budget: float = 60.0,
-) -> dict[str, list[tuple[float, float]]]:  # fmt: skip
-    """Return (wall, device) seconds per call for each contender, one pair per round.
+) -> dict[str, list[tuple[float, float, float]]]:  # fmt: skip
+    """Return (wall, device, host) seconds per call for each contender, one triple per round.
 
     In a round, each contender gets about `block` seconds of calls. If all rounds would take longer than `budget`
     seconds, there are fewer of them, but at least FEWEST.
@@ -66,7 +68,7 @@ def measure(
         repeats[name] = max(1, round(block / max(seconds, 1e-9)))
         once += seconds * repeats[name]
     rounds = max(FEWEST, min(rounds, int(budget / once))) if once else rounds
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, call in contenders.items():
             times[name].append(_block(call, repeats[name], device, before))
@@ -108,9 +110,43 @@ def _best(call: Call, device: str) -> float:
     return min(_block(call, COPIES, device)[1] for _ in range(5))
 
 
-def single(call: Call, device: str) -> tuple[tuple[float, float], int | None]:
-    """Return ((wall, device) seconds, extra peak memory) of one call: the allocator's memory on a GPU, resident memory
-    on a CPU, None if unknown.
+def operations(call: Call) -> int:
+    """Number of operations that a call dispatches, and so its work on the host."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    count = 0
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+            nonlocal count
+            count += 1
+            return function(*arguments, **(keywords or {}))
+
+    with Count():
+        call(0)
+    return count
+
+
+def profiled(call: Call, device: str) -> dict[str, float]:
+    """Profile a call, print its longest operations, and return the number of kernels on the GPU and the seconds for
+    which it is busy with them."""
+    from torch.autograd import DeviceType
+    from torch.profiler import profile
+
+    for _ in range(2):  # the first one loads the profiler
+        with profile() as profiler:
+            call(0)
+            wait(device)
+    by = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
+    print(profiler.key_averages().table(sort_by=by, row_limit=12, max_name_column_width=60))
+    events: Any = profiler.events()
+    kernels = [each for each in events if each.device_type == DeviceType.CUDA and not each.is_user_annotation]
+    return {"kernels": len(kernels), "busy_s": sum(each.time_range.elapsed_us() for each in kernels) / 1e6}
+
+
+def single(call: Call, device: str) -> tuple[tuple[float, float, float], int | None]:
+    """Return ((wall, device, host) seconds, extra peak memory) of one call: the allocator's memory on a GPU, resident
+    memory on a CPU, None if unknown.
 
     Gradients of an earlier call that this call replaces are allocated before it, so they do not count as extra.
     """

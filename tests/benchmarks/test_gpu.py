@@ -50,10 +50,16 @@ def test_every_part_runs_once_and_builds_for_the_gpu(machine, tmp_path):
     run, finished = do(tmp_path)
     titles = [step.title for step in asked]
     assert finished and titles[0] == "build" and titles[-1] == "train" and len(titles) == len(set(titles))
-    for op in suite.OPS:
+    first = titles.index("profile")
+    assert titles[first : first + 5] == ["profile", "train_step 512", "trainer", "lora", "smoke"]
+    assert sum(gpu.LIMITS.values()) <= 600 and [step.limit for step in asked if step.title in suite.FIRST] == [
+        gpu.LIMITS[op] for op in suite.FIRST
+    ]
+    for op in [op for op in suite.OPS if op not in suite.FIRST]:
         sizes = [f"{op} {size}" for size in suite.declared(op).SIZES["cuda"]]
-        assert [title for title in titles if title.split()[0] == op] == sizes
-        assert titles.index(f"test-{op}") < titles.index(sizes[0])
+        later = [title for title in titles[first + 5 :] if title.split()[0] == op]
+        assert later == [title for title in sizes if title != "train_step 512"]
+        assert titles.index(f"test-{op}") < titles.index(later[0])
     assert run.rows.name.startswith("No-GPU-1-")
     assert run.environment["RAOE_KERNELS_BUILD"] == "cuda"
     assert run.environment["RAOE_KERNELS_CUDA_ARCHS"] == os.environ.get("RAOE_KERNELS_CUDA_ARCHS", "90")
@@ -92,6 +98,13 @@ def test_stopped_run_resumes(machine, tmp_path):
     assert [step.title for step in asked] == ["test-cosine"]
 
 
+def test_a_step_over_its_limit_is_not_repeated(machine, tmp_path):
+    asked, outcomes = machine
+    outcomes["profile"] = "over its limit"
+    assert do(tmp_path, "profile", "steps")[1] and do(tmp_path, "profile")[1]
+    assert [step.title for step in asked] == ["profile", "train_step 512"]
+
+
 def test_changed_sources_start_a_new_run(machine, tmp_path, monkeypatch):
     asked, _ = machine
     do(tmp_path, "test-cosine")
@@ -106,7 +119,8 @@ def test_failed_tests_hide_ratios_of_their_op_only(machine, tmp_path):
     run, finished = do(tmp_path)
     assert finished and len(asked) > 30, "nothing is skipped for it"
     for step in asked:
-        assert ("--untested" in step.arguments) == (step.op == "cosine" and not step.tests)
+        comes_first = step.op in suite.FIRST or step.title == "train_step 512"
+        assert ("--untested" in step.arguments) == (comes_first or (step.op == "cosine" and not step.tests))
     assert [row["op"] for row in rows_of(run) if row.get("tests") == "failed"] == ["cosine"]
     assert gate.passes("pairwise", ["no such file"], "cuda"), "its tests have passed here"
     # earlier failures still count
@@ -141,6 +155,7 @@ def test_output_of_a_step_is_streamed_and_stopped_in_time(machine, tmp_path, mon
     monkeypatch.setattr(gpu.Run, "left", lambda self: 0.5)
     outcome, seconds = run.stream(gpu.Step("endless", ["-c", child], "op"))
     assert outcome == "stopped" and seconds < 30
+    assert run.stream(gpu.Step("limited", ["-c", child], "op", limit=0.3))[0] == "over its limit"
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     assert run.stream(gpu.Step("stubborn", ["-c", stubborn], "op"))[0] == "stopped"
 
@@ -204,9 +219,13 @@ def test_whole_run_on_a_faked_gpu(tmp_path):
     assert {row["op"] for row in rows if "median_s" in row} == set(suite.OPS)
     assert not [row for row in rows if row.get("failed")]
     missing = {row["contender"]: row["missing"] for row in rows if "missing" in row}
-    assert "datasets" in missing["of it: an entry of the log"] and "inf_cl" in missing["Inf-CL flash loss"]
+    assert "inf_cl" in missing["Inf-CL flash loss"]
+    steps = {row["contender"]: row for row in rows if row["op"] == "train_step" and "median_s" in row}
+    assert steps["packed, bf16"]["operations"] < steps["by length, bf16"]["operations"]
+    assert {row["most_pairs"] for row in rows if row["op"] == "lora" and "median_s" in row} == {32}
+    assert all(row["changed"] == 0 for row in rows if "changed" in row)
     log = lines.with_suffix(".md").read_text()
-    assert "not here: bitsandbytes, cut_cross_entropy, datasets, faiss, " in log and "failed: nothing\n" in log
+    assert "not here: bitsandbytes, cut_cross_entropy, faiss, " in log and "failed: nothing\n" in log
     assert "test_gpu_pairwise.py" in log and "Backends on cuda" in log
     again = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
     assert again.returncode == 0 and "## what is here" in again.stdout and "## test-" not in again.stdout

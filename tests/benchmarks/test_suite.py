@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from benchmarks import __main__ as suite
-from benchmarks import chains, forms, gate, generation, gpu, ledger, report, timing, train_step
+from benchmarks import chains, forms, gate, generation, gpu, ledger, lora, report, smoke, timing, train_step, trainer
 from benchmarks.case import Case
+from raoe_train.encoders import packed
 
 TESTS = {
     "passes": "def test_it():\n    assert True\n",
@@ -168,7 +169,8 @@ def test_quantiles_and_ratio():
 
 # steps of MiniLM take minutes where cores are shared
 HEAVY = [pytest.mark.slow, pytest.mark.timeout(900)]
-SLOW = dict.fromkeys(("generation", "chains", "train_step", "equal_lengths", "large_batch"), HEAVY)
+STEPS = ("train_step", "equal_lengths", "large_batch", "profile", "trainer")
+SLOW = dict.fromkeys(("generation", "chains", *STEPS), HEAVY)
 
 
 @pytest.mark.parametrize("op", [pytest.param(op, marks=SLOW.get(op, ())) for op in suite.OPS])
@@ -179,6 +181,7 @@ def test_every_op_declares_its_inputs_once(op, monkeypatch):
         monkeypatch.setattr(each, "VOCABULARY", 4000)
     monkeypatch.setitem(train_step.BASE, "layers", 1)
     monkeypatch.setattr(train_step, "SOURCES", {"SNLI": train_step.SOURCES["SNLI"]})
+    monkeypatch.setitem(trainer.STEPS, "cpu", 2)
     assert set(module.SIZES) == {"cpu", "cuda"} and module.TESTS
     for case in suite.cases(module, min(module.SIZES["cpu"]), "cpu"):
         first = next(iter(case.contenders))
@@ -186,6 +189,51 @@ def test_every_op_declares_its_inputs_once(op, monkeypatch):
         assert not any(first in why for why in case.missing)
         for i in range(2):
             case.contenders[first](i)
+
+
+def test_contenders_of_a_gpu_train_alike(monkeypatch):
+    """The loss of a step is the same in float32, whichever way the texts are read."""
+    shape = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16, "dropout": 0.0}
+    model, losses = train_step.encoder("cpu", shape), {}
+    (columns, score) = train_step.batch([lengths.clip(2) for lengths in train_step.drawn("SNLI", 9)])
+    monkeypatch.setattr(train_step, "flash", packed._attention)
+    for way in train_step.WAYS:
+        if "compiled" in way:
+            continue
+        loss, inputs, attention = train_step.plan(model, way, columns, score)
+        model[0].model.config._attn_implementation = attention
+        inputs = (inputs, score) if isinstance(inputs, list) else (inputs,)
+        losses[way] = loss(*inputs).item()
+    assert len(losses) == 4 and all(value == pytest.approx(losses["packed"], rel=1e-5) for value in losses.values())
+
+
+def test_details_of_rows(case, monkeypatch, capsys):
+    assert timing.operations(lambda i: torch.ones(3).sum()) == 2
+    counted = {"ours": {"operations": 7}, "theirs": {"difference": float("nan"), "failed": True}}
+    rows = suite.measure(replace(case, details=counted.__getitem__), "cpu")
+    assert [row.get("failed") for row in rows] == [None, True, None] and "host_s" in rows[0]
+    assert "7 operations" in suite.table(case, rows, tested=True)
+    assert timing.profiled(lambda i: torch.ones(3).sum(), "cpu") == {"kernels": 0, "busy_s": 0}
+    assert "aten::sum" in capsys.readouterr().out
+
+
+def test_smoke_fails_where_a_kernel_is_wrong(monkeypatch):
+    leaves, calls = [torch.rand(4, requires_grad=True)], []
+
+    def op(x, backend):
+        calls.append(backend)
+        return (x * (1 + len(calls) if backend == "native" else 1)).sum()
+
+    monkeypatch.setattr(smoke, "ours", lambda function, device: ["native", "scan"])
+    row = smoke.case("any", "title", "cpu", leaves, op, repeats=3).details("native")
+    assert row["changed"] == 3 and row["failed"] and row["difference"] > 0.1
+    assert smoke.case("any", "title", "cpu", leaves, op).details("scan") == {"difference": 0}
+
+
+def test_largest_number_that_fits():
+    for most in (9, 16, 17, 31, 100, 128):
+        result = lora.largest(lambda count, most=most: count <= most, 8, 128)
+        assert result <= most and most - result <= most / 8
 
 
 def test_report(case, tmp_path):
