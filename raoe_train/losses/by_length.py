@@ -41,9 +41,13 @@ def innermost(loss: Any) -> Any:
 
 
 def embeds_columns(loss: Any) -> bool:
-    """Whether a loss has the forward of one of EMBED_COLUMNS."""
-    home = next(cls for cls in type(loss).__mro__ if "forward" in vars(cls))
-    return home.__name__ in EMBED_COLUMNS and home.__module__.startswith(PACKAGES[0])
+    """Whether a loss is one of EMBED_COLUMNS, or a subclass with its forward."""
+    for cls in type(loss).__mro__:
+        if cls.__name__ in EMBED_COLUMNS and cls.__module__.startswith(PACKAGES[0]):
+            return True
+        if "forward" in vars(cls):
+            break
+    return False
 
 
 def fits(loss: Any) -> bool:

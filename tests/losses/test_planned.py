@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,10 +10,10 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses as theirs
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertModel
 
 import raoe_train as rt
+from benchmarks.timing import operations
 from benchmarks.train_step import drawn, rows_of
 from raoe_kernels.attention import OP, triton_kernels
 from raoe_train import losses as ours
@@ -78,24 +77,6 @@ def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
         step(Reads, pairs, labels, packed)
 
 
-class Count(TorchDispatchMode):
-    """Counts dispatched operations, and so the host's work for a step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        self.operations[str(function)] += 1
-        return function(*arguments, **(keywords or {}))
-
-
-def operations(loss: Any, *inputs: Any) -> int:
-    with Count() as counted:
-        total(loss(*inputs)).backward()
-    return sum(counted.operations.values())
-
-
 def test_a_packed_step_dispatches_few_operations(monkeypatch, without_launches):
     """MiniLM's layers, 512 pairs of SNLI's lengths: at most 0.6 of the operations of two runs, and of those of
     sentence-transformers, which embeds the columns one by one."""
@@ -103,7 +84,8 @@ def test_a_packed_step_dispatches_few_operations(monkeypatch, without_launches):
     sizes = {"vocab_size": 30522, "hidden_size": 96, "num_hidden_layers": 6, "num_attention_heads": 12}
     model[0].model = BertModel(BertConfig(**sizes, intermediate_size=12), add_pooling_layer=False)
     features, score = [rows_of(each, "cpu") for each in drawn("SNLI", 512)], torch.rand(512)
-    padded = operations(theirs.CoSENTLoss(model), [dict(each) for each in features], score)
+    columns = [dict(each) for each in features]
+    padded = operations(lambda i: theirs.CoSENTLoss(model)(columns, score).backward())
     model.to("meta")
     counts: dict[bool, int] = {}
     for packed in (False, True):
@@ -111,7 +93,8 @@ def test_a_packed_step_dispatches_few_operations(monkeypatch, without_launches):
         monkeypatch.setattr("raoe_train.losses.by_length.forward_cost", lambda *_: 6000)
         plan = loss.plan(features, score)
         assert len(plan.runs) == 2 - packed
-        counts[packed] = operations(loss, plan.to("meta"))
+        batch = plan.to("meta")
+        counts[packed] = operations(lambda i, loss=loss, batch=batch: loss(batch).backward())
     assert counts[True] <= 0.6 * counts[False]
     assert counts[True] <= 0.6 * padded
 
