@@ -19,7 +19,8 @@ from raoe_train.data.pairs import is_conditional, split_conditional
 from raoe_train.encoders import preflight
 from raoe_train.encoders.bidirectional import register
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
-from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalModel
+from raoe_train.encoders.packed import pack
 from raoe_train.encoders.prompts import apply_template
 from raoe_train.encoders.scratch import add_head, add_lora, scratch_transformer
 from raoe_train.encoders.settings import CONDITIONAL, SCRATCH, Encoder, Model, Scratch, as_model
@@ -78,6 +79,8 @@ def load_encoder(
                 _add_adapter(model[0].model, spec.lora)
     elif spec.random_weights or spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
         raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}: LoRA, 4 bits etc. are not supported")
+    if spec.attention == PACKED and (reason := pack(model)):
+        raise ValueError(f"model.attention {PACKED} cannot be used with {spec.name}: {reason}")
     _set_length(model, spec)
     if is_conditional(spec.prompt):  # the part before the sentence differs from text to text
         prefix, suffix = split_conditional(str(spec.prompt))

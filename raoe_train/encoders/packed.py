@@ -110,17 +110,18 @@ def _attention(
     scaling: float | None = None,
     is_causal: bool | None = None,
     cu_seq_lens_q: Tensor | None = None,
-    max_length_q: int | None = None,
+    max_length_q: int | Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of (1, heads, tokens, d) queries, keys and values, or SDPA of a padded batch."""
     if cu_seq_lens_q is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **kwargs)
+    longest = max_length_q.shape[1] if isinstance(max_length_q, Tensor) else max_length_q  # see ByLength, of compiled
     causal = bool(module.is_causal if is_causal is None else is_causal)
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "causal": causal}
-    result = bidirectional_attention(q, k, v, cu_seqlens=cu_seq_lens_q, max_seqlen=max_length_q, **options)
+    result = bidirectional_attention(q, k, v, cu_seqlens=cu_seq_lens_q, max_seqlen=longest, **options)
     return result[None], None
 
 

@@ -253,6 +253,8 @@ class ByLength(CachedLossMixin, nn.Module):
         batch = planned.to(_device(self.model))
         # the embeddings of these copies are not used
         batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
+        if _is(_layers(self.model), "OptimizedModule"):
+            batch.runs = [_varying(run) for run in batch.runs]
         batch.before = self._start(batch)
         if self.uses_gradient_cache:
             rows: Any = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
@@ -342,6 +344,18 @@ def _layers(model: Any) -> list[Any]:
 def _is(layers: list[Any], *names: str) -> bool:
     """Whether one of a model's wrappers has a class with one of these names; by name, to avoid imports."""
     return bool({base.__name__ for each in layers for base in type(each).__mro__} & set(names))
+
+
+def _varying(run: dict[str, Any]) -> dict[str, Any]:
+    """Mark the sizes of a packed row as dynamic, so that torch.compile makes one graph for all rows. Only sizes of
+    tensors can be marked, so the length of the longest text becomes the size of an empty tensor."""
+    if run.get("cu_seq_lens_q") is None or run["attention_mask"] is None:  # padded, or of FlashAttention
+        return run
+    run = {**run, "max_length_q": run["input_ids"].new_empty(0, run["max_length_q"])}
+    for value in run.values():
+        if isinstance(value, Tensor) and value.shape[-1] > 1:
+            torch._dynamo.maybe_mark_dynamic(value, value.ndim - 1)
+    return run
 
 
 def _most_forwards(forwards: int, layers: list[Any]) -> int:

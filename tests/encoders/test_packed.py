@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 from transformers import CONFIG_MAPPING, AutoModel
 
 from raoe_train import losses as ours
+from raoe_train import run
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.lengths import by_length, texts_of
 from raoe_train.encoders.load import load_encoder
@@ -268,3 +270,48 @@ def test_encoding_packed(tmp_path):
     assert abs(model.encode(SENTENCES) - alone).max() < 1e-6
     model.save_pretrained(str(tmp_path / "saved"))
     assert PACKED not in "".join(file.read_text() for file in (tmp_path / "saved").rglob("*.json"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"bidirectional_layers": 1},
+                                      {"bidirectional_layers": 1, "load_in_4bit": True}],
+                         ids=["causal", "bidirectional", "4 bits"])  # fmt: skip
+def test_adapters_and_gradient_accumulation(tmp_path, settings):
+    """The gradient of LoRA over two batches, packed and by length, of models that are loaded with both attentions."""
+    base, results = saved_decoder(tmp_path), []
+    for packed in (False, True):
+        attention = PACKED if packed else "sdpa"
+        lora = {"r": 4, "lora_dropout": 0.0, "init_lora_weights": False}
+        model = load_encoder(base, device="cpu", pooling="mean", lora=lora, attention=attention, **settings).train()
+        loss, values = ByLength(ours.RAOELoss(model), packed=packed), []
+        for start in (0, 5):
+            features = [model.preprocess([TEXTS[(row + step + start) % 11] for row in range(9)]) for step in (0, 3)]
+            assert packed == ("cu_seq_lens_q" in loss.plan(features, scores()).runs[0])
+            values.append(total(loss(features, scores())))
+            values[-1].backward()
+        assert all("lora_" in name for name, weight in model.named_parameters() if weight.grad is not None)
+        results.append((torch.stack(values).detach(), gradients(model)))
+    # bitsandbytes may round the scales of its blocks
+    tolerance = 0.02 if "load_in_4bit" in settings else 1e-5
+    assert results[0][1].abs().max() > 0
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=tolerance, atol=0)
+    assert (results[1][1] - results[0][1]).abs().max() <= tolerance * results[0][1].abs().max()
+
+
+def test_loading_with_packed_attention(tmp_path):
+    """The jobs load a model by its settings."""
+    tiny_encoder(double=False).save_pretrained(str(tmp_path / "encoder"))
+    (tmp_path / "texts.txt").write_text("\n".join(SENTENCES) + "\n")
+    model = load_encoder(str(tmp_path / "encoder"), device="cpu", attention=PACKED)
+    assert isinstance(packing_of(model), Packing)
+    embeddings = {}
+    for attention in (PACKED, "sdpa"):
+        options = {"model.name": str(tmp_path / "encoder"), "model.device": "cpu", "model.attention": attention}
+        run("encode", None, **options, **{"data.input": str(tmp_path / "texts.txt"),
+                                          "output": str(tmp_path / f"{attention}.npy")})  # fmt: skip
+        embeddings[attention] = np.load(tmp_path / f"{attention}.npy")
+    assert abs(embeddings[PACKED] - embeddings["sdpa"]).max() < 1e-6
+    mpnet = AutoModel.from_config(CONFIG_MAPPING["mpnet"](vocab_size=len(model.tokenizer), pad_token_id=1, **SIZES))
+    mpnet.save_pretrained(str(tmp_path / "mpnet"))
+    model.tokenizer.save_pretrained(str(tmp_path / "mpnet"))
+    with pytest.raises(ValueError, match=r"raoe_packed cannot be used .*: the attention of mpnet cannot be packed"):
+        load_encoder(str(tmp_path / "mpnet"), device="cpu", attention=PACKED)

@@ -37,9 +37,9 @@ from tests.tiny import REPLAYS_IN_DOUBLE, SENTENCES, batch, tiny_encoder, total
 RATE = 0.01
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
-# How many of the 8 rows each process has, and of the 4 lists.
-SIZES = {1: [8], 2: [4, 4], 4: [2, 2, 2, 2]}
-LISTS_OF = {1: [[4]], 2: [[2, 2], [1, 3]], 4: [[1, 1, 1, 1]]}
+# How many of the 8 rows (9 for 3 processes) each process has, and of the 4 lists.
+SIZES = {1: [8], 2: [4, 4], 3: [3, 3, 3], 4: [2, 2, 2, 2]}
+LISTS_OF = {1: [[4]], 2: [[2, 2], [1, 3]], 3: [[2, 1, 1]], 4: [[1, 1, 1, 1]]}
 
 PAIRS = [
     (RankMarginLoss, {}),
@@ -77,10 +77,11 @@ COLUMNS = [
 def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[Any]]]:
     """(loss, its settings, the whole batch, each process's part)."""
     made: list[Any] = []
-    inputs = [(loss, arguments, batch(model, 8)) for loss, arguments in PAIRS]
+    rows = (ROWS * 2)[: sum(SIZES[world])]
+    inputs = [(loss, arguments, batch(model, len(rows))) for loss, arguments in PAIRS]
     for loss, arguments, columns in COLUMNS:
-        texts = {"texts": [[SENTENCES[row[n]] for row in ROWS] for n in range(columns)]}
-        inputs.append((loss, arguments, (tokenised(model, columns, ROWS), texts if "embed" in arguments else None)))
+        texts = {"texts": [[SENTENCES[row[n]] for row in rows] for n in range(columns)]}
+        inputs.append((loss, arguments, (tokenised(model, columns, rows), texts if "embed" in arguments else None)))
     for loss, arguments, (features, labels) in inputs:
         made.append((loss, arguments, (features, labels), _parts(features, labels, SIZES[world])))
     for shares in LISTS_OF[world]:
@@ -113,6 +114,16 @@ def step(loss: Any, model: Any, initial: Any, features: Any, labels: Any) -> tup
     return value.detach().double(), after.double()
 
 
+def packing(loss: Any) -> ByLength:
+    return ByLength(loss, packed=True)
+
+
+def packed_rows(loss: Any, part: Any) -> int:
+    """The number of packed rows in a process's part of a batch; 0 if it is not packed."""
+    runs = loss.plan(*copy.deepcopy(part)).runs if isinstance(loss, ByLength) else []
+    return len(runs) * all("cu_seq_lens_q" in run for run in runs)
+
+
 def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str, float]]:
     """How far the parameters, or the mean over processes of the loss, are from those of one process: the largest
     difference of each case without cached gradients, and with them."""
@@ -122,11 +133,13 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
     before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
     parallel = DistributedDataParallel(model, find_unused_parameters=True)  # BERT's pooler is, as in the trainer
     result: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    forwards = []
     for made, settings, whole, parts in cases(model, world):
         value, expected = step(made(model, **settings), model, initial, *whole)
         assert (expected[-len(before) :] - before).abs().max() > 1e-3, "a step that moves nothing shows nothing"
         for mini_batch_size, differences in zip((None, 2), result, strict=True):
-            for around in (None, ByLength) if world < 4 else (None,):
+            for around in (None, ByLength, packing) if world < 4 else (None,):
+                model[0].model.config._attn_implementation = "sdpa"  # not as packing leaves it
                 each = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=True)
                 each = each if around is None else around(each)
                 mean, after = step(each, model, initial, *parts[rank])
@@ -134,10 +147,15 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
                 rows = [len(part[0][0]["input_ids"]) for part in parts]
                 name = f"{made.__name__} {settings} {rows} teacher={'teacher' in (whole[1] or {})}"
                 away = max((after - expected).abs().max(), (mean / world - value).abs() * RATE)
-                differences[f"{name} {type(each).__name__}"] = float(away)
+                differences[f"{name} {getattr(around, '__name__', None)}"] = float(away)
+                forwards.append(packed_rows(each, parts[rank]))
+                assert (forwards[-1] > 0) == (around is packing)
         if world > 1:
             alone = step(made(parallel, **settings), model, initial, *parts[rank])[1]
             assert (alone - expected).abs().max() > 1e-4, f"{made.__name__} {settings} need not gather here"
+    others = torch.tensor(forwards)
+    dist.all_reduce(others, dist.ReduceOp.MAX)
+    assert world != 2 or others.tolist() != forwards, "processes have different numbers of rows"
     return result
 
 
@@ -154,7 +172,7 @@ def compare(rank: int, world: int, folder: str, dtype: torch.dtype) -> None:
         wrong = {name: away for name, away in plain.items() if not away <= tolerance}
         wrong |= {f"{name}, cached": away for name, away in cached.items() if not away <= limit}
         assert not wrong, f"{dtype} parameters differ: {wrong}"
-        assert len(plain) >= 19 * (1 + (world < 4))
+        assert len(plain) >= 19 * (1 + 2 * (world < 4))
     finally:
         # What is wrapped must be gone by now: a DistributedDataParallel that outlives its group joins the group's
         # threads while it holds the interpreter's lock, which one of them may be waiting for.
@@ -172,6 +190,7 @@ def test_one_process_in_a_group(tmp_path):
     ("world", "dtype"),
     [
         *((2, dtype) for dtype in TOLERANCE),
+        (3, torch.float64),
         (4, torch.float64),
         pytest.param(4, torch.float32, marks=pytest.mark.exhaustive),
     ],

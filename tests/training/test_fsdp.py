@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from raoe_train.encoders import lengths
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss
 from tests.forked import together
-from tests.losses.test_global_batch import RATE, REPLAYS_IN_DOUBLE, TOLERANCE, cases, step
+from tests.losses.test_global_batch import RATE, REPLAYS_IN_DOUBLE, TOLERANCE, cases, packed_rows, packing, step
 from tests.tiny import tiny_encoder, total
 
 
@@ -62,12 +62,12 @@ def sharded_steps(rank: int, world: int, folder: str) -> None:
             # Sharded layers are gathered in every forward, so processes need as many mini-batches: 7 and 12 sentences
             # make two each of 6.
             pieces = 6 if made is ListMLELoss else 2
-            for mini_batch_size, by_length in itertools.product((None, pieces), (False, True)):
+            for mini_batch_size, around in itertools.product((None, pieces), (None, ByLength, packing)):
                 sharded = copy.deepcopy(model)
                 sharded, optimiser = accelerator.prepare(sharded, torch.optim.SGD(sharded.parameters(), lr=RATE))
                 assert all(isinstance(parameter, DTensor) for parameter in sharded.parameters())
                 loss = made(sharded, **settings, mini_batch_size=mini_batch_size, gather_across_devices=True)
-                loss = ByLength(loss) if by_length else loss
+                loss = loss if around is None else around(loss)
                 features, labels = parts[rank]
                 accelerator.backward(total(loss(copy.deepcopy(features), labels)))
                 optimiser.step()
@@ -75,9 +75,10 @@ def sharded_steps(rank: int, world: int, folder: str) -> None:
                 after = torch.cat([full[name].flatten() for name in names]).double()
                 exact = mini_batch_size is None or REPLAYS_IN_DOUBLE
                 limit = TOLERANCE[dtype if exact else torch.float32]
-                name = f"{made.__name__} {mini_batch_size} {by_length} {dtype}"
+                name = f"{made.__name__} {mini_batch_size} {getattr(around, '__name__', None)} {dtype}"
+                assert (packed_rows(loss, parts[rank]) > 0) == (around is packing)
                 away[name] = float((after - expected).abs().max()) / limit
-    assert len(away) == 24, away
+    assert len(away) == 36, away
     assert max(away.values()) <= 1, {name: value for name, value in away.items() if not value <= 1}
     gc.collect()
     dist.destroy_process_group()

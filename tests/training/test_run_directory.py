@@ -113,7 +113,7 @@ def test_run_never_overwrites_its_inputs(finished, key):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{}, {"loss.mini_batch_size": 3}, {"training.patience": 5}]
+    "changes", [{}, {"loss.mini_batch_size": 3}, {"training.patience": 5}, {"training.packed": True}]
 )
 def test_killed_run_resumes_exactly(tmp_path, changes, capsys):
     """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
