@@ -79,14 +79,13 @@ def packing_of(model: Any) -> Packing | str:
 def pack(model: Any, packed: bool = True) -> str | None:
     """Have a SentenceTransformer with SDPA read packed rows, and padded batches as before; returns the reason if it
     cannot. With packed=False only have it make its masks without reading them."""
-    config = getattr(getattr(model, "transformers_model", None), "config", None)
-    config = _transformer(model).config if isinstance(model, nn.Sequential) and config is not None else None
+    inner = getattr(model, "transformers_model", None)
+    config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # the decoder in a BidirectionalModel
     before = getattr(config, "_attn_implementation", None)
-    if config is not None and before in ("sdpa", PADDED):
+    if before in ("sdpa", PADDED):
         config._attn_implementation = PACKED if packed else PADDED
-    packing = packing_of(model)
-    if isinstance(packing, str):
-        if packed and config is not None:
+    if isinstance(packing := packing_of(model), str):
+        if packed and before:
             config._attn_implementation = before
         return packing
     if model[0].model_forward_params is not None:

@@ -1,6 +1,5 @@
-"""Checks before a model's weights are loaded: its folder, config, device, and the memory that it takes."""
+"""Checks before a model's weights are loaded: its folder, config and device."""
 
-import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +9,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.encoders.settings import SCRATCH, Encoder, Model
+from raoe_train.encoders.settings import Encoder
 
-GB = 1e9
-HALF = ("bfloat16", "float16")
 # QLoRA's weights (Dettmers et al., 2023): NF4 with double quantization
 FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 
@@ -82,54 +78,3 @@ def config_of(encoder: Encoder) -> Any:
     register()
     with loading(str(encoder.name)):
         return AutoConfig.from_pretrained(**from_hub(encoder))
-
-
-def gigabytes(model: Model) -> tuple[float, float]:
-    """GB of an encoder's weights, and of gradients and Adam's moments of the trained ones; from its config, without
-    loading weights. OSError if there is no config."""
-    from transformers import AutoModel
-
-    from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
-    from raoe_train.encoders.scratch import add_lora
-
-    config = config_of(model)
-    if isinstance(config, BidirectionalConfig):
-        config = config.text_config
-    with torch.device("meta"):
-        encoder = AutoModel.from_config(config, trust_remote_code=model.trust_remote_code)
-        if model.lora:
-            add_lora(encoder, model.lora)
-    weights = sum(weight.numel() for name, weight in encoder.named_parameters() if "lora_" not in name)
-    trainable = sum(weight.numel() for weight in encoder.parameters() if weight.requires_grad)
-    dtype = str(getattr(config, "dtype", None)).removeprefix("torch.")
-    bytes_each = 0.5 if model.load_in_4bit else 2 if (model.dtype or dtype) in HALF else 4
-    return weights * bytes_each / GB, 12 * trainable / GB
-
-
-def check_fits(model: Model, train: bool = True) -> None:
-    """Raise ValueError for a model that is estimated to need more than its device's memory. Models without a plain
-    config, or on several devices, are not checked."""
-    kind = torch.device(model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    is_split = model.device_map is not None or rank_and_world()[1] > 1
-    if model.name == SCRATCH or is_split or kind.type not in ("cuda", "cpu"):
-        return
-    try:
-        weights, state = gigabytes(model)
-    except (OSError, ValueError, KeyError, AttributeError, ImportError):  # if something is wrong, loading reports it
-        return
-    limit = device_memory(kind) / GB
-    if (needed := weights + state * train) > limit:
-        parts, advice = "weights", "use model.load_in_4bit or a smaller model"
-        if train:
-            parts, advice = "weights, gradients and Adam's moments", f"train an adapter with model.lora, {advice}"
-        raise ValueError(
-            f"model.name {model.name} does not fit: its {parts} take about {needed:.1f} GB, and the {kind.type} has "
-            f"{limit:.1f} GB; {advice}"
-        )
-
-
-def device_memory(device: Any) -> int:
-    """Total memory of a GPU, or of this machine, in bytes."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -46,6 +46,7 @@ class Encoder:
         max_seq_length: maximum number of tokens; longer texts are truncated
         trust_remote_code: run custom code from the model's repository
         revision: branch, tag or commit on the hub
+        attention: attention implementation, such as raoe_packed; by default the choice of transformers
         device: torch device; by default an accelerator if there is one, else cpu
     """
 
@@ -55,6 +56,7 @@ class Encoder:
     max_seq_length: PositiveInt | None = None
     trust_remote_code: bool = False
     revision: str | None = None
+    attention: str | None = None
     device: str | None = None
 
 
@@ -84,7 +86,6 @@ class Model(Encoder):
         random_weights: keep the architecture and tokenizer, but draw new weights
         dropout: dropout probability, in place of the encoder's own
         dtype: dtype of the weights; by default as saved
-        attention: attention implementation; by default the choice of transformers
         device_map: device_map of transformers; auto spreads the model over all GPUs
         bidirectional_layers: number of last layers of a decoder that attend in both directions, or all
         load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); needs a GPU to be fast
@@ -97,7 +98,6 @@ class Model(Encoder):
     random_weights: bool = False
     dropout: Share | None = None
     dtype: Dtype | None = None
-    attention: str | None = None
     device_map: str | None = None
     bidirectional_layers: NonNegativeInt | Literal["all"] | None = None
     load_in_4bit: bool = False

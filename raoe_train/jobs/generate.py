@@ -15,8 +15,7 @@ from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.resume import Lines, Output
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Sentences
-from raoe_train.encoders.preflight import check_fits
-from raoe_train.encoders.settings import Model, identity
+from raoe_train.encoders.settings import identity
 from raoe_train.generation.decoding import GuidedDecoder, Sampling
 from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
@@ -66,7 +65,6 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     if not path.endswith(".jsonl"):
         raise ValueError(f"output must name a .jsonl file, got {path!r}")
     tokenizer = load_tokenizer(model)
-    check_fits(Model(**vars(model)), train=False)
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
     sampling: Sampling = generation
     if sampling.stop_strings is None and not instructions.chat:

@@ -23,7 +23,6 @@ from raoe_train.config import Choice, recipe_text
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, remembered
-from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.sts import StsEvaluator
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
@@ -126,7 +125,6 @@ def train(config: TrainConfig) -> dict[str, Any]:
     has_dev = bool(data.dev or data.dev_share)
     settings = trainer_settings(training, folder, device=config.model.device, has_dev=has_dev)
     tasks = measures.tasks_of(config.evaluation, data, config.model, config.polarity)
-    check_fits(config.model)
     if config.dry_run:
         return measure(config, settings)
     output = on_rank_zero(lambda: Output(folder, settings_of(config, tasks), config.overwrite, folder=True))

@@ -341,16 +341,6 @@ def test_invalid_settings_are_reported_before_writing(writer, sentences, tmp_pat
     assert files(tmp_path) == before
 
 
-def test_too_few_positions_are_reported_before_seeds_are_chosen(writer, sentences, tmp_path, monkeypatch):
-    before = files(tmp_path)
-    monkeypatch.setattr("raoe_train.encoders.preflight.device_memory", lambda device: 0)
-    seeds = {"encoder": {"name": "/no/such"}, "clusters": 2}
-    asked = {**options(writer, sentences, tmp_path / "chains.jsonl"), "seeds": seeds}
-    with pytest.raises(ValueError, match=r"does not fit: its weights take about 0\.0 GB, and the cpu has 0\.0 GB"):
-        run("generate", **asked)
-    assert files(tmp_path) == before
-
-
 def test_recipe():
     config = load("generate", "ranking-sentences", {"generation.temperature": 0.7, "generation.do_sample": "true"})
     wish = config.generation

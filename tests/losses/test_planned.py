@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -101,7 +102,7 @@ def test_a_packed_step_dispatches_few_operations(monkeypatch, without_launches):
 
 def test_planned_batches():
     model = tiny_encoder(double=False)
-    pairs = zip(SENTENCES[:9], SENTENCES[1:10], strict=True)
+    pairs = pairwise(SENTENCES[:10])
     rows = [{"sentence1": a, "sentence2": b, "score": n / 9, "label": n % 3} for n, (a, b) in enumerate(pairs)]
     collate = ScoreLabelCollator(preprocess_fn=model.preprocess)
     loss = ByLength(ours.RAOELoss(model))

@@ -12,7 +12,6 @@ import pytest
 from transformers import BertConfig, BertModel
 
 from raoe_train import run
-from raoe_train.encoders import preflight
 from raoe_train.training.callbacks import Meter
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -72,19 +71,6 @@ def test_steps_are_those_of_the_run(asked, training, steps):
 
 def test_a_model_from_scratch(asked):
     asked["model"] = {"name": "scratch", "device": "cpu"}
-    assert run("train", **asked, dry_run=True)["steps"] == 12
-
-
-@pytest.mark.parametrize(("lora", "trained"), [({}, None), ({"r": 2, "target_modules": ["query", "value"]}, 384)])
-def test_a_model_that_does_not_fit(asked, monkeypatch, lora, trained):
-    size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
-    asked["model"]["lora"] = lora
-    needed = 4 * size + 12 * (trained or size)
-    monkeypatch.setattr(preflight, "device_memory", lambda device: needed - 1)
-    for dry in (True, False):
-        with pytest.raises(ValueError, match=r"does not fit: its weights, gradients and Adam's moments take about 0"):
-            run("train", **asked, dry_run=dry, output="out")
-    monkeypatch.setattr(preflight, "device_memory", lambda device: needed)
     assert run("train", **asked, dry_run=True)["steps"] == 12
 
 
