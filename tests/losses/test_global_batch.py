@@ -180,7 +180,8 @@ def compare(rank: int, world: int, folder: str, dtype: torch.dtype) -> None:
         dist.destroy_process_group()
 
 
-def test_one_process_in_a_group(tmp_path):
+def test_one_process_in_a_group(tmp_path, monkeypatch):
+    monkeypatch.setattr(lengths, "CPU_FORWARD", 1)  # compare sets it, and this process has more tests to run
     compare(0, 1, str(tmp_path), torch.float64)
 
 

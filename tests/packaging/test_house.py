@@ -10,16 +10,17 @@ from importlinter.cli import lint_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
-# Lines of Python, docstrings included: today's. They only go down; raising one needs a reason in its commit.
+# Lines of Python, docstrings included: today's. They only go down; raising one needs a reason in its commit. Packed rows
+# and batches planned in the collator raised encoders, losses and training on 2026-11-27.
 BUDGETS = {
     "artifacts": 592,
     "data": 1517,
-    "encoders": 1548,
+    "encoders": 1696,
     "evaluation": 890,
     "generation": 905,
-    "jobs": 1344,
-    "losses": 1923,
-    "training": 1129,
+    "jobs": 1340,
+    "losses": 2058,
+    "training": 1177,
     "the root": 650,
 }
 LONGEST = 400  # lines of a file
