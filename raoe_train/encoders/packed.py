@@ -78,16 +78,18 @@ def packing_of(model: Any) -> Packing | str:
 
 def pack(model: Any, packed: bool = True) -> str | None:
     """Have a SentenceTransformer with SDPA read packed rows, and padded batches as before; returns the reason if it
-    cannot. With packed=False only have it make its masks without reading them."""
+    cannot. With packed=False, have such a model only make its masks without reading the padding."""
     inner = getattr(model, "transformers_model", None)
     config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # the decoder in a BidirectionalModel
     before = getattr(config, "_attn_implementation", None)
     if before in ("sdpa", PADDED):
-        config._attn_implementation = PACKED if packed else PADDED
+        config._attn_implementation = PACKED
     if isinstance(packing := packing_of(model), str):
-        if packed and before:
+        if before:
             config._attn_implementation = before
         return packing
+    if not packed and before != PACKED and not packing.is_flash:
+        config._attn_implementation = PADDED
     if model[0].model_forward_params is not None:
         model[0].model_forward_params |= ENDS
     return None

@@ -112,6 +112,20 @@ def test_every_family(name, cached):
     assert all(run["input_ids"].shape[1] <= limit or len(run["cu_seq_lens_q"]) == 2 for run in plan.runs)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_masks_made_without_reading_the_padding(name):
+    """As by length on a GPU; a model that cannot be packed keeps its attention."""
+    model = family(name)
+    (features, *_), config = columns_of(model), model[0].model.config
+    expected = model(dict(features))["sentence_embedding"]
+    assert pack(model, packed=False) is None and config._attn_implementation == "raoe_padded"
+    torch.testing.assert_close(model(dict(features))["sentence_embedding"], expected, rtol=1e-12, atol=1e-12)
+    assert isinstance(packing_of(model), str)
+    assert pack(model) is None and pack(model, packed=False) is None and config._attn_implementation == PACKED
+    config.model_type, config._attn_implementation = "unknown", "sdpa"
+    assert pack(model, packed=False) and config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize("pooling", ["cls", "last", "max", "weighted_mean"])
 def test_poolings(pooling):
     model = family("bert", pooling)
@@ -230,6 +244,10 @@ def test_flattened_columns_are_one_row():
     runs, expected = by_length(flat), by_length(columns)
     assert runs is not None and expected is not None and "cu_seq_lens_q" not in runs.features[0]
     assert texts_of(runs.features) == texts_of(expected.features)
+    # FlashAttention itself cannot run here; it gets the row without a mask, and all of its keywords
+    model[0].model.config._attn_implementation = "flash_attention_2"
+    (row,) = ByLength(ours.CoSENTLoss(model), keep=Keep(model, 1.0)).plan(flat, scores()).runs
+    assert row["attention_mask"] is None and {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"} < {*row}
 
 
 def test_models_that_cannot_be_packed_go_by_length(caplog):

@@ -10,12 +10,12 @@ from importlinter.cli import lint_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
-# Lines of Python, docstrings included: today's. They only go down; raising one needs a reason in its commit. Packed rows
-# and batches planned in the collator raised encoders, losses and training on 2026-11-27.
+# Lines of Python, docstrings included: today's. They only go down; raising one needs a reason in its commit. (Packed
+# rows, and batches planned in the collator, raised encoders, losses and training on 2026-11-27.)
 BUDGETS = {
     "artifacts": 592,
     "data": 1517,
-    "encoders": 1696,
+    "encoders": 1698,
     "evaluation": 890,
     "generation": 905,
     "jobs": 1340,
