@@ -67,14 +67,3 @@ def from_hub(encoder: Encoder) -> dict[str, Any]:
     place = str(inner) if inner.is_dir() else full
     revision, trusted = encoder.revision, encoder.trust_remote_code
     return {"pretrained_model_name_or_path": place, "revision": revision, "trust_remote_code": trusted}
-
-
-def config_of(encoder: Encoder) -> Any:
-    """Load the transformers config of an encoder; OSError if there is none."""
-    from transformers import AutoConfig
-
-    from raoe_train.encoders.bidirectional import register
-
-    register()
-    with loading(str(encoder.name)):
-        return AutoConfig.from_pretrained(**from_hub(encoder))

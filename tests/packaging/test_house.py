@@ -15,7 +15,7 @@ PACKAGE = ROOT / "raoe_train"
 BUDGETS = {
     "artifacts": 592,
     "data": 1517,
-    "encoders": 1698,
+    "encoders": 1687,
     "evaluation": 890,
     "generation": 905,
     "jobs": 1340,
