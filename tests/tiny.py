@@ -8,6 +8,7 @@ from typing import Any
 import sentence_transformers
 import torch
 from packaging.version import Version
+from transformers import CONFIG_MAPPING, AutoModel
 
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model, Scratch
@@ -37,6 +38,18 @@ def tiny_encoder(dropout: float = 0.0, double: bool = True, **settings: Any) -> 
     config = Model(name="scratch", device="cpu", max_seq_length=16, scratch=scratch, **settings)
     model = load_encoder(config, sentences=SENTENCES)
     return (model.double() if double else model).train()
+
+
+def encoder_of(kind: str, sizes: dict[str, Any], pooling: str = "mean") -> Any:
+    """A SentenceTransformer with a tiny transformer of a model_type, float64, without dropout."""
+    model = tiny_encoder(pooling=pooling)
+    tokenizer = model.tokenizer
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
+    config = CONFIG_MAPPING[kind](vocab_size=len(tokenizer), max_position_embeddings=64, **special, **sizes)
+    torch.manual_seed(3)
+    model[0].model = AutoModel.from_config(config).double().eval()
+    return model.train(False)
 
 
 def saved_encoder(folder: Path) -> str:

@@ -41,6 +41,16 @@ def forward_cost(model: Any, tensor_cores: bool = False) -> int:
     return max(CPU_FORWARD, int(layers * LAYER_SECONDS * rate / (6 * max(1, inner))))
 
 
+def keywords_of(model: Any, tensor_cores: bool = False) -> dict[str, Any]:
+    """The keywords of by_length that a SentenceTransformer determines."""
+    packing = packing_of(model)
+    return {
+        "keep_leading": counts_leading_padding(model),
+        "packing": packing if isinstance(packing, Packing) else None,
+        "forward": forward_cost(model, tensor_cores),
+    }
+
+
 def by_length(
     columns: Sequence[Mapping[str, Any]],
     *,
@@ -77,10 +87,11 @@ def by_length(
         numbers = [number for number, each in enumerate(kinds) if each == kind]
         dtypes = {name: value for name, value in kind or () if isinstance(value, torch.dtype)}
         common = {name: value for name, value in kind or () if name not in dtypes}
-        texts = _texts([columns[number] for number in numbers], [*dtypes], False)
+        group = [columns[number] for number in numbers]
+        texts = _texts(group, [*dtypes], keep_leading and packing is None)
         packs = packing is not None and packing.fits(texts)
-        if keep_leading and not packs:
-            texts = _texts([columns[number] for number in numbers], [*dtypes], True)
+        if keep_leading and packing is not None and not packs:
+            texts = _texts(group, [*dtypes], True)
         step = multiple if not packs else 1
         distinct, text_of = _distinct(texts)
         lengths = -(-texts.lengths[distinct] // step) * step
@@ -112,9 +123,7 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
     """In this block a SentenceTransformer's forward reads texts by length and returns only embeddings. A run has at
     most as many tokens as `batch_size` texts that are all as long as the longest."""
     forward, instance_forward = model.forward, vars(model).get("forward")  # accelerate may set one
-    packing = packing_of(model)
-    keywords: Any = {"keep_leading": counts_leading_padding(model), "forward": forward_cost(model)}
-    keywords["packing"] = packing if isinstance(packing, Packing) else None
+    keywords = keywords_of(model)
 
     def by_runs(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         runs = by_length([features], most_texts=batch_size, **keywords)

@@ -101,6 +101,18 @@ def _transformer(model: Any) -> Any:
     return outer.decoder if isinstance(outer, BidirectionalModel) else outer
 
 
+def vary_sizes(run: dict[str, Any]) -> dict[str, Any]:
+    """Mark the sizes of a packed row as dynamic, so that torch.compile makes one graph for all rows. Only sizes of
+    tensors can be marked, so the length of the longest text becomes the size of an empty tensor."""
+    if run.get("cu_seq_lens_q") is None or run["attention_mask"] is None:  # padded, or of FlashAttention
+        return run
+    run = {**run, "max_length_q": run["input_ids"].new_empty(0, run["max_length_q"])}
+    for value in run.values():
+        if isinstance(value, Tensor) and value.shape[-1] > 1:
+            torch._dynamo.maybe_mark_dynamic(value, value.ndim - 1)
+    return run
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -118,7 +130,7 @@ def _attention(
     if cu_seq_lens_q is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **kwargs)
-    longest = max_length_q.shape[1] if isinstance(max_length_q, Tensor) else max_length_q  # see ByLength, of compiled
+    longest = max_length_q.shape[1] if isinstance(max_length_q, Tensor) else max_length_q  # vary_sizes
     causal = bool(module.is_causal if is_causal is None else is_causal)
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "causal": causal}

@@ -18,8 +18,8 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raoe_train.encoders.lengths import by_length, change, counts_leading_padding, forward_cost, words_looked_up_once
-from raoe_train.encoders.packed import Packing, pack, packing_of
+from raoe_train.encoders.lengths import by_length, change, keywords_of, words_looked_up_once
+from raoe_train.encoders.packed import pack, vary_sizes
 from raoe_train.losses.base import CachedLoss, attach_gradient, check_numbers, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
@@ -226,17 +226,16 @@ class ByLength(CachedLossMixin, nn.Module):
         if runs is None:
             return None
         arguments = inner.beside(columns, labels) if isinstance(inner, CachedLoss) else labels
-        words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique() if runs.features[1:] else None
+        words = None
+        if len(runs.features) > 1 and not self.uses_gradient_cache:  # else runs share no look-up
+            words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique()
         return Batch(runs.features, runs.rows, arguments, words, columns if guided else [])
 
     def _limits(self, inner: Any) -> dict[str, Any]:
         """The keywords of by_length."""
         *wrappers, model = _layers(self.model)
-        packing = packing_of(model)
         compiled = self.compiled or _is(wrappers, "OptimizedModule")
-        limits: dict[str, Any] = {"multiple": LENGTH_MULTIPLE if compiled else 1}
-        limits |= {"keep_leading": counts_leading_padding(model), "forward": forward_cost(model, self.tensor_cores)}
-        limits["packing"] = packing if isinstance(packing, Packing) else None
+        limits = {**keywords_of(model, self.tensor_cores), "multiple": LENGTH_MULTIPLE if compiled else 1}
         if self.uses_gradient_cache:
             tokens = getattr(inner, "mini_batch_num_tokens", None)
             limits |= {"most_texts": inner.mini_batch_size} if tokens is None else {"most": tokens}
@@ -254,7 +253,7 @@ class ByLength(CachedLossMixin, nn.Module):
         # the embeddings of these copies are not used
         batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
         if _is(_layers(self.model), "OptimizedModule"):
-            batch.runs = [_varying(run) for run in batch.runs]
+            batch.runs = [vary_sizes(run) for run in batch.runs]
         batch.before = self._start(batch)
         if self.uses_gradient_cache:
             rows: Any = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
@@ -344,18 +343,6 @@ def _layers(model: Any) -> list[Any]:
 def _is(layers: list[Any], *names: str) -> bool:
     """Whether one of a model's wrappers has a class with one of these names; by name, to avoid imports."""
     return bool({base.__name__ for each in layers for base in type(each).__mro__} & set(names))
-
-
-def _varying(run: dict[str, Any]) -> dict[str, Any]:
-    """Mark the sizes of a packed row as dynamic, so that torch.compile makes one graph for all rows. Only sizes of
-    tensors can be marked, so the length of the longest text becomes the size of an empty tensor."""
-    if run.get("cu_seq_lens_q") is None or run["attention_mask"] is None:  # padded, or of FlashAttention
-        return run
-    run = {**run, "max_length_q": run["input_ids"].new_empty(0, run["max_length_q"])}
-    for value in run.values():
-        if isinstance(value, Tensor) and value.shape[-1] > 1:
-            torch._dynamo.maybe_mark_dynamic(value, value.ndim - 1)
-    return run
 
 
 def _most_forwards(forwards: int, layers: list[Any]) -> int:

@@ -19,7 +19,7 @@ from raoe_train.encoders.packed import PACKED, Packing, pack, packing_of
 from raoe_train.losses.by_length import ByLength, Keep, loss_of
 from tests.decoders import saved_decoder
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
-from tests.tiny import SENTENCES, gradients, tiny_encoder, total
+from tests.tiny import SENTENCES, encoder_of, gradients, tiny_encoder, total
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 HEADS = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -40,15 +40,7 @@ TEXTS = [*SENTENCES, "", "the", " ".join(["a very long text about dogs and train
 
 
 def family(name: str, pooling: str = "mean") -> Any:
-    """A SentenceTransformer with a tiny transformer of a family, float64, without dropout."""
-    model = tiny_encoder(pooling=pooling)
-    tokenizer = model.tokenizer
-    tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
-    config = CONFIG_MAPPING[name](vocab_size=len(tokenizer), max_position_embeddings=64, **special, **FAMILIES[name])
-    torch.manual_seed(3)
-    model[0].model = AutoModel.from_config(config).double().eval()
-    return model.train(False)
+    return encoder_of(name, FAMILIES[name], pooling)
 
 
 def columns_of(model: Any, count: int = 2, rows: int = 9) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
-from transformers import CONFIG_MAPPING, AutoModel
 
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
@@ -15,7 +14,7 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.losses.by_length import ByLength, fits
 from tests.decoders import saved_decoder
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
-from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
+from tests.tiny import SENTENCES, batch, encoder_of, gradients, tiny_encoder, total
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -31,18 +30,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def cheap_forwards(monkeypatch):
     """Cut small batches into several runs."""
     monkeypatch.setattr(lengths, "CPU_FORWARD", 1)
-
-
-def family(name: str) -> Any:
-    """A SentenceTransformer with a tiny transformer of a family, float64, without dropout."""
-    model = tiny_encoder()
-    tokenizer = model.tokenizer
-    tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
-    config = CONFIG_MAPPING[name](vocab_size=len(tokenizer), max_position_embeddings=64, **special, **FAMILIES[name])
-    torch.manual_seed(3)
-    model[0].model = AutoModel.from_config(config).double().eval()
-    return model.train(False)
 
 
 def compared(model: Any, loss: Any, features: Any, labels: Any, tolerance: float = 1e-12) -> None:
@@ -64,7 +51,7 @@ def compared(model: Any, loss: Any, features: Any, labels: Any, tolerance: float
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("cached", [{}, {"mini_batch_size": 2}], ids=["at once", "cached"])
 def test_every_family_of_encoders(name, cached):
-    model = family(name)
+    model = encoder_of(name, FAMILIES[name])
     features, labels = batch(model)
     compared(model, ours.CoSENTLoss(model, **cached), features, labels)
 

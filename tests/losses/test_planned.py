@@ -91,7 +91,7 @@ def test_a_packed_step_dispatches_few_operations(monkeypatch, without_launches):
     counts: dict[bool, int] = {}
     for packed in (False, True):
         loss = ByLength(ours.CoSENTLoss(model), packed=packed)
-        monkeypatch.setattr("raoe_train.losses.by_length.forward_cost", lambda *_: 6000)
+        monkeypatch.setattr("raoe_train.encoders.lengths.forward_cost", lambda *_: 6000)
         plan = loss.plan(features, score)
         assert len(plan.runs) == 2 - packed
         batch = plan.to("meta")

@@ -15,11 +15,11 @@ PACKAGE = ROOT / "raoe_train"
 BUDGETS = {
     "artifacts": 592,
     "data": 1517,
-    "encoders": 1687,
+    "encoders": 1708,
     "evaluation": 890,
     "generation": 905,
     "jobs": 1340,
-    "losses": 2058,
+    "losses": 2045,
     "training": 1177,
     "the root": 650,
 }
