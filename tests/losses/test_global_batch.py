@@ -135,11 +135,16 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
     result: tuple[dict[str, float], dict[str, float]] = ({}, {})
     forwards = []
     for made, settings, whole, parts in cases(model, world):
-        value, expected = step(made(model, **settings), model, initial, *whole)
+        value, expected = padded = step(made(model, **settings), model, initial, *whole)
+        # float32 rounds packed rows in another order than padded batches, by more than the tolerance of processes
+        packed = padded
+        if model.dtype == torch.float32:
+            packed = step(packing(made(model, **settings)), model, initial, *whole)
         assert (expected[-len(before) :] - before).abs().max() > 1e-3, "a step that moves nothing shows nothing"
         for mini_batch_size, differences in zip((None, 2), result, strict=True):
             for around in (None, ByLength, packing) if world < 4 else (None,):
                 model[0].model.config._attn_implementation = "sdpa"  # not as packing leaves it
+                value, expected = packed if around is packing else padded
                 each = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=True)
                 each = each if around is None else around(each)
                 mean, after = step(each, model, initial, *parts[rank])
