@@ -224,6 +224,7 @@ def sweep(
             if by_columns is not None and block.to_documents and block.width > start:
                 block_weights = block_weights[:, part]
                 chunks.product(block_weights.t(), scaled[side], add=by_columns[: block_weights.shape[1]])
+        del block_weights  # before the next chunk makes its own
     return by_anchors, by_columns
 
 

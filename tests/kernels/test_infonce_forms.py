@@ -4,6 +4,8 @@ dtype that has these forms against the float64 reference."""
 from __future__ import annotations
 
 import math
+import weakref
+from importlib import import_module
 from inspect import signature
 from itertools import product
 
@@ -107,7 +109,7 @@ def test_joint_directions_in_triton_against_the_reference(which, triton_place, p
 
 
 def near(gradient, truth):
-    assert (gradient.double() - truth).norm() <= 4 * 2**-9 * truth.norm()
+    assert (gradient.double().cpu() - truth.cpu()).norm() <= 4 * 2**-9 * truth.norm()
 
 
 def test_joint_directions_in_triton_of_more_anchors_than_positives(triton_place):
@@ -120,6 +122,27 @@ def test_joint_directions_in_triton_of_more_anchors_than_positives(triton_place)
     assert loss.item() == pytest.approx(truth.item(), rel=1e-5)
     for x, y in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(truth, exact), strict=True):
         near(x, y)
+
+
+def test_weights_of_one_chunk_at_a_time(triton_place, monkeypatch):
+    """On a GPU they are most of the memory."""
+    device, backend = triton_place
+    module = import_module("raoe_kernels.infonce.triton_fused")
+    products, launched = module.info_nce_products, []
+
+    class Launches:
+        def __getitem__(self, grid):
+            def launch(rows, columns, weights, *more, **options):
+                assert all(earlier() is None for first, earlier in launched if first != more[7])
+                launched.append((more[7], weakref.ref(weights)))
+                return products[grid](rows, columns, weights, *more, **options)
+
+            return launch
+
+    monkeypatch.setattr(module, "info_nce_products", Launches())
+    leaves = [x.requires_grad_() for x in rows((6, 6, 8), 5, torch.bfloat16, device)]
+    info_nce_loss(*leaves, directions=FOUR, scale=5.0, backend=backend).backward()
+    assert [first for first, _ in launched] == [0, 0, 0, 0, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
