@@ -189,8 +189,9 @@ class ByLength(CachedLossMixin, nn.Module):
         loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
         keep: the regularizer that keeps embeddings near their start. The loss is then LossParts, with the parts "keep"
             and those of the loss, or "target" if the loss has no parts.
-        packed: pack all texts into one row (raoe_train.encoders.packed). A model that cannot be packed is trained by
-            length, with a line in the log. A model with FlashAttention is always packed.
+        packed: pack all texts into one row (raoe_train.encoders.packed); "auto" does so for a model on CUDA. A model
+            that cannot be packed is trained by length, with a line in the log. A model with FlashAttention is always
+            packed.
 
     Attributes:
         compiled, tensor_cores: whether the model will be compiled, and trained in 16 bits or TF32; set by the Trainer.
@@ -199,7 +200,7 @@ class ByLength(CachedLossMixin, nn.Module):
     mini_batch_size = 1  # rows of forward_cached are runs here
     compiled = tensor_cores = False
 
-    def __init__(self, loss: nn.Module, *, keep: Keep | None = None, packed: bool = False) -> None:
+    def __init__(self, loss: nn.Module, *, keep: Keep | None = None, packed: bool | Literal["auto"] = "auto") -> None:
         super().__init__()
         if not fits(loss):
             raise ValueError(f"ByLength cannot wrap {type(loss).__name__}, which reads more than embeddings")
@@ -207,6 +208,8 @@ class ByLength(CachedLossMixin, nn.Module):
         self.keep = keep
         inner = innermost(loss)
         self.model: Any = inner.model if hasattr(inner, "model") else inner.sentence_embedder  # BatchAllTripletLoss
+        if packed == "auto":
+            packed = _device(self.model).type == "cuda"
         for model in (self.model, *([keep.start] if keep else [])):
             reason = pack(_layers(model)[-1], packed) if packed or _device(model).type != "cpu" else None
             if packed and reason is not None:

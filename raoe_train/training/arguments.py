@@ -1,6 +1,7 @@
 """The section `training` of a recipe: sentence-transformers' training arguments, by their own names."""
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,7 +32,7 @@ class Training:
         bf16: train in bfloat16; auto does so if the device has bfloat16 units
         tf32: multiply float32 matrices in TF32; auto does so on GPUs that have it
         by_length: encode batches in runs of similar length
-        packed: pack each batch into one row without padding, with attention of raoe_kernels; for GPUs
+        packed: pack each batch into one row without padding, with attention of raoe_kernels; auto does so on CUDA
         keep: weight of the regularizer that keeps embeddings near their start; auto chooses it from the scores
         patience: evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added to reach it
@@ -49,7 +50,7 @@ class Training:
         save_total_limit: maximum number of checkpoints to keep
         logging_steps: steps between log entries
         report_to: experiment trackers, such as tensorboard or wandb
-        dataloader_num_workers: processes that prepare batches; by default 2 on CUDA, else 0
+        dataloader_num_workers: processes that prepare batches; by default 4 on CUDA, else 0
         batch_sampler: how batches are drawn; by_premise puts the pairs of a premise into the same batch
         gradient_checkpointing: save memory by recomputing activations in the backward pass
         learning_rate_mapping: learning rates for some parameters, by regular expression of their names
@@ -63,7 +64,7 @@ class Training:
     bf16: bool | Literal["auto"] = False
     tf32: bool | Literal["auto"] | None = None
     by_length: bool = True
-    packed: bool = False
+    packed: bool | Literal["auto"] = "auto"
     keep: NonNegativeFloat | Literal["auto"] = 0
     patience: PositiveInt | None = None
     min_steps: NonNegativeInt = 0
@@ -151,7 +152,8 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         "greater_is_better": True if has_dev else None,
         "dataloader_drop_last": rank_and_world()[1] > 1,  # processes with batches of unequal size would hang
         "dataloader_pin_memory": torch.cuda.is_available(),
-        "dataloader_num_workers": 2 if torch.cuda.is_available() and not use_cpu else 0,
+        # 512 short pairs take a worker 90 ms and a GPU 20
+        "dataloader_num_workers": min(4, os.cpu_count() or 1) if torch.cuda.is_available() and not use_cpu else 0,
         # on a CPU, transformers accepts bf16 only with use_cpu
         "use_cpu": use_cpu,
         "restore_callback_states_from_checkpoint": training.patience is not None,

@@ -41,7 +41,7 @@ class Trainer(SentenceTransformerTrainer):
             and must add prompts itself.
         by_length: False pads every batch to its longest text, as sentence-transformers does.
         packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels, if the
-            encoder can (docs/by-length.md); else batches go by length.
+            encoder can (docs/by-length.md); else batches go by length. "auto" does so on CUDA.
         keep: weight of the regularizer that keeps embeddings near their start (`losses.by_length.Keep`); "auto"
             chooses it from the scores.
 
@@ -66,14 +66,14 @@ class Trainer(SentenceTransformerTrainer):
         data_collator: Any = None,
         *,
         by_length: bool = True,
-        packed: bool = False,
+        packed: bool | Literal["auto"] = "auto",
         keep: float | Literal["auto"] = 0.0,
         **others: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed = by_length, packed
         self.keep = weight_for(train_dataset, keep)
-        if (self.keep or packed) and not by_length:
+        if (self.keep or packed is True) and not by_length:
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
         self.batch: Any = None  # of the current or last step
         self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss has not been read yet
@@ -102,7 +102,12 @@ class Trainer(SentenceTransformerTrainer):
         inner = loss.loss if isinstance(loss, ByLength) else loss
         if self.by_length and fits(inner):
             regularizer = Keep(model, self.keep) if self.keep else None
-            loss = ByLength(inner, keep=regularizer, packed=self.packed)
+            packed = self.packed
+            if packed == "auto":
+                packed = self.args.device.type == "cuda" and self.args.n_gpu == 1
+            elif packed and self.args.n_gpu > 1:  # DataParallel would cut the row
+                raise ValueError("packed needs a process for each GPU: start training with torchrun")
+            loss = ByLength(inner, keep=regularizer, packed=packed)
             loss.compiled = self.args.torch_compile
             loss.tensor_cores = bool(self.args.bf16 or self.args.fp16 or self.args.tf32)
             return loss

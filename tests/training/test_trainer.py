@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -215,6 +216,21 @@ def test_tf32_auto_needs_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with pytest.raises(ValueError, match="tf32 requires Ampere"):  # it is on, and this machine has no GPU
         trainer_settings(tf32, tmp_path, device=None, has_dev=False)
+
+
+def test_packed_auto_needs_one_gpu(tmp_path, encoder):
+    model = SentenceTransformer(encoder, device="cpu")
+    trainer = Trainer(model, arguments(tmp_path), pairs(tmp_path / "a.tsv"), loss=RAOELoss(model))
+    for kind, gpus, expected in (("cpu", 0, False), ("cuda", 1, True), ("cuda", 2, False)):
+        args = {"device": torch.device(kind), "n_gpu": gpus, "torch_compile": False, "bf16": False, "fp16": False}
+        trainer.args = SimpleNamespace(**args, tf32=None)
+        model[0].model.config._attn_implementation = "sdpa"
+        loss = trainer.prepare_loss(RAOELoss(model), model)
+        plan = loss.plan([model.preprocess(["a dog", "the cat sleeps"])] * 2, {"score": torch.zeros(2), "label": torch.zeros(2)})
+        assert ("cu_seq_lens_q" in plan.runs[0]) == expected
+    trainer.packed = True
+    with pytest.raises(ValueError, match="packed needs a process for each GPU: start training with torchrun"):
+        trainer.prepare_loss(RAOELoss(model), model)
 
 
 def test_model_init_for_each_trial(tmp_path, encoder):
