@@ -226,7 +226,8 @@ def test_packed_auto_needs_one_gpu(tmp_path, encoder):
         trainer.args = SimpleNamespace(**args, tf32=None)
         model[0].model.config._attn_implementation = "sdpa"
         loss = trainer.prepare_loss(RAOELoss(model), model)
-        plan = loss.plan([model.preprocess(["a dog", "the cat sleeps"])] * 2, {"score": torch.zeros(2), "label": torch.zeros(2)})
+        columns = [model.preprocess(["a dog", "the cat sleeps"])] * 2
+        plan = loss.plan(columns, {"score": torch.zeros(2), "label": torch.zeros(2)})
         assert ("cu_seq_lens_q" in plan.runs[0]) == expected
     trainer.packed = True
     with pytest.raises(ValueError, match="packed needs a process for each GPU: start training with torchrun"):
