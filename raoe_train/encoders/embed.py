@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,12 +49,34 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
     return distinct[[places[text] for text in sentences]]
 
 
-def embedder(encoder: Encoder, role: str) -> Embed:
-    """Create a function from sentences to a frozen encoder's embeddings; its first call loads the encoder. Errors name
-    it by its `role`. With a `second` encoder, unit embeddings of both are joined, so that cosines are averaged."""
+def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> None:
+    """Print how many texts of a source are longer than a SentenceTransformer's max_seq_length; by default with its
+    default prompt."""
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    limit = getattr(model, "max_seq_length", None)
+    if limit is None or not hasattr(tokenizer, "num_special_tokens_to_add"):
+        return
+    prompt = model.prompts.get(model.default_prompt_name, "") if prompt is None else prompt
+    room = limit - tokenizer.num_special_tokens_to_add(False) - 1
+    counts = Counter(texts)
+    # tokens are at most as many as bytes, and SentencePiece's at the start
+    maybe = [text for text in counts if len(prompt) + len(text) > room or len((prompt + text).encode()) > room]
+    cut = 0
+    for start in range(0, len(maybe), SORTED):
+        chunk = maybe[start : start + SORTED]
+        tokens = tokenizer([prompt + text for text in chunk], truncation=False, verbose=False)["input_ids"]
+        cut += sum(counts[text] for text, row in zip(chunk, tokens, strict=True) if len(row) > limit)
+    if cut:
+        print(f"{source}: {cut} of {counts.total()} texts are longer than max_seq_length {limit} and cut", flush=True)
+
+
+def embedder(encoder: Encoder, role: str, texts: Iterable[str] = ()) -> Embed:
+    """Create a function from sentences to a frozen encoder's embeddings; its first call loads the encoder, and prints
+    how many of `texts` it will cut. Errors name the encoder by its `role`. With a `second` encoder, unit embeddings of
+    both are joined, so that cosines are averaged."""
     if (second := getattr(encoder, "second", None)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
-        members = [embedder(each, role) for each in (first, second)]
+        members = [embedder(each, role, texts) for each in (first, second)]
         return lambda sentences: np.hstack([unit_rows(embed(sentences)) for embed in members])
     prompt, task = encoder.prompt, getattr(encoder, "task", None)
     options = {} if task is None else {"task": task}
@@ -65,7 +88,9 @@ def embedder(encoder: Encoder, role: str) -> Embed:
     def load() -> Any:
         from raoe_train.encoders.load import load_encoder
 
-        return load_encoder(replace(encoder, prompt=prompt))
+        model = load_encoder(replace(encoder, prompt=prompt))
+        print_cut(model, texts, f"{role} {encoder.name}", options.get("prompt"))
+        return model
 
     def embed(sentences: Sequence[str]) -> np.ndarray:
         model = load()
@@ -93,7 +118,7 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | P
 def embeddings(encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None) -> np.ndarray:
     """Encode texts by a frozen encoder; returns [n, d] float32. The directory `cache` (by default the encoder's own)
     keeps the embeddings as shards, in a folder for this encoder and these texts."""
-    embed = embedder(encoder, role)
+    embed = embedder(encoder, role, texts)
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
         return embed(texts)

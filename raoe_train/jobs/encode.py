@@ -11,7 +11,7 @@ from raoe_train.artifacts.writing import replacing
 from raoe_train.config import PositiveInt
 from raoe_train.data.settings import Input
 from raoe_train.data.tables import read_sentences
-from raoe_train.encoders.embed import encode_sentences
+from raoe_train.encoders.embed import encode_sentences, print_cut
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.jobs.shared import job, require
 
@@ -57,7 +57,9 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
 
     from raoe_train.encoders.load import load_encoder
 
-    embeddings = encode_sentences(load_encoder(config.model), sentences, config.batch_size)
+    encoder = load_encoder(config.model)
+    print_cut(encoder, sentences, source)
+    embeddings = encode_sentences(encoder, sentences, config.batch_size)
     output.begin()
     with replacing(output.path) as temporary:
         np.save(temporary, embeddings)

@@ -10,6 +10,7 @@ from raoe_train.artifacts.provenance import commit, digest, versions
 from raoe_train.artifacts.resume import Output, beside
 from raoe_train.config import PositiveInt, parse
 from raoe_train.data.settings import Tasks
+from raoe_train.encoders.embed import print_cut
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.sts import conditional_prompt
@@ -92,6 +93,8 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         from raoe_train.encoders.load import load_encoder
 
         encoder = load_encoder(config.model) if model is None else model
+        for word, task in tasks.items():
+            print_cut(encoder, task.sentences, word)
         outcomes: dict[str, Any] = {}
         result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes)
         result.update(model=config.model.name if model is None else None, commit=commit())

@@ -17,6 +17,7 @@ from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs import PairsToScore
 from raoe_train.data.settings import Pairs
+from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.jobs.shared import job, require
@@ -87,10 +88,10 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     if finished := output.finished():
         print(f"{path} is finished, from the same input and teachers")
         return finished
-    shards = []
+    shards, texts = [], Texts({"": table.pairs} if rank_and_world()[0] == 0 else {})
     for number, encoder in enumerate(encoders, 1):
         folder = output.parts / f"score_{number}"
-        shards.append(resume.share(folder, table.pairs, resume.SHARD, _scorer(encoder), str(encoder.name)))
+        shards.append(resume.share(folder, table.pairs, resume.SHARD, _scorer(encoder, texts), str(encoder.name)))
         gc.collect()  # one teacher in memory at a time
     if rank_and_world()[0] > 0:
         return output.wait()
@@ -140,8 +141,8 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     return [make(FrozenEncoder, "teacher", **fields) for fields in settings]
 
 
-def _scorer(teacher: FrozenEncoder) -> Callable[[Any], np.ndarray]:
-    embed = embedder(teacher, "teacher")
+def _scorer(teacher: FrozenEncoder, texts: Texts) -> Callable[[Any], np.ndarray]:
+    embed = embedder(teacher, "teacher", texts)
 
     def raw_cosines(pairs: Mapping[str, list[str]]) -> np.ndarray:
         embeddings = embed([*pairs["sentence1"], *pairs["sentence2"]])

@@ -4,7 +4,7 @@ import functools
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from raoe_train.artifacts.writing import read_json, write_json, write_text
 from raoe_train.config import Choice, recipe_text
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import Texts
-from raoe_train.encoders.embed import embedder, remembered
+from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.sts import StsEvaluator
-from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
+from raoe_train.evaluation.tasks import Polarity, Task, evaluate_tasks
 from raoe_train.jobs.shared import job, require
 from raoe_train.losses import Loss
 from raoe_train.losses.reads import LISTS
@@ -151,6 +151,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     before = measure_encoder(tasks if config.evaluation.before else {})
     trainer = build_trainer(config, settings, encoder, datasets, evaluator)
+    _print_cut(trainer, datasets, {**(evaluator.tasks if evaluator else {}), **tasks})
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
     backends = _backends(encoder.device)
@@ -266,6 +267,23 @@ def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
         embed = embedder(config.teacher, "teacher")
         embed(["."])  # loads the teacher now, so that the first step is not timed with it
     return loss(encoder, embed, **settings)
+
+
+def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
+    """Print how many texts of each source the encoder cuts."""
+    encoder: Any = trainer.model
+    prompts: Any = trainer.args.prompts or ""
+    for name, dataset in datasets.items():
+        own = prompts.get(name, prompts) if isinstance(prompts, dict) else prompts
+        columns = {each: own.get(each) if isinstance(own, dict) else own for each in dataset.column_names}
+        texts = (
+            (prompt or "") + text
+            for each, prompt in columns.items()
+            for text in Texts({"": dataset.select_columns([each])})
+        )
+        print_cut(encoder, texts, name, "")
+    for word, task in tasks.items():
+        print_cut(encoder, task.sentences, word)
 
 
 def _backends(device: Any) -> list[str]:

@@ -14,22 +14,25 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from raoe_train.data.columns import NLI_LABELS
+from raoe_train.encoders.prompts import prompt_of
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
 from raoe_train.losses.collators import PlanningCollator
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
+QUERIES = ("anchor", "query", "question")  # first columns of rows
 READ_LATE = ("cuda",)  # devices whose loss is read in the next step: now, the GPU would wait for the host
 
 
 class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for raoe_train's and sentence-transformers' losses, one loss or one for each dataset.
 
-    Differences from the base class: The loss chooses the collator. Texts get the encoder's own prompt if `args`
-    has none. Batches are encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an
-    error that shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), and weight
-    decay skips those that are one number. The log is printed in lines; trackers get more values.
+    Differences from the base class: The loss chooses the collator. If `args` has no prompts, texts get the encoder's
+    own: of rows, whose first column is anchor, query or question, its prompts for queries and documents. Batches are
+    encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that shows the
+    rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), and weight decay skips those
+    that are one number. The log is printed in lines; trackers get more values.
 
     Args:
         model: the encoder.
@@ -79,9 +82,8 @@ class Trainer(SentenceTransformerTrainer):
         self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss has not been read yet
         train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
-        if args.prompts is None and self.model.default_prompt_name:
-            # the collator reads prompts from args only
-            args.prompts = self.model.prompts.get(self.model.default_prompt_name)
+        if args.prompts is None:
+            args.prompts = _own_prompts(self.model, train_dataset)  # the collator reads prompts from args only
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
@@ -230,6 +232,21 @@ def _in_our_order(data: Any) -> Any:
         return data
     labels = [label if label in (None, -1) else numbers[label] for label in data["label"]]
     return data.remove_columns("label").add_column("label", labels)
+
+
+def _own_prompts(model: Any, data: Any) -> Any:
+    """The encoder's own prompts for a dataset, or for several by name: {column: prompt} for rows if it has different
+    ones for queries and documents, else its default prompt."""
+    if isinstance(data, Mapping):
+        own = {name: _own_prompts(model, each) for name, each in data.items()}
+        different = [each for each in own.values() if each != next(iter(own.values()))]
+        return own if different else next(iter(own.values()), None)
+    query, document = prompt_of(model, "query"), prompt_of(model, "document")
+    first, *others = getattr(data, "column_names", None) or [""]
+    if first not in QUERIES or query == document:
+        return model.prompts.get(model.default_prompt_name)
+    print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")
+    return {first: query or "", **dict.fromkeys(others, document or "")}
 
 
 def _collator(losses: list[Any]) -> Any:

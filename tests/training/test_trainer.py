@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import ClassLabel, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses as stock
@@ -273,3 +273,46 @@ def test_labels_are_read_by_class_name(tmp_path, encoder, names):
         trainer = Trainer(model, arguments(tmp_path), inputs, loss=RAOELoss(model))
         result = trainer.train_dataset if inputs is named else trainer.train_dataset["a"]
         assert result["label"][:] == data["label"][:]
+
+
+ROWS = {"anchor": ["a dog", "a train", "a man"], "positive": ["the dog", "the train", "dinner"],
+        "negative": ["snow", "music", "birds"]}  # fmt: skip
+PAIRS = {"sentence1": ["a dog", "snow"], "sentence2": ["the dog", "music"], "score": [1.0, 0.0]}
+
+
+@pytest.mark.parametrize("own, query, document", [
+    ({"query": "query: ", "document": "passage: "}, "query: ", "passage: "),
+    ({"query": "query: ", "passage": "passage: "}, "query: ", "passage: "),
+    ({"query": "query: ", "corpus": "a text: "}, "query: ", "a text: "),
+    ({"query": "query: "}, "query: ", ""),
+    ({"query": "query: ", "default": "text: "}, "query: ", "text: "),
+    ({"default": "text: "}, "text: ", "text: "),
+    ({}, "", ""),
+])  # fmt: skip
+@pytest.mark.parametrize("first", ["anchor", "query", "question", "sentence1"])
+def test_prompts_by_column(tmp_path, capsys, own, query, document, first):
+    """Those of the model, for queries and for documents, in columns of rows; else its default prompt."""
+    model = tiny_encoder(double=False)
+    model.prompts, model.default_prompt_name = own, "default" if "default" in own else None
+    rows = {first: ROWS["anchor"], "positive": ROWS["positive"], "negative": ROWS["negative"]}
+    if first == "sentence1":
+        query = document = own.get("default", "")
+    trainer = Trainer(model, arguments(tmp_path), Dataset.from_dict(rows), loss=InfoNCELoss(model))
+    batch = trainer.data_collator([{name: texts[n] for name, texts in rows.items()} for n in range(3)])
+    for name, texts in rows.items():
+        prompt = query if name == first else document
+        expected = model.tokenizer([prompt + text for text in texts], padding=True)["input_ids"]
+        assert batch[f"{name}_input_ids"].tolist() == expected
+    said = f"the encoder's own prompts: {query!r} for {first}, {document!r} for other columns\n"
+    assert capsys.readouterr().out == (said if query != document else "")
+
+
+def test_prompts_of_several_datasets_and_those_of_the_arguments(tmp_path):
+    model = tiny_encoder(double=False)
+    model.prompts, model.default_prompt_name = {"query": "query: ", "document": "passage: ", "all": "text: "}, "all"
+    data = DatasetDict({"rows": Dataset.from_dict(ROWS), "pairs": Dataset.from_dict(PAIRS)})
+    losses = {"rows": InfoNCELoss(model), "pairs": stock.CoSENTLoss(model)}
+    by_column = {"anchor": "query: ", "positive": "passage: ", "negative": "passage: "}
+    assert Trainer(model, arguments(tmp_path), data, loss=losses).args.prompts == {"rows": by_column, "pairs": "text: "}
+    args = arguments(tmp_path, prompts="mine: ")
+    assert Trainer(model, args, data, loss=losses).args.prompts == "mine: "

@@ -1,0 +1,114 @@
+"""Each job says once a source how many of its texts the encoder cuts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from raoe_train import run
+from raoe_train.encoders.embed import print_cut
+from raoe_train.encoders.load import load_encoder
+from tests.decoders import saved_decoder
+from tests.tiny import saved_encoder, tiny_encoder
+
+SHORT = ["a dog", "a train", "the dog", "the train", "two dogs", "dinner", "music", "people", "a man", "birds", "snow"]
+LONG = ["the dog runs " * 9 + end for end in ("once", "twice", "again")]  # 28 words, so more than 16 tokens
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return saved_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Ten texts, of which three are long, with a class."""
+    path = tmp_path / "texts.jsonl"
+    rows = [{"text": text, "label": "ab"[n % 2]} for n, text in enumerate([*SHORT[:7], *LONG])]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Twelve pairs, of which three have a long second text."""
+    path = tmp_path / "pairs.tsv"
+    rows = [f"{SHORT[n % 11]}\t{text}\t{n / 12}" for n, text in enumerate([*LONG, *SHORT[:9]])]
+    path.write_text("sentence1\tsentence2\tgold\n" + "\n".join(rows) + "\n")
+    return str(path)
+
+
+def lines(capsys):
+    return [line for line in capsys.readouterr().out.splitlines() if "max_seq_length" in line]
+
+
+def test_encode(encoder, texts, tmp_path, capsys):
+    run("encode", None, **{"model.name": encoder, "data.input": texts, "output": str(tmp_path / "x.npy")})
+    assert lines(capsys) == [f"{texts}: 3 of 10 texts are longer than max_seq_length 16 and cut"]
+
+
+def test_mine(encoder, texts, tmp_path, capsys):
+    run("mine", None, **{"model.name": encoder, "data.input": texts, "mining.threshold": -1.0,
+                         "output": str(tmp_path / "mined.tsv")})  # fmt: skip
+    assert lines(capsys) == [f"reference {encoder}: 3 of 10 texts are longer than max_seq_length 16 and cut"]
+
+
+def test_score(encoder, pairs, tmp_path, capsys):
+    other = saved_encoder(tmp_path / "other")
+    run("score", None, **{"teachers": [encoder, other], "data.input": pairs, "output": str(tmp_path / "scored.tsv")})
+    said = "3 of 24 texts are longer than max_seq_length 16 and cut"
+    assert lines(capsys) == [f"teacher {encoder}: {said}", f"teacher {other}: {said}"]
+
+
+def test_evaluate(encoder, pairs, capsys):
+    run("evaluate", None, **{"model.name": encoder, "tasks": [pairs], "data.columns": {"score": "gold"}})
+    assert lines(capsys) == [f"{pairs}: 3 of 24 texts are longer than max_seq_length 16 and cut"]
+
+
+@pytest.mark.parametrize("prompt, cut", [(None, 3), ("a b c d e f g h i j k l m n", 24)])
+def test_train(encoder, pairs, tmp_path, capsys, prompt, cut):
+    """The trainer's prompt counts, the encoder has none."""
+    source = tmp_path / "scored.tsv"
+    source.write_text(Path(pairs).read_text().replace("gold", "score"))
+    prompts = {} if prompt is None else {"training.prompts": prompt}
+    options = {"loss": "CoSENTLoss", "training.num_train_epochs": 1, "evaluation.tasks": [str(source)], **prompts}
+    run("train", None, **{"model.name": encoder, "data.train": [str(source)], "data.dev": str(source),
+                          "output": str(tmp_path / "out"), **options})  # fmt: skip
+    said = "24 texts are longer than max_seq_length 16 and cut"
+    assert lines(capsys) == [f"scored: {cut} of {said}", f"scored.tsv: 3 of {said}", f"{source}: 3 of {said}"]
+
+
+@pytest.mark.parametrize("prompt", ["", "query: "])
+@pytest.mark.parametrize("length", [4, 9, 16, 40])
+def test_counts_are_those_of_the_tokenizer(encoder, capsys, prompt, length):
+    """Texts of every length around the limit, in several scripts; equal texts count each time."""
+    model = tiny_encoder(double=False)
+    model.max_seq_length = length
+    words = "the dog Über 東京 naïve 🙂 train".split()
+    every = [" ".join(itertools.islice(itertools.cycle(words), count)) for count in range(1, 45)] * 2
+    every += ["x" * count for count in range(1, 60)]
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    cut = 0
+    for text in every:
+        given = tokenizer(prompt + text, truncation=True, max_length=length, return_overflowing_tokens=True)
+        cut += bool(given.encodings[0].overflowing)
+    print_cut(model, iter(every), "here", prompt)
+    assert cut and lines(capsys) == [
+        f"here: {cut} of {len(every)} texts are longer than max_seq_length {length} and cut"
+    ]
+
+
+def test_a_token_can_be_a_byte(tmp_path, capsys):
+    model = load_encoder(saved_decoder(tmp_path), device="cpu", max_seq_length=9)
+    assert len(model.tokenizer("🙂🙂🙂")["input_ids"]) > 9
+    print_cut(model, ["🙂🙂🙂", "🙂"], "here")
+    assert lines(capsys) == ["here: 1 of 2 texts are longer than max_seq_length 9 and cut"]
+
+
+def test_nothing_is_said_if_no_text_is_cut(capsys):
+    print_cut(tiny_encoder(double=False), SHORT, "here")
+    assert lines(capsys) == []
