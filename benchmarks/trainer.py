@@ -1,4 +1,4 @@
-"""Real training steps, with collation in the process or in 2 workers: raoe_train.Trainer, packed and by length, against
+"""Real training steps, with collation in the process or in 4 workers: raoe_train.Trainer, packed and by length, against
 sentence-transformers' trainer, both with CoSENTLoss. In bf16 on a GPU.
 
 Texts are words of the built-in corpus, as many as texts of SNLI have tokens. A time is that of all steps of a run; a
@@ -31,7 +31,7 @@ def case(pairs: int, device: str) -> Case:
     contenders: dict[str, Call] = {
         f"{way}, {workers} workers": training(copy.deepcopy(model), way, workers, pairs, steps, data)
         for way in ways
-        for workers in (0, 2)
+        for workers in (0, 4)
     }
     weights = sum(weight.numel() for weight in model.parameters())
     return Case(f"{steps} steps of {pairs:,} pairs, {name}", contenders, 4 * 8 * weights * steps, once=True)
