@@ -23,6 +23,9 @@ DIRECTIONS = ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc", "p
 SYMMETRIC = "query_to_doc doc_to_query"
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
+# The id of a negative that is no candidate of any anchor: a place without a text.
+NO_CANDIDATE = -(2**31)
+
 # Up to this scale, exp(+-scale) and sums of it are far inside float32's range: no maximum is subtracted before exp.
 UNSHIFTED_SCALE = 40.0
 
@@ -133,8 +136,13 @@ def own_anchors(problem: Problem) -> Tensor:
 def is_ignored(problem: Any, rows: slice) -> Tensor | None:
     """Return (n, C) bool for the anchors `rows`: columns that the caller excludes as negatives; None without any."""
     if problem.anchor_ids is not None:
-        return problem.anchor_ids[rows, None] == problem.column_ids
+        return equal_ids(problem.anchor_ids[rows], problem.column_ids)
     return None if problem.ignored is None else problem.ignored[rows]
+
+
+def equal_ids(of_rows: Tensor, of_columns: Tensor) -> Tensor:
+    """Return (n, C) bool: whether a row and a column have the same id, or the column is no candidate."""
+    return (of_rows[:, None] == of_columns) | (of_columns == NO_CANDIDATE)
 
 
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ from .._problems import Gradients, backward
 from .problem import (
     Block,
     Problem,
+    equal_ids,
     guide_threshold,
     mean_factor,
     of_one_query,
@@ -84,7 +85,7 @@ def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[
     """Return (N, width) bool: whether a row and a column of the block have the same id."""
     of_rows, of_columns = ids[block.from_documents], ids[block.to_documents]
     assert of_rows is not None and of_columns is not None
-    return of_rows[places[block.from_documents], None] == of_columns[: block.width]
+    return equal_ids(of_rows[places[block.from_documents]], of_columns[: block.width])
 
 
 def pool_masks(

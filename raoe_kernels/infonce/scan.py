@@ -20,6 +20,7 @@ from .problem import (
     Block,
     Problem,
     add_rows,
+    equal_ids,
     guide_threshold,
     losses,
     mean_factor,
@@ -222,7 +223,7 @@ def _ignore_mask(problem: Problem, block: Block, sides: _Sides, chunk: slice) ->
     """Return (n, width) bool: columns that the caller excludes as negatives of a chunk's rows."""
     row_side, col_side = sides[block.from_documents], sides[block.to_documents]
     if row_side.ids is not None and col_side.ids is not None:
-        return _select(row_side.ids, row_side.own, chunk)[:, None] == col_side.ids[: block.width]
+        return equal_ids(_select(row_side.ids, row_side.own, chunk), col_side.ids[: block.width])
     if problem.ignored is None or not block.from_documents:
         return None if problem.ignored is None else problem.ignored[chunk]
     return problem.ignored[:, _places(row_side.own, chunk, problem.ignored.device)].T

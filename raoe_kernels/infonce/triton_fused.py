@@ -25,7 +25,7 @@ from ..triton_compile import Variant, signature_of
 from ..triton_rows import LOG2_E, kernel
 from . import chunks
 from .problem import Problem, own_columns, pools
-from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, log_one_plus, narrow
+from .triton_passes import ABSENT, IDS, MASK, NONE, POINTERS, UNIT, log_one_plus, narrow
 from .triton_units import INTERPRETED, Units, add_to_columns, integers_or, padded
 
 TILE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP": 32, "num_warps": 8, "num_stages": 3}
@@ -56,7 +56,8 @@ def _part(
         if IGNORE == 1:
             ignored = tl.load(mask[:, None] + column.to(tl.int64)[None, :] * mask_column, mask_range, 0) != 0
         else:
-            ignored = ids[:, None] == tl.load(column_ids + column, column < column_count, 0)[None, :]
+            key_ids = tl.load(column_ids + column, column < column_count, 0)
+            ignored = (ids[:, None] == key_ids[None, :]) | (key_ids == ABSENT)[None, :]
         is_negative = is_negative & ((ignored == 0) | (x != x))  # an ignored NaN must still show in the loss
     e = tl.where(is_negative, tl.exp2(x), 0.0)
     if GRADIENT:

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..triton_rows import at, kernel, root
+from .problem import NO_CANDIDATE
 
 NONE, MASK, IDS = 0, 1, 2  # how a call marks ignored columns
+ABSENT = tl.constexpr(NO_CANDIDATE)
 # The columns of the logits and of the scaled rows are multiples of this, for 16-byte loads and tensor core alignment.
 UNIT = tl.constexpr(16)
 EPS = tl.constexpr(1e-8)  # problem.EPS
@@ -111,7 +113,8 @@ def leaves_out(mask, row_id, column_ids, column, in_range, mask_column, IGNORE: 
     """Whether the caller excludes these columns as negatives of the row, by its `mask` or by its id row_id."""
     if IGNORE == 1:
         return tl.load(mask + column * mask_column, in_range, 0) != 0
-    return tl.load(column_ids + column, in_range, 0) == row_id
+    column_id = tl.load(column_ids + column, in_range, 0)
+    return (column_id == row_id) | (column_id == ABSENT)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from typing import Any
 
 from raoe_train.config import nearest
 
+LISTS = ("positives", "pos", "positive_passages", "negatives", "neg", "negative_passages")  # columns of lists of texts
 NAMES: dict[str, tuple[str, ...]] = {
     "sentence1": ("sentence1", "premise", "text1", "sentence_A"),
     "sentence2": ("sentence2", "hypothesis", "text2", "sentence_B"),
@@ -18,10 +19,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "query": ("query",),
     "image": ("image", "image_id", "image_name", "filename"),
     "caption": ("caption", "comment", "sentence", "text"),
-    # of triplets, with SimCSE's sent0, sent1 and hard_neg; MTEB's queries also have positive and negative
-    "anchor": ("anchor", "sentence0", "sent0"),
-    "positive": ("positive", "positives", "pos", "sentence1", "sent1"),
-    "negative": ("negative", "negatives", "neg", "sentence2", "hard_neg"),
+    # of rows, with SimCSE's sent0, sent1 and hard_neg; MTEB's queries also have positive and negative
+    "anchor": ("anchor", "query", "question", "sentence0", "sent0"),
+    "positive": ("positive", "answer", "passage", "document", "sentence1", "sent1", *LISTS[:3]),
+    "negative": ("negative", "sentence2", "hard_neg", *LISTS[3:]),
     "neutral": ("neutral",),
 }
 """{our column: its names in files}. A row must not have more than one of the names."""
@@ -63,17 +64,18 @@ class Columns:
         """{our name: its column}. RowProblem if one is missing or ambiguous, or if earlier rows had other columns."""
         key, cache = tuple(fields), self._cache.setdefault(tuple(require), {})
         if key not in cache:
-            columns = {name: self._column(fields, name, name in require) for name in (*require, *optional)}
+            columns = {name: self.column(fields, name, name in require) for name in (*require, *optional)}
             names = {name: column for name, column in columns.items() if column is not None}
             if one_of and not set(one_of) & set(names):
-                self._column(fields, one_of[0], True)
+                self.column(fields, one_of[0], True)
             earlier = next(iter(cache.values()), names)
             if set(names) != set(earlier):
                 raise RowProblem(f"the row has {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
             cache[key] = names
         return cache[key]
 
-    def _column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
+    def column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
+        """The column with one of our names, or None; RowProblem if it is ambiguous, or missing and required."""
         mapped, aliases = self.mapping.get(name), NAMES[name]
         if name in self.mapping:
             present = [mapped] if mapped in fields else []

@@ -92,14 +92,15 @@ def read_table(
     return table, counts
 
 
-def to_table(rows: Iterable[Mapping[str, Any]]) -> "Dataset":
-    """Convert rows with the same columns to a table in memory. The first BATCH values set a column's type."""
+def to_table(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
+    """Convert rows with the same columns to a table in memory. Without `types`, {column: name of a pyarrow type}, the
+    first BATCH values set a column's type."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint
     from datasets.table import InMemoryTable
 
-    iterator, batches, schema = iter(rows), [], None
+    iterator, batches, schema = iter(rows), [], types and pyarrow.schema(types)
     while part := list(itertools.islice(iterator, BATCH)):
         batches.append(pyarrow.RecordBatch.from_pydict({name: [row[name] for row in part] for name in part[0]}, schema))
         schema = batches[0].schema
@@ -119,7 +120,7 @@ class Texts:
                 if name not in ("score", "label"):
                     for table in dataset.select_columns([name]).with_format("arrow").iter(BATCH):
                         for value in table[name].to_pylist():
-                            yield from [value] if isinstance(value, str) else value
+                            yield from [value] if isinstance(value, str) else value or ()
 
 
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:

@@ -1,5 +1,5 @@
-"""Collators: for pairs with a score and an NLI label, for pairs with their texts, and for lists of sentences; and the
-one that plans batches for ByLength."""
+"""Collators: for pairs with a score and an NLI label, for rows that lack negatives, for rows with their texts, and for
+lists of sentences; and the one that plans batches for ByLength."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,19 +37,51 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
         return {**super().__call__(texts), "label": labels}
 
 
-class TextCollator(SentenceTransformerDataCollator):
+class RowCollator(SentenceTransformerDataCollator):
+    """Collator for rows of anchor, positive and negatives, of which some rows lack a negative (None).
+
+    A missing negative is replaced by the positive of another row, which the encoder reads anyway. The labels of a batch
+    with a missing negative are {"missing": bool (B, columns)}.
+
+    Created like ScoreLabelCollator. ValueError for a row without its first or second text.
+    """
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        rows, missing = self.fill(features)
+        return {**super().__call__(rows), **({} if missing is None else {"label": {"missing": missing}})}
+
+    def fill(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], torch.Tensor | None]:
+        """Replace missing negatives; returns (rows, where they were missing or None)."""
+        names = [name for name in (rows[0] if rows else ()) if name not in (*self.valid_label_columns, "dataset_name")]
+        missing = torch.tensor([[row[name] is None for name in names] for row in rows], dtype=torch.bool)
+        if not missing.any():
+            return rows, None
+        if missing[:, :2].any():
+            raise ValueError(f"a row has no {names[int(missing[:, 1].any())]}: only negatives may be missing")
+        positives = [row[names[1]] for row in rows]
+        # one distinct text for each place of a row: copies within a row would be encoded again
+        filled = [
+            {name: positives[(i + names.index(name)) % len(rows)] if value is None else value
+             for name, value in row.items()}
+            for i, row in enumerate(rows)
+        ]  # fmt: skip
+        return filled, missing
+
+
+class TextCollator(RowCollator):
     """Collator that adds the columns' texts, for losses whose teacher reads them: the labels of a batch are {"texts":
-    [B texts of the first column, …]}, without prompts.
+    [B texts of the first column, …]}, without prompts, and "missing" as those of RowCollator.
 
     Created like ScoreLabelCollator.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         labels = self.valid_label_columns
-        texts = [{name: value for name, value in row.items() if name not in labels} for row in features]
-        batch = super().__call__(texts)
+        texts, missing = self.fill([{k: value for k, value in row.items() if k not in labels} for row in features])
         columns = [name for name in (texts[0] if texts else ()) if name != "dataset_name"]
-        return {**batch, "label": {"texts": [[row[name] for row in features] for name in columns]}}
+        of_columns = [[row[name] for row in texts] for name in columns]
+        label = {"texts": of_columns, **({} if missing is None else {"missing": missing})}
+        return {**super().__call__(texts), "label": label}
 
 
 class ListCollator(SentenceTransformerDataCollator):
@@ -99,6 +131,8 @@ class PlanningCollator:
         self.collate, self.loss = collate, loss
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
+        if type(self.collate) is SentenceTransformerDataCollator and any(None in row.values() for row in rows):
+            raise ValueError("a row lacks a text, which only InfoNCELoss, GISTLoss and SigmoidLoss of raoe_train can train on")
         batch = self.collate(rows)
         loss = self.loss[batch["dataset_name"]] if isinstance(self.loss, Mapping) else self.loss
         # the method reads nothing of a trainer

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,9 +15,11 @@ from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.distillation import teacher_embeddings
 from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows
-from raoe_train.losses.reads import TRIPLETS, TRIPLETS_WITH_TEXTS
+from raoe_train.losses.reads import ROWS, ROWS_WITH_TEXTS
 
 SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
+NO_CANDIDATE = -(2**31)  # the id of a column that is no candidate, see info_nce_loss
+MISSING = torch.iinfo(torch.int64).min  # in place of a missing negative's text id
 ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
 MarginStrategy = Literal["absolute", "relative"]
 Ids = tuple[Tensor, Tensor] | None
@@ -27,8 +29,8 @@ Ids = tuple[Tensor, Tensor] | None
 class InBatchLoss(CachedLoss):
     """Each anchor must find its positive in the batch, by ``info_nce_loss``.
 
-    The columns are anchor, positive and any number of hard negatives, with equally many rows. Logits are computed in
-    chunks and not stored, so memory grows with the embeddings only.
+    The columns are anchor, positive and any number of hard negatives, with equally many rows; a row may lack negatives
+    (RowCollator). Logits are computed in chunks and not stored, so memory grows with the embeddings only.
 
     Args:
         model, scale, cached: see CachedLoss. With gather_across_devices, negatives and duplicates come from the batches
@@ -41,7 +43,7 @@ class InBatchLoss(CachedLoss):
             prompts, after truncation). Columns that are not texts raise an error
     """
 
-    reads = TRIPLETS
+    reads = ROWS
 
     def __init__(
         self,
@@ -75,10 +77,18 @@ class InBatchLoss(CachedLoss):
         return average_gradient(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        if not self.mask_duplicates:
+        missing = labels.get("missing") if isinstance(labels, Mapping) else None
+        if missing is None and not self.mask_duplicates:
             return {"labels": labels}
         # computed here, because mini-batches slice the columns and the encoder's modules may change them
-        texts = torch.stack([text_ids(column) for column in features], dim=1)
+        if self.mask_duplicates:
+            texts = torch.stack([text_ids(column) for column in features], dim=1)
+        elif self.gather_across_devices:
+            raise ValueError("gather_across_devices needs mask_duplicates for rows that lack negatives")
+        else:
+            texts = torch.arange(missing.numel(), device=missing.device).view_as(missing)
+        if missing is not None:
+            texts = texts.masked_fill(missing.to(texts.device), MISSING)
         if self.gather_across_devices:
             return {"labels": labels, "texts": texts}
         return {"labels": labels, "ids": _duplicate_ids(texts)}
@@ -88,8 +98,8 @@ class InBatchLoss(CachedLoss):
     ) -> Tensor:
         """The scalar loss of (B, D) embeddings of the columns.
 
-        `texts` are (B, columns) integers, equal for equal texts in all columns and processes; `ids` are those of all
-        processes. Without either, no duplicates are masked.
+        `texts` are (B, columns) integers, equal for equal texts in all columns and processes, and MISSING for missing
+        negatives; `ids` are those of all processes. Without either, no duplicates are masked.
         """
         rows = [len(column) for column in embeddings]
         if len(rows) < 2 or len(set(rows)) > 1:
@@ -124,6 +134,8 @@ class InBatchLoss(CachedLoss):
         `guide` another encoder's (B, G) embeddings of the columns."""
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
+        if len(positives) == 1 and not columns and torch.is_grad_enabled():
+            raise ValueError("a batch of one row without negatives has loss 0: use larger batches, or drop the last one")
         anchors, rows = None, slice(None) if targets is None else targets  # rows of the op's anchors
         if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
             anchors, rows = self.gather(own), slice(None)
@@ -195,7 +207,7 @@ class GISTLoss(InBatchLoss):
         contrast_positives: use positives as negatives of each other, too
     """
 
-    reads = TRIPLETS_WITH_TEXTS
+    reads = ROWS_WITH_TEXTS
     asks_teacher = True
     cites: ClassVar[tuple[str, ...]] = ("solatorio2024gistembed",)
 
@@ -232,11 +244,12 @@ class GISTLoss(InBatchLoss):
 
 
 def _duplicate_ids(texts: Tensor) -> Ids:
-    """The ids of (N, columns) texts, or None if no text occurs twice, as in most batches: then the op can skip a pass
-    that compares ids. The check synchronizes a GPU."""
+    """The ids of (N, columns) texts, or None if no text occurs twice and none is missing, as in most batches: then the
+    op can skip a pass that compares ids. The check synchronizes a GPU."""
     anchor_ids, column_ids = related_as_ids(texts)
+    missing = texts[:, 1:].T.flatten() == MISSING
     duplicates = max(torch.bincount(anchor_ids).max(), torch.bincount(column_ids)[anchor_ids].max()) > 1
-    return (anchor_ids, column_ids) if duplicates else None
+    return (anchor_ids, column_ids.masked_fill(missing, NO_CANDIDATE)) if duplicates or missing.any() else None
 
 
 def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """InfoNCE with all options of sentence-transformers, and AnglE's extension of it."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -12,6 +13,7 @@ from raoe_train.losses.base import OneSweep, check_numbers
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 from raoe_train.losses.pairs import AnglELoss
+from raoe_train.losses.reads import TRIPLETS
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive"]
 Partition = Literal["joint", "per_direction"]
@@ -109,6 +111,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         cosine_weight: weight of CoSENT over cosines
     """
 
+    reads = TRIPLETS
     cites = AnglELoss.cites + InfoNCELoss.cites
 
     def __init__(
@@ -127,6 +130,11 @@ class AnglEContrastiveLoss(InfoNCELoss):
         self.angle_weight = angle_weight
         self.angle_scale = angle_scale
         self.cosine_weight = cosine_weight
+
+    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+        if isinstance(labels, Mapping) and "missing" in labels:
+            raise ValueError("AnglEContrastiveLoss needs a negative in every row: use InfoNCELoss for rows without")
+        return super().beside(features, labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
         """The scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""

@@ -11,8 +11,8 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from raoe_train.data.pairs import conditional_table, is_conditional, pair_table
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import to_table
-from raoe_train.data.triplets import list_table, triplet_table
-from raoe_train.losses.collators import ListCollator, ScoreLabelCollator, TextCollator
+from raoe_train.data.rows import list_table, row_table
+from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator, TextCollator
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +86,18 @@ def _cosines(source: str, data: Data, prompt: str | None, settings: Settings) ->
     return dataset, counts
 
 
-def _triplets(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+def _rows(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
     options = {"labels": data.labels, "neutral": data.neutral, "pairing": data.pairing}
-    return _table(source, data, triplet_table, **options)
+    return _table(source, data, row_table, **options)
+
+
+def _triplets(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+    """Read rows that all have one negative."""
+    dataset, counts = _rows(source, data, prompt, settings)
+    names = {*dataset.column_names} - {"neutral"}
+    if names != {"anchor", "positive", "negative"} or dataset.data.column("negative").null_count:
+        raise ValueError(f"{source}: the loss needs one negative in every row: use InfoNCELoss for rows of any number")
+    return dataset, counts
 
 
 def _one_negative(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
@@ -134,8 +143,9 @@ def _distinct(source: str, names: list[str], **options: Any) -> Table:
 
 SCORED_PAIRS = Reads("scored pairs", _ranked_pairs, ScoreLabelCollator)
 COSINES = Reads("scored pairs", _cosines)  # with sentence-transformers' collator, in which the score is the label
+ROWS = Reads("rows", _rows, RowCollator)  # anchor, positive, any number of negatives
+ROWS_WITH_TEXTS = Reads("rows", _rows, TextCollator)
 TRIPLETS = Reads("triplets", _triplets)  # and, with data.neutral, a neutral text
-TRIPLETS_WITH_TEXTS = Reads("triplets", _triplets, TextCollator)
 ONE_NEGATIVE = Reads("triplets", _one_negative)
 LABELLED_PAIRS = Reads("labelled pairs", _labelled_pairs)  # 1 similar, 0 not
 CLASSES = Reads("NLI pairs", _classes)  # of three classes

@@ -14,7 +14,7 @@ from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
 from raoe_train.data.settings import Pairs
 from raoe_train.data.tables import read_sentences
-from raoe_train.data.triplets import list_table, triplet_table
+from raoe_train.data.rows import list_table, row_table
 from raoe_train.evaluation.captions import read_captions
 from tests.fuzz.mutations import Rows
 from tests.fuzz.naive import Record, label, number, text, word
@@ -248,7 +248,7 @@ def _rows(read: Any) -> Callable[[str, str], tuple[list[Any], dict[str, Any]]]:
 TABLES: dict[str, Table] = {
     "pairs": Table(_pairs, DELIMITED, _counted(pair_table), _right_pairs),
     "labelled": Table(_labelled, DELIMITED, _counted(labelled_table), _right_labelled),
-    "triplets": Table(_triplets, DELIMITED, _counted(triplet_table), _right_triplets, ordered=False),
+    "triplets": Table(_triplets, DELIMITED, _counted(row_table), _right_triplets, ordered=False),
     "lists": Table(_lists, OBJECTS, _read_lists, _right_lists),
     "captions": Table(
         _captions,

@@ -17,7 +17,7 @@ from raoe_train.cli import load
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import pair_table
-from raoe_train.data.triplets import list_table
+from raoe_train.data.rows import list_table
 from raoe_train.evaluation.tasks import Outcomes, write_outcomes
 from raoe_train.training.run_directory import newest_checkpoint
 

@@ -10,7 +10,7 @@ from raoe_train.cli import main
 from raoe_train.data.files import read_rows
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.public import PAPERS, SETS, find_public, public_sets
-from raoe_train.data.triplets import list_table
+from raoe_train.data.rows import list_table
 from raoe_train.evaluation.tasks import read_tasks
 
 NLI = [("p1", "h1", "entailment"), ("p2", "h2", "-"), ("p3", "h3", "contradiction"), ("p\t4", "h\n4", "neutral")]

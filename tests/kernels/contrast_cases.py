@@ -111,6 +111,8 @@ class Contrast:
         mask = torch.rand(n, columns, generator=seeded) < 0.3
         mask[torch.arange(n), targets.clamp(min=0)] = True
         ids, more = ([torch.randint(4, (size,), generator=seeded) for size in (n, columns)] for _ in "ab")
+        absent = ids[1].clone()
+        absent[n::3] = -(2**31)  # no candidates
         both = {"targets": targets, "symmetric": True}
         table = {
             "infonce": {
@@ -127,7 +129,7 @@ class Contrast:
                 "ids-targets-groups": {"ignore": tuple(ids), "targets": targets, "positive_ids": tuple(more),
                                        "scale": 60},
             },
-        }[self.key] | {"plain": {}, "mask": {"ignore": mask}, "ids": {"ignore": tuple(ids)}}  # fmt: skip
+        }[self.key] | {"plain": {}, "mask": {"ignore": mask}, "ids": {"ignore": (ids[0], absent)}}  # fmt: skip
 
         def move(value):
             if isinstance(value, tuple):

@@ -50,7 +50,7 @@ def formula(
                         continue
                     if not found and isinstance(ignore, tuple):
                         mine, theirs = ignore[from_document], ignore[to_document]
-                        if mine[t if from_document else o] == theirs[j]:
+                        if theirs[j] in (mine[t if from_document else o], -(2**31)):
                             continue
                     if not found and isinstance(ignore, Tensor) and (ignore[j, t] if from_document else ignore[i, j]):
                         continue
@@ -79,6 +79,8 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
     mask[torch.arange(6), targets] = True
     few, many = (torch.randint(4, (size,), generator=seeded) for size in (6, 21))
     every = torch.randint(4, (7,), generator=seeded)
+    absent = many.clone()
+    absent[7:][torch.rand(14, generator=seeded) < 0.5] = -(2**31)
     guide = [torch.randn(size, 4, generator=seeded) for size in (6, 7, 14)]
     guide_all = [torch.randn(7, 4, generator=seeded), *guide[1:]]
     all_four = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -86,7 +88,7 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
     gist = ("query_to_doc", "query_to_query", "positive_to_positive")
     table = {
         "joint-four": {"directions": all_four},
-        "joint-four-targets-ids": {"directions": all_four, "targets": targets, "ignore": (few, many), "scale": 5.0},
+        "joint-four-targets-ids": {"directions": all_four, "targets": targets, "ignore": (few, absent), "scale": 5.0},
         "joint-queries": {"directions": ("query_to_doc", "query_to_query"), "scale": 60.0},
         "joint-both-mask": {"directions": both, "targets": targets, "ignore": mask},
         "joint-documents": {"directions": ("doc_to_doc", "query_to_doc"), "targets": targets},
@@ -96,10 +98,10 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
         "joint-all-anchors": {"directions": all_four, "all_anchors": True, "targets": targets, "scale": 4.0},
         "in-batch": {"hardness_mode": "in_batch_negatives", "hardness_strength": 9.0, "targets": targets},
         "hard": {"hardness_mode": "hard_negatives", "hardness_strength": 9.0, "ignore": mask},
-        "all-hard": {"hardness_mode": "all_negatives", "hardness_strength": 30.0, "ignore": (few, many)},
+        "all-hard": {"hardness_mode": "all_negatives", "hardness_strength": 30.0, "ignore": (few, absent)},
         "all-hard-joint": {"hardness_mode": "all_negatives", "hardness_strength": 30.0, "directions": all_four},
         "hard-each": {"hardness_mode": "hard_negatives", "hardness_strength": 5.0, "directions": both,
-                      "partition_mode": "per_direction"},
+                      "partition_mode": "per_direction", "ignore": (few, absent)},
         "guided": {"guide": guide, "guide_margin": 0.1},
         "guided-mask-hard": {"guide": guide, "targets": targets, "ignore": mask, "guide_margin": 0.3,
                              "hardness_mode": "hard_negatives", "hardness_strength": 4.0},

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from raoe_train import run
 from raoe_train.data.pairs import pair_table, read_pairs
 from raoe_train.data.settings import Data
-from raoe_train.data.triplets import triplet_table
+from raoe_train.data.rows import row_table
 from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.jobs import train as training
@@ -264,7 +264,7 @@ def test_labels_that_are_left_out(tmp_path):
     pairs, counts = pair_table(str(path), labels=chosen)
     assert pairs["label"] == [0, 2]
     assert counts["dropped"] == {"label left out": 1, "no gold label": 1}
-    triplets, counts = triplet_table(str(path), labels=chosen)
+    triplets, counts = row_table(str(path), labels=chosen)
     assert (triplets["positive"], triplets["negative"]) == (["h entailment"], ["h contradiction"])
     assert counts["dropped"] == {"label left out": 1, "no gold label": 1}
     with pytest.raises(ValueError, match="labels drops every row: map one of neutral to a class"):

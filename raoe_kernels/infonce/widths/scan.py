@@ -19,7 +19,7 @@ from torch import Tensor
 from ..._dtypes import wide
 from ..._problems import Gradients, Needs
 from ..._widths import from_here_on, segments
-from ..problem import EPS, Problem, add_rows, is_ignored, losses, mean_factor, own_columns, split
+from ..problem import EPS, Problem, add_rows, equal_ids, is_ignored, losses, mean_factor, own_columns, split
 
 # Bytes of all widths' logits: enough rows for products at full speed, and few enough for a CPU's last-level cache.
 BUFFER = 24 << 20
@@ -188,5 +188,5 @@ def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None
 def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
     """Return (n, N) bool for the columns `rows`: True for the anchors that exclude the column as a negative."""
     if problem.anchor_ids is not None and problem.column_ids is not None:
-        return problem.column_ids[rows, None] == problem.anchor_ids
+        return equal_ids(problem.anchor_ids, problem.column_ids[rows]).T
     return None if problem.ignored is None else problem.ignored[:, rows].T
