@@ -118,6 +118,13 @@ class ListCollator(SentenceTransformerDataCollator):
         return batch
 
 
+def columns_of(batch: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
+    """The tokenised columns and the labels of a collated batch."""
+    # the method reads nothing of a trainer, and takes negative_2_input_ids for a feature 2_input_ids of `negative`, too
+    columns, labels = SentenceTransformerTrainer.collect_features(None, batch)  # type: ignore[arg-type]
+    return [{name: value for name, value in each.items() if not name[0].isdigit()} for each in columns], labels
+
+
 class PlanningCollator:
     """A collator that replaces the columns of another collator's batch by their plan (ByLength.plan), so that the
     processes of a DataLoader plan while the device computes. Batches of other losses keep their columns.
@@ -132,11 +139,10 @@ class PlanningCollator:
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
         if type(self.collate) is SentenceTransformerDataCollator and any(None in row.values() for row in rows):
-            raise ValueError("a row lacks a text, which only InfoNCELoss, GISTLoss and SigmoidLoss of raoe_train can train on")
+            raise ValueError("a row lacks a text, which only InfoNCELoss, GISTLoss and SigmoidLoss of raoe_train allow")
         batch = self.collate(rows)
         loss = self.loss[batch["dataset_name"]] if isinstance(self.loss, Mapping) else self.loss
-        # the method reads nothing of a trainer
-        features, labels = SentenceTransformerTrainer.collect_features(None, batch)  # type: ignore[arg-type]
+        features, labels = columns_of(batch)
         plan = loss.plan(features, labels) if hasattr(loss, "plan") and features else None
         if plan is None:
             return batch

@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from raoe_train.data.columns import NLI_LABELS
+from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
+from raoe_train.data.rows import row_table
 from raoe_train.encoders.prompts import prompt_of
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
-from raoe_train.losses.collators import PlanningCollator
+from raoe_train.losses.collators import PlanningCollator, columns_of
+from raoe_train.losses.gathering import world_size
+from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
-QUERIES = ("anchor", "query", "question")  # first columns of rows
+LABELS = ("label", "labels", "score", "scores", "dataset_name")  # columns that are not texts
 READ_LATE = ("cuda",)  # devices whose loss is read in the next step: now, the GPU would wait for the host
 
 
@@ -119,11 +123,32 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("%s reads more than embeddings from its model: batches stay padded", type(inner).__name__)
         return loss
 
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        datasets = self.train_dataset, self.eval_dataset
+        self.train_dataset, self.eval_dataset = map(_without_gaps, datasets)
+        super().add_model_card_callback(default_args_dict)  # whose statistics cannot read missing texts
+        self.train_dataset, self.eval_dataset = datasets
+
     def train(self, *arguments: Any, **settings: Any) -> Any:
+        for name, inner in self._inner() if self.is_world_process_zero() else ():
+            if isinstance(inner, InBatchLoss):
+                self._print_negatives(name, inner)
         result = super().train(*arguments, **settings)
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result
+
+    def _print_negatives(self, name: str, loss: InBatchLoss) -> None:
+        datasets: Any = self.train_dataset
+        columns = (datasets[name] if isinstance(datasets, Mapping) else datasets).column_names or []
+        processes = world_size() if loss.gather_across_devices else 1
+        rows, own = self.args.train_batch_size * processes, len({*columns} - {*LABELS}) - 2
+        print(
+            f"{name}: in a batch of {rows} rows, of {processes} process(es), a row has {rows - 1} positives of other "
+            f"rows as negatives, and up to {own} negatives of its own and {own * (rows - 1)} of other rows. Gradient "
+            "accumulation adds none; larger batches fit with loss.mini_batch_size",
+            flush=True,
+        )
 
     def _planning(self, loader: Any) -> Any:
         """Have a DataLoader plan its batches, unless accelerate cuts them into parts for several processes."""
@@ -135,7 +160,7 @@ class Trainer(SentenceTransformerTrainer):
         return self._planning(super().get_eval_dataloader(*arguments))
 
     def collect_features(self, inputs: dict[str, Any]) -> Any:
-        return (inputs["plan"], None) if "plan" in inputs else super().collect_features(inputs)
+        return (inputs["plan"], None) if "plan" in inputs else columns_of(inputs)
 
     def get_train_dataloader(self) -> Any:
         loader = self._planning(super().get_train_dataloader())
@@ -222,10 +247,20 @@ class Trainer(SentenceTransformerTrainer):
 
 
 def _in_our_order(data: Any) -> Any:
-    """Renumber the NLI labels of a dataset, or of several by name: a ClassLabel column may number them otherwise."""
+    """Order the columns of a dataset, or of several by name: anchor, positive, negatives, neutral. Lists become rows of
+    them. Renumber NLI labels, because a ClassLabel column may number them otherwise."""
     if isinstance(data, Mapping):
         kind: Any = type(data)  # a dict or a DatasetDict
         return kind({name: _in_our_order(each) for name, each in data.items()})
+    columns = [*(getattr(data, "column_names", None) or getattr(data, "columns", None) or [])]
+    if {*LISTS} & {*columns} or type(data).__name__ == "DataFrame":
+        data, counts = row_table(data)
+        logger.warning("rows of the dataset: %s", counts)
+        columns = data.column_names
+    first = [next((name for name in NAMES[role] if name in columns), None) for role in ("anchor", "positive")]
+    order = [*first, *sorted((name for name in columns if name not in first), key="neutral".__eq__)]
+    if None not in first and order != columns:
+        data = data.select_columns(order)
     names = getattr((getattr(data, "features", None) or {}).get("label"), "names", [])
     numbers = [NLI_LABELS.get(name.lower(), -1) for name in names]
     if sorted(numbers) == numbers or min(numbers) < 0 or not hasattr(data, "__len__"):
@@ -243,10 +278,20 @@ def _own_prompts(model: Any, data: Any) -> Any:
         return own if different else next(iter(own.values()), None)
     query, document = prompt_of(model, "query"), prompt_of(model, "document")
     first, *others = getattr(data, "column_names", None) or [""]
-    if first not in QUERIES or query == document:
+    if first not in NAMES["anchor"] or query == document:
         return model.prompts.get(model.default_prompt_name)
     print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")
     return {first: query or "", **dict.fromkeys(others, document or "")}
+
+
+def _without_gaps(data: Any) -> Any:
+    """View the missing texts of a dataset, or of several by name, as empty ones."""
+    if isinstance(data, Mapping):
+        kind: Any = type(data)
+        return kind({name: _without_gaps(each) for name, each in data.items()})
+    if not isinstance(data, Dataset) or not any(column.null_count for column in data.data.columns):
+        return data
+    return data.with_transform(lambda rows: {key: ["" if x is None else x for x in rows[key]] for key in rows})
 
 
 def _collator(losses: list[Any]) -> Any:

@@ -75,7 +75,11 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         while name in datasets:
             name = f"{name} ({number + 1})"
         datasets[name] = dataset
-        dropped = "".join(f", {rows} rows dropped ({reason})" for reason, rows in counts.get("dropped", {}).items())
+        dropped = "".join(
+            f", {count} {what} dropped ({reason})"
+            for what, key in (("rows", "dropped"), ("texts", "texts"))
+            for reason, count in counts.get(key, {}).items()
+        )
         print(f"{source}: {len(dataset)} {reads.name}{dropped}")
     return DatasetDict(datasets), Texts(datasets)
 

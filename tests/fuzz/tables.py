@@ -98,37 +98,82 @@ def _right_labelled(records: list[Record]) -> list[Any]:
     return results
 
 
-ROLES = {  # with SimCSE's names second
-    "anchor": ("anchor", "sent0", "sentence0"),
-    "positive": ("positive", "sent1", "sentence1", "positives", "pos"),
-    "negative": ("negative", "hard_neg", "sentence2", "negatives", "neg"),
+LISTS = ("positives", "negatives", "pos", "neg", "positive_passages", "negative_passages")
+ROLES = {
+    "anchor": ("anchor", "query", "sent0", "question", "sentence0"),
+    "positive": ("positive", "answer", "sent1", "sentence1", "passage", "document", *LISTS[::2]),
+    "negative": ("negative", "negative", "hard_neg", "sentence2", *LISTS[1::2]),
 }
 
 
-def _triplets(rng: Random) -> Rows:
+def _columns_of_rows(rng: Random) -> Rows:
+    """Rows with 0 to 3 negatives, or NLI pairs."""
     if rng.random() < 0.5:
-        second = rng.random() < 0.5
-        names = [names[second] for names in ROLES.values()]
-        return [{name: say(rng, 10 * n + k) for k, name in enumerate(names)} for n in range(rng.randrange(1, 7))]
+        second, most = rng.randrange(3), rng.randrange(4)
+        names = [names[second] for names in ROLES.values()] + ["negative_2", "negative_3"]
+        return [
+            {name: say(rng, 10 * n + k) if k < 2 or rng.random() < 0.6 else None
+             for k, name in enumerate(names[: 2 + most])} for n in range(rng.randrange(1, 7))
+        ]  # fmt: skip
     return [
         {"premise": f"premise {n // 3}", "hypothesis": say(rng, n), "label": (*WORDS[::2], rng.choice(WORDS))[n % 3]}
         for n in range(rng.randrange(2, 12))
     ]
 
 
-def _right_triplets(records: list[Record]) -> list[Any]:
+def _lists_of_rows(rng: Random) -> Rows:
+    """FlagEmbedding's and tevatron's lists; queries repeat, and so do texts."""
+    titled = rng.random() < 0.5
+
+    def texts(most: int) -> list[Any]:
+        names = [say(rng, rng.randrange(9)) for _ in range(rng.randrange(most))]
+        return [{"title": rng.choice(("", "T")), "text": name} for name in names] if titled else names
+
+    names = ROLES["positive"][-1 if titled else -2], ROLES["negative"][-1 if titled else -2]
+    return [{"query": say(rng, n // 2), names[0]: texts(3), names[1]: texts(5)} for n in range(rng.randrange(1, 7))]
+
+
+def _texts(record: Record, *names: str) -> list[str] | None:
+    """The texts of the one column with these names; None if it is malformed."""
+    there = [name for name in names if name in record]
+    if len(there) != 1:
+        return None if there else []
+    value = record[there[0]]
+    if there[0] not in LISTS:
+        return [] if value in (None, "") else None if text(value) is None else [value]
+    result = []
+    for each in [] if value is None else value if isinstance(value, list) else [None]:
+        title, its = (each.get("title"), each.get("text")) if isinstance(each, dict) else (None, each)
+        if text(its) is None or (title and text(title) is None):
+            return None
+        result.append(f"{title} {its}" if title else its)
+    return result
+
+
+def _right_rows(records: list[Record]) -> list[Any]:
     found: list[Any] = []
-    of = defaultdict(lambda: (list[str](), list[str]()))
+    valid, of = [], defaultdict(lambda: (list[str](), list[str]()))
     for record in records:
-        values = {name: text(_column(record, *names)) for name, names in ROLES.items()}
-        if None not in values.values() and values["positive"] != values["negative"]:
-            found.append(values)
+        anchor, positives = text(_column(record, *ROLES["anchor"])), _texts(record, *dict.fromkeys(ROLES["positive"]))
+        numbers = sorted(int(name[9:]) for name in record if name in ("negative_2", "negative_3"))
+        negatives = [_texts(record, *dict.fromkeys(ROLES["negative"])), *(_texts(record, f"negative_{n}") for n in numbers)]
+        if anchor and positives is not None and None not in negatives:
+            valid.append((anchor, positives, [each for part in negatives for each in part or []]))
         first, second = text(_column(record, "premise", "text1")), text(record.get("hypothesis"))
         if first and second and (its := label(record.get("label"))) in (0, 2):
             of[first][its == 2].append(second)
+    for anchor, positives, negatives in valid:
+        bad = {anchor, *(each for other, those, _ in valid if other == anchor for each in those)}
+        kept = [each for place, each in enumerate(negatives) if each not in bad and each not in negatives[:place]]
+        found += [[anchor, each, *kept] for each in positives if each != anchor]
     for premise, (entailed, contradicting) in of.items():
-        found += [{"anchor": premise, "positive": a, "negative": b} for a in entailed for b in contradicting if a != b]
+        found += [[premise, a, b] for a in entailed for b in contradicting if a != b]
     return found
+
+
+def _read_rows(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
+    rows, counts = made(*row_table(path, on_error=on_error))
+    return [[value for value in row.values() if value is not None] for row in rows], counts
 
 
 def _lists(rng: Random) -> Rows:
@@ -248,7 +293,8 @@ def _rows(read: Any) -> Callable[[str, str], tuple[list[Any], dict[str, Any]]]:
 TABLES: dict[str, Table] = {
     "pairs": Table(_pairs, DELIMITED, _counted(pair_table), _right_pairs),
     "labelled": Table(_labelled, DELIMITED, _counted(labelled_table), _right_labelled),
-    "triplets": Table(_triplets, DELIMITED, _counted(row_table), _right_triplets, ordered=False),
+    "rows": Table(_columns_of_rows, DELIMITED, _read_rows, _right_rows, ordered=False),
+    "rows of lists": Table(_lists_of_rows, OBJECTS, _read_rows, _right_rows, ordered=False),
     "lists": Table(_lists, OBJECTS, _read_lists, _right_lists),
     "captions": Table(
         _captions,
