@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from datasets import Dataset
+from pandas import DataFrame
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -41,7 +42,8 @@ class Trainer(SentenceTransformerTrainer):
     Args:
         model: the encoder.
         args: SentenceTransformerTrainingArguments, which are copied and not changed.
-        train_dataset: a datasets.Dataset with the columns that the loss reads, or several by name: no batch mixes them.
+        train_dataset: a datasets.Dataset (or DataFrame) with the columns that the loss reads, or several by name: no
+            batch mixes them. The columns of row_table may have any order, missing negatives (None) and lists.
         eval_dataset: as train_dataset.
         loss: a loss, a function from the model to a loss, or a dict of either by dataset name.
         evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's,
@@ -143,10 +145,11 @@ class Trainer(SentenceTransformerTrainer):
         columns = (datasets[name] if isinstance(datasets, Mapping) else datasets).column_names or []
         processes = world_size() if loss.gather_across_devices else 1
         rows, own = self.args.train_batch_size * processes, len({*columns} - {*LABELS}) - 2
+        hard = f", up to {own} negatives of its own and {own * (rows - 1)} of the other rows" if own else ""
         print(
-            f"{name}: in a batch of {rows} rows, of {processes} process(es), a row has {rows - 1} positives of other "
-            f"rows as negatives, and up to {own} negatives of its own and {own * (rows - 1)} of other rows. Gradient "
-            "accumulation adds none; larger batches fit with loss.mini_batch_size",
+            f"{name}: a row has as negatives {rows - 1} positives of other rows{hard}, in batches of {rows} rows from "
+            f"{processes} process{'es' * (processes > 1)}. Accumulated batches add none: loss.mini_batch_size makes room "
+            "for larger batches",
             flush=True,
         )
 
@@ -252,11 +255,11 @@ def _in_our_order(data: Any) -> Any:
     if isinstance(data, Mapping):
         kind: Any = type(data)  # a dict or a DatasetDict
         return kind({name: _in_our_order(each) for name, each in data.items()})
-    columns = [*(getattr(data, "column_names", None) or getattr(data, "columns", None) or [])]
-    if {*LISTS} & {*columns} or type(data).__name__ == "DataFrame":
+    data = Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
+    if {*LISTS} & {*(getattr(data, "column_names", None) or [])}:
         data, counts = row_table(data)
         logger.warning("rows of the dataset: %s", counts)
-        columns = data.column_names
+    columns = getattr(data, "column_names", None) or []
     first = [next((name for name in NAMES[role] if name in columns), None) for role in ("anchor", "positive")]
     order = [*first, *sorted((name for name in columns if name not in first), key="neutral".__eq__)]
     if None not in first and order != columns:

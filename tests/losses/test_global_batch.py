@@ -72,6 +72,11 @@ COLUMNS = [
     (SigmoidLoss, {"bias": -4.0, "mask_duplicates": False}, 2),
     (AnglEContrastiveLoss, {}, 4),
 ]
+RAGGED = [
+    (InfoNCELoss, {"directions": GTE, "hardness_mode": "hard_negatives", "hardness_strength": 3.0}, 4),
+    (SigmoidLoss, {"bias": -3.0}, 4),
+    (GISTLoss, {"embed": letters, "scale": 20.0, "margin": 0.1}, 4),
+]  # in which rows lack negatives
 
 
 def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[Any]]]:
@@ -79,9 +84,13 @@ def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[A
     made: list[Any] = []
     rows = (ROWS * 2)[: sum(SIZES[world])]
     inputs = [(loss, arguments, batch(model, len(rows))) for loss, arguments in PAIRS]
-    for loss, arguments, columns in COLUMNS:
-        texts = {"texts": [[SENTENCES[row[n]] for row in rows] for n in range(columns)]}
-        inputs.append((loss, arguments, (tokenised(model, columns, rows), texts if "embed" in arguments else None)))
+    for loss, arguments, columns in COLUMNS + RAGGED:
+        labels: dict[str, Any] = {}
+        if "embed" in arguments:
+            labels["texts"] = [[SENTENCES[row[n]] for row in rows] for n in range(columns)]
+        if (loss, arguments, columns) in RAGGED:
+            labels["missing"] = torch.tensor([[False, False, n % 3 == 0, n % 4 < 2] for n in range(len(rows))])
+        inputs.append((loss, arguments, (tokenised(model, columns, rows), labels or None)))
     for loss, arguments, (features, labels) in inputs:
         made.append((loss, arguments, (features, labels), _parts(features, labels, SIZES[world])))
     for shares in LISTS_OF[world]:
@@ -177,7 +186,7 @@ def compare(rank: int, world: int, folder: str, dtype: torch.dtype) -> None:
         wrong = {name: away for name, away in plain.items() if not away <= tolerance}
         wrong |= {f"{name}, cached": away for name, away in cached.items() if not away <= limit}
         assert not wrong, f"{dtype} parameters differ: {wrong}"
-        assert len(plain) >= 19 * (1 + 2 * (world < 4))
+        assert len(plain) >= 22 * (1 + 2 * (world < 4))
     finally:
         # What is wrapped must be gone by now: a DistributedDataParallel that outlives its group joins the group's
         # threads while it holds the interpreter's lock, which one of them may be waiting for.

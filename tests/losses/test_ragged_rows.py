@@ -1,0 +1,279 @@
+"""Rows that lack negatives: gradients equal those of a float64 reference that knows only the texts that exist."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.sentence_transformer import losses as stock
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+from torch.nn.functional import logsigmoid, normalize
+
+from raoe_train.encoders import lengths
+from raoe_train.losses import AnglEContrastiveLoss, ByLength, GISTLoss, InfoNCELoss, SigmoidLoss, in_batch
+from raoe_train.losses.collators import PlanningCollator, RowCollator, TextCollator, columns_of
+from tests.losses.test_losses import CACHED
+from tests.tiny import SENTENCES, gradients, tiny_encoder
+
+GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+BOTH = {"directions": GTE[::2], "partition_mode": "per_direction"}
+WORDS = sorted({word for sentence in SENTENCES for word in sentence.split()})
+Texts = list[list[str]]  # of each row: anchor, positive, and the negatives that exist
+
+
+def letters(texts: Any) -> np.ndarray:
+    """A guide whose embedding counts the letters of a text."""
+    return np.array([[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts], np.float64)
+
+
+def hard(mode: str) -> dict[str, Any]:
+    return {"hardness_mode": mode, "hardness_strength": 3.0}
+
+
+FORMS: list[tuple[Any, dict[str, Any]]] = [
+    (InfoNCELoss, {}),
+    (InfoNCELoss, {"symmetric": True}),
+    (InfoNCELoss, {"directions": GTE}),
+    (InfoNCELoss, {"directions": GTE[::3]}),
+    (InfoNCELoss, {"directions": (GTE[0], "positive_to_positive")}),
+    (InfoNCELoss, {"mask_duplicates": False}),
+    (InfoNCELoss, {"mask_duplicates": False, "directions": GTE, **hard("hard_negatives")}),
+    *((InfoNCELoss, hard(mode)) for mode in ("in_batch_negatives", "hard_negatives", "all_negatives")),
+    (InfoNCELoss, {"directions": GTE, **hard("in_batch_negatives")}),
+    (InfoNCELoss, {"directions": GTE, **hard("hard_negatives")}),
+    (InfoNCELoss, {**BOTH, **hard("hard_negatives")}),
+    (InfoNCELoss, {"matryoshka_dims": [16, 4]}),
+    (InfoNCELoss, {"matryoshka_dims": [16, 4], "symmetric": True}),
+    (InfoNCELoss, {"matryoshka_dims": [16, 4], "directions": GTE}),
+    (InfoNCELoss, {"learn_scale": True, "directions": GTE}),
+    (SigmoidLoss, {"bias": -2.0}),
+    (SigmoidLoss, {"bias": -2.0, "mask_duplicates": False}),
+    (GISTLoss, {"embed": letters, "margin": 0.05}),
+    (GISTLoss, {"embed": letters, "margin": 0.1, "margin_strategy": "relative", "contrast_anchors": False}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_encoder()
+
+
+def drawn(seed: int, duplicates: bool, rows: int = 6) -> list[dict[str, str | None]]:
+    """Rows with 0 to 4 negatives at any place, and always a place without; with duplicates, of few texts."""
+    rng = Random(seed)
+    texts = [" ".join(pair) for pair in itertools.permutations(WORDS[:: 9 if duplicates else 3], 2)]
+    rng.shuffle(texts)
+    names = ["anchor", "positive", "negative", "negative_2", "negative_3", "negative_4"]
+    result = []
+    for row in range(rows):
+        cells = [rng.choice(texts) if duplicates else texts.pop() for _ in names]
+        result.append({name: text if n < 2 or rng.random() < 0.6 else None
+                       for n, (name, text) in enumerate(zip(names, cells, strict=True))})  # fmt: skip
+        if row == 0:
+            result[0]["negative_3"] = None
+    return result
+
+
+def linked(rows: Texts, apart: bool) -> Callable[[Any, Any], bool]:
+    """Whether two texts, given by (row, place), are no negatives of each other: equal, or linked by a chain of pairs of
+    anchor and positive; if `apart`, equal texts are different ones."""
+    name = (lambda at: at) if apart else (lambda at: rows[at[0]][at[1]])  # noqa: E731
+    group = {name((i, k)): {name((i, k))} for i, row in enumerate(rows) for k in range(len(row))}
+    for i in range(len(rows)):
+        merged = group[name((i, 0))] | group[name((i, 1))]
+        group.update(dict.fromkeys(merged, merged))
+    return lambda one, other: name(other) in group[name(one)]
+
+
+def reference(kind: Any, form: dict[str, Any], embedded: list[torch.Tensor], rows: Texts) -> torch.Tensor:
+    """The loss, candidate by candidate."""
+    if dims := form.get("matryoshka_dims"):
+        rest = {name: value for name, value in form.items() if name != "matryoshka_dims"}
+        return torch.stack([reference(kind, rest, [x[:, :d] for x in embedded], rows) for d in dims]).sum()
+    unit = [normalize(x) for x in embedded]
+    cos = lambda one, other: unit[one[0]][one[1]] @ unit[other[0]][other[1]]  # noqa: E731
+    no_negatives = linked(rows, not form.get("mask_duplicates", True))
+    documents = [(j, k) for j, row in enumerate(rows) for k in range(1, len(row))]
+    losses = []
+    for i in range(len(rows)):
+        anchor, positive = (i, 0), (i, 1)
+        own = 5 * cos(anchor, positive)
+        if kind is SigmoidLoss:
+            terms = [logsigmoid(own + form["bias"])]
+            terms += [logsigmoid(-5 * cos(anchor, each) - form["bias"]) for each in documents
+                      if each != positive and not no_negatives(anchor, each)]  # fmt: skip
+            losses.append(-torch.stack(terms).sum())
+            continue
+        directions = form.get("directions", ("query_to_doc",))
+        if kind is GISTLoss:
+            directions = ["query_to_doc", "positive_to_positive"] + ["query_to_query"] * form.get("contrast_anchors", 1)
+        pools: dict[str, list[torch.Tensor]] = {name: [] for name in directions}
+        for other in documents:
+            if other != positive and not no_negatives(anchor, other):
+                mode, mine = form.get("hardness_mode"), other[0] == i
+                raised = mode == "all_negatives" or mode == ("hard_negatives" if mine else "in_batch_negatives")
+                cosine = cos(anchor, other)
+                pools["query_to_doc"].append((anchor, other, 5 * cosine + raised * 3.0 * cosine.detach()))
+            if other[0] != i and not no_negatives(positive, other):
+                pools.get("doc_to_doc", []).append((positive, other, 5 * cos(positive, other)))
+                if other[1] == 1:
+                    pools.get("positive_to_positive", []).append((positive, other, 5 * cos(positive, other)))
+        for j in range(len(rows)):
+            if j != i and not no_negatives(anchor, (j, 0)):
+                pools.get("query_to_query", []).append((anchor, (j, 0), 5 * cos(anchor, (j, 0))))
+            if (j == i and form.get("partition_mode") is None) or (j != i and not no_negatives(positive, (j, 0))):
+                pools.get("doc_to_query", []).append((positive, (j, 0), 5 * cos(positive, (j, 0))))
+        if kind is GISTLoss:
+            guide = [normalize(torch.from_numpy(letters(row))) for row in rows]
+            similar = lambda one, other: guide[one[0]][one[1]] @ guide[other[0]][other[1]]  # noqa: E731
+            bound = similar(anchor, positive)
+            bound = bound - form["margin"] * (abs(bound) if "margin_strategy" in form else 1)
+            pools = {name: [x for x in pool if similar(*x[:2]) <= bound] for name, pool in pools.items()}
+        sets = [*pools.values()] if "partition_mode" in form else [sum(pools.values(), [])]
+        each = [torch.stack([own, *(logit for *_, logit in pool)]).logsumexp(0) - own for pool in sets]
+        losses.append(torch.stack(each).mean())
+    return torch.stack(losses).mean()
+
+
+def expected(model: Any, kind: Any, form: dict[str, Any], rows: list[dict[str, str | None]]) -> tuple[Any, Any]:
+    """(loss, gradient) of the reference, which encodes the existing texts row by row."""
+    if form.get("symmetric"):
+        form = {name: value for name, value in form.items() if name != "symmetric"} | BOTH
+    texts = [[text for text in row.values() if text is not None] for row in rows]
+    model.zero_grad(set_to_none=True)
+    value = reference(kind, form, [model(model.preprocess(row))["sentence_embedding"] for row in texts], texts)
+    value.backward()
+    return value.detach(), gradients(model).clone()
+
+
+def loss_of(model: Any, kind: Any, form: dict[str, Any], **cached: Any) -> Any:
+    loss = kind(model, scale=5.0, **form, **cached).double()
+    if loss.learn_scale:
+        loss.log_scale.data.fill_(math.log(5.0))  # in float64
+    return loss
+
+
+def collated(model: Any, kind: Any, rows: list[dict[str, str | None]]) -> tuple[list[dict[str, Any]], Any]:
+    return columns_of((TextCollator if kind is GISTLoss else RowCollator)(model.preprocess)(rows))
+
+
+@pytest.mark.parametrize("around", [None, ByLength, "packed"])
+@pytest.mark.parametrize("mini_batch_size", [None, 2])
+@pytest.mark.parametrize("duplicates", [False, True])
+@pytest.mark.parametrize("number", range(len(FORMS)))
+def test_gradients_equal_the_reference(model, number, duplicates, mini_batch_size, around, monkeypatch):
+    monkeypatch.setattr(lengths, "CPU_FORWARD", 1)  # several runs
+    kind, form = FORMS[number]
+    rows = drawn(number + 100 * duplicates + 7 * (mini_batch_size or 0), duplicates)
+    value, gradient = expected(model, kind, form, rows)
+    assert gradient.abs().max() > 1e-3
+    loss = loss_of(model, kind, form, mini_batch_size=mini_batch_size)
+    if around is not None:
+        loss = ByLength(loss, packed=around == "packed")
+    model.zero_grad(set_to_none=True)
+    result = loss(*collated(model, kind, rows))
+    result.backward()
+    torch.testing.assert_close(result.detach(), value, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(gradients(model), gradient, **CACHED)
+    model[0].model.config._attn_implementation = "sdpa"  # not as packing leaves it
+
+
+@pytest.mark.parametrize("duplicates", [False, True])
+@pytest.mark.parametrize("number", [n for n, (_, form) in enumerate(FORMS) if form.get("mask_duplicates", True)])
+def test_two_shares_equal_the_reference(model, number, duplicates, monkeypatch):
+    """Two processes, one after the other: what each gathers is recorded in a first pass. Real ones:
+    test_global_batch.py."""
+    kind, form = FORMS[number]
+    rows = drawn(number + 50, duplicates, rows=8)
+    value, gradient = expected(model, kind, form, rows)
+    shares = [collated(model, kind, rows[:4]), collated(model, kind, rows[4:])]
+    recorded: list[list[torch.Tensor]] = [[], []]
+    model.zero_grad(set_to_none=True)
+    for rank in (0, 1):
+        monkeypatch.setattr(in_batch, "own_rows", lambda own, rank=rank: torch.arange(4) + 4 * rank)
+        monkeypatch.setattr(in_batch, "gather_rows", lambda x, to=recorded[rank]: to.append(x) or torch.cat([x, x]))
+        loss_of(model, kind, form, gather_across_devices=True)(*copy.deepcopy(shares[rank]))
+    total: Any = 0
+    for rank in (0, 1):
+        parts = iter(list(zip(*recorded, strict=True)))
+        monkeypatch.setattr(in_batch, "gather_rows", lambda own, parts=parts: torch.cat(next(parts)))
+        monkeypatch.setattr(in_batch, "own_rows", lambda own, rank=rank: torch.arange(4) + 4 * rank)
+        embeddings = recorded[rank][1:]  # after the texts
+        loss = loss_of(model, kind, form, gather_across_devices=True)
+        anchors = model(dict(shares[rank][0][0]))["sentence_embedding"]
+        own = [anchors, *embeddings[: len(shares[rank][0]) - 1]]
+        beside = loss.beside(*shares[rank])
+        total = total + loss.compute_loss_from_embeddings(own, **beside) / 2
+    total.backward()
+    torch.testing.assert_close(total.detach(), value, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(gradients(model), gradient, **CACHED)
+
+
+@pytest.mark.parametrize("collator", [RowCollator, TextCollator])
+def test_no_text_is_encoded_for_a_missing_negative(model, collator):
+    rows = drawn(3, duplicates=False)
+    features, labels = columns_of(collator(model.preprocess)(rows))
+    assert labels["missing"].tolist() == [[text is None for text in row.values()] for row in rows]
+    texts = [text for row in rows for text in row.values() if text is not None]
+    plan = ByLength(InfoNCELoss(model)).plan(features, labels)
+    encoded = model.tokenizer.batch_decode(torch.cat([x["input_ids"] for x in plan.runs]), skip_special_tokens=True)
+    assert sorted(encoded) == sorted(texts)
+    full = [{name: text or "x" for name, text in row.items()} for row in rows]
+    assert "missing" not in (columns_of(collator(model.preprocess)(full))[1] or {})
+    assert collator(model.preprocess)([]) == ({} if collator is RowCollator else {"label": {"texts": []}})
+
+
+def test_columns_of_distinct_lengths_are_planned(model):
+    """negative_2's features are not those of `negative`, whose name is the start of theirs."""
+    rows = [{"anchor": "a", "positive": "b", "negative": "the train", "negative_2": "people walk in the snow"}] * 2
+    features, _ = columns_of(RowCollator(model.preprocess)(rows))
+    assert {*map(frozenset, features)} == {frozenset(model.preprocess(["a"]))}
+    assert ByLength(InfoNCELoss(model)).plan(features) is not None
+
+
+def test_several_positives_of_a_query_are_no_negatives_of_each_other(model):
+    rows = [{"anchor": "nobody reads", "positive": text, "negative": "the dog"} for text in ("people walk", "the train")]
+    rows.append({"anchor": "a child", "positive": "a book", "negative": None})
+    value, gradient = expected(model, InfoNCELoss, {}, rows)
+    model.zero_grad(set_to_none=True)
+    result = InfoNCELoss(model, 5.0)(*collated(model, InfoNCELoss, rows))
+    result.backward()
+    torch.testing.assert_close(result.detach(), value)
+    torch.testing.assert_close(gradients(model), gradient, **CACHED)
+    unit = [normalize(model(model.preprocess([*filter(None, row.values())]))["sentence_embedding"]) for row in rows]
+    dog, other = unit[0][2], unit[2]  # the candidates of row 0: its positive, "the dog" twice, and the other row's
+    logits = 5 * torch.stack([unit[0][1], dog, dog, other[1]]) @ unit[0][0]
+    own = 5 * torch.stack([unit[1][1], dog, dog, other[1]]) @ unit[1][0]
+    last = 5 * torch.stack([other[1], unit[0][1], unit[1][1], dog, dog]) @ other[0]
+    by_hand = torch.stack([x.logsumexp(0) - x[0] for x in (logits, own, last)]).mean()
+    torch.testing.assert_close(result.detach(), by_hand.detach())
+
+
+def test_what_cannot_be_is_refused(model):
+    lacks = {"anchor": "a", "positive": "b", "negative": None}
+    collate = RowCollator(model.preprocess)
+    for name in ("anchor", "positive"):
+        with pytest.raises(ValueError, match=f"a row has no {name}: only negatives may be missing"):
+            collate([lacks | {name: None}])
+    three = columns_of(collate([lacks, lacks | {"negative": "c"}]))
+    with pytest.raises(ValueError, match="AnglEContrastiveLoss needs a negative in every row"):
+        AnglEContrastiveLoss(model)(*three)
+    with pytest.raises(ValueError, match="gather_across_devices needs mask_duplicates for rows that lack negatives"):
+        InfoNCELoss(model, gather_across_devices=True, mask_duplicates=False)(*three)
+    plain = PlanningCollator(SentenceTransformerDataCollator(model.preprocess), stock.MultipleNegativesRankingLoss(model))
+    with pytest.raises(ValueError, match="a row lacks a text, which only InfoNCELoss, GISTLoss and SigmoidLoss"):
+        plain([lacks])
+    pair, _ = columns_of(collate([{"anchor": "a", "positive": "b"}]))
+    for loss in (InfoNCELoss(model), InfoNCELoss(model, mini_batch_size=1), ByLength(InfoNCELoss(model))):
+        with pytest.raises(ValueError, match="a batch of one row without negatives has loss 0"):
+            loss(pair)
+        with torch.no_grad():
+            assert loss(pair) == 0
+    assert SigmoidLoss(model)(pair) > 0

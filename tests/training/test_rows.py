@@ -1,0 +1,105 @@
+"""Training on rows of any shape: by the command line from each format, and by the Trainer in any order of columns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+from pandas import DataFrame
+from sentence_transformers import SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer import losses as stock
+
+import raoe_train as rt
+from raoe_train.cli import main
+from raoe_train.data.files import write_rows
+from raoe_train.losses import InfoNCELoss
+from tests.tiny import SENTENCES, tiny_encoder
+from tests.training.small_runs import SCRATCH
+
+ROWS = [
+    {"query": SENTENCES[n], "pos": [SENTENCES[(n + 3) % 11]], "neg": [SENTENCES[(n + k) % 11] for k in range(5, 5 + n % 3)]}
+    for n in range(10)
+]
+COLUMNS = [
+    {"anchor": row["query"], "positive": row["pos"][0],
+     **{name: row["neg"][k] if k < len(row["neg"]) else None for k, name in enumerate(("negative", "negative_2"))}}
+    for row in ROWS
+]  # fmt: skip
+PASSAGES = [
+    {"query": row["query"], "positive_passages": [{"title": "", "text": text} for text in row["pos"]],
+     "negative_passages": [{"docid": "1", "text": text} for text in row["neg"]]} for row in ROWS
+]  # fmt: skip
+
+
+def run(tmp_path, file, loss="InfoNCELoss"):
+    code = main([
+        "train", "--model.name", "scratch", "--model.device", "cpu", "--loss", loss, "--model.max_seq_length", "16",
+        *(word for name, value in SCRATCH.items() for word in (f"--model.scratch.{name}", str(value))),
+        "--data.train", str(tmp_path / file), "--training.max_steps", "3", "--training.logging_steps", "1",
+        "--training.per_device_train_batch_size", "4", "--output", str(tmp_path / f"{file}.out"),
+    ])  # fmt: skip
+    if code:
+        return code
+    return [json.loads(line)["loss"] for line in (tmp_path / f"{file}.out" / "log.jsonl").read_text().splitlines()[:3]]
+
+
+def test_each_format_trains_on_the_same_rows(tmp_path, capsys):
+    for file, rows in (("a.jsonl", ROWS), ("b.jsonl.gz", PASSAGES), ("c.parquet", ROWS), ("d.tsv", COLUMNS),
+                       ("e.csv", COLUMNS), ("f.parquet", COLUMNS)):  # fmt: skip
+        write_rows(tmp_path / file, [*rows[0]], rows)
+        losses = run(tmp_path, file)
+        output = capsys.readouterr().out
+        assert f"{file}: 10 rows\n" in output
+        line = (f"{file.split('.')[0]}: a row has as negatives 3 positives of other rows, up to 2 negatives of its own and 6 "
+                "of the other rows, in batches of 4 rows from 1 process. ")  # fmt: skip
+        assert output.count(line) == 1
+        if file == "a.jsonl":
+            expected = losses
+        assert losses == expected
+    assert len(set(expected)) == 3
+    card = (tmp_path / "a.jsonl.out" / "README.md").read_text()
+    assert "<code>negative_2</code>" in card
+
+
+def test_pairs_and_texts_that_are_left_out(tmp_path, capsys):
+    rows = [{"question": row["query"], "answer": row["pos"][0], "negative": row["pos"][0]} for row in ROWS]
+    write_rows(tmp_path / "a.jsonl", [*rows[0]], [*rows, {"question": "q", "answer": "q", "negative": "n"}])
+    run(tmp_path, "a.jsonl")
+    output = capsys.readouterr().out
+    assert ("a.jsonl: 10 rows, 1 rows dropped (positive equal to the query), "
+            "10 texts dropped (negative that is the query or its positive)\n") in output  # fmt: skip
+    assert "a row has as negatives 3 positives of other rows, in batches of 4 rows" in output
+
+
+@pytest.mark.parametrize("loss", ["TripletLoss", "AnglEContrastiveLoss"])
+def test_losses_of_one_negative_refuse_other_rows(tmp_path, loss, capsys):
+    for rows in (ROWS, [{"query": "a", "answer": "b"}], [{"query": "a", "pos": ["b"], "neg": ["c", "d"]}]):
+        write_rows(tmp_path / "a.jsonl", [*rows[0]], rows)
+        assert run(tmp_path, "a.jsonl", loss) == 2
+        assert "a.jsonl: the loss needs one negative in every row: use InfoNCELoss" in capsys.readouterr().err
+
+
+def trained(tmp_path, data, *, workers=0, loss=InfoNCELoss, **settings):
+    model = tiny_encoder(dropout=0.1, double=False)
+    arguments = SentenceTransformerTrainingArguments(
+        str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to="none", save_strategy="no", use_cpu=True,
+        dataloader_num_workers=workers, eval_strategy="epoch", disable_tqdm=True,
+    )  # fmt: skip
+    rt.Trainer(model, arguments, data, data, loss=loss(model), **settings).train()
+    return torch.cat([weight.flatten() for weight in model.parameters()])
+
+
+def test_any_order_of_columns(tmp_path):
+    expected = trained(tmp_path, Dataset.from_list(COLUMNS))
+    for order in (["negative", "positive", "negative_2", "anchor"], ["positive", "anchor", "negative_2", "negative"]):
+        data = Dataset.from_list(COLUMNS).select_columns(order)
+        torch.testing.assert_close(trained(tmp_path, data), expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(trained(tmp_path, DataFrame(data.to_list())), expected, rtol=1e-4, atol=1e-6)
+    assert torch.equal(trained(tmp_path, Dataset.from_list(COLUMNS), workers=2), expected)
+    assert torch.equal(trained(tmp_path, Dataset.from_list(ROWS)), expected)
+    full = [{**row, "negative_2": "x", "negative": "y"} for row in COLUMNS]
+    with pytest.raises(ValueError, match="a row lacks a text"):
+        trained(tmp_path, Dataset.from_list(COLUMNS), loss=stock.MultipleNegativesRankingLoss)
+    trained(tmp_path, Dataset.from_list(full), loss=stock.MultipleNegativesRankingLoss)
