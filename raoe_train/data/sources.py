@@ -76,6 +76,14 @@ def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] 
     return source
 
 
+def has_column(name: str | os.PathLike[str], mapping: Mapping[str, str | None], *columns: str) -> bool:
+    """Whether the first row of a source has one of our columns, see NAMES."""
+    stream = open_source(name, mapping)
+    fields = next((fields for _, fields in stream.rows if isinstance(fields, dict)), {})
+    names: Any = {**NAMES, **{column: (name,) for column, name in stream.columns.mapping.items()}}
+    return any(name in fields for column in columns for name in names[column])
+
+
 def join_sources(name: str, sources: Sequence[Source], columns: Columns) -> Source:
     """Join sources into one, with all rows in order; messages name the source of a row."""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from raoe_train.encoders.settings import Encoder, identity
 SORTED = 4096  # sentences that are tokenised and sorted by length together
 CHUNK = 1 << 24  # cosines that are in memory at a time, 64 MiB
 NONE = -1  # index of a neighbour that does not exist
+# {kind of text: names of its prompt}, as in sentence-transformers' encode_query and encode_document
+PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+Precision = Literal["float32", "int8", "ubinary"]
 Embed = Callable[[Sequence[str]], np.ndarray]
 Neighbours = tuple[np.ndarray, np.ndarray]
 """([n, k] int64 indices, the nearest first, NONE after the last neighbour; [n, k] float32 cosines, -inf for NONE)."""
@@ -49,6 +52,12 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
     return distinct[[places[text] for text in sentences]]
 
 
+def prompt_of(model: Any, kind: str) -> str | None:
+    """A SentenceTransformer's own prompt for a kind of text in PROMPTS, else its default prompt, else None."""
+    named = (model.prompts.get(name) for name in (*PROMPTS[kind], model.default_prompt_name))
+    return next(filter(None, named), None)
+
+
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> None:
     """Print how many texts of a source are longer than a SentenceTransformer's max_seq_length; by default with its
     default prompt."""
@@ -70,16 +79,35 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
         print(f"{source}: {cut} of {counts.total()} texts are longer than max_seq_length {limit} and cut", flush=True)
 
 
-def embedder(encoder: Encoder, role: str, texts: Iterable[str] = ()) -> Embed:
+def reduce(
+    embeddings: np.ndarray, n_queries: int = 0, truncate_dim: int | None = None, precision: Precision = "float32"
+) -> np.ndarray:
+    """Truncate [n, d] embeddings and quantize their unit rows by sentence-transformers' quantize_embeddings; returns
+    float32. Ranges of int8 are those of the rows after `n_queries`. The bits of ubinary become -1 and 1, whose cosines
+    have the order of Hamming distances. ValueError if d is below truncate_dim."""
+    if (truncate_dim or 0) > embeddings.shape[1]:
+        raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {embeddings.shape[1]} dimensions")
+    if precision == "float32":
+        return embeddings[:, :truncate_dim]
+    from sentence_transformers.util import quantize_embeddings
+
+    unit = unit_rows(embeddings[:, :truncate_dim])
+    values: Any = quantize_embeddings(unit, precision, calibration_embeddings=unit[n_queries:])
+    bits = precision == "ubinary"
+    return np.unpackbits(values, axis=1, count=unit.shape[1]) * np.float32(2) - 1 if bits else values.astype(np.float32)
+
+
+def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str | None = None) -> Embed:
     """Create a function from sentences to a frozen encoder's embeddings; its first call loads the encoder, and prints
-    how many of `texts` it will cut. Errors name the encoder by its `role`. With a `second` encoder, unit embeddings of
-    both are joined, so that cosines are averaged."""
+    how many of `texts` it will cut. Errors name the encoder by its `role`. Texts of a `kind` in PROMPTS get the model's
+    own prompt if the encoder's settings have none. With a `second` encoder, unit embeddings of both are joined, so that
+    cosines are averaged."""
     if (second := getattr(encoder, "second", None)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
         members = [embedder(each, role, texts) for each in (first, second)]
         return lambda sentences: np.hstack([unit_rows(embed(sentences)) for embed in members])
     prompt, task = encoder.prompt, getattr(encoder, "task", None)
-    options = {} if task is None else {"task": task}
+    options: dict[str, Any] = {} if task is None else {"task": task}
     if prompt is not None and "{" not in prompt:  # not a template: encode puts it before each text
         prompt, options["prompt"] = None, prompt
     size: Any = getattr(encoder, "batch_size", 64)
@@ -89,6 +117,8 @@ def embedder(encoder: Encoder, role: str, texts: Iterable[str] = ()) -> Embed:
         from raoe_train.encoders.load import load_encoder
 
         model = load_encoder(replace(encoder, prompt=prompt))
+        if kind and encoder.prompt is None:
+            options["prompt"] = prompt_of(model, kind)
         print_cut(model, texts, f"{role} {encoder.name}", options.get("prompt"))
         return model
 
@@ -115,14 +145,19 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | P
     return embed
 
 
-def embeddings(encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None) -> np.ndarray:
-    """Encode texts by a frozen encoder; returns [n, d] float32. The directory `cache` (by default the encoder's own)
+def embeddings(
+    encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, kind: str | None = None
+) -> np.ndarray:
+    """Encode texts as `embedder` does; returns [n, d] float32. The directory `cache` (by default the encoder's own)
     keeps the embeddings as shards, in a folder for this encoder and these texts."""
-    embed = embedder(encoder, role, texts)
+    embed = embedder(encoder, role, texts, kind)
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
         return embed(texts)
-    key = digest({"model": identity(encoder), "texts": digest(list(texts)), "shard": resume.SHARD})
+    key = digest(
+        {"model": identity(encoder), "texts": digest(list(texts)), "shard": resume.SHARD}
+        | ({"kind": kind} if kind else {})
+    )
     folder = Path(cache).expanduser() / key[:16]
     return resume.gather(resume.share(folder, texts, resume.SHARD, embed, f"{role} {encoder.name}"))
 
@@ -149,9 +184,11 @@ def rounding(embeddings: np.ndarray) -> float:
     return 2**-11 if np.array_equal(embeddings.astype(np.float16), embeddings) else 2**-21
 
 
-def nearest(queries: np.ndarray, candidates: np.ndarray, k: int) -> Neighbours:
-    """Find the k candidates ([m, d] unit rows) nearest to each query ([n, d] unit rows); all if there are fewer."""
-    return _concatenate([_best(cosines, k) for _, cosines in _chunks(queries, candidates)])
+def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
+    """Find the k candidates nearest to each query, from unit rows; all if there are fewer. Candidate i is the text i or
+    row_of[i]: those of one text have exactly the same cosine."""
+    chunks = (cosines if row_of is None else cosines[:, row_of] for _, cosines in _chunks(queries, texts))
+    return _concatenate([_best(cosines, k) for cosines in chunks])
 
 
 def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Neighbours, Neighbours]:
@@ -181,7 +218,14 @@ def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _best(cosines: Any, k: int) -> Neighbours:
+    """The k highest cosines in each row; of equal ones the first."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
+    last = values[:, -1:]
+    tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk keeps any of equal values
+    places[tied] = cosines[tied].sort(dim=1, descending=True, stable=True).indices[:, : places.shape[1]]
+    places = places.sort(dim=1).values
+    values, order = cosines.gather(1, places).sort(dim=1, descending=True, stable=True)
+    places = places.gather(1, order)
     places = places.masked_fill(values.isneginf(), NONE).numpy()
     short = ((0, 0), (0, k - places.shape[1]))
     return np.pad(places, short, constant_values=NONE), np.pad(values.numpy(), short, constant_values=-np.inf)

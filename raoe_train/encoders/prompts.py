@@ -7,7 +7,7 @@ or BOS: truncation leaves room for it, and it is saved in tokenizer.json, so a s
 import json
 import string
 import tempfile
-from typing import Any, Literal
+from typing import Any
 
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer
@@ -18,16 +18,6 @@ _PROBES = ("a", "7", "dog", "the cat", "Zürich")
 _KEY = "raoe_suffix"  # in tokenizer_config.json, and the name of the suffix in the post-processor
 _FIELDS = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "clean_up_tokenization_spaces",
            "split_special_tokens", "extra_special_tokens", "chat_template")  # fmt: skip
-
-# names of prompts, as in sentence-transformers' encode_query and encode_document
-_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-
-
-def prompt_of(model: Any, kind: Literal["query", "document"]) -> str | None:
-    """A SentenceTransformer's own prompt for queries or documents, else its default prompt, else None."""
-    named = (model.prompts.get(name) for name in (*_NAMES[kind], model.default_prompt_name))
-    return next(filter(None, named), None)
-
 
 def parse_template(template: str) -> tuple[str, str]:
     """Split a template into the text before and after {text}, its only field; literal braces are doubled: {{ or }}."""

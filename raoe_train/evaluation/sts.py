@@ -1,20 +1,17 @@
 """Semantic textual similarity: correlation of an encoder's cosines with human scores."""
 
-import math
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
-from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from raoe_train.artifacts.writing import read_json
 from raoe_train.data.pairs import read_scored
 from raoe_train.encoders.embed import cosines, rounding
 from raoe_train.encoders.settings import CONDITIONAL, Model
-from raoe_train.evaluation.tasks import Outcomes, Reading, Task, evaluate_tasks, find_task, mean_of_all
+from raoe_train.evaluation.tasks import Outcomes, Reading, Task, find_task, mean_of_all
 
 
 def read_sts(name: str, reading: Reading) -> Task:
@@ -53,28 +50,6 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
     return {"spearman": 100 * float(spearman.statistic), "pearson": 100 * float(pearson.statistic)}
-
-
-class StsEvaluator(SentenceEvaluator):
-    """An evaluator for the trainer: NAME_spearman_cosine, which selects the best model, and NAME_pearson_cosine, from
-    -1 to 1 or NaN. With several sets these are means, and each set has its own NAME_SET_spearman_cosine and so on."""
-
-    def __init__(self, sets: Mapping[str, Any], batch_size: int, name: str) -> None:
-        super().__init__()
-        self.tasks = {each: of_pairs(pairs) for each, pairs in sets.items()}
-        self.batch_size, self.name = batch_size, name
-        self.primary_metric = f"{name}_spearman_cosine"
-
-    def __call__(self, model: Any, output_path: Any = None, epoch: int = -1, steps: int = -1) -> dict[str, float]:
-        results = evaluate_tasks(model, self.tasks, self.batch_size)["tasks"]
-        metrics: dict[str, float] = {}
-        for metric in ("spearman", "pearson"):
-            by_set = {each: math.nan if row[metric] is None else row[metric] / 100 for each, row in results.items()}
-            metrics[f"{self.name}_{metric}_cosine"] = sum(by_set.values()) / len(by_set)
-            if len(by_set) > 1:
-                metrics |= {f"{self.name}_{each}_{metric}_cosine": value for each, value in by_set.items()}
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
 
 
 def conditional_prompt(model: Any) -> str | None:

@@ -3,7 +3,7 @@
 import os
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from raoe_train.data.files import data_kind, read_rows
 from raoe_train.data.pairs import is_conditional
 from raoe_train.data.public import STS, TRANSFER
 from raoe_train.data.sources import BUILTIN, is_file
-from raoe_train.encoders.embed import encode_sentences
+from raoe_train.encoders.embed import encode_sentences, print_cut, prompt_of, reduce
 from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.classifiers import Classifier
 
@@ -28,6 +28,7 @@ KINDS = {
     "captions": "raoe_train.evaluation.captions:read_caption_task",
     "mteb": "raoe_train.evaluation.mteb:read_mteb",
     "polarity": "raoe_train.evaluation.polarity:read_polarity",
+    "retrieval": "raoe_train.evaluation.retrieval:read_retrieval",
 }
 SUITES: dict[str, tuple[str, ...]] = {
     "sts": STS,
@@ -98,6 +99,19 @@ class Task:
     # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
     score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]] | None = None
     run: Callable[[Any, int], dict[str, Any]] | None = None  # (SentenceTransformer, batch size) -> {metric: value}
+    n_queries: int = 0  # of retrieval: the first sentences are queries, the others passages, with their own prompts
+
+    def by_prompt(self, model: Any) -> list[tuple[str | None, list[str]]]:
+        """(prompt or None for the default one, the sentences that a SentenceTransformer reads after it)."""
+        if not (n := self.n_queries):
+            return [(None, self.sentences)]
+        return [(prompt_of(model, "query"), self.sentences[:n]), (prompt_of(model, "document"), self.sentences[n:])]
+
+    def print_cut(self, model: Any, name: str) -> None:
+        """Print how many sentences a SentenceTransformer cuts."""
+        default = model.prompts.get(model.default_prompt_name) or ""
+        parts = ((default if prompt is None else prompt, texts) for prompt, texts in self.by_prompt(model))
+        print_cut(model, (prompt + text for prompt, texts in parts for text in texts), name, "")
 
 
 class NoSuchTask(ValueError):
@@ -197,20 +211,33 @@ def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
     return files
 
 
+def encode_tasks(model: Any, tasks: Sequence[Task], batch_size: int) -> Iterator[np.ndarray]:
+    """Yield the embeddings of each task's sentences. Texts that tasks without queries share are encoded once."""
+    texts = [text for task in tasks if not task.n_queries for text in task.sentences]
+    shared, start = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0)), 0
+    for task in tasks:
+        if task.n_queries:
+            prompts = task.by_prompt(model)
+            yield np.concatenate([encode_sentences(model, texts, batch_size, prompt=p) for p, texts in prompts])
+        else:
+            yield shared[start : (start := start + len(task.sentences))]
+
+
 def evaluate_tasks(
-    model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
+    model: Any,
+    tasks: Mapping[str, Task],
+    batch_size: int = 64,
+    outcomes: dict[str, Outcomes] | None = None,
+    **reduction: Any,
 ) -> dict[str, Any]:
-    """Evaluate a SentenceTransformer; returns "tasks", "average" and "averages" as in the job `evaluate`. Texts that
-    tasks share are encoded once. `outcomes` is filled with the outcomes of tasks that have them."""
-    encoded = [task for task in tasks.values() if task.score]
-    texts = [text for task in encoded for text in task.sentences]
-    embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
-    parts = iter(np.split(embeddings, np.cumsum([len(task.sentences) for task in encoded])))
+    """Evaluate a SentenceTransformer; returns "tasks", "average" and "averages" as in the job `evaluate`. `outcomes`
+    is filled with the outcomes of tasks that have them. `reduction`: keywords of `reduce` for the embeddings."""
+    parts = encode_tasks(model, [task for task in tasks.values() if task.score], batch_size)
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():
         results[word] = {"kind": task.kind, "main": task.main}
         if task.score:
-            metrics, examples = task.score(next(parts))
+            metrics, examples = task.score(reduce(next(parts), task.n_queries, **reduction))
             results[word] |= metrics
             if outcomes is not None:
                 outcomes[word] = examples

@@ -10,7 +10,7 @@ from raoe_train.artifacts.provenance import commit, digest, versions
 from raoe_train.artifacts.resume import Output, beside
 from raoe_train.config import PositiveInt, parse
 from raoe_train.data.settings import Tasks
-from raoe_train.encoders.embed import print_cut
+from raoe_train.encoders.embed import Precision
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.sts import conditional_prompt
@@ -24,10 +24,12 @@ class EvaluateConfig:
 
     Args:
         tasks: tasks as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
-            captions, mteb or polarity
+            captions, mteb, polarity or retrieval
         suite: standard sets of tasks to add; sts, transfer, rerank or all
         classifier: classifier for transfer tasks
         batch_size: sentences in a batch
+        truncate_dim: number of first dimensions of the embeddings to use; by default all
+        precision: quantization of the embeddings; float32 (none), int8 or ubinary
         output: JSON file to write
         overwrite: replace an output that was made with other settings
     """
@@ -39,6 +41,8 @@ class EvaluateConfig:
     polarity: Polarity = field(default_factory=Polarity)
     classifier: Classifier | None = None
     batch_size: PositiveInt = 64
+    truncate_dim: PositiveInt | None = None
+    precision: Precision = "float32"
     output: str | None = None
     overwrite: bool = False
 
@@ -85,6 +89,11 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         classifier=config.classifier,
     )
     settings = {"model": model_settings, "tasks": {word: digest(task.content) for word, task in tasks.items()}}
+    reduction: dict[str, Any] = {} if config.truncate_dim is None else {"truncate_dim": config.truncate_dim}
+    reduction |= {} if config.precision == "float32" else {"precision": config.precision}
+    if reduction and (other := [word for word, task in tasks.items() if task.score is None]):
+        raise ValueError(f"{' and '.join(reduction)} cannot be set for {other[0]}, which is not scored from embeddings")
+    settings |= reduction
     output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
     result = output.finished() if output else None
     if result and model is not None and not config.overwrite:
@@ -94,9 +103,9 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
 
         encoder = load_encoder(config.model) if model is None else model
         for word, task in tasks.items():
-            print_cut(encoder, task.sentences, word)
+            task.print_cut(encoder, word)
         outcomes: dict[str, Any] = {}
-        result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes)
+        result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes, **reduction)
         result.update(model=config.model.name if model is None else None, commit=commit())
         if output:
             write_outcomes(output.path, outcomes, settings)

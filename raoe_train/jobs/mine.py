@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
-from raoe_train.config import Cosine, PositiveInt, Seed, Share
+from raoe_train.config import Cosine, NonNegativeInt, PositiveInt, Seed, Share
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.mining import (
     COLUMNS,
@@ -23,8 +24,10 @@ from raoe_train.data.mining import (
     triplets,
 )
 from raoe_train.data.settings import Input
+from raoe_train.data.sources import has_column
 from raoe_train.encoders.embed import embeddings, nearest_by_class, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.jobs.negatives import mine_negatives
 from raoe_train.jobs.shared import job, require
 
 Mined = Literal["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"]
@@ -32,7 +35,7 @@ Mined = Literal["triplet", "contrastive", "online_contrastive", "multiple_negati
 
 @dataclass
 class Mining:
-    """Which neighbours make examples.
+    """Which neighbours make examples: k to count for labelled texts, corpus to cross_encoder for rows.
 
     Args:
         k: nearest neighbours of each sentence to use, in its own class and in the others
@@ -40,6 +43,15 @@ class Mining:
         drop: share of the examples to drop at random
         count: maximum number of examples, drawn at random
         seed: seed for the random choice of examples
+        corpus: passages to mine from, beside those of the rows; a file with columns text and, optionally, title
+        range_min: number of most similar passages to skip
+        range_max: number of most similar passages to consider
+        max_score: maximum similarity of a negative to the query
+        absolute_margin: minimum difference between the similarities of the positive and of a negative
+        relative_margin: minimum difference, as a share of the positive's similarity
+        num_negatives: negatives of a row
+        sampling_strategy: take the most similar passages (top), or draw at random
+        cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities in margins and max_score
     """
 
     k: PositiveInt = 16
@@ -47,6 +59,18 @@ class Mining:
     drop: Share = 0.0
     count: PositiveInt | None = None
     seed: Seed = 42
+    corpus: str | None = None
+    range_min: NonNegativeInt = 0
+    range_max: PositiveInt | None = None
+    max_score: float | None = None
+    absolute_margin: float | None = None
+    relative_margin: float | None = None
+    num_negatives: PositiveInt = 3
+    sampling_strategy: Literal["top", "random"] = "top"
+    cross_encoder: str | None = None
+
+
+LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; rows have the others, both have seed
 
 
 @dataclass
@@ -71,23 +95,35 @@ class MineConfig:
 
 @job
 def mine(config: MineConfig) -> dict[str, Any]:
-    """Make examples for contrastive losses from labelled texts and their nearest neighbours.
+    """Make examples for contrastive losses from labelled texts, or mine negatives for rows of queries and passages.
 
-    (Section 3.4 of the margins paper.) For each sentence, the k nearest sentences of its own class and the k nearest of
-    all other classes, above a threshold, are combined into examples for the chosen loss, one on each row. A random
-    subset is kept. model.cache or, until OUTPUT is written, OUTPUT.parts/ keeps embeddings.
+    Labelled texts (section 3.4 of the margins paper): for each sentence, the k nearest sentences of its own class and
+    the k nearest of all other classes, above a threshold, are combined into examples for the chosen loss, one on each
+    row. A random subset is kept. Rows without a column label: sentence-transformers' mine_hard_negatives chooses
+    negatives among the passages of all rows and of mining.corpus; OUTPUT also has the rows for which it finds none.
+    model.cache or, until OUTPUT is written, OUTPUT.parts/ keeps embeddings.
 
     Returns:
+        For rows {"output", "rows", "negatives": their number, "fewer": rows with fewer than num_negatives, "passages",
+        "read": counts of the rows, "settings", "versions"}; for labelled texts
         {"output", "examples", "available": examples before the random choice, "labels": {"1": pairs of one class, "0":
         other pairs} for losses of labelled pairs, "anchors": distinct first sentences, "classes": {class: sentences},
         "read": counts of the rows, "settings", "versions"}; except for mse also "neighbours": {"own", "others"}, their
         mean number, and "without": number of sentences without neighbours. Also written to OUTPUT.json.
     """
     data, model, mining = config.data, config.model, config.mining
-    source = require(data.input, "data.input", "the labelled texts")
+    source = require(data.input, "data.input", "the labelled texts, or rows of queries and passages")
     path = Path(require(config.output, "output", "the file to write"))
     known_kind(path)
-    loss = config.loss
+    loss, has = config.loss, partial(has_column, source, data.columns)
+    is_labelled = has("label") or not has("anchor", "query", "sentence1")
+    given = {key for key, value in asdict(mining).items() if value != getattr(Mining(), key)} - {"seed"}
+    if useless := sorted(given - {*LABELLED} if is_labelled else given & {*LABELLED}):
+        kind = "labelled texts" if is_labelled else "rows without labels"
+        raise ValueError(f"mining.{useless[0]} has no effect on {kind}, which {source} has: remove it")
+    if not is_labelled:
+        require(model.name, "model.name", "the encoder that ranks the passages")
+        return mine_negatives(config, path)
     if loss == "mse" and mining.count is None:
         raise ValueError("--mining.count is missing: how many random pairs to draw for loss mse")
     if loss != "mse":
@@ -108,7 +144,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
         "model": None if loss == "mse" else identity(model),
         "input": digest([sentences, labels]),
         "columns": columns,
-        "mining": asdict(mining),
+        "mining": {key: getattr(mining, key) for key in (*LABELLED, "seed")},
     }
     output = Output(path, settings, config.overwrite)
     if finished := output.finished():

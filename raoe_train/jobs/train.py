@@ -24,7 +24,7 @@ from raoe_train.data.settings import Data
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.settings import SCRATCH, Model
-from raoe_train.evaluation.sts import StsEvaluator
+from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.tasks import Polarity, Task, evaluate_tasks
 from raoe_train.jobs.shared import job, require
 from raoe_train.losses import Loss
@@ -112,8 +112,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
     once. Under torchrun or accelerate, all processes train one encoder together.
 
     Returns:
-        The content of metrics.json: {"before": {"spearman", "pearson" on the dev set, "tasks": …} for the starting
-        encoder, "after": the same for the saved encoder, "steps", "seconds", the costs of Meter, "versions", …}.
+        The content of metrics.json: {"before": {"spearman", "pearson" on the dev set, for rows "ndcg@10", "recall@10",
+        "mrr@10", "accuracy@1", "tasks": …} for the starting encoder, "after": the same for the saved encoder, "steps",
+        "seconds", the costs of Meter, "versions", …}.
 
     Raises:
         FloatingPointError: the loss is NaN or infinite. The message names the step and shows the rows of its batch.
@@ -137,8 +138,11 @@ def train(config: TrainConfig) -> dict[str, Any]:
     start_time = time.time()
     set_seed(seed)
     datasets, texts = read_training_data(config, cache=output.path / TEACHER)
-    datasets, dev = with_dev(datasets, data, config.model.prompt, seed)
-    evaluator = StsEvaluator(dev, config.evaluation.batch_size, "dev") if dev else None
+    datasets, dev = with_dev(datasets, config)
+    evaluator, widths = None, config.loss.init_args.get("matryoshka_dims") or ()
+    if dev:
+        evaluator = DevEvaluator(dev, config.evaluation.batch_size, "dev", widths)
+        settings = {"metric_for_best_model": evaluator.primary_metric, **settings}
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     first_encoder = None if config.model.name == SCRATCH else start()
     on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, now that the inputs proved readable
@@ -225,7 +229,7 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
              "load_best_model_at_end": False, "report_to": "none", "logging_strategy": "no"}  # fmt: skip
     try:
         datasets, texts = read_training_data(config, cache=folder)
-        datasets, _ = with_dev(datasets, config.data, config.model.prompt, seed)
+        datasets, _ = with_dev(datasets, config)
         trainer = build_trainer(config, trial, starting_encoder(config.model, folder / INITIAL, texts, seed), datasets)
         trainer.train()
     finally:
@@ -283,7 +287,7 @@ def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str
         )
         print_cut(encoder, texts, name, "")
     for word, task in tasks.items():
-        print_cut(encoder, task.sentences, word)
+        task.print_cut(encoder, word)
 
 
 def _backends(device: Any) -> list[str]:

@@ -153,3 +153,4 @@ PAIRS = Reads("pairs", _pairs)  # each a positive one
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
 LISTS = Reads("lists", _lists, ListCollator)  # raoe_train.training.training_data adds the targets
 SENTENCES_ALONE = Reads("sentences", _sentences)
+RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS, PAIRS_WITH_TEXTS)  # their dev sets may be rows

@@ -15,7 +15,6 @@ from raoe_train.training.run_directory import CHECKPOINTS
 RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep")
 NOT_TAKEN = ("output_dir", "local_rank")  # the first is OUTPUT/checkpoints, the second is set by torchrun
 BY_PREMISE = "by_premise"  # name of PremiseBatchSampler as a batch_sampler
-DEV_METRIC = "eval_dev_spearman_cosine"
 Strategy = Literal["no", "steps", "epoch"]
 
 
@@ -148,7 +147,6 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         "save_strategy": "steps" if "save_steps" in recipe else interval,
         "save_steps": recipe.get("eval_steps", 500),
         "load_best_model_at_end": has_dev and strategy != "no",
-        "metric_for_best_model": DEV_METRIC if has_dev else None,
         "greater_is_better": True if has_dev else None,
         "dataloader_drop_last": rank_and_world()[1] > 1,  # processes with batches of unequal size would hang
         "dataloader_pin_memory": torch.cuda.is_available(),

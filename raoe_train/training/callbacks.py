@@ -16,8 +16,8 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ProgressCallback
 
 from raoe_train.encoders.lengths import texts_of
+from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 
-SPEARMAN = "_spearman_cosine"
 MAX_ROWS = 16  # rows of a batch that an error shows
 STATUS = Path("/proc/self/status")
 LEFT = "its gradient left weights that are not finite"
@@ -116,8 +116,8 @@ class LogLines(TrainerCallback):
                 left = (time.monotonic() - self.started) / steps * (state.max_steps - state.global_step)
                 cells.append(f"{tqdm.format_interval(left)} left")
         else:
-            cells = [f"{name.removeprefix('eval_').removesuffix(SPEARMAN)} {100 * value:.2f}"
-                     for name, value in logs.items() if name.endswith(SPEARMAN)]  # fmt: skip
+            cells = [f"{NOT_SHOWN.sub('', name)} {100 * value:.2f}"
+                     for name, value in logs.items() if name.endswith(SELECTING)]  # fmt: skip
             cells += [f"loss {logs['eval_loss']:.4g}"] if "eval_loss" in logs else []
         if cells:
             with tqdm.external_write_mode():  # so that the line does not mix with the progress bar

@@ -14,9 +14,9 @@ from raoe_train.config import PositiveInt
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier
+from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 from raoe_train.evaluation.tasks import Polarity, Task, main_score, read_tasks
 
-SPEARMAN = "_spearman_cosine"
 # keys in a log entry that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
@@ -55,16 +55,17 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
 
 
 def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
-    """Correlations x 100 on the dev set, the mean if there are several; None for an undefined correlation."""
-    results = evaluator(model) if evaluator is not None else {}
-    values = {name: 100 * results[f"dev_{name}_cosine"] for name in ("spearman", "pearson") if results}
+    """Metrics x 100 on the dev set, the mean if there are several; None for an undefined correlation."""
+    results, metrics = ({}, {}) if evaluator is None else (evaluator(model), evaluator.metrics)
+    values = {name: 100 * results[f"dev_{key}"] for name, key in metrics.items()}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
     """{name: (score before training, after)}, x 100: dev, each task's main metric, and S of a polarity task."""
     before, after = metrics["before"], metrics["after"]
-    table = {"dev": (before.get("spearman"), after.get("spearman"))} if "spearman" in after else {}
+    main = "spearman" if "spearman" in after else "ndcg@10"  # of the dev set
+    table = {"dev": (before.get(main), after[main])} if main in after else {}
     for task, later in after.get("tasks", {}).items():
         earlier = before.get("tasks", {}).get(task, {})
         table[task] = (main_score(earlier), main_score(later))
@@ -91,23 +92,23 @@ def summary(metrics: dict[str, Any]) -> str:
 
 
 def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
-    """Plot the losses in the trainer's log over the steps and, on a second axis, the Spearman correlations x 100.
+    """Plot the losses in the trainer's log over the steps and, on a second axis, the dev metric x 100.
     Returns [path], or [] if no loss was logged. The suffix of `path` sets the format."""
     if not any("loss" in entry for entry in log_history):
         return []
     plot, left = report.figure()
     parts = {key for entry in log_history if "loss" in entry for key in entry} - NOT_PARTS
-    correlations = sorted({key for entry in log_history for key in entry if key.endswith(SPEARMAN)})
+    dev = sorted({key for entry in log_history for key in entry if key.endswith(SELECTING)})
     colours = itertools.cycle(report.COLOURS)
     left.set(xlabel="step", ylabel="training loss")
     for key in ("loss", *sorted(parts)):
         left.plot(*_series(log_history, key), color=next(colours), label=key)
-    if correlations:
+    if dev:
         right = left.twinx()
-        right.set_ylabel("Spearman x100")
-        for key in correlations:
+        right.set_ylabel("dev metric x100")
+        for key in dev:
             steps, values = _series(log_history, key)
-            label = f"{key.removeprefix('eval_').removesuffix(SPEARMAN)} (right)"
+            label = f"{NOT_SHOWN.sub('', key)} (right)"
             right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=label)
     plot.legend(loc="outside upper center", ncols=5, frameon=False)
     report.save(plot, path)

@@ -17,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
 from raoe_train.data.rows import row_table
-from raoe_train.encoders.prompts import prompt_of
+from raoe_train.encoders.embed import prompt_of
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
 from raoe_train.losses.collators import PlanningCollator, columns_of

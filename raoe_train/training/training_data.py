@@ -19,13 +19,15 @@ from raoe_train.artifacts import resume
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest
 from raoe_train.config import NonNegativeFloat
-from raoe_train.data.pairs import TEXTS, read_scored
-from raoe_train.data.settings import Data
-from raoe_train.data.sources import pool
+from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
+from raoe_train.data.rows import row_table
+from raoe_train.data.sources import has_column, pool
 from raoe_train.data.tables import BATCH, Texts
 from raoe_train.encoders.embed import embedder, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
-from raoe_train.losses.reads import LISTS
+from raoe_train.evaluation.retrieval import of_rows
+from raoe_train.evaluation.sts import of_pairs
+from raoe_train.losses.reads import LISTS, RANKING
 
 FEWEST = 16  # minimum number of pairs to hold some out for a dev set
 
@@ -133,20 +135,28 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 
 
-def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[Any, Any]:
-    """Read the dev sets, or hold data.dev_share of the first dataset out. Returns (training datasets, {name: dev
-    pairs}), and prints a warning if dev pairs also occur in the training data."""
+def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
+    """Read the dev sets of a TrainConfig, or hold data.dev_share of the first dataset out. Returns (training datasets,
+    {name: dev task}), and prints a warning if dev pairs also occur in the training data. If the loss reads rows, a dev
+    set without scores is a retrieval task; others have scored pairs."""
+    data, prompt, seed = config.data, config.model.prompt, config.training.seed
+    may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
     dev: dict[str, Any] = {}
     for source in data.dev or []:
         options: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
         name = Path(source).name
-        dev[source if name in dev else name] = read_scored(source, prompt, **options)
+        is_rows = may_have_rows and not has_column(source, data.columns, "score")
+        rows = row_table(source, **options)[0] if is_rows else read_scored(source, prompt, **options)
+        dev[source if name in dev else name] = rows
     if data.dev_share and not dev:
         datasets, pairs = hold_out(datasets, data.dev_share, seed)
         dev = {"held out": pairs}
     for name, pairs in dev.items():
         warn_shared_pairs(datasets, pairs, name)
-    return datasets, dev
+    tasks = {k: of_rows(rows, k) if "anchor" in rows.column_names else of_pairs(rows) for k, rows in dev.items()}
+    if len({task.kind for task in tasks.values()}) > 1:
+        raise ValueError("data.dev mixes scored pairs and rows without scores: use one of the two")
+    return datasets, tasks
 
 
 def hold_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
@@ -204,15 +214,16 @@ def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
 
 def warn_shared_pairs(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
     """Print a warning if dev pairs also occur in the training data, with their sentences in either order."""
+    columns = TEXTS if "sentence1" in dev.column_names else ("anchor", "positive")
 
     def unordered(rows: Mapping[str, Any]) -> list[frozenset[str]]:
-        return [frozenset(pair) for pair in zip(*(rows[name] for name in TEXTS), strict=True)]
+        return [frozenset(pair) for pair in zip(*(rows[name] for name in columns), strict=True)]
 
     pairs, overlap = unordered(dev[:]), set[frozenset[str]]()
     dev_pairs = {*pairs}
     for dataset in datasets.values():
-        if {*TEXTS} <= {*dataset.column_names}:
-            for rows in dataset.select_columns([*TEXTS]).iter(BATCH):
+        if {*columns} <= {*dataset.column_names}:
+            for rows in dataset.select_columns([*columns]).iter(BATCH):
                 overlap |= dev_pairs.intersection(unordered(rows))
     if count := sum(pair in overlap for pair in pairs):
         print(f"warning: {count} of the {len(pairs)} dev pairs of {name} are also training pairs: scores are too high")

@@ -1,0 +1,47 @@
+"""The evaluator of training runs."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
+
+from raoe_train.evaluation.tasks import Task, encode_tasks
+
+# {kind of task: {metric: its name in logs}}, first the one that selects the best model
+METRICS = {
+    "sts": {"spearman": "spearman_cosine", "pearson": "pearson_cosine"},
+    "retrieval": {name: f"cosine_{name}" for name in ("ndcg@10", "recall@10", "mrr@10", "accuracy@1")},
+}
+SELECTING = ("_spearman_cosine", "_cosine_ndcg@10")
+NOT_SHOWN = re.compile("^eval_|_spearman_cosine|_cosine")  # in the names of dev metrics in log lines and plots
+
+
+class DevEvaluator(SentenceEvaluator):
+    """An evaluator for the trainer, of tasks of one kind: NAME_spearman_cosine or NAME_cosine_ndcg@10, which selects
+    the best model, and the other METRICS, up to 1 or NaN. With several tasks these are means, and each task has its
+    own NAME_TASK_spearman_cosine and so on, as each number of first dimensions in `widths`, NAME_WIDTH_…"""
+
+    def __init__(self, tasks: Mapping[str, Task], batch_size: int, name: str, widths: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.tasks, self.batch_size = tasks, batch_size
+        self.widths = {name: None, **{f"{name}_{width}": width for width in widths}}
+        self.metrics = METRICS[next(iter(tasks.values())).kind]
+        self.primary_metric = f"{name}_{next(iter(self.metrics.values()))}"
+
+    def __call__(self, model: Any, output_path: Any = None, epoch: int = -1, steps: int = -1) -> dict[str, float]:
+        results: list[dict[str, dict[str, Any]]] = []
+        tasks = [*self.tasks.values()]
+        for task, rows in zip(tasks, encode_tasks(model, tasks, self.batch_size), strict=True):
+            score: Any = task.score
+            results.append({name: score(rows[:, :width])[0] for name, width in self.widths.items()})
+        metrics: dict[str, float] = {}
+        for name in self.widths:
+            for metric, key in self.metrics.items():
+                values = [math.nan if each[name][metric] is None else each[name][metric] / 100 for each in results]
+                metrics[f"{name}_{key}"] = sum(values) / len(values)
+                if len(values) > 1:
+                    metrics |= {f"{name}_{each}_{key}": value for each, value in zip(self.tasks, values, strict=True)}
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics

@@ -1,0 +1,120 @@
+"""Retrieval: rank all passages of a corpus by their cosine with each query, as sentence-transformers'
+InformationRetrievalEvaluator does: a passage is relevant or not, and of equal cosines the lowest id comes first."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raoe_train.data.columns import RowProblem, parse_score, parse_sentence, parse_word
+from raoe_train.data.rows import row_table
+from raoe_train.data.sources import Source
+from raoe_train.data.tables import read_table
+from raoe_train.encoders.embed import nearest, unit_rows
+from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
+
+logger = logging.getLogger(__name__)
+K = 10  # ranks that count
+
+
+def read_retrieval(name: str, reading: Reading) -> Task:
+    """Read rows of queries and passages, or a folder in BEIR's layout: FOLDER or FOLDER#SPLIT, by default test."""
+    folder, _, split = name.partition("#")
+    if (path := Path(folder).expanduser()).is_dir():
+        return _read_folder(path, split, reading.on_error)
+    source = find_task(name, reading.data_dir, "retrieval")
+    return of_rows(row_table(source, **reading.rows)[0], source)
+
+
+def of_rows(rows: Any, source: str) -> Task:
+    """Create a task from a Dataset of row_table: the corpus is all of its passages; relevant are a query's positives.
+    A text is its own id."""
+    relevant: dict[str, set[str]] = {}
+    for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
+        relevant.setdefault(query, set()).add(positive)
+    names = [name for name in rows.column_names if name.startswith(("positive", "negative"))]
+    passages = {text: text for name in names for text in rows.unique(name) if text is not None}
+    return _task({query: query for query in relevant}, passages, relevant, source)
+
+
+def _read_folder(folder: Path, split: str, on_error: str) -> Task:
+    queries, corpus = (read_passages(_file(folder, f"{name}.jsonl"), on_error) for name in ("queries", "corpus"))
+    relevant: dict[str, set[str]] = {}
+
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
+        names = [parse_word(column, fields.get(column)) for column in ("query-id", "corpus-id")]
+        for name, texts, file in zip(names, (queries, corpus), ("queries", "corpus"), strict=True):
+            if name not in texts:
+                raise RowProblem(f"{name!r} is not an _id in {file}.jsonl", reason="unknown id")
+        if parse_score("score", fields.get("score")) > 0:
+            relevant.setdefault(names[0], set()).add(names[1])
+        return {"id": names[0]}
+
+    source = _file(folder, f"qrels/{split or TEST}.tsv", *([] if split else ["qrels.tsv"]))
+    read_table(source, parse, "judgement", on_error=on_error)
+    return _task(queries, corpus, relevant, str(source))
+
+
+def _file(folder: Path, *names: str) -> Path:
+    for path in (folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz")):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"{folder} has no {' or '.join(names)} (or .gz), which BEIR's layout needs")
+
+
+def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> dict[str, str]:
+    """Read {_id: title and text} of a corpus; a row without _id is "line N", and no two rows may have the same."""
+    texts: dict[str, str] = {}
+
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
+        name = parse_word("_id", fields.get("_id", f"{source.unit} {source.line}"))
+        if name in texts:
+            raise RowProblem(f"_id {name!r} is already used above", reason="duplicate id")
+        parts = [parse_sentence(column, fields[column]) for column in ("title", "text") if fields.get(column)]
+        texts[name] = parse_sentence("text", " ".join(parts))
+        return {"id": name}
+
+    read_table(source, parse, "text", on_error=on_error)
+    return texts
+
+
+def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mapping[str, set[str]], source: str) -> Task:
+    """Create a task from {id: text} of queries and of passages, and {query id: ids of its relevant passages}."""
+    if not relevant:
+        raise ValueError(f"{source}: no query has a relevant passage")
+    place = {name: number for number, name in enumerate(sorted(corpus))}
+    texts = {text: number for number, text in enumerate(dict.fromkeys(corpus[name] for name in place))}
+    for count, problem in (
+        (len(queries) - len(relevant), f"of {len(queries)} queries left out: no relevant passage"),
+        (len(place) - len(texts), f"of {len(place)} passages repeat the text of another one"),
+    ):
+        if count:
+            logger.warning("%s: %d %s", source, count, problem)
+    row_of = [texts[corpus[name]] for name in place]
+    targets = [sorted(place[name] for name in relevant[query]) for query in relevant]
+    sentences = [*(queries[query] for query in relevant), *texts]
+    score = partial(measure, targets=targets, row_of=np.array(row_of))
+    return Task("retrieval", "ndcg@10", [sentences, targets, row_of], sentences, score, n_queries=len(targets))
+
+
+def measure(
+    embeddings: np.ndarray, targets: Sequence[Sequence[int]], row_of: np.ndarray
+) -> tuple[dict[str, Any], Outcomes]:
+    """({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", x100, "queries", "passages"}, Outcomes: nDCG@10 of each query),
+    from the rows of n queries, then of texts; passage i has the text row_of[i], query j the relevant targets[j]."""
+    # rows of one norm stay as they are: dot products of whole numbers are exact, so equal cosines stay equal
+    unit = embeddings if np.ptp(np.linalg.norm(embeddings, axis=1)) == 0 else unit_rows(embeddings)
+    queries, texts = np.split(unit, [len(targets)])
+    ranked, _ = nearest(queries, texts, K, row_of if len(row_of) > len(texts) else None)
+    hits = np.array([np.isin(row, target) for row, target in zip(ranked, targets, strict=True)])
+    relevant, ranks = np.array([*map(len, targets)]), np.arange(1, K + 1)
+    gains = 1 / np.log2(ranks + 1)
+    ndcg = 100 * (hits @ gains) / gains.cumsum()[np.minimum(relevant, K) - 1]
+    recall, reciprocal = 100 * hits.sum(axis=1) / relevant, 100 * (hits / ranks).max(axis=1)
+    metrics = {"ndcg@10": ndcg, "recall@10": recall, "mrr@10": reciprocal, "accuracy@1": 100 * hits[:, 0]}
+    means = {name: float(values.mean()) for name, values in metrics.items()}
+    return {**means, "queries": len(targets), "passages": len(row_of)}, Outcomes(ndcg)

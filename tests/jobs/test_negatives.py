@@ -1,0 +1,186 @@
+"""Hard negatives of rows: against brute force, in chunks, resumed, with the model's prompts, and invalid settings."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from raoe_train import run
+from raoe_train.data.rows import row_table
+from raoe_train.encoders import embed as frozen
+from raoe_train.jobs import negatives
+from tests.tiny import SENTENCES, saved_encoder
+
+QUERIES, PASSAGES = [f"q{n}" for n in range(9)], [f"p{n}" for n in range(30)]
+RNG = np.random.default_rng(4)
+VECTORS = {text: RNG.normal(size=3).astype(np.float32) for text in (*QUERIES, *PASSAGES)}
+POSITIVES = {query: PASSAGES[n : n + 1 + n % 3] for n, query in enumerate(QUERIES)}  # 1 to 3, some of two queries
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Rows with negatives p20 … p28, a corpus with p11 … p29 of which p25 is there twice, and fixed embeddings."""
+    rows, corpus = tmp_path / "rows.jsonl", tmp_path / "corpus.jsonl"
+    lines = [{"query": q, "pos": p, "neg": [PASSAGES[20 + n]]} for n, (q, p) in enumerate(POSITIVES.items())]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*PASSAGES[11:], PASSAGES[25]]))
+    encoded = []
+
+    def embedder(encoder, role, kind=None):
+        def embed(texts):
+            encoded.extend((kind, text) for text in texts)
+            return np.array([VECTORS[text] for text in texts])
+
+        return embed
+
+    monkeypatch.setattr(frozen, "embedder", embedder)
+    return tmp_path, encoded
+
+
+def mined(folder, name="mined.jsonl", **mining):
+    options = {f"mining.{key}": value for key, value in {"corpus": str(folder / "corpus.jsonl"), **mining}.items()}
+    output = folder / name
+    result = run(
+        "mine", None, **{"model.name": "x", "data.input": str(folder / "rows.jsonl")}, output=str(output), **options
+    )
+    return [json.loads(line) for line in output.read_text().splitlines()], result
+
+
+def expected(passages, num_negatives=3, range_min=0, range_max=None, max_score=2.0, absolute=-9.0, relative=-9.0):
+    """{query: negatives}, by brute force."""
+    unit = {text: vector / np.linalg.norm(vector) for text, vector in VECTORS.items()}
+    chosen = {}
+    for query, positives in POSITIVES.items():
+        cosine = {text: float(unit[query] @ unit[text]) for text in passages}
+        lowest = min(cosine[text] for text in positives)
+        limit = min(max_score, lowest - absolute, lowest - abs(lowest) * relative)
+        ranked = sorted((text for text in passages if text not in positives), key=lambda text: -cosine[text])
+        chosen[query] = [text for text in ranked if cosine[text] <= limit][range_min:range_max][:num_negatives]
+    return chosen
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 24])
+@pytest.mark.parametrize(
+    ("mining", "arguments"),
+    [
+        ({}, {}),
+        ({"num_negatives": 5, "range_min": 2, "range_max": 30}, {"num_negatives": 5, "range_min": 2, "range_max": 30}),
+        ({"max_score": 0.2, "range_max": 30}, {"max_score": 0.2}),
+        ({"absolute_margin": 0.1, "range_max": 30}, {"absolute": 0.1}),
+        ({"relative_margin": 0.3, "range_max": 30, "num_negatives": 20}, {"relative": 0.3, "num_negatives": 20}),
+    ],
+)
+def test_against_brute_force(files, monkeypatch, chunk, mining, arguments):
+    monkeypatch.setattr(negatives, "CHUNK", chunk)
+    rows, result = mined(files[0], **mining)
+    passages = {*PASSAGES[11:], *(text for texts in POSITIVES.values() for text in texts)}
+    wanted = expected(sorted(passages), **arguments)
+    assert [(row["anchor"], row["positive"]) for row in rows] == [
+        (q, p) for q, texts in POSITIVES.items() for p in texts
+    ]
+    for row in rows:
+        found = [row[name] for name in row if name.startswith("negative") and row[name] is not None]
+        assert found == wanted[row["anchor"]]
+    number = mining.get("num_negatives", 3)
+    assert result["negatives"] == sum(len(wanted[row["anchor"]]) for row in rows) and result["passages"] == len(
+        passages
+    )
+    assert result["fewer"] == sum(len(wanted[row["anchor"]]) < number for row in rows)
+    table, _ = row_table(files[0] / "mined.jsonl")  # what `train` reads
+    assert len(table) == len(rows)
+
+
+def test_random_choice_depends_on_the_seed_alone(files):
+    draws = [
+        mined(files[0], f"{n}.jsonl", sampling_strategy="random", range_max=20, seed=seed)[0]
+        for n, seed in enumerate([1, 1, 2])
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    assert draws[0] != mined(files[0])[0]
+
+
+def test_an_interrupted_job_resumes(files, monkeypatch):
+    folder, encoded = files
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(negatives, "write_rows", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        mined(folder)
+    assert {kind for kind, text in encoded if text in QUERIES} == {"query"}
+    assert {kind for kind, text in encoded if text in PASSAGES} == {"document"}
+    assert not (folder / "mined.jsonl").exists()
+    encoded.clear()
+    rows, _ = mined(folder)
+    assert not encoded and rows and not (folder / "mined.jsonl.parts").exists()
+    assert mined(folder)[0] == rows and not encoded  # finished
+    with pytest.raises(ValueError, match="overwrite"):
+        mined(folder, num_negatives=2)
+
+
+def test_without_a_corpus_and_with_the_prompts_of_the_model(tmp_path, monkeypatch):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"query": a, "pos": [b]}) + "\n" for a, b in itertools.pairwise(SENTENCES)))
+    model, prompts = saved_encoder(tmp_path / "model"), []
+    encode = frozen.encode_sentences
+    monkeypatch.setattr(frozen, "prompt_of", lambda model, kind: {"query": None, "document": "document"}[kind])
+    monkeypatch.setattr(
+        frozen, "encode_sentences", lambda *a, prompt_name, **o: prompts.append(prompt_name) or encode(*a, **o)
+    )
+    output = str(tmp_path / "mined.tsv")
+    run("mine", None, **{"model.name": model, "data.input": str(rows), "mining.num_negatives": 1}, output=output)
+    assert sorted(map(str, prompts)) == ["None", "document"]
+    lines = [line.split("\t") for line in (tmp_path / "mined.tsv").read_text().splitlines()]
+    assert lines[0] == ["anchor", "positive", "negative"] and len(lines) == len(SENTENCES)
+    assert all(negative in SENTENCES[1:] and negative != positive for _, positive, negative in lines[1:])
+
+
+class Words:
+    """A cross-encoder whose score of a passage is its number."""
+
+    def __init__(self, name, device=None):
+        assert name == "cross"
+
+    def predict(self, pairs, **_):
+        import torch
+
+        return torch.tensor([float(passage[1:]) for _, passage in pairs])
+
+
+def test_scores_of_a_cross_encoder_replace_cosines(files, monkeypatch):
+    monkeypatch.setattr(negatives, "CrossEncoder", Words)
+    rows, _ = mined(files[0], cross_encoder="cross", max_score=14.0, range_max=30)
+    for row in rows:
+        numbers = sorted((n for n in range(15) if f"p{n}" not in POSITIVES[row["anchor"]]), reverse=True)[:3]
+        assert [row["negative"], row["negative_2"], row["negative_3"]] == [f"p{n}" for n in numbers]
+
+
+@pytest.mark.parametrize(
+    ("mining", "message"),
+    [
+        (
+            {"cross_encoder": "x"},
+            "mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin",
+        ),
+        ({"k": 3}, "mining.k has no effect on rows without labels"),
+        ({"max_score": -1.0}, r"rows\.jsonl: no passage qualifies as a negative: lower the margins or raise max_score"),
+        ({"range_min": 5, "range_max": 5}, "range_min must be smaller than range_max"),
+        ({"num_negatives": 0}, "mining.num_negatives must be an integer above 0"),
+        ({"corpus": "nothing.jsonl"}, "no such file: 'nothing.jsonl'"),
+    ],
+)
+def test_invalid_settings(files, mining, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        mined(files[0], **mining)
+
+
+def test_labelled_texts_take_no_settings_of_rows(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text("text\tlabel\nup\t0\n")
+    with pytest.raises(ValueError, match=r"mining\.range_min has no effect on labelled texts"):
+        run(
+            "mine",
+            None,
+            **{"model.name": "x", "data.input": str(path), "mining.range_min": 1},
+            output=str(tmp_path / "y.tsv"),
+        )

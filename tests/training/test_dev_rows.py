@@ -1,0 +1,60 @@
+"""Rows as a dev set: nDCG@10 selects the checkpoint, widths are logged, scored pairs stay Spearman."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raoe_train import run
+from tests.tiny import SENTENCES
+from tests.training.small_runs import settings, write_pairs
+
+
+def write_rows(path, columns=("anchor", "positive", "negative")):
+    count = len(SENTENCES)
+    rows = [[SENTENCES[(n + step) % count] for step in (0, 1, 4)] for n in range(count)]
+    path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    return str(path)
+
+
+def train(folder, dev, **changes):
+    options = settings(folder, **{"data.train": [write_rows(folder / "train.jsonl")], "data.dev": dev, **changes})
+    metrics = run("train", None, loss="InfoNCELoss", **options)
+    log = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
+    return metrics, log
+
+
+def test_ndcg_selects_the_checkpoint_and_each_width_is_logged(tmp_path, capsys):
+    dev = write_rows(tmp_path / "dev.jsonl", ("query", "positive", "negative"))
+    training = {"num_train_epochs": 6, "per_device_train_batch_size": 8, "learning_rate": 3e-2, "save_total_limit": 9}
+    metrics, log = train(tmp_path, dev, training=training, **{"loss.matryoshka_dims": [16, 4]})
+    evaluated = [entry for entry in log if "eval_dev_cosine_ndcg@10" in entry]
+    assert len(evaluated) == 6
+    metric_names = ("ndcg@10", "recall@10", "mrr@10", "accuracy@1")
+    names = [f"eval_dev{width}_cosine_{metric}" for width in ("", "_16", "_4") for metric in metric_names]
+    assert all(name in entry for entry in evaluated for name in names)
+    best = max(evaluated, key=lambda entry: entry["eval_dev_cosine_ndcg@10"])
+    assert metrics["best_step"] == best["step"]
+    assert metrics["after"]["ndcg@10"] == pytest.approx(100 * best["eval_dev_cosine_ndcg@10"], abs=0.01)
+    assert set(metrics["before"]) == {"ndcg@10", "recall@10", "mrr@10", "accuracy@1"}
+    output = capsys.readouterr().out
+    assert f"  dev_ndcg@10 {100 * best['eval_dev_cosine_ndcg@10']:.2f}  dev_16_ndcg@10 " in output
+    assert "are also training pairs" in output
+
+
+def test_scored_pairs_are_still_spearman(tmp_path):
+    metrics, log = train(tmp_path, write_pairs(tmp_path / "dev.tsv", rows=24), **{"loss.matryoshka_dims": [16, 4]})
+    assert set(metrics["before"]) == {"spearman", "pearson"}
+    assert all("eval_dev_4_spearman_cosine" in entry for entry in log if "eval_dev_spearman_cosine" in entry)
+
+
+def test_a_loss_of_scored_pairs_reads_no_rows(tmp_path):
+    with pytest.raises(ValueError, match=r"dev\.jsonl, line 1: no column for (sentence1|score)"):
+        run("train", None, **settings(tmp_path, **{"data.dev": write_rows(tmp_path / "dev.jsonl")}))
+
+
+def test_dev_sets_of_two_kinds(tmp_path):
+    both = [write_rows(tmp_path / "dev.jsonl"), write_pairs(tmp_path / "dev.tsv", rows=24)]
+    with pytest.raises(ValueError, match=r"data\.dev mixes scored pairs and rows without scores"):
+        train(tmp_path, both)
