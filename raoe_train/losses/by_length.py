@@ -258,7 +258,11 @@ class ByLength(CachedLossMixin, nn.Module):
         if _is(_layers(self.model), "OptimizedModule"):
             batch.runs = [vary_sizes(run) for run in batch.runs]
         batch.before = self._start(batch)
-        if self.uses_gradient_cache:
+        tokens = sum(run["input_ids"].numel() for run in batch.runs)
+        most = getattr(innermost(self.loss), "mini_batch_num_tokens", None) or 0
+        # a batch that fits into a mini-batch is encoded once; processes must agree on that
+        fits_at_once = len(batch.runs) == 1 or (tokens <= most and not (dist.is_available() and dist.is_initialized()))
+        if self.uses_gradient_cache and not fits_at_once:
             rows: Any = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
             self._parts: Any = None
             loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
