@@ -55,8 +55,8 @@ def info_nce_loss(
             doc_to_query.
         ignore: columns that are not negatives of an anchor (false negatives): (N, P + M) bool, True to leave a column
             out; or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)), which leaves out columns with the
-            anchor's id and, for every anchor, negatives of id -2**31. An anchor's own positive always counts. Ids apply to all directions; a bool mask allows only
-            query_to_doc, and doc_to_query without all_anchors.
+            anchor's id and, for all anchors, negatives of id -2**31. An anchor's own positive always counts. Ids apply
+            to all directions; a bool mask allows only query_to_doc, and doc_to_query without all_anchors.
         symmetric: average both directions; in the second, anchor i is the target of its positive among all N anchors.
             Same as directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction". If `ignore`
             leaves out column targets[i] for anchor j, it also leaves out anchor j for the positive of anchor i.

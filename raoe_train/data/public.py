@@ -12,9 +12,9 @@ import yaml
 from raoe_train.config import nearest
 from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, as_word, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import Row, read_jsonl, text_lines
+from raoe_train.data.rows import parse_list
 from raoe_train.data.sources import Source, join_sources, open_source
 from raoe_train.data.tables import Reader, Tally, by_column
-from raoe_train.data.rows import parse_list
 
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 TRANSFER = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")

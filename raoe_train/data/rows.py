@@ -7,170 +7,139 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import Any
 
-from raoe_train.data.columns import (
-    LISTS,
-    NAMES,
-    NLI_LABELS,
-    LabelMap,
-    RowProblem,
-    parse_label,
-    parse_sentence,
-    resolve_labels,
-)
+from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS, RowProblem, parse_label, parse_sentence, resolve_labels
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import Table, Tally, by_column, read_table, to_table
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from pandas import DataFrame
-
 ROLES = ("anchor", "positive", "negative", "neutral")
 CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, negative and neutral hypotheses
 SHORTEST = 3  # sentences in a list: with two there is nothing to rank
-
-
-class Row(NamedTuple):
-    """The texts of a row: of a query with all of its positives, or of one positive."""
-
-    anchor: str
-    positives: Sequence[str]
-    negatives: Sequence[str]
-    neutral: Sequence[str] = ()  # none or one
+Row = tuple[str, Sequence[str], Sequence[str], Sequence[str]]  # anchor, positives, negatives, one neutral or none
 
 
 def row_table(
-    source: Union[str, os.PathLike[str], "Dataset", "DataFrame"],
+    source: Any,
     *,
     columns: Mapping[str, str | None] | None = None,
-    labels: LabelMap | None = None,
+    labels: Any = None,
     on_error: str = "raise",
     neutral: bool = False,
     pairing: str = "one",
 ) -> Table:
     """Read rows of an anchor, a positive and any number of negatives, or make them from NLI pairs.
 
-    A row has an anchor (query, question; sentence1 in a source without scores and labels), a positive (answer, passage,
-    document, sentence2) and no, one or several negatives: negative, negative_1, negative_2, …, where an empty cell or
-    null is no negative. The columns pos, neg, positive_passages and negative_passages (LISTS) have lists of texts or of
-    {"title", "text"}, which are joined by a blank. Each positive of a query makes a row with all of its negatives.
+    A row has an anchor, a positive (for names see NAMES; sentence1 and sentence2 without score and label) and
+    negatives: negative, negative_1, negative_2, …, where null or an empty cell is none. LISTS are columns of lists of
+    texts or of {"title", "text"}. Each positive of a query makes a row. A negative that is the query or one of its
+    positives, in any row, is left out.
 
     Any other source has pairs of a premise and a hypothesis with a label. They are grouped by the exact text of the
     premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default each premise makes one triplet: with two in a
     batch, the premise's own positive would also be a negative. `pairing`: "one" pairs the first entailed with the first
     contradicting hypothesis of a premise in file order; "zip" the i-th with the i-th; "all" makes every combination.
 
-    For other arguments and errors see read_pairs.
-
-    Returns:
-        (Dataset, counts). The columns, all strings, are anchor, positive, negative, negative_2, … negative_n, of which
-        n are the most negatives of a row and missing ones are None, and with `neutral` a neutral text. Counts have
-        "dropped", the source's rows that make no row: "no positive", "positive equal to the query", "text in two roles"
-        (neutral), and of NLI pairs "neutral", "duplicate hypothesis" (for the same premise and label), "text in two
-        roles", "premise without entailment" (or without another class) or "surplus" (left over by the pairing). Counts
-        have "texts" if texts of other rows are left out: a positive equal to the query, a negative that is the query or
-        one of its positives in any row, a repeated text.
+    The result has the columns anchor, positive, negative, negative_2, … (None where a row has fewer) and, with
+    `neutral`, a neutral text. For other arguments see read_pairs. Unused rows are counted, as "no positive", "positive
+    equal to the query", "text in two roles", and of NLI "neutral", "duplicate hypothesis" (for the same premise and
+    label), "premise without entailment" (or another class) or "surplus" (left over by the pairing); unused texts of
+    other rows under "texts".
     """
     if pairing not in ("one", "zip", "all"):
         raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
     label_map = resolve_labels(labels)
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
-    classes = CLASSES if neutral else CLASSES[:2]
     parse_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
-    is_pair: list[bool] = []  # by the first row, for all rows
+    kinds: list[bool] = []  # whether the first row, and so all, are NLI pairs
 
     def parse(fields: dict[str, Any], source: Source) -> Any:
-        if not is_pair:
-            is_pair.append(not _has_roles(fields, source.columns.mapping))
-        return tuple(parse_pair(fields, source).values()) if is_pair[0] else _parse_row(fields, source, neutral)
+        kinds[:] = kinds or [not _has_roles(fields, source.columns.mapping)]
+        return tuple(parse_pair(fields, source).values()) if kinds[0] else _parse_row(fields, source, neutral)
 
     stream, tally = open_source(source, columns), Tally(on_error)
-    parsed = list(tally.parse_rows(stream, parse))
-    left_out, noun, advice, texts = tally.dropped.total(), "row", "", Counter[str]()
-    if is_pair == [True]:
-        triplets, dropped = _combine(parsed, classes, pairing)
-        rows = [Row(anchor, [positive], [negative], rest) for anchor, positive, negative, *rest in triplets]
-        noun, advice = "triplet", _advice({label for _, _, label in parsed}) if parsed else ""
+    parsed, advice, texts = list(tally.parse_rows(stream, parse)), "", Counter[str]()
+    left_out = tally.dropped.total()
+    if kinds == [True]:
+        triplets, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
+        rows: list[Row] = [(first, [second], [third], rest) for first, second, third, *rest in triplets]
+        advice = _advice({label for _, _, label in parsed}) if parsed else ""
     else:
         rows, dropped, texts = _usable(parsed)
     tally.dropped += dropped
+    noun = "triplet" if kinds == [True] else "row"
     counts = tally.counts(stream.name, len(parsed) + left_out - tally.dropped.total(), noun, advice)
-    width = max(len(row.negatives) for row in rows)
-    negatives = [f"negative_{n}" if n > 1 else "negative" for n in range(1, width + 1)]
-    names = ["anchor", "positive", *negatives, *(["neutral"] if neutral else [])]
+    width = max(len(negatives) for _, _, negatives, _ in rows)
+    names = [*ROLES[:2], *(f"negative_{n}" if n > 1 else "negative" for n in range(1, width + 1)), *ROLES[3:][:neutral]]
     cells = (
-        (row.anchor, positive, *row.negatives, *[None] * (width - len(row.negatives)), *row.neutral)
-        for row in rows
-        for positive in row.positives
+        (anchor, positive, *negatives, *[None] * (width - len(negatives)), *rest)
+        for anchor, positives, negatives, rest in rows
+        for positive in positives
     )
-    table = to_table((dict(zip(names, each, strict=True)) for each in cells), {name: "string" for name in names})
+    table = to_table((dict(zip(names, each, strict=True)) for each in cells), dict.fromkeys(names, "string"))
     return table, counts | ({"texts": dict(texts)} if texts else {})
 
 
 def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> bool:
-    """Whether a source has rows, by its first; if so, name the columns that also have other roles."""
-    if {*ROLES} & {*mapping} or {*NAMES["anchor"]} & {*fields}:
+    """Whether a source has rows, by its first; maps sentence1, which is a positive beside sentence0, to anchor."""
+    names = {*fields}
+    if {*ROLES} & {*mapping} or {*NAMES["anchor"]} & names:
         return True
-    if "sentence1" not in {*fields} - {*mapping} or {*NAMES["score"], *NAMES["label"]} & {*fields}:
-        return False
-    mapping["anchor"] = "sentence1"
-    if not {*NAMES["positive"]} & {*fields} - {"sentence1"}:
-        mapping["positive"] = "sentence2"
-    return True
+    if is_pair := "sentence1" in names and not names & {*NAMES["score"], *NAMES["label"]}:
+        mapping["anchor"] = "sentence1"
+        mapping |= {} if names & {*NAMES["positive"]} - {"sentence1"} else {"positive": "sentence2"}
+    return is_pair
 
 
 def _parse_row(fields: Mapping[str, Any], source: Source, neutral: bool) -> Row:
-    names = source.columns.find(fields, ("anchor", "positive", *(["neutral"] if neutral else [])))
-    numbered = [name for name in fields if re.fullmatch(r"negative_\d+", name)]
-    first = source.columns.column(fields, "negative", False)
-    columns = [*filter(None, [first]), *sorted(numbered, key=lambda name: int(name[9:]))]
-    return Row(
-        parse_sentence(names["anchor"], fields[names["anchor"]]),
-        _parse_texts(names["positive"], fields[names["positive"]]),
-        [text for name in columns for text in _parse_texts(name, fields[name])],
-        [parse_sentence("neutral", fields[names["neutral"]])] if neutral else [],
+    anchor, positive, *rest = source.columns.find(fields, (*ROLES[:2], *ROLES[3:][:neutral])).values()
+    numbered = sorted((name for name in fields if re.fullmatch(r"negative_\d+", name)), key=lambda name: int(name[9:]))
+    negatives = [*filter(None, [source.columns.column(fields, "negative", False)]), *numbered]
+    return (
+        parse_sentence(anchor, fields[anchor]),
+        _parse_texts(positive, fields[positive]),
+        [text for name in negatives for text in _parse_texts(name, fields[name])],
+        [parse_sentence(name, fields[name]) for name in rest],
     )
 
 
 def _parse_texts(column: str, value: Any) -> list[str]:
-    """The texts in a column of texts, where an empty one is none, or in a column of lists."""
+    """The texts in a column of lists, or in a column of texts, of which an empty one is none."""
     if value is None or (value == "" and column not in LISTS):
         return []
     if column not in LISTS:
         return [parse_sentence(column, value)]
     if not isinstance(value, list):
         raise RowProblem(f"{column} is {value!r}, not a list of texts")
-    return [_parse_passage(f"text {number} of {column}", each) for number, each in enumerate(value, 1)]
-
-
-def _parse_passage(place: str, value: Any) -> str:
-    title = value.get("title") if isinstance(value, dict) else None
-    text = parse_sentence(place, value.get("text") if isinstance(value, dict) else value)
-    return f"{parse_sentence(f'the title of {place}', title)} {text}" if title else text
+    texts = []
+    for number, each in enumerate(value, 1):
+        passage = each if isinstance(each, dict) else {"text": each}
+        text = parse_sentence(f"text {number} of {column}", passage.get("text"))
+        title = passage.get("title") and parse_sentence(f"title {number} of {column}", passage["title"])
+        texts.append(f"{title} {text}" if title else text)
+    return texts
 
 
 def _usable(parsed: Sequence[Row]) -> tuple[list[Row], Counter[str], Counter[str]]:
     """Leave false negatives and unusable positives out; returns (rows, dropped rows and left out texts by reason)."""
     dropped, left_out, rows = Counter[str](), Counter[str](), list[Row]()
-    positives_of: dict[str, set[str]] = {}  # and the query itself
-    for row in parsed:
-        positives_of.setdefault(row.anchor, {row.anchor}).update(row.positives)
-    for row in parsed:
-        positives, negatives = [*dict.fromkeys(row.positives)], [*dict.fromkeys(row.negatives)]
-        usable = [text for text in positives if text != row.anchor]
-        kept = [text for text in negatives if text not in positives_of[row.anchor]]
+    known: dict[str, set[str]] = {}  # of each query, itself and its positives
+    for anchor, positives, *_ in parsed:
+        known.setdefault(anchor, {anchor}).update(positives)
+    for anchor, positives, negatives, rest in parsed:
+        usable = [text for text in dict.fromkeys(positives) if text != anchor]
+        kept = [text for text in dict.fromkeys(negatives) if text not in known[anchor]]
         if not usable:
             dropped["positive equal to the query" if positives else "no positive"] += 1
-        elif {*row.neutral} & {*positives_of[row.anchor], *kept}:
+        elif {*rest} & {*known[anchor], *kept}:
             dropped["text in two roles"] += 1
         else:
-            rows.append(Row(row.anchor, usable, kept, row.neutral))
-            left_out["positive equal to the query"] += len(positives) - len(usable)
-            left_out["negative that is the query or its positive"] += len(negatives) - len(kept)
-            left_out["repeated text"] += len(row.positives) - len(positives) + len(row.negatives) - len(negatives)
+            rows.append((anchor, usable, kept, rest))
+            repeats = len(positives) - len({*positives}) + len(negatives) - len({*negatives})
+            left_out["repeated"] += repeats
+            left_out["in two roles"] += len(positives) + len(negatives) - len(usable) - len(kept) - repeats
     return rows, dropped, +left_out
 
 

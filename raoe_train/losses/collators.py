@@ -12,7 +12,28 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from raoe_train.data.columns import NLI_LABELS
 
 
-class ScoreLabelCollator(SentenceTransformerDataCollator):
+class RowCollator(SentenceTransformerDataCollator):
+    """sentence-transformers' collator, also for rows of anchor, positive and negatives that lack negatives (None).
+
+    The labels of a batch with missing negatives are {"missing": bool (B, columns)}. A missing negative is replaced by
+    the positive of another row, which is encoded anyway. ValueError for a row without its first or second text.
+    """
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        others = (*self.valid_label_columns, "dataset_name")
+        names = [name for name in (features[0] if features else ()) if name not in others]
+        missing = torch.tensor([[row[name] is None for name in names] for row in features], dtype=torch.bool)
+        if not missing.any():
+            return super().__call__(features)
+        if missing[:, :2].any():
+            raise ValueError(f"a row has no {names[int(missing[:, 1].any())]}: only negatives may be missing")
+        texts, rows = [row[names[1]] for row in features], [dict(row) for row in features]
+        for i, k in missing.nonzero().tolist():  # another text in each column: copies in a row are encoded separately
+            rows[i][names[k]] = texts[(i + k) % len(texts)]
+        return super().__call__(rows) | {"label": {"missing": missing}}
+
+
+class ScoreLabelCollator(RowCollator):
     """Collator for datasets with a column ``score`` and optionally ``label``; sentence-transformers' own cannot have
     both. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``, for the columns in the dataset.
 
@@ -37,37 +58,6 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
         return {**super().__call__(texts), "label": labels}
 
 
-class RowCollator(SentenceTransformerDataCollator):
-    """Collator for rows of anchor, positive and negatives, of which some rows lack a negative (None).
-
-    A missing negative is replaced by the positive of another row, which the encoder reads anyway. The labels of a batch
-    with a missing negative are {"missing": bool (B, columns)}.
-
-    Created like ScoreLabelCollator. ValueError for a row without its first or second text.
-    """
-
-    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
-        rows, missing = self.fill(features)
-        return {**super().__call__(rows), **({} if missing is None else {"label": {"missing": missing}})}
-
-    def fill(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], torch.Tensor | None]:
-        """Replace missing negatives; returns (rows, where they were missing or None)."""
-        names = [name for name in (rows[0] if rows else ()) if name not in (*self.valid_label_columns, "dataset_name")]
-        missing = torch.tensor([[row[name] is None for name in names] for row in rows], dtype=torch.bool)
-        if not missing.any():
-            return rows, None
-        if missing[:, :2].any():
-            raise ValueError(f"a row has no {names[int(missing[:, 1].any())]}: only negatives may be missing")
-        positives = [row[names[1]] for row in rows]
-        # one distinct text for each place of a row: copies within a row would be encoded again
-        filled = [
-            {name: positives[(i + names.index(name)) % len(rows)] if value is None else value
-             for name, value in row.items()}
-            for i, row in enumerate(rows)
-        ]  # fmt: skip
-        return filled, missing
-
-
 class TextCollator(RowCollator):
     """Collator that adds the columns' texts, for losses whose teacher reads them: the labels of a batch are {"texts":
     [B texts of the first column, …]}, without prompts, and "missing" as those of RowCollator.
@@ -77,11 +67,12 @@ class TextCollator(RowCollator):
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         labels = self.valid_label_columns
-        texts, missing = self.fill([{k: value for k, value in row.items() if k not in labels} for row in features])
-        columns = [name for name in (texts[0] if texts else ()) if name != "dataset_name"]
-        of_columns = [[row[name] for row in texts] for name in columns]
-        label = {"texts": of_columns, **({} if missing is None else {"missing": missing})}
-        return {**super().__call__(texts), "label": label}
+        rows = [{name: value for name, value in row.items() if name not in labels} for row in features]
+        batch = super().__call__(rows)
+        columns = [name for name in (rows[0] if rows else ()) if name != "dataset_name"]
+        # a missing text is not used: the row's positive stands in
+        texts = [[row[columns[1]] if row[name] is None else row[name] for row in rows] for name in columns]
+        return batch | {"label": {**(batch.get("label") or {}), "texts": texts}}
 
 
 class ListCollator(SentenceTransformerDataCollator):
@@ -138,11 +129,14 @@ class PlanningCollator:
         self.collate, self.loss = collate, loss
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
-        if type(self.collate) is SentenceTransformerDataCollator and any(None in row.values() for row in rows):
-            raise ValueError("a row lacks a text, which only InfoNCELoss, GISTLoss and SigmoidLoss of raoe_train allow")
         batch = self.collate(rows)
         loss = self.loss[batch["dataset_name"]] if isinstance(self.loss, Mapping) else self.loss
         features, labels = columns_of(batch)
+        inner = loss
+        while isinstance(getattr(inner, "loss", None), torch.nn.Module):
+            inner = inner.loss
+        if isinstance(labels, dict) and "missing" in labels and not getattr(inner, "allows_missing", False):
+            raise ValueError("a row lacks a negative, which only InfoNCELoss, GISTLoss and SigmoidLoss allow")
         plan = loss.plan(features, labels) if hasattr(loss, "plan") and features else None
         if plan is None:
             return batch

@@ -43,7 +43,7 @@ class InBatchLoss(CachedLoss):
             prompts, after truncation). Columns that are not texts raise an error
     """
 
-    reads = ROWS
+    reads, allows_missing = ROWS, True  # negatives of a row
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class InBatchLoss(CachedLoss):
         missing = labels.get("missing") if isinstance(labels, Mapping) else None
         if missing is None and not self.mask_duplicates:
             return {"labels": labels}
+        if self.gather_across_devices and not self.mask_duplicates:
+            raise ValueError("gather_across_devices needs mask_duplicates for rows that lack negatives")
         # computed here, because mini-batches slice the columns and the encoder's modules may change them
         if self.mask_duplicates:
             texts = torch.stack([text_ids(column) for column in features], dim=1)
-        elif self.gather_across_devices:
-            raise ValueError("gather_across_devices needs mask_duplicates for rows that lack negatives")
         else:
             texts = torch.arange(missing.numel(), device=missing.device).view_as(missing)
         if missing is not None:
@@ -135,7 +135,7 @@ class InBatchLoss(CachedLoss):
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
         if len(positives) == 1 and not columns and torch.is_grad_enabled():
-            raise ValueError("a batch of one row without negatives has loss 0: use larger batches, or drop the last one")
+            raise ValueError("a batch of one row without negatives has loss 0: use larger batches or drop the last")
         anchors, rows = None, slice(None) if targets is None else targets  # rows of the op's anchors
         if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
             anchors, rows = self.gather(own), slice(None)

@@ -1,6 +1,5 @@
 """InfoNCE with all options of sentence-transformers, and AnglE's extension of it."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -111,7 +110,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         cosine_weight: weight of CoSENT over cosines
     """
 
-    reads = TRIPLETS
+    reads, allows_missing = TRIPLETS, False
     cites = AnglELoss.cites + InfoNCELoss.cites
 
     def __init__(
@@ -130,11 +129,6 @@ class AnglEContrastiveLoss(InfoNCELoss):
         self.angle_weight = angle_weight
         self.angle_scale = angle_scale
         self.cosine_weight = cosine_weight
-
-    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        if isinstance(labels, Mapping) and "missing" in labels:
-            raise ValueError("AnglEContrastiveLoss needs a negative in every row: use InfoNCELoss for rows without")
-        return super().beside(features, labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
         """The scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""

@@ -9,9 +9,9 @@ from pyarrow.compute import min_max
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
 from raoe_train.data.pairs import conditional_table, is_conditional, pair_table
+from raoe_train.data.rows import list_table, row_table
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import to_table
-from raoe_train.data.rows import list_table, row_table
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator, TextCollator
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Reads:
     name: str  # for messages, such as "triplets"
     # (source, data, prompt, settings): `data` has the labels and score_scale of this source, `prompt` is model.prompt
     read: Callable[[str, Data, str | None, Settings], Table]
-    collator: type[SentenceTransformerDataCollator] = SentenceTransformerDataCollator
+    collator: type[SentenceTransformerDataCollator] = RowCollator
 
 
 def needs_label(settings: Settings) -> bool:
@@ -142,8 +142,8 @@ def _distinct(source: str, names: list[str], **options: Any) -> Table:
 
 
 SCORED_PAIRS = Reads("scored pairs", _ranked_pairs, ScoreLabelCollator)
-COSINES = Reads("scored pairs", _cosines)  # with sentence-transformers' collator, in which the score is the label
-ROWS = Reads("rows", _rows, RowCollator)  # anchor, positive, any number of negatives
+COSINES = Reads("scored pairs", _cosines)  # with RowCollator, in which the score is the label
+ROWS = Reads("rows", _rows)  # anchor, positive, any number of negatives
 ROWS_WITH_TEXTS = Reads("rows", _rows, TextCollator)
 TRIPLETS = Reads("triplets", _triplets)  # and, with data.neutral, a neutral text
 ONE_NEGATIVE = Reads("triplets", _one_negative)

@@ -12,7 +12,6 @@ import torch
 from datasets import Dataset
 from pandas import DataFrame
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
@@ -20,13 +19,12 @@ from raoe_train.data.rows import row_table
 from raoe_train.encoders.embed import prompt_of
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
-from raoe_train.losses.collators import PlanningCollator, columns_of
+from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
 from raoe_train.losses.gathering import world_size
 from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
-LABELS = ("label", "labels", "score", "scores", "dataset_name")  # columns that are not texts
 READ_LATE = ("cuda",)  # devices whose loss is read in the next step: now, the GPU would wait for the host
 
 
@@ -125,38 +123,32 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("%s reads more than embeddings from its model: batches stay padded", type(inner).__name__)
         return loss
 
-    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        datasets = self.train_dataset, self.eval_dataset
-        self.train_dataset, self.eval_dataset = map(_without_gaps, datasets)
-        super().add_model_card_callback(default_args_dict)  # whose statistics cannot read missing texts
-        self.train_dataset, self.eval_dataset = datasets
+    def add_model_card_callback(self, *arguments: Any) -> None:
+        data: Any = self.train_dataset, self.eval_dataset
+        views = (each.with_transform(_without_gaps) if hasattr(each, "with_transform") else each for each in data)
+        self.train_dataset, self.eval_dataset = views  # because the card's statistics read all texts
+        super().add_model_card_callback(*arguments)
+        self.train_dataset, self.eval_dataset = data
 
     def train(self, *arguments: Any, **settings: Any) -> Any:
-        for name, inner in self._inner() if self.is_world_process_zero() else ():
-            if isinstance(inner, InBatchLoss):
-                self._print_negatives(name, inner)
+        data: Any = self.train_dataset
+        for name, loss in self._inner() if self.is_world_process_zero() else ():
+            if isinstance(loss, InBatchLoss):
+                columns = (data[name] if isinstance(data, Mapping) else data).column_names or []
+                rows = self.args.train_batch_size * (world_size() if loss.gather_across_devices else 1)
+                own = len({*columns} - {"label", "score"}) - 2
+                what = f"{rows - 1} in-batch negatives, up to {own} of its own and {own * (rows - 1)} of the other rows"
+                print(f"{name}: a row has {what}. Accumulated batches add none; loss.mini_batch_size fits larger ones")
         result = super().train(*arguments, **settings)
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result
 
-    def _print_negatives(self, name: str, loss: InBatchLoss) -> None:
-        datasets: Any = self.train_dataset
-        columns = (datasets[name] if isinstance(datasets, Mapping) else datasets).column_names or []
-        processes = world_size() if loss.gather_across_devices else 1
-        rows, own = self.args.train_batch_size * processes, len({*columns} - {*LABELS}) - 2
-        hard = f", up to {own} negatives of its own and {own * (rows - 1)} of the other rows" if own else ""
-        print(
-            f"{name}: a row has as negatives {rows - 1} positives of other rows{hard}, in batches of {rows} rows from "
-            f"{processes} process{'es' * (processes > 1)}. Accumulated batches add none: loss.mini_batch_size makes room "
-            "for larger batches",
-            flush=True,
-        )
-
     def _planning(self, loader: Any) -> Any:
         """Have a DataLoader plan its batches, unless accelerate cuts them into parts for several processes."""
         if type(loader).__name__ != "DataLoaderDispatcher":
-            loader.collate_fn = PlanningCollator(loader.collate_fn, self.loss)
+            inner = getattr(loader, "base_dataloader", loader)  # accelerate's wrapper iterates over an inner loader
+            inner.collate_fn = PlanningCollator(inner.collate_fn, self.loss)
         return loader
 
     def get_eval_dataloader(self, *arguments: Any) -> Any:
@@ -287,20 +279,14 @@ def _own_prompts(model: Any, data: Any) -> Any:
     return {first: query or "", **dict.fromkeys(others, document or "")}
 
 
-def _without_gaps(data: Any) -> Any:
-    """View the missing texts of a dataset, or of several by name, as empty ones."""
-    if isinstance(data, Mapping):
-        kind: Any = type(data)
-        return kind({name: _without_gaps(each) for name, each in data.items()})
-    if not isinstance(data, Dataset) or not any(column.null_count for column in data.data.columns):
-        return data
-    return data.with_transform(lambda rows: {key: ["" if x is None else x for x in rows[key]] for key in rows})
+def _without_gaps(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: ["" if value is None else value for value in column] for name, column in rows.items()}
 
 
 def _collator(losses: list[Any]) -> Any:
     """The collator class that all of these losses need; ValueError if they need different ones."""
-    classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {SentenceTransformerDataCollator}
+    classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {RowCollator}
     if len(classes) > 1:
         names = " and ".join(sorted(each.__name__ for each in classes))
         raise ValueError(f"the losses need different collators, {names}: pass a data_collator")
-    return next(iter(classes), SentenceTransformerDataCollator)
+    return next(iter(classes), RowCollator)

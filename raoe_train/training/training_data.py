@@ -77,11 +77,8 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         while name in datasets:
             name = f"{name} ({number + 1})"
         datasets[name] = dataset
-        dropped = "".join(
-            f", {count} {what} dropped ({reason})"
-            for what, key in (("rows", "dropped"), ("texts", "texts"))
-            for reason, count in counts.get(key, {}).items()
-        )
+        dropped = "".join(f", {rows} rows dropped ({reason})" for reason, rows in counts.get("dropped", {}).items())
+        dropped += "".join(f", {texts} texts dropped ({reason})" for reason, texts in counts.get("texts", {}).items())
         print(f"{source}: {len(dataset)} {reads.name}{dropped}")
     return DatasetDict(datasets), Texts(datasets)
 
@@ -182,8 +179,7 @@ def hold_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     train_rows = [place for place in range(len(dataset)) if place not in dev_rows]
     if min(len(distinct), len({scores[place] for place in train_rows})) < 2:
         raise ValueError(
-            f"{name} has too few distinct first sentences or scores for data.dev_share: name a dev set with "
-            "--data.dev"
+            f"{name} has too few distinct first sentences or scores for data.dev_share: name a dev set with --data.dev"
         )
     print(f"{name}: {len(dev_rows)} of {len(dataset)} pairs are held out for development")
     train = dataset.select(train_rows).flatten_indices(keep_in_memory=True)

@@ -12,9 +12,9 @@ from typing import Any
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
+from raoe_train.data.rows import list_table, row_table
 from raoe_train.data.settings import Pairs
 from raoe_train.data.tables import read_sentences
-from raoe_train.data.rows import list_table, row_table
 from raoe_train.evaluation.captions import read_captions
 from tests.fuzz.mutations import Rows
 from tests.fuzz.naive import Record, label, number, text, word
@@ -156,7 +156,10 @@ def _right_rows(records: list[Record]) -> list[Any]:
     for record in records:
         anchor, positives = text(_column(record, *ROLES["anchor"])), _texts(record, *dict.fromkeys(ROLES["positive"]))
         numbers = sorted(int(name[9:]) for name in record if name in ("negative_2", "negative_3"))
-        negatives = [_texts(record, *dict.fromkeys(ROLES["negative"])), *(_texts(record, f"negative_{n}") for n in numbers)]
+        negatives = [
+            _texts(record, *dict.fromkeys(ROLES["negative"])),
+            *(_texts(record, f"negative_{n}") for n in numbers),
+        ]
         if anchor and positives is not None and None not in negatives:
             valid.append((anchor, positives, [each for part in negatives for each in part or []]))
         first, second = text(_column(record, "premise", "text1")), text(record.get("hypothesis"))

@@ -13,8 +13,8 @@ from transformers import TrainerCallback
 
 from raoe_train import run
 from raoe_train.data.pairs import pair_table, read_pairs
-from raoe_train.data.settings import Data
 from raoe_train.data.rows import row_table
+from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.jobs import train as training

@@ -143,6 +143,8 @@ def test_workers_plan_the_same_batches(tmp_path, settings):
         trainer = rt.Trainer(model, arguments, data, data, loss=ours.CoSENTLoss(model), **settings)
         if workers is None:
             trainer._planning = lambda loader: loader
+        for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+            assert ("plan" in next(iter(loader))) == (workers is not None)
         trainer.train()
         assert trainer.state.log_history[-1]["train_loss"] > 0 and trainer.meter.unit == "pairs"
         weights.append(torch.cat([weight.flatten() for weight in model.parameters()]))

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers.sentence_transformer import losses as stock
-from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from torch.nn.functional import logsigmoid, normalize
 
 from raoe_train.encoders import lengths
@@ -84,7 +83,7 @@ def drawn(seed: int, duplicates: bool, rows: int = 6) -> list[dict[str, str | No
 def linked(rows: Texts, apart: bool) -> Callable[[Any, Any], bool]:
     """Whether two texts, given by (row, place), are no negatives of each other: equal, or linked by a chain of pairs of
     anchor and positive; if `apart`, equal texts are different ones."""
-    name = (lambda at: at) if apart else (lambda at: rows[at[0]][at[1]])  # noqa: E731
+    name = (lambda at: at) if apart else (lambda at: rows[at[0]][at[1]])
     group = {name((i, k)): {name((i, k))} for i, row in enumerate(rows) for k in range(len(row))}
     for i in range(len(rows)):
         merged = group[name((i, 0))] | group[name((i, 1))]
@@ -99,6 +98,8 @@ def reference(kind: Any, form: dict[str, Any], embedded: list[torch.Tensor], row
         return torch.stack([reference(kind, rest, [x[:, :d] for x in embedded], rows) for d in dims]).sum()
     unit = [normalize(x) for x in embedded]
     cos = lambda one, other: unit[one[0]][one[1]] @ unit[other[0]][other[1]]  # noqa: E731
+    guide = [normalize(torch.from_numpy(letters(row))) for row in rows]
+    similar = lambda one, other: guide[one[0]][one[1]] @ guide[other[0]][other[1]]  # noqa: E731
     no_negatives = linked(rows, not form.get("mask_duplicates", True))
     documents = [(j, k) for j, row in enumerate(rows) for k in range(1, len(row))]
     losses = []
@@ -131,12 +132,10 @@ def reference(kind: Any, form: dict[str, Any], embedded: list[torch.Tensor], row
             if (j == i and form.get("partition_mode") is None) or (j != i and not no_negatives(positive, (j, 0))):
                 pools.get("doc_to_query", []).append((positive, (j, 0), 5 * cos(positive, (j, 0))))
         if kind is GISTLoss:
-            guide = [normalize(torch.from_numpy(letters(row))) for row in rows]
-            similar = lambda one, other: guide[one[0]][one[1]] @ guide[other[0]][other[1]]  # noqa: E731
             bound = similar(anchor, positive)
             bound = bound - form["margin"] * (abs(bound) if "margin_strategy" in form else 1)
             pools = {name: [x for x in pool if similar(*x[:2]) <= bound] for name, pool in pools.items()}
-        sets = [*pools.values()] if "partition_mode" in form else [sum(pools.values(), [])]
+        sets = [*pools.values()] if "partition_mode" in form else [[*itertools.chain(*pools.values())]]
         each = [torch.stack([own, *(logit for *_, logit in pool)]).logsumexp(0) - own for pool in sets]
         losses.append(torch.stack(each).mean())
     return torch.stack(losses).mean()
@@ -161,7 +160,7 @@ def loss_of(model: Any, kind: Any, form: dict[str, Any], **cached: Any) -> Any:
 
 
 def collated(model: Any, kind: Any, rows: list[dict[str, str | None]]) -> tuple[list[dict[str, Any]], Any]:
-    return columns_of((TextCollator if kind is GISTLoss else RowCollator)(model.preprocess)(rows))
+    return columns_of(kind.reads.collator(model.preprocess)(rows))
 
 
 @pytest.mark.parametrize("around", [None, ByLength, "packed"])
@@ -239,7 +238,9 @@ def test_columns_of_distinct_lengths_are_planned(model):
 
 
 def test_several_positives_of_a_query_are_no_negatives_of_each_other(model):
-    rows = [{"anchor": "nobody reads", "positive": text, "negative": "the dog"} for text in ("people walk", "the train")]
+    rows = [
+        {"anchor": "nobody reads", "positive": text, "negative": "the dog"} for text in ("people walk", "the train")
+    ]
     rows.append({"anchor": "a child", "positive": "a book", "negative": None})
     value, gradient = expected(model, InfoNCELoss, {}, rows)
     model.zero_grad(set_to_none=True)
@@ -262,14 +263,17 @@ def test_what_cannot_be_is_refused(model):
     for name in ("anchor", "positive"):
         with pytest.raises(ValueError, match=f"a row has no {name}: only negatives may be missing"):
             collate([lacks | {name: None}])
-    three = columns_of(collate([lacks, lacks | {"negative": "c"}]))
-    with pytest.raises(ValueError, match="AnglEContrastiveLoss needs a negative in every row"):
-        AnglEContrastiveLoss(model)(*three)
+    two = columns_of(collate([lacks, lacks | {"negative": "c"}]))
     with pytest.raises(ValueError, match="gather_across_devices needs mask_duplicates for rows that lack negatives"):
-        InfoNCELoss(model, gather_across_devices=True, mask_duplicates=False)(*three)
-    plain = PlanningCollator(SentenceTransformerDataCollator(model.preprocess), stock.MultipleNegativesRankingLoss(model))
-    with pytest.raises(ValueError, match="a row lacks a text, which only InfoNCELoss, GISTLoss and SigmoidLoss"):
-        plain([lacks])
+        InfoNCELoss(model, gather_across_devices=True, mask_duplicates=False)(*two)
+    for loss in (
+        AnglEContrastiveLoss(model), stock.MultipleNegativesRankingLoss(model), stock.TripletLoss(model),
+        stock.MatryoshkaLoss(model, stock.MultipleNegativesRankingLoss(model), [16]),
+    ):  # fmt: skip
+        for each in (loss, ByLength(loss)):
+            with pytest.raises(ValueError, match="a row lacks a negative, which only InfoNCELoss, GISTLoss and Sigm"):
+                PlanningCollator(collate, each)([lacks])
+    PlanningCollator(collate, ByLength(stock.MatryoshkaLoss(model, InfoNCELoss(model), [16])))([lacks])
     pair, _ = columns_of(collate([{"anchor": "a", "positive": "b"}]))
     for loss in (InfoNCELoss(model), InfoNCELoss(model, mini_batch_size=1), ByLength(InfoNCELoss(model))):
         with pytest.raises(ValueError, match="a batch of one row without negatives has loss 0"):
