@@ -3,6 +3,7 @@
 import ast
 import itertools
 import os
+import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,13 +29,14 @@ def row_table(
     on_error: str = "raise",
     neutral: bool = False,
     pairing: str = "one",
+    num_negatives: int | None = None,
 ) -> Table:
     """Read rows of an anchor, a positive and any number of negatives, or make them from NLI pairs.
 
     A row has an anchor, a positive (for names see NAMES; sentence1 and sentence2 without score and label) and
     negatives: negative, negative_1, negative_2, …, where null or an empty cell is none. LISTS are columns of lists of
     texts or of {"title", "text"}. Each positive of a query makes a row. A negative that is the query or one of its
-    positives, in any row, is left out.
+    positives, in any row, is left out, and so are more than num_negatives, which are drawn, always the same.
 
     Any other source has pairs of a premise and a hypothesis with a label. They are grouped by the exact text of the
     premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default each premise makes one triplet: with two in a
@@ -67,7 +69,7 @@ def row_table(
         rows: list[Row] = [(first, [second], [third], rest) for first, second, third, *rest in triplets]
         advice = _advice({label for _, _, label in parsed}) if parsed else ""
     else:
-        rows, dropped, texts = _usable(parsed)
+        rows, dropped, texts = _usable(parsed, num_negatives)
     tally.dropped += dropped
     noun = "triplet" if kinds == [True] else "row"
     counts = tally.counts(stream.name, len(parsed) + left_out - tally.dropped.total(), noun, advice)
@@ -122,10 +124,11 @@ def _parse_texts(column: str, value: Any) -> list[str]:
     return texts
 
 
-def _usable(parsed: Sequence[Row]) -> tuple[list[Row], Counter[str], Counter[str]]:
+def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter[str], Counter[str]]:
     """Leave false negatives and unusable positives out; returns (rows, dropped rows and left out texts by reason)."""
     dropped, left_out, rows = Counter[str](), Counter[str](), list[Row]()
     known: dict[str, set[str]] = {}  # of each query, itself and its positives
+    generator = random.Random(0)
     for anchor, positives, *_ in parsed:
         known.setdefault(anchor, {anchor}).update(positives)
     for anchor, positives, negatives, rest in parsed:
@@ -136,7 +139,9 @@ def _usable(parsed: Sequence[Row]) -> tuple[list[Row], Counter[str], Counter[str
         elif {*rest} & {*known[anchor], *kept}:
             dropped["text in two roles"] += 1
         else:
-            rows.append((anchor, usable, kept, rest))
+            drawn = kept if most is None or len(kept) <= most else generator.sample(kept, most)
+            rows.append((anchor, usable, drawn, rest))
+            left_out["more than num_negatives"] += len(kept) - len(drawn)
             repeats = len(positives) - len({*positives}) + len(negatives) - len({*negatives})
             left_out["repeated"] += repeats
             left_out["in two roles"] += len(positives) + len(negatives) - len(usable) - len(kept) - repeats

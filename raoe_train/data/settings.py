@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from raoe_train.config import PositiveInt, Share
+from raoe_train.config import NonNegativeInt, PositiveInt, Share
 from raoe_train.data.sources import pool
 
 
@@ -79,6 +79,7 @@ class Data(Rows):
         redraw: draw other max_rows rows in each epoch
         pairing: triplets to make of an NLI premise; one, zip (i-th with i-th hypothesis) or all combinations
         neutral: use a neutral hypothesis as a second hard negative
+        num_negatives: maximum number of negatives in a row; more are drawn at random
         shuffle_lists: shuffle the sentences of each list (an ablation)
         dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
@@ -92,6 +93,7 @@ class Data(Rows):
     redraw: bool = False
     pairing: Literal["one", "zip", "all"] = "one"
     neutral: bool = False
+    num_negatives: NonNegativeInt | None = None
     shuffle_lists: bool = False
     dir: str | None = None
 

@@ -88,7 +88,7 @@ def _cosines(source: str, data: Data, prompt: str | None, settings: Settings) ->
 
 def _rows(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
     options = {"labels": data.labels, "neutral": data.neutral, "pairing": data.pairing}
-    return _table(source, data, row_table, **options)
+    return _table(source, data, row_table, num_negatives=data.num_negatives, **options)
 
 
 def _triplets(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:

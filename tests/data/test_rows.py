@@ -170,6 +170,23 @@ def test_lists_of_positives_and_negatives(tmp_path):
     assert rows_of(read_triplets(jsonl(tmp_path / "b.jsonl", *rows))) == expected
 
 
+@pytest.mark.parametrize("most, expected", [(None, (9, 1, 0)), (12, (9, 1, 0)), (4, (4, 1, 0)), (1, (1, 1, 0)),
+                                            (0, (0, 0, 0))])  # fmt: skip
+def test_a_number_of_negatives_is_drawn(tmp_path, most, expected):
+    negatives = [f"n{n}" for n in range(9)]
+    rows = [{"query": query, "pos": [f"{query} yes"], "neg": texts}
+            for query, texts in (("a", negatives), ("b", ["only"]), ("c", []))]  # fmt: skip
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    data, counts = row_table(path, num_negatives=most)
+    drawn = [[text for text in row[2:] if text is not None] for row in rows_of(data)]
+    assert tuple(map(len, drawn)) == expected
+    assert {*drawn[0]} <= {*negatives} and len({*drawn[0]}) == len(drawn[0])
+    assert counts.get("texts", {}) == ({"more than num_negatives": 10 - sum(expected)} if sum(expected) < 10 else {})
+    assert rows_of(row_table(path, num_negatives=most)[0]) == rows_of(data)
+    if most == 4:
+        assert drawn[0] != negatives[:4]  # not the first ones
+
+
 def test_no_negatives_are_no_column(tmp_path):
     for row in ({"query": "q", "answer": "a"}, {"query": "q", "pos": ["a"], "neg": []}, {"anchor": "q", "pos": ["a"]}):
         assert read_triplets(jsonl(tmp_path / "a.jsonl", row)).to_list() == [{"anchor": "q", "positive": "a"}]

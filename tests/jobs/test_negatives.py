@@ -29,7 +29,7 @@ def files(tmp_path, monkeypatch):
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*PASSAGES[11:], PASSAGES[25]]))
     encoded = []
 
-    def embedder(encoder, role, kind=None):
+    def embedder(encoder, role, texts=(), kind=None):
         def embed(texts):
             encoded.extend((kind, text) for text in texts)
             return np.array([VECTORS[text] for text in texts])
@@ -125,7 +125,7 @@ def test_without_a_corpus_and_with_the_prompts_of_the_model(tmp_path, monkeypatc
     encode = frozen.encode_sentences
     monkeypatch.setattr(frozen, "prompt_of", lambda model, kind: {"query": None, "document": "document"}[kind])
     monkeypatch.setattr(
-        frozen, "encode_sentences", lambda *a, prompt_name, **o: prompts.append(prompt_name) or encode(*a, **o)
+        frozen, "encode_sentences", lambda *a, prompt, **o: prompts.append(prompt) or encode(*a, **o)
     )
     output = str(tmp_path / "mined.tsv")
     run("mine", None, **{"model.name": model, "data.input": str(rows), "mining.num_negatives": 1}, output=output)
