@@ -77,7 +77,7 @@ class InBatchLoss(CachedLoss):
         return average_gradient(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        missing = labels.get("missing") if isinstance(labels, Mapping) else None
+        missing: Any = labels.get("missing") if isinstance(labels, Mapping) else None
         if missing is None and not self.mask_duplicates:
             return {"labels": labels}
         if self.gather_across_devices and not self.mask_duplicates:

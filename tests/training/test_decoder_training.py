@@ -38,7 +38,7 @@ def test_triplets_of_a_pair_file(tmp_path, capsys):
     assert datasets["nli"].column_names == ["anchor", "positive", "negative"] and len(datasets["nli"]) == 12
     assert datasets["nli"][0]["positive"].startswith("surely") and datasets["nli"][0]["negative"].startswith("never")
     assert len(list(texts)) == 36
-    assert "12 triplets, 12 rows dropped (neutral)" in capsys.readouterr().out
+    assert ": 12 rows, 12 rows dropped (neutral)" in capsys.readouterr().out
     datasets, _ = training_data(load("train", "bellm", {"data.train": [source], "data.neutral": True}))
     assert datasets["nli"].column_names == ["anchor", "positive", "negative", "neutral"]
     (tmp_path / "none.tsv").write_text("premise\thypothesis\tlabel\na b\tc\t0\n")

@@ -19,7 +19,7 @@ from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders import lengths
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
-from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
+from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator
 from raoe_train.training.arguments import Training, trainer_settings
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import PremiseBatchSampler
@@ -78,9 +78,9 @@ def test_each_loss_has_its_batches(tmp_path, encoder):
 
     assert collator(RAOELoss(model)) is ScoreLabelCollator
     assert collator(stock.MatryoshkaLoss(model, ListMLELoss(model), [8])) is ListCollator
-    assert collator(InfoNCELoss(model)) is collator(stock.CoSENTLoss(model)) is SentenceTransformerDataCollator
+    assert collator(InfoNCELoss(model)) is collator(stock.CoSENTLoss(model)) is RowCollator
     assert collator(lambda model: RAOELoss(model)) is ScoreLabelCollator
-    assert collator(None) is SentenceTransformerDataCollator
+    assert collator(None) is RowCollator
     mine = SentenceTransformerDataCollator(preprocess_fn=model.preprocess, prompts="query: ")
     assert collator(RAOELoss(model), data_collator=mine) is SentenceTransformerDataCollator
 
