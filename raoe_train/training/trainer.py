@@ -79,12 +79,12 @@ class Trainer(SentenceTransformerTrainer):
     ) -> None:
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed = by_length, packed
+        train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
         self.keep = weight_for(train_dataset, keep)
         if (self.keep or packed is True) and not by_length:
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
         self.batch: Any = None  # of the current or last step
         self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss has not been read yet
-        train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
         if args.prompts is None:
             args.prompts = _own_prompts(self.model, train_dataset)  # the collator reads prompts from args only
@@ -134,9 +134,13 @@ class Trainer(SentenceTransformerTrainer):
         data: Any = self.train_dataset
         for name, loss in self._inner() if self.is_world_process_zero() else ():
             if isinstance(loss, InBatchLoss):
-                columns = (data[name] if isinstance(data, Mapping) else data).column_names or []
-                rows = self.args.train_batch_size * (world_size() if loss.gather_across_devices else 1)
-                own = len({*columns} - {"label", "score"}) - 2
+                each = data[name] if isinstance(data, Mapping) else data
+                size, world = self.args.train_batch_size, world_size() if loss.gather_across_devices else 1
+                rows, own = size * world, len({*(each.column_names or [])} - {"label", "score"}) - 2
+                is_left = hasattr(each, "__len__") and len(each) % size == 1 and not self.args.dataloader_drop_last
+                if is_left and not own:
+                    left = f"the last of its {len(each)} rows is alone in a batch and has no negatives"
+                    raise ValueError(f"{name}: {left}: set dataloader_drop_last, or another batch size than {size}")
                 what = f"{rows - 1} in-batch negatives, up to {own} of its own and {own * (rows - 1)} of the other rows"
                 print(f"{name}: a row has {what}. Accumulated batches add none; loss.mini_batch_size fits larger ones")
         result = super().train(*arguments, **settings)

@@ -87,7 +87,7 @@ def test_chat_template_is_not_applied_to_texts(tmp_path):
     tokenizer.chat_template = "{% for message in messages %}{{ bos_token + message['content'] }}{% endfor %}"
     tokenizer.save_pretrained(folder)
     theirs, ours = SentenceTransformer(folder, device="cpu"), load_encoder(folder, device="cpu", pooling="mean")
-    features = [theirs.preprocess(["a man"]), theirs.preprocess(["a dog"])]
+    features = [theirs.preprocess(["a man", "a train"]), theirs.preprocess(["a dog", "music"])]
     assert features[0]["modality"] == "message", "or this test shows nothing"
     assert InfoNCELoss(theirs)(features).isfinite()
     assert ours.preprocess(["a man"])["input_ids"].tolist() == [tokenizer("a man")["input_ids"]]

@@ -107,3 +107,19 @@ def test_any_order_of_columns(tmp_path):
     with pytest.raises(ValueError, match="a row lacks a negative"):
         trained(tmp_path, Dataset.from_list(COLUMNS), loss=stock.MultipleNegativesRankingLoss)
     trained(tmp_path, Dataset.from_list(full), loss=stock.MultipleNegativesRankingLoss)
+
+
+@pytest.mark.parametrize("drop, size, fails", [(False, 3, True), (False, 9, True), (True, 3, False), (False, 4, False)])
+def test_a_last_batch_of_one_row_is_refused_before_training(tmp_path, drop, size, fails):
+    model = tiny_encoder(double=False)
+    data = Dataset.from_dict({"query": SENTENCES[:10], "passage": SENTENCES[1:]})
+    arguments = SentenceTransformerTrainingArguments(
+        str(tmp_path), per_device_train_batch_size=size, max_steps=1, dataloader_drop_last=drop, report_to="none",
+        use_cpu=True, save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = rt.Trainer(model, arguments, data, loss=InfoNCELoss(model))
+    if fails:
+        with pytest.raises(ValueError, match="train: the last of its 10 rows is alone in a batch and has no"):
+            trainer.train()
+    else:
+        trainer.train()
