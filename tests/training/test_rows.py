@@ -57,7 +57,7 @@ def test_each_format_trains_on_the_same_rows(tmp_path, capsys):
         output = capsys.readouterr().out
         assert f"{file}: 10 rows\n" in output
         what = "3 in-batch negatives, up to 2 of its own and 6 of the other rows"
-        line = f"{file.split('.')[0]}: a row has {what}. Accumulated batches add none"
+        line = f"{file.split('.')[0]}: a row has {what}\n  accumulated batches add none; "
         assert output.count(line) == 1
         if file == "a.jsonl":
             expected = losses
