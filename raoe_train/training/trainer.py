@@ -142,7 +142,8 @@ class Trainer(SentenceTransformerTrainer):
                     left = f"the last of its {len(each)} rows is alone in a batch and has no negatives"
                     raise ValueError(f"{name}: {left}: set dataloader_drop_last, or another batch size than {size}")
                 what = f"{rows - 1} in-batch negatives, up to {own} of its own and {own * (rows - 1)} of the other rows"
-                print(f"{name}: a row has {what}\n  accumulated batches add none; loss.mini_batch_size allows larger ones")
+                print(f"{name}: a row has {what}")
+                print("  accumulated batches add none; loss.mini_batch_size allows larger ones")
         result = super().train(*arguments, **settings)
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
