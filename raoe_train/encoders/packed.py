@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from raoe_kernels import bidirectional_attention
+from raoe_kernels import backends, bidirectional_attention
 from raoe_train.encoders.bidirectional.configuration import windows
 from raoe_train.encoders.bidirectional.modeling import PACKED, PADDED, BidirectionalModel
 
@@ -74,6 +74,11 @@ def packing_of(model: Any) -> Packing | str:
     sizes = windows(config) if kind in DECODERS else [config.sliding_window] if kind == "modernbert" else []
     window = min(filter(None, sizes), default=None) if attention == PACKED else None
     return Packing(config.pad_token_id + 1 if kind in OFFSET else 0, window, attention != PACKED)
+
+
+def is_default(device: torch.device) -> bool:
+    """Whether to pack on a device: on CUDA, if attention has its Triton backend; as measured (docs/by-length.md)."""
+    return device.type == "cuda" and backends(device)["bidirectional_attention"]["triton"] is True
 
 
 def pack(model: Any, packed: bool = True) -> str | None:

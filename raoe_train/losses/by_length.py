@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raoe_train.encoders.lengths import by_length, change, keywords_of, words_looked_up_once
-from raoe_train.encoders.packed import pack, vary_sizes
+from raoe_train.encoders.packed import is_default, pack, vary_sizes
 from raoe_train.losses.base import CachedLoss, attach_gradient, check_numbers, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
@@ -209,7 +209,7 @@ class ByLength(CachedLossMixin, nn.Module):
         inner = innermost(loss)
         self.model: Any = inner.model if hasattr(inner, "model") else inner.sentence_embedder  # BatchAllTripletLoss
         if packed == "auto":
-            packed = _device(self.model).type == "cuda"
+            packed = is_default(_device(self.model))
         for model in (self.model, *([keep.start] if keep else [])):
             reason = pack(_layers(model)[-1], packed) if packed or _device(model).type != "cpu" else None
             if packed and reason is not None:

@@ -17,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
 from raoe_train.data.rows import row_table
 from raoe_train.encoders.embed import prompt_of
+from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
 from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
@@ -110,7 +111,7 @@ class Trainer(SentenceTransformerTrainer):
             regularizer = Keep(model, self.keep) if self.keep else None
             packed = self.packed
             if packed == "auto":
-                packed = self.args.device.type == "cuda" and self.args.n_gpu == 1
+                packed = self.args.n_gpu == 1 and is_default(self.args.device)
             elif packed and self.args.n_gpu > 1:  # DataParallel would cut the row
                 raise ValueError("packed needs a process for each GPU: start training with torchrun")
             loss = ByLength(inner, keep=regularizer, packed=packed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -218,10 +219,14 @@ def test_tf32_auto_needs_a_gpu(monkeypatch, tmp_path):
         trainer_settings(tf32, tmp_path, device=None, has_dev=False)
 
 
-def test_packed_auto_needs_one_gpu(tmp_path, encoder):
+def test_packed_auto_needs_one_gpu_and_triton(tmp_path, encoder, monkeypatch):
+    usable: dict[str, Any] = {"bidirectional_attention": {"triton": True}}
+    monkeypatch.setattr("raoe_train.encoders.packed.backends", lambda device: usable)
     model = SentenceTransformer(encoder, device="cpu")
     trainer = Trainer(model, arguments(tmp_path), pairs(tmp_path / "a.tsv"), loss=RAOELoss(model))
-    for kind, gpus, expected in (("cpu", 0, False), ("cuda", 1, True), ("cuda", 2, False)):
+    cases = [("cpu", 0, True, False), ("cuda", 1, True, True), ("cuda", 1, "no", False), ("cuda", 2, True, False)]
+    for kind, gpus, triton, expected in cases:
+        usable["bidirectional_attention"]["triton"] = triton
         args = {"device": torch.device(kind), "n_gpu": gpus, "torch_compile": False, "bf16": False, "fp16": False}
         trainer.args = SimpleNamespace(**args, tf32=None)
         model[0].model.config._attn_implementation = "sdpa"
