@@ -103,6 +103,7 @@ SPILLS |= {"attention_backward_kv bf16 80": 128}
 SPILLS |= {f"attention_backward_kv bf16 {d} dual": 616 for d in (80, 128)}
 SPILLS |= {f"info_nce_products bf16 {ids} loss": 32 for ids in ("ids", "ids64")}
 SPILLS |= {"info_nce_products bf16 ids gradient": 264}
+SPILLS |= {"sigmoid_weights fp32 ids groups loss": 8}
 SPILLS |= {"info_nce_products bf16 mask loss": 88, "info_nce_products bf16 mask gradient": 160}
 
 
