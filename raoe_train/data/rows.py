@@ -33,10 +33,10 @@ def row_table(
 ) -> Table:
     """Read rows of an anchor, a positive and any number of negatives, or make them from NLI pairs.
 
-    A row has an anchor, a positive (for names see NAMES; sentence1 and sentence2 without score and label) and
-    negatives: negative, negative_1, negative_2, …, where null or an empty cell is none. LISTS are columns of lists of
-    texts or of {"title", "text"}. Each positive of a query makes a row. A negative that is the query or one of its
-    positives, in any row, is left out, and so are more than num_negatives, which are drawn, always the same.
+    Columns have the NAMES of anchor and positive (sentence1 and sentence2 without a score and a label), and negative,
+    negative_1, negative_2, …, where an empty cell is no negative. LISTS hold lists of texts or of {"title", "text"}.
+    Each positive of a query makes a row. A negative that is the query or its positive in any row is left out. Of more
+    than num_negatives, as many are drawn at random, the same ones each time.
 
     Any other source has pairs of a premise and a hypothesis with a label. They are grouped by the exact text of the
     premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default each premise makes one triplet: with two in a
@@ -108,7 +108,7 @@ def _parse_row(fields: Mapping[str, Any], source: Source, neutral: bool) -> Row:
 
 
 def _parse_texts(column: str, value: Any) -> list[str]:
-    """The texts in a column of lists, or in a column of texts, of which an empty one is none."""
+    """The texts in a cell: those of its list, or its one text; none if a cell for a text is empty."""
     if value is None or (value == "" and column not in LISTS):
         return []
     if column not in LISTS:

@@ -104,7 +104,7 @@ def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str |
     cosines are averaged."""
     if (second := getattr(encoder, "second", None)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
-        members = [embedder(each, role, texts) for each in (first, second)]
+        members = [embedder(each, role, texts, kind) for each in (first, second)]
         return lambda sentences: np.hstack([unit_rows(embed(sentences)) for embed in members])
     prompt, task = encoder.prompt, getattr(encoder, "task", None)
     options: dict[str, Any] = {} if task is None else {"task": task}
@@ -154,10 +154,8 @@ def embeddings(
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
         return embed(texts)
-    key = digest(
-        {"model": identity(encoder), "texts": digest(list(texts)), "shard": resume.SHARD}
-        | ({"kind": kind} if kind else {})
-    )
+    parts = {"model": identity(encoder), "texts": digest(list(texts)), "shard": resume.SHARD}
+    key = digest(parts | ({"kind": kind} if kind else {}))
     folder = Path(cache).expanduser() / key[:16]
     return resume.gather(resume.share(folder, texts, resume.SHARD, embed, f"{role} {encoder.name}"))
 

@@ -19,6 +19,7 @@ _KEY = "raoe_suffix"  # in tokenizer_config.json, and the name of the suffix in 
 _FIELDS = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "clean_up_tokenization_spaces",
            "split_special_tokens", "extra_special_tokens", "chat_template")  # fmt: skip
 
+
 def parse_template(template: str) -> tuple[str, str]:
     """Split a template into the text before and after {text}, its only field; literal braces are doubled: {{ or }}."""
     parts = [""]

@@ -13,7 +13,7 @@ import numpy as np
 from raoe_train.data.columns import RowProblem, parse_score, parse_sentence, parse_word
 from raoe_train.data.rows import row_table
 from raoe_train.data.sources import Source
-from raoe_train.data.tables import read_table
+from raoe_train.data.tables import Texts, read_table
 from raoe_train.encoders.embed import nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
 
@@ -36,8 +36,7 @@ def of_rows(rows: Any, source: str) -> Task:
     relevant: dict[str, set[str]] = {}
     for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
         relevant.setdefault(query, set()).add(positive)
-    names = [name for name in rows.column_names if name.startswith(("positive", "negative"))]
-    passages = {text: text for name in names for text in rows.unique(name) if text is not None}
+    passages = {text: text for text in Texts({"": rows.remove_columns("anchor")})}
     return _task({query: query for query in relevant}, passages, relevant, source)
 
 

@@ -102,16 +102,15 @@ class Task:
     n_queries: int = 0  # of retrieval: the first sentences are queries, the others passages, with their own prompts
 
     def by_prompt(self, model: Any) -> list[tuple[str | None, list[str]]]:
-        """(prompt or None for the default one, the sentences that a SentenceTransformer reads after it)."""
+        """(prompt or None, the sentences that a SentenceTransformer reads after it)."""
         if not (n := self.n_queries):
-            return [(None, self.sentences)]
+            return [(model.prompts.get(model.default_prompt_name), self.sentences)]
         return [(prompt_of(model, "query"), self.sentences[:n]), (prompt_of(model, "document"), self.sentences[n:])]
 
     def print_cut(self, model: Any, name: str) -> None:
         """Print how many sentences a SentenceTransformer cuts."""
-        default = model.prompts.get(model.default_prompt_name) or ""
-        parts = ((default if prompt is None else prompt, texts) for prompt, texts in self.by_prompt(model))
-        print_cut(model, (prompt + text for prompt, texts in parts for text in texts), name, "")
+        texts = ((prompt or "") + text for prompt, part in self.by_prompt(model) for text in part)
+        print_cut(model, texts, name, "")
 
 
 class NoSuchTask(ValueError):

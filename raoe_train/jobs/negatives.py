@@ -12,6 +12,7 @@ from raoe_train.artifacts.provenance import digest, fingerprint
 from raoe_train.artifacts.resume import Output
 from raoe_train.data.files import write_rows
 from raoe_train.data.rows import row_table
+from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import CHUNK, embeddings, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.evaluation.retrieval import read_passages
@@ -41,10 +42,8 @@ def mine_negatives(config: Any, path: Path) -> dict[str, Any]:
     data, model, mining = config.data, config.model, config.mining
     table, counts = row_table(data.input, columns=data.columns or None, on_error=data.on_error)
     pairs = [*dict.fromkeys(zip(table["anchor"][:], table["positive"][:], strict=True))]
-    names = [name for name in table.column_names if name.startswith(("positive", "negative"))]
-    given = [text for name in names for text in table.unique(name) if text is not None]
     more = read_passages(mining.corpus, data.on_error).values() if mining.corpus else ()
-    corpus = [*dict.fromkeys([*given, *more])]
+    corpus = [*dict.fromkeys([*Texts({"": table.remove_columns("anchor")}), *more])]
     keywords, cross = {key: getattr(mining, key) for key in KEYS}, mining.cross_encoder
     if cross and all(value is None for value in (mining.max_score, mining.absolute_margin, mining.relative_margin)):
         raise ValueError("mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin")

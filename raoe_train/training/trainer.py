@@ -33,9 +33,9 @@ class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for raoe_train's and sentence-transformers' losses, one loss or one for each dataset.
 
     Differences from the base class: The loss chooses the collator. If `args` has no prompts, texts get the encoder's
-    own: of rows, whose first column is anchor, query or question, its prompts for queries and documents. Batches are
-    encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that shows the
-    rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), and weight decay skips those
+    own; if the first column is anchor, query or question, those for queries and documents. Batches are encoded by
+    length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that shows the rows.
+    Checkpoints include the loss's own parameters (a learned scale, a classifier), and weight decay skips those
     that are one number. The log is printed in lines; trackers get more values.
 
     Args:
