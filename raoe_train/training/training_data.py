@@ -146,8 +146,10 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
         rows = row_table(source, **options)[0] if is_rows else read_scored(source, prompt, **options)
         dev[source if name in dev else name] = rows
     if data.dev_share and not dev:
-        datasets, pairs = hold_out(datasets, data.dev_share, seed)
-        dev = {"held out": pairs}
+        datasets, rows = hold_out(datasets, data.dev_share, seed)
+        if {*rows.column_names} == {*TEXTS}:  # positives without scores
+            rows = rows.rename_columns(dict(zip(TEXTS, ("anchor", "positive"), strict=True)))
+        dev = {"held out": rows}
     for name, pairs in dev.items():
         warn_shared_pairs(datasets, pairs, name)
     tasks = {k: of_rows(rows, k) if "anchor" in rows.column_names else of_pairs(rows) for k, rows in dev.items()}
@@ -157,31 +159,33 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
 
 
 def hold_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
-    """Hold a `share` of the first dataset's pairs out as a dev set; returns (the other pairs, the dev set). All pairs
-    of a first sentence stay together, and both parts have at least two distinct scores. ValueError for a dataset
-    without scores, with fewer than FEWEST pairs, or with too few distinct scores."""
+    """Hold a `share` of the first dataset out as a dev set; returns (the other rows, the dev set). All rows of a first
+    text stay together. Both parts have at least two distinct scores or, without scores, two distinct first texts.
+    ValueError where that is impossible, for labels without scores, and for fewer than FEWEST rows."""
     name, dataset = next(iter(datasets.items()))
-    if "score" not in dataset.column_names:
-        raise ValueError("data.dev_share needs scored pairs: name a dev set with --data.dev, or remove it")
+    first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
+    counted = "score" if "score" in dataset.column_names else first
+    if first not in dataset.column_names or (counted == first and "label" in dataset.column_names):
+        raise ValueError("data.dev_share needs scores or positives: name a dev set with --data.dev, or remove it")
     if len(dataset) < FEWEST:
         raise ValueError(
-            f"{name} has only {len(dataset)} pairs: data.dev_share needs at least {FEWEST}; name a dev set, --data.dev"
+            f"{name} has only {len(dataset)} rows: data.dev_share needs at least {FEWEST}; name a dev set, --data.dev"
         )
     places: dict[str, list[int]] = {}
-    for place, text in enumerate(dataset["sentence1"][:]):
+    for place, text in enumerate(dataset[first][:]):
         places.setdefault(text, []).append(place)
-    dev_rows, distinct, groups, scores = set[int](), set[float](), [*places.values()], dataset["score"][:]
+    dev_rows, distinct, groups, values = set[int](), set[Any](), [*places.values()], dataset[counted][:]
     for number in np.random.default_rng(seed).permutation(len(groups))[1:]:  # one is left for training
         if len(dev_rows) >= max(2, share * len(dataset)) and len(distinct) > 1:
             break
         dev_rows.update(groups[number])
-        distinct.update(scores[place] for place in groups[number])
+        distinct.update(values[place] for place in groups[number])
     train_rows = [place for place in range(len(dataset)) if place not in dev_rows]
-    if min(len(distinct), len({scores[place] for place in train_rows})) < 2:
+    if min(len(distinct), len({values[place] for place in train_rows})) < 2:
         raise ValueError(
-            f"{name} has too few distinct first sentences or scores for data.dev_share: name a dev set with --data.dev"
+            f"{name} has too few distinct first texts or scores for data.dev_share: name a dev set with --data.dev"
         )
-    print(f"{name}: {len(dev_rows)} of {len(dataset)} pairs are held out for development")
+    print(f"{name}: {len(dev_rows)} of {len(dataset)} rows are held out for development")
     train = dataset.select(train_rows).flatten_indices(keep_in_memory=True)
     return DatasetDict({**datasets, name: train}), dataset.select(sorted(dev_rows))
 

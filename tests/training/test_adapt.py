@@ -106,7 +106,7 @@ def test_scores_are_shown_with_their_change():
     [
         (60, {"score": lambda row: 3}, "all 60 scores are 3, so no pair ranks above another"),
         (60, {"label": lambda row: "neutral"}, "all 60 scores are 0.5, so no pair ranks above another"),
-        (15, {"score": lambda row: row}, "mine has only 15 pairs: data.dev_share needs at least 16"),
+        (15, {"score": lambda row: row}, "mine has only 15 rows: data.dev_share needs at least 16"),
         (60, {"label": lambda row: row % 2}, "label is 0, and there is no score: map labels to classes"),
         (60, {"other": lambda row: row}, "no column for score"),
     ],
@@ -146,7 +146,7 @@ def test_swapped_dev_pairs_are_reported(tmp_path, encoder, capsys):
 
 
 def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):
-    with pytest.raises(ValueError, match="too few distinct first sentences"):
+    with pytest.raises(ValueError, match="too few distinct first texts"):
         lines = [f"the same\t{SENTENCES[row % 11]}\t{row}" for row in range(20)]
         (tmp_path / "one.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]) + "\n")
         adapt(tmp_path, encoder, str(tmp_path / "one.tsv"))

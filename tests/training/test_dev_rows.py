@@ -7,6 +7,8 @@ import json
 import pytest
 
 from raoe_train import run
+from raoe_train.cli import load
+from raoe_train.training.training_data import read_training_data, with_dev
 from tests.tiny import SENTENCES
 from tests.training.small_runs import settings, write_pairs
 
@@ -58,3 +60,19 @@ def test_dev_sets_of_two_kinds(tmp_path):
     both = [write_rows(tmp_path / "dev.jsonl"), write_pairs(tmp_path / "dev.tsv", rows=24)]
     with pytest.raises(ValueError, match=r"data\.dev mixes scored pairs and rows without scores"):
         train(tmp_path, both)
+
+
+@pytest.mark.parametrize("columns", [("query", "positive", "negative"), ("sentence1", "sentence2")])
+def test_queries_are_held_out_whole(tmp_path, columns):
+    count = len(SENTENCES)
+    rows = [[SENTENCES[(n + step) % count] for step in (0, 1 + n // count, 4)] for n in range(2 * count)]
+    lines = (json.dumps(dict(zip(columns, row, strict=False))) for row in rows)
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    options = settings(tmp_path, **{"data.train": [str(tmp_path / "rows.jsonl")], "data.dev_share": 0.3})
+    config = load("train", None, {**options, "data.dev": None, "loss": "InfoNCELoss"})
+    datasets, dev = with_dev(read_training_data(config, tmp_path)[0], config)
+    task = dev["held out"]
+    queries = {*task.sentences[: task.n_queries]}
+    assert task.kind == "retrieval" and len(queries) >= 4
+    assert {*datasets["rows"]["anchor"]} == {*SENTENCES} - queries
+    assert len(datasets["rows"]) == 2 * (count - len(queries))  # both rows of each other query

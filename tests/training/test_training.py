@@ -153,7 +153,7 @@ def test_max_rows_draws_with_the_seed(tmp_path):
 def test_best_model_is_chosen_on_held_out_pairs(tmp_path, capsys):
     options = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
     metrics = run("train", "raoe-s1", **options)
-    held = int(re.search(r"train: (\d+) of 40 pairs are held out", capsys.readouterr().out)[1])
+    held = int(re.search(r"train: (\d+) of 40 rows are held out", capsys.readouterr().out)[1])
     assert 8 <= held <= 12 and metrics["pairs"] == {"train": 40 - held}
     assert metrics["before"]["spearman"] is not None and metrics["best_step"]
     datasets, _ = training_data(load("train", "raoe-s1", options))
@@ -166,7 +166,7 @@ def test_best_model_is_chosen_on_held_out_pairs(tmp_path, capsys):
 def test_sources_without_held_out_pairs(tmp_path):
     options = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
     few = {"data.train": write_pairs(tmp_path / "few.tsv", rows=15)}
-    with pytest.raises(ValueError, match=r"few has only 15 pairs: data.dev_share needs at least 16"):
+    with pytest.raises(ValueError, match=r"few has only 15 rows: data.dev_share needs at least 16"):
         run("train", "raoe-s1", **{**options, **few})
     with pytest.raises(ValueError, match=r"data\.dev_share must be .*below 1"):
         run("train", "raoe-s1", **{**options, "data.dev_share": 1})
