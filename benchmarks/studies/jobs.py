@@ -23,11 +23,13 @@ from raoe_train.config import parse
 from raoe_train.data.pairs import conditional_table
 from raoe_train.data.rows import list_table
 from raoe_train.data.tables import read_sentences
+from raoe_train.evaluation.comparison import LEVEL, differences, interval, resample
 from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tasks, split_word
 from raoe_train.jobs.train import check_config
 
-__all__ = ["Outcomes", "cell", "made_with", "main_score", "read_tasks", "split_word", "table"]
+__all__ = ["LEVEL", "Outcomes", "cell", "differences", "interval", "made_with", "main_score", "read_tasks", "resample",
+           "split_word", "table"]  # fmt: skip
 
 
 def run(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> dict[str, Any]:

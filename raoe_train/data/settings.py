@@ -73,6 +73,8 @@ class Data(Rows):
         train: training sources (FILE, FILE#SPLIT, builtin#train, hub name), never mixed in a batch unless pooled as A+B
         labels: class of each label (larger = less related, null drops its rows), or one such mapping per file name
         dev: sources of the dev set; the encoder that scores best on it is kept
+        guard: texts, or scored pairs, on which the encoder must stay as it is (evaluation.certificate); by default the
+            training texts
         dev_share: share of the first source to hold out as dev set; used if dev is not set
         score_scale: lowest and highest possible score in train; two numbers, or two for each source
         max_rows: maximum number of rows of each source, drawn with training.seed
@@ -87,6 +89,7 @@ class Data(Rows):
     train: list[str] = field(default_factory=list)
     labels: dict[str, Any] | None = None
     dev: list[str] | None = None
+    guard: list[str] = field(default_factory=list)
     dev_share: Share = 0
     score_scale: list[float] = field(default_factory=list)
     max_rows: PositiveInt | None = None

@@ -29,9 +29,10 @@ from raoe_train.evaluation.tasks import Polarity, Task, evaluate_tasks
 from raoe_train.jobs.shared import job, require
 from raoe_train.losses import Loss
 from raoe_train.losses.reads import LISTS
-from raoe_train.training import measures
+from raoe_train.training import certificate, measures
 from raoe_train.training.arguments import Training, check_training, declare_training, split_batches, trainer_settings
 from raoe_train.training.callbacks import LogFile, keep_events
+from raoe_train.training.certificate import CERTIFICATE
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -42,6 +43,7 @@ from raoe_train.training.run_directory import (
     RECIPE,
     TEACHER,
     clear_unfinished,
+    complete_checkpoints,
     newest_checkpoint,
     save_with_card,
     settings_of,
@@ -118,6 +120,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     Raises:
         FloatingPointError: the loss is NaN or infinite. The message names the step and shows the rows of its batch.
+
+    With evaluation.certificate the result also has "certificate" (raoe_train.training.certificate.choose) and "failed",
+    1 if the start was saved. It is also written to certificate.json.
     """
     data, training, seed = config.data, config.training, config.training.seed
     check_config(config)
@@ -165,8 +170,15 @@ def train(config: TrainConfig) -> dict[str, Any]:
     checkpoint = on_rank_zero(lambda: newest_checkpoint(output.path / CHECKPOINTS, trainer.args.save_only_model))
     if checkpoint is not None:
         print(f"resuming from {checkpoint}")
+    first = certificate.weights_of(encoder) if config.evaluation.certificate else {}
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    chosen: dict[str, Any] = {}
+    if config.evaluation.certificate:
+        tried = complete_checkpoints(output.path / CHECKPOINTS)
+        guard = certificate.guard_of(data, texts, encoder, first, seed)
+        chosen = certificate.choose(trainer, first, tried, [*dev.values()], guard, config.evaluation)
     metrics: dict[str, Any] = {
+        **({"certificate": chosen, "failed": int(not chosen["accepted"])} if chosen else {}),
         "before": before,
         "after": measure_encoder(tasks),
         "scale": trainer.scales,
@@ -187,6 +199,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     def save() -> dict[str, Any]:
         plots = pictures(lambda: measures.plot_run(trainer.state.log_history, output.path / PICTURE))
         save_with_card(encoder, output, config, metrics, plots)
+        if chosen:
+            write_json(output.path / CERTIFICATE, chosen)
         write_json(output.path / METRICS, metrics)
         output.finish({})
         clear_unfinished(output.path)
@@ -215,6 +229,15 @@ def check_config(config: TrainConfig) -> None:
     if scale and len(scale) not in (2, 2 * len(data.train)):
         raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
     check_training(config.training, bool(data.dev or data.dev_share))
+    if config.evaluation.certificate:
+        if not (data.dev or data.dev_share):
+            raise ValueError("evaluation.certificate needs a dev set, data.dev or data.dev_share")
+        if config.training.save_strategy == "no":
+            raise ValueError("evaluation.certificate needs checkpoints: remove training.save_strategy no")
+        if config.training.others.get("fsdp"):
+            raise ValueError("evaluation.certificate needs all weights in every process: remove training.fsdp")
+    elif data.guard:
+        raise ValueError("data.guard has no effect without evaluation.certificate")
 
 
 def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:

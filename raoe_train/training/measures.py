@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raoe_train.artifacts import report
-from raoe_train.config import PositiveInt
+from raoe_train.config import AboveZeroToOne, NonNegativeFloat, PositiveInt
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier
@@ -30,12 +30,18 @@ class Evaluation:
         before: evaluate also before training
         batch_size: sentences in a batch
         classifier: classifier for transfer tasks
+        certificate: save what a paired bootstrap on the dev set calls better than the start, else the start
+        mixtures: with certificate, shares of the trained weights in mixtures with those of the start, to try as well
+        guard_budget: with certificate, how many points the correlation on data.guard may fall
     """
 
     tasks: list[str] = field(default_factory=list)
     before: bool = True
     batch_size: PositiveInt = 64
     classifier: Classifier | None = None
+    certificate: bool = False
+    mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.85, 0.7, 0.5, 0.3])
+    guard_budget: NonNegativeFloat = 3.0
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:

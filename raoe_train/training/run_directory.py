@@ -17,12 +17,13 @@ from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.scratch import drop_head
 from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.tasks import Task
+from raoe_train.training.certificate import CERTIFICATE, table_of
 from raoe_train.training.measures import score_rows
 
 RECIPE, METRICS, LOG = "recipe.yaml", "metrics.json", "log.jsonl"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders that an unfinished run has
 EVENTS = "tensorboard"
-FILES = (RECIPE, METRICS, LOG, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
+FILES = (RECIPE, METRICS, LOG, CERTIFICATE, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
 STATE = "trainer_state.json"  # of a checkpoint
 HEADING = "\n## Training Details\n"  # heading in sentence-transformers' card before which our section goes
 # Settings that do not affect results, by full path, because keys of mappings (data.labels) may have any name.
@@ -41,6 +42,7 @@ def settings_of(config: Any, tasks: Mapping[str, Task]) -> dict[str, Any]:
     fingerprints = {
         "data.train": [[contents(part) for part in pool(source)] for source in data.train],
         "data.dev": [[contents(part) for part in pool(source)] for source in data.dev or []],
+        "data.guard": [[contents(part) for part in pool(source)] for source in data.guard],
         **{key: fingerprint(name) if name not in (None, SCRATCH) else None for key, name in encoders.items()},
         "evaluation.tasks": {word: digest(task.content) for word, task in tasks.items()},
     }
@@ -82,12 +84,17 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
     return new[0] if new else load_encoder(replace(model, name=str(initial)), sentences=texts, seed=seed, train=True)
 
 
-def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
-    """The newest complete checkpoint, or None. trainer_state.json is written last, so a checkpoint without it is
-    incomplete. If it is damaged, or the optimizer's state is missing (unless `only_model`), a warning is printed."""
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints by step: trainer_state.json is written last."""
     steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # not a number in a copy
     complete = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
-    for path in sorted(complete, key=lambda path: int(steps[path]), reverse=True):
+    return sorted(complete, key=lambda path: int(steps[path]))
+
+
+def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
+    """The newest complete checkpoint, or None. If its state is damaged, or the optimizer's state is missing (unless
+    `only_model`), a warning is printed."""
+    for path in reversed(complete_checkpoints(folder)):
         if not read_json(path / STATE):
             print(f"skipping checkpoint {path}: its {STATE} is damaged", flush=True)
         elif not only_model and not any(path.rglob("*optim*")):
@@ -127,6 +134,7 @@ def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> l
     settings = _set(to_dict(replace(config, output=None, overwrite=False)), to_dict(type(config)()))
     recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     scores = [[cell(name), *values] for name, *values in score_rows(metrics)]
+    certificate = metrics.get("certificate")
     return [
         "## Recipe and scores",
         "",
@@ -137,6 +145,7 @@ def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> l
         f"{metrics['steps']:,} steps in {metrics['seconds']:,} s{'; main metric x 100:' if scores else '.'}",
         *(table(["", "before", "after", "change"], scores) if scores else []),
         *plots,
+        *(["", *(f"    {line}" for line in table_of(certificate).splitlines())] if certificate else []),
         "",
         f"Made with {made_with({'commit': metrics['commit'] or 'unknown', **metrics['versions']})}.",
     ]

@@ -150,8 +150,8 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
         if {*rows.column_names} == {*TEXTS}:  # positives without scores
             rows = rows.rename_columns(dict(zip(TEXTS, ("anchor", "positive"), strict=True)))
         dev = {"held out": rows}
-    for name, pairs in dev.items():
-        warn_shared_pairs(datasets, pairs, name)
+    for name, rows in dev.items():
+        datasets = without_dev_pairs(datasets, rows, name, leave_out=config.evaluation.certificate)
     tasks = {k: of_rows(rows, k) if "anchor" in rows.column_names else of_pairs(rows) for k, rows in dev.items()}
     if len({task.kind for task in tasks.values()}) > 1:
         raise ValueError("data.dev mixes scored pairs and rows without scores: use one of the two")
@@ -212,21 +212,33 @@ def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
     return DefaultBatchSampler(sampler, **settings)  # type: ignore[arg-type]
 
 
-def warn_shared_pairs(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
-    """Print a warning if dev pairs also occur in the training data, with their sentences in either order."""
+def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) -> Any:
+    """Print how many pairs of a dev set are also training pairs, with their texts in either order. With `leave_out` the
+    result is the datasets without them, and nothing left of one is a ValueError; else the datasets as they are."""
     columns = TEXTS if "sentence1" in dev.column_names else ("anchor", "positive")
 
-    def unordered(rows: Mapping[str, Any]) -> list[frozenset[str]]:
-        return [frozenset(pair) for pair in zip(*(rows[name] for name in columns), strict=True)]
+    def unordered(rows: Any) -> Iterator[frozenset[str]]:
+        for part in rows.select_columns([*columns]).iter(BATCH):
+            yield from map(frozenset, zip(*(part[name] for name in columns), strict=True))
 
-    pairs, overlap = unordered(dev[:]), set[frozenset[str]]()
-    dev_pairs = {*pairs}
-    for dataset in datasets.values():
+    pairs = [*unordered(dev)]
+    dev_pairs, shared, kept = {*pairs}, set[frozenset[str]](), dict(datasets)
+    for key, dataset in datasets.items():
         if {*columns} <= {*dataset.column_names}:
-            for rows in dataset.select_columns([*columns]).iter(BATCH):
-                overlap |= dev_pairs.intersection(unordered(rows))
-    if count := sum(pair in overlap for pair in pairs):
-        print(f"warning: {count} of the {len(pairs)} dev pairs of {name} are also training pairs: scores are too high")
+            places = []
+            for place, pair in enumerate(unordered(dataset)):
+                if pair in dev_pairs:
+                    shared.add(pair)
+                else:
+                    places.append(place)
+            if leave_out and not places:
+                raise ValueError(f"all pairs of {key} are also dev pairs of {name}: none is left to train on")
+            if leave_out and len(places) < len(dataset):
+                kept[key] = dataset.select(places).flatten_indices(keep_in_memory=True)
+    if count := sum(pair in shared for pair in pairs):
+        what = "left out of training" if leave_out else "scores are too high"
+        print(f"warning: {count} of the {len(pairs)} dev pairs of {name} are also training pairs: {what}")
+    return DatasetDict(kept)
 
 
 def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:

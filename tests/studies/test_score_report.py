@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from benchmarks.studies.__main__ import main
-from benchmarks.studies.score_report import differences, interval, resample, spearman
 from raoe_train import run
 from raoe_train.data.files import write_rows
+from raoe_train.evaluation.comparison import differences, interval, resample, spearman
 from raoe_train.evaluation.tasks import Outcomes, write_outcomes
 from tests.tiny import SENTENCES, tiny_encoder
 

@@ -1,0 +1,180 @@
+"""Choose the encoder that a run saves: the start, its checkpoints and mixtures of both compete on the dev set, and must
+agree with the start on other texts. The certificate lists them (docs/adapt.md)."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, concatenate_datasets
+
+from raoe_train.data.pairs import TEXTS, read_scored
+from raoe_train.data.settings import Data
+from raoe_train.data.sources import has_column
+from raoe_train.data.tables import read_sentences
+from raoe_train.encoders.embed import cosines, encode_sentences
+from raoe_train.evaluation.comparison import differences, interval
+from raoe_train.evaluation.sts import of_pairs
+from raoe_train.evaluation.tasks import Outcomes, Task, encode_tasks
+
+CERTIFICATE = "certificate.json"
+GUARD_TEXTS = 1000  # of the training data
+RESAMPLES = 2000
+SIGNIFICANT = 0.05
+LORA_A = re.compile(r"\blora_(embedding_)?A\b")
+Weights = Mapping[str, torch.Tensor]
+
+
+def weights_of(encoder: Any) -> dict[str, torch.Tensor]:
+    """A copy of the trained parameters on the CPU."""
+    return {name: w.detach().to("cpu", copy=True) for name, w in encoder.named_parameters() if w.requires_grad}
+
+
+def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
+    """Set the trained parameters to share x trained + (1 - share) x start. Of a LoRA adapter only B is mixed, because
+    the product B A is what it adds to the encoder's weights."""
+    with torch.no_grad():
+        for name, weight in encoder.named_parameters():
+            if name in start:
+                first = trained[name] if share and LORA_A.search(name) else start[name]
+                weight.copy_(torch.lerp(first.float(), trained[name].float(), share))
+
+
+def guard_of(data: Data, training_texts: Iterable[str], encoder: Any, start: Weights, seed: int) -> Task:
+    """The task that guards other texts, from data.guard or, without it, from the training texts: the correlation of the
+    cosines of pairs with their scores. Texts are paired at random, and the scores are their cosines at the start."""
+    sources, columns, texts = data.guard, data.columns, training_texts
+    if scored := [has_column(source, columns, "score") for source in sources]:
+        if all(scored):
+            parts = [read_scored(source, None, columns=columns or None) for source in sources]
+            return of_pairs(concatenate_datasets([part.select_columns([*TEXTS, "score"]) for part in parts]))
+        if any(scored):
+            raise ValueError("data.guard mixes scored pairs and texts: use one of the two")
+        texts = [text for source in sources for text in read_sentences(source, columns or None)]
+    texts = [*dict.fromkeys(texts)]
+    generator = np.random.default_rng(seed)
+    drawn = generator.permutation(len(texts))[: None if sources else GUARD_TEXTS]
+    first = [texts[i] for i in drawn]
+    second = [*first[1:], *first[:1]]  # a random order, so random pairs
+    mix(encoder, start, start, 0.0)
+    scores = cosines(*np.split(encode_sentences(encoder, [*first, *second]), 2))
+    return of_pairs(Dataset.from_dict({"sentence1": first, "sentence2": second, "score": scores}))
+
+
+def choose(
+    trainer: Any, start: Weights, checkpoints: Sequence[Path], dev: Sequence[Task], guard: Task, settings: Any
+) -> dict[str, Any]:
+    """Put the best candidate's weights into the trainer's encoder, and print a table of the candidates.
+
+    Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for settings.mixtures. The
+    winner is the best on the dev set of those that the paired bootstrap over its examples calls better than the start,
+    and whose guard falls by at most settings.guard_budget. If there is none, the start wins.
+
+    Returns:
+        The certificate: {"saved": name of the winner, "accepted": whether it is not the start, "reason": a sentence,
+        "metric": of the dev set, "examples": in it, "guard_budget", "candidates": {name: {"share", "dev", "guard", and
+        but for the start "change" on the dev set, "low", "high": its 95 % interval, "p"}}}; scores x 100. p, one-sided,
+        is the probability that the best of the candidates changes as much, in standard errors, if none is better.
+    """
+    encoder: Any = trainer.model
+    before, outcomes = _measure(encoder, start, start, 0.0, [*dev, guard], settings.batch_size)
+    rows: dict[str, dict[str, Any]] = {"start": {"share": 0.0, "dev": float(np.mean(before[:-1])), "guard": before[-1]}}
+    paths, samples = dict[str, Path](), dict[str, np.ndarray]()
+    for path in checkpoints:
+        trained = _load(trainer, path)
+        for share in (1.0, *settings.mixtures):
+            values, others = _measure(encoder, start, trained, share, [*dev, guard], settings.batch_size)
+            pairs = zip(outcomes[:-1], others[:-1], strict=True)
+            name = f"step {path.name.rpartition('-')[2]}" + ("" if share == 1 else f", mixed {share:g}")
+            rows[name] = {"share": share, "dev": float(np.mean(values[:-1])), "guard": values[-1]}
+            samples[name] = np.mean([differences(*pair, RESAMPLES, trainer.args.seed) for pair in pairs], axis=0)
+            paths[name] = path
+    add_evidence(rows, samples)
+    lowest = before[-1] - settings.guard_budget
+    inside = {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
+    better = {name: row for name, row in inside.items() if row["p"] < SIGNIFICANT}
+    saved = max(better, key=lambda name: better[name]["dev"], default="start")
+    if saved == "start":
+        mix(encoder, start, start, 0.0)
+    else:
+        mix(encoder, start, _load(trainer, paths[saved]), rows[saved]["share"])
+    examples = sum(len(outcome.values) for outcome in outcomes[:-1])
+    certificate = {
+        "saved": saved,
+        "accepted": saved != "start",
+        "reason": _reason(saved, rows, inside, examples, settings.guard_budget),
+        "metric": dev[0].main,
+        "examples": examples,
+        "guard_budget": settings.guard_budget,
+        "candidates": {
+            name: {key: None if math.isnan(value) else value for key, value in row.items()}
+            for name, row in rows.items()
+        },
+    }
+    print(table_of(certificate))
+    return certificate
+
+
+def _load(trainer: Any, path: Path) -> dict[str, torch.Tensor]:
+    trainer._load_from_checkpoint(str(path))
+    return weights_of(trainer.model)
+
+
+def _measure(
+    encoder: Any, start: Weights, trained: Weights, share: float, tasks: Sequence[Task], batch_size: int
+) -> tuple[list[float], list[Outcomes]]:
+    """The main metric x 100 of each task for a mixture, NaN if undefined, and the outcomes behind it."""
+    mix(encoder, start, trained, share)
+    values, outcomes = list[float](), list[Outcomes]()
+    for task, rows in zip(tasks, encode_tasks(encoder, tasks, batch_size), strict=True):
+        score: Any = task.score
+        metrics, outcome = score(rows)
+        value = metrics[task.main]
+        values.append(math.nan if value is None else value)
+        outcomes.append(outcome)
+    return values, outcomes
+
+
+def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> None:
+    """Add "change", "low", "high" and "p" to the rows of candidates, from bootstrap samples of their changes. A p for
+    all candidates together: max t of Westfall and Young (1993), section 2.5."""
+    largest, ts = np.full(RESAMPLES, -np.inf), dict[str, float]()
+    for name, values in samples.items():
+        row = rows[name]
+        row |= {"change": row["dev"] - rows["start"]["dev"], "low": math.nan, "high": math.nan, "p": 1.0}
+        spread = float(np.nanstd(values)) if np.isfinite(values).mean() > 0.5 else 0.0
+        if spread > 0 and math.isfinite(row["change"]):
+            row["low"], row["high"] = interval(values)
+            ts[name] = row["change"] / spread
+            largest = np.fmax(largest, (values - row["change"]) / spread)
+    for name, t in ts.items():
+        rows[name]["p"] = float((1 + (largest >= t).sum()) / (1 + RESAMPLES))
+
+
+def _reason(saved: str, rows: Mapping[str, Any], inside: Mapping[str, Any], examples: int, budget: float) -> str:
+    if saved != "start":
+        p = "p < 0.001" if rows[saved]["p"] < 0.001 else f"p = {rows[saved]['p']:.3f}"
+        return f"better than the start on {examples} dev examples ({p}, paired bootstrap), guard within {budget:g}"
+    if math.isnan(rows["start"]["guard"]):
+        return "the start gives all of the guard's pairs the same cosine: the start is saved"
+    if not inside:
+        return f"every candidate lowers the guard by more than its budget of {budget:g}: the start is saved"
+    best = max(inside.values(), key=lambda row: -row["p"])
+    outside = "" if len(inside) == len(rows) - 1 else f" within the guard's budget of {budget:g}"
+    evidence = f"{best['change']:+.2f}, p = {best['p']:.2f} by the paired bootstrap, {examples} examples"
+    return f"no candidate{outside} is surely better than the start on the dev set ({evidence}): the start is saved"
+
+
+def table_of(certificate: Mapping[str, Any]) -> str:
+    """The candidates as text, a line for each."""
+    width = max(len(name) for name in certificate["candidates"]) + 2
+    lines = [f"{'candidate':<{width}}{certificate['metric'] + ' on dev':<16}{'95 % interval':<18}guard"]
+    for name, row in certificate["candidates"].items():
+        between = f"({row['low']:+.2f} … {row['high']:+.2f})" if row.get("low") is not None else ""
+        dev, guard = ("undefined" if row[key] is None else f"{row[key]:.2f}" for key in ("dev", "guard"))
+        mark = "   <- saved" if name == certificate["saved"] else ""
+        lines.append(f"{name:<{width}}{dev:<16}{between:<18}{guard}{mark}")
+    return "\n".join([*lines, certificate["reason"]])

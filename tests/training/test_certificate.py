@@ -1,0 +1,205 @@
+"""The certificate: candidates, mixtures of weights, the guard, and the start where nothing is surely better."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from raoe_train import run
+from raoe_train.cli import load, main
+from raoe_train.config import recipe_text
+from raoe_train.encoders.embed import cosines
+from raoe_train.evaluation.comparison import spearman
+from raoe_train.training.certificate import RESAMPLES, add_evidence, mix, weights_of
+from tests.tiny import SENTENCES, tiny_encoder
+from tests.training.small_runs import KILLED, settings, write_pairs
+
+
+def pairs(path, rows, seed=0, at_random=False):
+    """Pairs whose score falls with the distance of their sentences, or is random."""
+    draw, count = random.Random(seed), len(SENTENCES)
+    lines = ["sentence1\tsentence2\tscore"]
+    for row in range(rows):
+        first, second = draw.sample(range(count), 2)
+        score = draw.random() if at_random else abs(first - second)
+        lines.append(f"{SENTENCES[first]} {row}\t{SENTENCES[second]}\t{score}")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def options(folder, seed=0, **changes):
+    start = folder / "start"
+    if not start.exists():
+        tiny_encoder().save_pretrained(str(start))
+    training = {"num_train_epochs": 6, "per_device_train_batch_size": 32, "learning_rate": 3e-2}
+    given = {"model.name": str(start), "model.scratch": None, "model.max_seq_length": None, "training": training,
+             "data.train": [pairs(folder / "mine.tsv", 160, seed, bool(seed))],
+             "data.dev": pairs(folder / "held.tsv", 120, seed + 1, bool(seed)),
+             "loss": "PearsonLoss", "evaluation.certificate": True, "evaluation.guard_budget": 200}  # fmt: skip
+    all_settings = {**settings(folder), **given, **changes}
+    return {key: value for key, value in all_settings.items() if value is not None}
+
+
+def weights(folder):
+    return {name: value for name, value in SentenceTransformer(str(folder), device="cpu").state_dict().items()}
+
+
+def test_the_best_candidate_is_saved_with_its_certificate(tmp_path, capsys):
+    metrics = run("train", None, **options(tmp_path))
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate == metrics["certificate"] and certificate["accepted"] and metrics["failed"] == 0
+    rows = certificate["candidates"]
+    assert {row["share"] for row in rows.values()} == {0, 0.3, 0.5, 0.7, 0.85, 1} and len(rows) in (6, 11)
+    saved = rows[certificate["saved"]]
+    assert saved["dev"] == max(row["dev"] for row in rows.values() if row.get("p", 1) < 0.05)
+    assert saved["dev"] == pytest.approx(metrics["after"]["spearman"], abs=1e-3)
+    assert saved["change"] == pytest.approx(metrics["after"]["spearman"] - metrics["before"]["spearman"], abs=1e-3)
+    assert saved["low"] < saved["change"] < saved["high"] and rows["start"]["guard"] == pytest.approx(100)
+    output = capsys.readouterr().out
+    assert f"{certificate['saved']} " in output and "<- saved" in output and certificate["reason"] in output
+    assert "<- saved" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"seed": 7}, "no candidate is surely better than the start"),
+        ({"evaluation.guard_budget": 0.0}, "every candidate lowers the guard by more than its budget of 0"),
+        ({"training.learning_rate": 1e-12, "training.bf16": False}, "no candidate is surely better"),
+    ],
+    ids=["random scores", "no budget", "no change"],
+)
+def test_the_start_is_saved_if_nothing_is_better(tmp_path, capsys, changes, reason):
+    given = options(tmp_path, **changes)
+    (tmp_path / "recipe.yaml").write_text(recipe_text(load("train", None, given)))
+    assert main(["train", str(tmp_path / "recipe.yaml")]) == 1
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate["saved"] == "start" and not certificate["accepted"] and reason in certificate["reason"]
+    start, saved = weights(tmp_path / "start"), weights(tmp_path / "out")
+    assert all(torch.equal(value, saved[name]) for name, value in start.items())
+    assert certificate["reason"] in capsys.readouterr().out
+    assert main(["train", str(tmp_path / "recipe.yaml")]) == 1  # again: finished
+
+
+def test_dev_pairs_are_left_out_of_training(tmp_path, capsys):
+    dev = pairs(tmp_path / "held.tsv", 120, 8, at_random=True)
+    (tmp_path / "other.tsv").write_text("sentence1\tsentence2\tscore\n" + "".join(f"{n}\tb\t{n}\n" for n in range(64)))
+    other = str(tmp_path / "other.tsv")
+    with pytest.raises(ValueError, match=r"all pairs of held are also dev pairs of held\.tsv"):
+        run("train", None, **options(tmp_path, seed=7, **{"data.train": [dev]}))
+    metrics = run("train", None, **options(tmp_path, seed=7, **{"data.train": [f"{dev}+{other}"]}))
+    assert not metrics["certificate"]["accepted"] and [*metrics["pairs"].values()] == [64]
+    assert "120 of the 120 dev pairs of held.tsv are also training pairs: left out" in capsys.readouterr().out
+
+
+def test_a_mixture_of_weights():
+    encoder = tiny_encoder()
+    start = weights_of(encoder)
+    trained = {name: value + torch.randn_like(value) for name, value in start.items()}
+    for share in (0, 0.3, 0.7, 1):
+        mix(encoder, start, trained, share)
+        for name, value in encoder.named_parameters():
+            expected = (1 - share) * start[name].double() + share * trained[name].double()
+            torch.testing.assert_close(value.double(), expected, atol=1e-6, rtol=0)
+    mix(encoder, start, trained, 0)
+    assert all(torch.equal(value, start[name]) for name, value in encoder.named_parameters())
+
+
+def test_a_mixture_with_an_adapter_mixes_what_it_adds():
+    from peft import LoraConfig
+
+    encoder, text = tiny_encoder(), [SENTENCES[0]]
+    encoder.add_adapter(LoraConfig(r=4, target_modules=["query", "value"], init_lora_weights=True))
+    start = weights_of(encoder)
+    with torch.no_grad():
+        for name, value in encoder.named_parameters():
+            if "lora_" in name:
+                value.add_(torch.randn_like(value))
+    trained = weights_of(encoder)
+    assert 0 < len(trained) == len(start)
+
+    def added():
+        layers = [module for module in encoder.modules() if hasattr(module, "get_delta_weight")]
+        return torch.stack([layer.get_delta_weight("default") for layer in layers])
+
+    whole = added()
+    mix(encoder, start, trained, 0.3)
+    torch.testing.assert_close(added(), 0.3 * whole, atol=1e-5, rtol=0)
+    mix(encoder, start, start, 0)
+    assert not added().any() and np.isfinite(encoder.encode(text)).all()
+
+
+def test_p_counts_the_candidates():
+    draw = np.random.default_rng(0)
+    together = draw.normal(size=RESAMPLES)
+    rows = {"start": {"dev": 50.0}, **{str(n): {"dev": 52.0} for n in range(20)}}
+    add_evidence(rows, {str(n): 2 + together for n in range(20)})  # 20 candidates that vary together: as one
+    one = {"start": {"dev": 50.0}, "a": {"dev": 52.0}}
+    add_evidence(one, {"a": 2 + together})
+    assert rows["0"]["p"] == one["a"]["p"] == pytest.approx(0.0228, abs=0.01)
+    assert one["a"]["low"] == pytest.approx(0.04, abs=0.15) and one["a"]["high"] == pytest.approx(3.96, abs=0.15)
+    add_evidence(rows, {str(n): 2 + draw.normal(size=RESAMPLES) for n in range(20)})  # independent: 20 chances
+    assert rows["0"]["p"] == pytest.approx(1 - (1 - 0.0228) ** 20, abs=0.05)
+    for values in (np.full(RESAMPLES, 2.0), np.full(RESAMPLES, np.nan)):  # two pairs; constant scores
+        add_evidence(one, {"a": values})
+        assert one["a"]["p"] == 1
+
+
+@pytest.mark.parametrize("kind", ["texts", "scored"])
+def test_a_guard_of_ones_own(tmp_path, kind):
+    texts = [*SENTENCES]
+    if kind == "texts":
+        (tmp_path / "guard.txt").write_text("\n".join(texts) + "\n")
+        guard = str(tmp_path / "guard.txt")
+    else:
+        guard = pairs(tmp_path / "guard.tsv", 60)
+    given = options(tmp_path, **{"data.guard": [guard]})
+    certificate = run("train", None, **given)["certificate"]
+    saved = certificate["candidates"][certificate["saved"]]
+    start, encoder = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("start", "out"))
+    if kind == "scored":
+        columns = pandas.read_csv(guard, sep="\t")
+        for model, row in ((start, certificate["candidates"]["start"]), (encoder, saved)):
+            first, second = (model.encode([*columns[name]]) for name in ("sentence1", "sentence2"))
+            assert row["guard"] == pytest.approx(spearman(cosines(first, second), columns["score"]), abs=0.1)
+    else:
+        assert certificate["candidates"]["start"]["guard"] == pytest.approx(100) and saved["guard"] < 99.9
+
+
+def test_a_killed_run_saves_the_same(tmp_path):
+    given = options(tmp_path)
+    whole = run("train", None, **given)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe_text(load("train", None, {**given, "output": str(tmp_path / "again")})))
+    for step in ("18", "0"):
+        code = subprocess.run([sys.executable, "-c", KILLED, str(recipe), step], check=False).returncode
+        assert code == (9 if step == "18" else 0)
+    again = json.loads((tmp_path / "again" / "metrics.json").read_text())
+    assert again["certificate"]["saved"] == whole["certificate"]["saved"]
+    first, second = weights(tmp_path / "out"), weights(tmp_path / "again")
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.dev": None}, "evaluation.certificate needs a dev set"),
+        ({"training.save_strategy": "no"}, "evaluation.certificate needs checkpoints"),
+        ({"data.guard": ["guard.txt", "guard.tsv"]}, "mixes scored pairs and texts"),
+        ({"evaluation.mixtures": [1.5]}, "evaluation.mixtures"),
+    ],
+)
+def test_settings_that_contradict_each_other(tmp_path, monkeypatch, changes, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guard.txt").write_text("\n".join(SENTENCES) + "\n")
+    write_pairs(tmp_path / "guard.tsv")
+    with pytest.raises(ValueError, match=message):
+        run("train", None, **options(tmp_path, **changes))
