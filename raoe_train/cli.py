@@ -40,19 +40,15 @@ STATUS = "exit status: 0 done, 1 finished with failures, 2 invalid input, 3 unex
 
 def job_of(name: str) -> Callable[..., dict[str, Any]]:
     """Return the function of a job; ValueError if no job has this name."""
-    check_job(name)
+    config_of(name)
     return getattr(importlib.import_module(f"raoe_train.jobs.{name}"), name)
 
 
-def check_job(name: str) -> None:
-    """Raise ValueError if no job has this name."""
+def config_of(name: str) -> Any:
+    """Return the configuration class of a job, without importing the job; ValueError if no job has this name."""
     if name not in JOBS:
         raise ValueError(f"unknown job {name!r}{cfg.nearest(name, JOBS)}; jobs: {', '.join(JOBS)}")
-
-
-def config_of(job: str) -> Any:
-    """Return the configuration class of a job, without importing the job."""
-    return getattr(settings, f"{job.title()}Config")
+    return getattr(settings, f"{name.title()}Config")
 
 
 def load(job: str, recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Any:
@@ -146,7 +142,7 @@ def parser() -> Parser:
 def configure(words: Sequence[str]) -> tuple[dict[str, Any], Any]:
     """Parse a command line. Returns its options and the unchecked configuration of the job, see raoe_train.config."""
     if words and not words[0].startswith("-"):
-        check_job(words[0])
+        config_of(words[0])  # an unknown job is an error with a hint
     options = vars(parser().parse_args(words))
     config = config_of(options["job"])
     keys, given = cfg.keys_of(config), dict[str, Any]()

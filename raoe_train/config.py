@@ -113,11 +113,6 @@ def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[s
     return checked(merge(config, [*([] if recipe is None else [read_recipe(recipe)]), settings or {}]))
 
 
-def make(section: type[T], key: str, /, **settings: Any) -> T:
-    """Create an object of a dataclass, with values converted like a recipe's; messages name its keys `key`.KEY."""
-    return merge(section, [settings], f"{key}.")
-
-
 def checked(config: T) -> T:
     """The same configuration, after the check (`complete`) of the settings that a library declares."""
     return config.complete() if hasattr(config, "complete") else config
@@ -142,7 +137,10 @@ def _apply(section: Any, settings: Mapping[str, Any], prefix: str) -> None:
         key, value = prefix + field, {rest: settings[name]} if rest else settings[name]
         hint = hints.get(field)
         inner = dataclass_in(hint)
-        if OTHERS in hints and field not in hints:
+        if rest and is_generic(hint, Mapping):  # one entry of a mapping
+            value = {**(getattr(section, field) or {}), **value}
+            setattr(section, field, convert(key, value, hint))
+        elif OTHERS in hints and field not in hints:
             section.others[str(name)] = value
         elif hint is None or (rest and inner is None):
             raise ValueError(f"unknown key {prefix}{name}{nearest(f'{prefix}{name}', keys_of(type(section), prefix))}")
@@ -173,9 +171,9 @@ def _choose(key: str, choice: Choice, value: Any) -> Choice:
 
 def _rebuild(config: Any) -> Any:
     """Create a configuration object again, for the checks of its classes, which look at several fields."""
-    if not dataclasses.is_dataclass(config):
+    if not hasattr(config, "__dataclass_fields__"):
         return config
-    return type(config)(**{name: _rebuild(getattr(config, name)) for name in hints_of(type(config))})
+    return dataclasses.replace(config, **{name: _rebuild(getattr(config, name)) for name in hints_of(type(config))})
 
 
 def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
@@ -266,7 +264,7 @@ def describe(hint: Any) -> str:
         rules = [rule for rule in of[1:] if isinstance(rule, tuple) and rule[1] < math.inf]
         return f"{describe(of[0])} {' and '.join(f'{SIGNS[sign][1]} {limit:.10g}' for sign, limit in rules)}".strip()
     if origin is Literal:
-        return ", ".join(map(str, of))
+        return f"{'one of ' * (len(of) > 1)}{', '.join(map(str, of))}"
     if len(members(hint)) > 1:
         return " or ".join(map(describe, of))
     if is_generic(hint, Iterable):

@@ -66,11 +66,11 @@ def test_commands_are_valid(page):
             words = ["raoe-train", *words[words.index("-m") + 2 :]]
         if words[0] == "raoe-train":
             _, job, *rest = words
-            recipe: list[str] = []
-            if job != "prepare" and rest and not rest[0].startswith("-"):
-                recipe, rest = rest[:1], rest[1:]
+            count = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
+            recipe, rest = rest[:count], rest[count:]
+            if recipe and job != "prepare":
                 assert recipe[0] in shipped() or recipe[0].isupper() or recipe[0].endswith(".yaml"), words
-                recipe = [each for each in recipe if each in shipped()]
+                recipe = recipe if recipe[0] in shipped() else []
             if "--config" in rest:  # of a file of the reader's
                 place = rest.index("--config")
                 del rest[place : place + 2]

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, Source, make
+from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, Source, merge
 
 SCRATCH = "scratch"  # as model.name: make a new model
 CONDITIONAL = "conditional"  # name of the prompt, among a model's prompts, that has a {condition}
@@ -113,7 +113,7 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
         return encoder
     settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
     names = {each.name for each in fields(Model)}
-    return make(Model, "model", **{key: value for key, value in settings.items() if key in names} | changes)
+    return merge(Model, [{key: value for key, value in settings.items() if key in names}, changes], "model.")
 
 
 def identity(model: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from raoe_train.artifacts import report, resume
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import Output
-from raoe_train.config import make
+from raoe_train.config import merge
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs import PairsToScore
@@ -114,7 +114,7 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
             raise ValueError(f"teacher has options for {name!r}, which is not one of the teachers {', '.join(names)}")
     common = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
     settings = ({**common, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
-    return [make(FrozenEncoder, "teacher", **fields) for fields in settings]
+    return [merge(FrozenEncoder, [fields], "teacher.") for fields in settings]
 
 
 def _scorer(teacher: FrozenEncoder, texts: Texts) -> Callable[[Any], np.ndarray]:
