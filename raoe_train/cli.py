@@ -96,9 +96,10 @@ class Parser(argparse.ArgumentParser):
         """Add the option of a key."""
         default = key.default.class_path if key.type is cfg.Choice else key.default
         shown = default if isinstance(default, str) and default else json.dumps(default)
-        text = f"{key.text} ({cfg.describe(key.type)}; default: {shown})".strip().replace("%", "%%")
+        kind = cfg.describe(key.type)
+        text = f"{key.text} ({kind}; default: {shown})".strip().replace("%", "%%")
         several = "+" if cfg.is_generic(key.type, Iterable) else "?" if bool in cfg.members(key.type) else None
-        form = "NAME=VALUE" if cfg.is_generic(key.type, Mapping) else "VALUE"
+        form = "NAME=VALUE" if "NAME=VALUE" in kind else "VALUE"
         text = argparse.SUPPRESS if group is not self and group.description else text
         group.add_argument(f"--{name}", action="append", nargs=several, metavar=form, help=text)
 
@@ -108,7 +109,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words. Other keys become options, too: some sections take them, and the others have a better error."""
         unknown = (word.partition("=")[0] for word in args or () if self.keys and word.startswith("--"))
-        for option in {*unknown} - {*self._option_string_actions}:
+        for option in {*unknown} - {*self._option_string_actions, "--"}:
             self.add_argument(option, action="append", nargs="*")
         return super().parse_known_args(args, namespace)
 
@@ -150,11 +151,13 @@ def configure(words: Sequence[str]) -> tuple[dict[str, Any], Any]:
         if len(options[key]) > 1:
             raise ValueError(f"--{key} is given twice; list several values after one flag: --{key} A B")
         given[key] = cfg.value_of(options[key][0], keys[key].type if key in keys else None)
-    recipes = options.get("config", [])
-    if options["job"] == "prepare":
-        given |= {"names": options["positional"]} if options.get("positional") else {}
-    elif options.get("positional"):
-        recipes = [options["positional"], *recipes]
+    recipes, positional = options.get("config", []), options.get("positional")
+    if positional and options["job"] == "prepare":
+        if "names" in given:
+            raise ValueError("names are given twice: before the options and as --names")
+        given["names"] = positional
+    elif positional:
+        recipes = [positional, *recipes]
     return options, cfg.merge(config, [*map(cfg.read_recipe, recipes), given])
 
 

@@ -267,8 +267,10 @@ def describe(hint: Any) -> str:
         return f"{'one of ' * (len(of) > 1)}{', '.join(map(str, of))}"
     if len(members(hint)) > 1:
         return " or ".join(map(describe, of))
+    if is_generic(hint, Mapping):
+        return "a mapping, {NAME: {KEY: VALUE}}" if is_generic(of[1], Mapping) else "a mapping, NAME=VALUE ..."
     if is_generic(hint, Iterable):
-        return "a mapping, NAME=VALUE ..." if is_generic(hint, Mapping) else f"a list, each {describe(of[0])}"
+        return f"a list, each {describe(of[0])}"
     return WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
@@ -344,7 +346,7 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
     try:
         values = read_yaml(path.read_text(encoding="utf-8-sig")) or {}
     except ValueError as error:
-        raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
+        raise ValueError(f"recipe {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ValueError(f"recipe {path} must be a mapping of settings, got {type(values).__name__}")
     return values

@@ -44,19 +44,15 @@ def test_later_layers_win(tmp_path):
         ("--data.score_scale 1 5", "data.score_scale", [1.0, 5.0]),
         ("--data.columns sentence1=premise score=007", "data.columns", {"sentence1": "premise", "score": "007"}),
         ("--data.labels yes=0 no=1 x=null", "data.labels", {"yes": 0, "no": 1, "x": None}),
-        ("--model.name 1.10", "model.name", "1.10"),
         ("--model.name 007", "model.name", "007"),
         ("--model.lora r=4 lora_alpha=8", "model.lora", {"r": 4, "lora_alpha": 8}),
         ("--model.lora.r 4", "model.lora", {"r": 4}),
-        ("--model.bidirectional_layers all", "model.bidirectional_layers", "all"),
         ("--overwrite", "overwrite", True),
         ("--loss.gather_across_devices --overwrite", "loss.init_args.gather_across_devices", True),
         ("--loss.mini_batch_size null", "loss.init_args.mini_batch_size", None),
         ("--loss.margin=-0", "loss.init_args.margin", 0.0),
-        ("--training.by_length false", "training.by_length", False),
         ("--training.optim adamw_torch", "training.optim", "adamw_torch"),
         ("--model.scratch.layers 3", "model.scratch.layers", 3),
-        ("--polarity.reference.name x", "polarity.reference.name", "x"),
     ],
 )
 def test_words(words, key, value):
@@ -139,7 +135,7 @@ def test_custom_loss(tmp_path, monkeypatch):
 )
 def test_broken_recipes_are_named(tmp_path, text):
     (tmp_path / "broken.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"recipe .*broken\.yaml"):
+    with pytest.raises(ValueError, match=r"^recipe .*broken\.yaml.*$"):
         load("train", tmp_path / "broken.yaml")
 
 
@@ -184,7 +180,7 @@ def test_what_is_printed_is_a_recipe(tmp_path, capsys, job):
 EXAMPLES = {
     "an integer": "3", "a number": "0.5", "a text": "some", "the name of a class": "CoSENTLoss", "a list": "[]",
     "each an integer": "3 4", "each a number": "0.5 1", "each a text": "some more", "NAME=VALUE ...": "a=1 b=2",
-    "a mapping": "{}",
+    "a mapping": "{}", "{NAME: {KEY: VALUE}}": '{"a":{"prompt":"x"}}',
 }  # fmt: skip
 
 
@@ -209,8 +205,7 @@ def test_every_form_that_the_help_shows_is_accepted(job, capsys, monkeypatch, tm
     assert {name for name, *_ in entries} == keys.keys() - sections
     first = ["--generation.do_sample"] * (job == "generate")  # which some keys require
     for name, form, kind, default in entries:
-        words = [[]] * form.startswith("[") + [*examples(kind)] + [["{a: {prompt: x}}"]] * (name == "teacher")
-        for value in words if name != "teacher" else words[2:]:
+        for value in [[]] * form.startswith("[") + [*examples(kind)]:
             configure([job, *(first if "do_sample" not in name else []), f"--{name}", *value])
         if form and default != '""':
             assert configure([job, f"--{name}", default])[1] == config, name
