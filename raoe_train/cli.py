@@ -1,17 +1,23 @@
-"""The command ``raoe-train JOB [RECIPE] [--section.key value …]``, and the same from Python: ``run``."""
+"""The command ``raoe-train JOB [RECIPE] [--section.key VALUE …]``, and the same from Python: ``run``."""
 
+import argparse
 import importlib
+import inspect
+import json
 import logging
 import os
 import sys
 import tempfile
+import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from raoe_train import config as cfg
 from raoe_train.artifacts.processes import end_group
+from raoe_train.jobs import settings
 
 JOBS = {
     "train": "train an encoder on scored pairs, triplets, labelled pairs or lists",
@@ -24,27 +30,30 @@ JOBS = {
     "export": "save an encoder with its adapter merged in",
     "check": "check that embeddings do not depend on padding and batch size",
 }
-TRAIN_PACKAGES = ("accelerate", "datasets", "filelock", "jsonargparse", "matplotlib", "pandas", "peft", "pyarrow",
+TRAIN_PACKAGES = ("accelerate", "datasets", "filelock", "matplotlib", "pandas", "peft", "pyarrow",
         "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
 EXTRAS = {**dict.fromkeys(TRAIN_PACKAGES, "train"), "bitsandbytes": "4bit", "mteb": "eval"}  # {import name: extra}
+USAGE = "raoe-train JOB [RECIPE] [--config FILE] [--section.key VALUE ...]"
+OPTIONS = {"job", "positional", "config", "print_config", "traceback", "loss.help"}  # of the parser, beside keys
+STATUS = "exit status: 0 done, 1 finished with failures, 2 invalid input, 3 unexpected error, 130 interrupted"
 
 
 def job_of(name: str) -> Callable[..., dict[str, Any]]:
     """Return the function of a job; ValueError if no job has this name."""
-    if name not in JOBS:
-        import difflib
-
-        close = difflib.get_close_matches(name, JOBS, n=1, cutoff=0.5)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise ValueError(f"unknown job {name!r}{hint}; jobs: {', '.join(JOBS)}")
+    config_of(name)
     return getattr(importlib.import_module(f"raoe_train.jobs.{name}"), name)
+
+
+def config_of(name: str) -> Any:
+    """Return the configuration class of a job, without importing the job; ValueError if no job has this name."""
+    if name not in JOBS:
+        raise ValueError(f"unknown job {name!r}{cfg.nearest(name, JOBS)}; jobs: {', '.join(JOBS)}")
+    return getattr(settings, f"{name.title()}Config")
 
 
 def load(job: str, recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Any:
     """Create the configuration object of a job; see raoe_train.config.parse."""
-    from raoe_train.config import parse
-
-    return parse(job_of(job).config, recipe, settings)  # type: ignore[attr-defined]
+    return cfg.parse(config_of(job), recipe, settings)
 
 
 def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str, Any]:
@@ -63,6 +72,95 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
     return job_of(job)(recipe, **settings)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser with an option for each key of a configuration class, if there is one."""
+
+    def __init__(self, *args: Any, config: Any = None, **settings: Any) -> None:
+        settings |= {"argument_default": argparse.SUPPRESS, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(*args, **settings, allow_abbrev=False)  # type: ignore[misc]
+        self.keys = cfg.keys_of(config) if config else {}
+        essentials = getattr(config, "essentials", ())
+        groups: dict[str, Any] = {"": self}
+        first = self.add_argument_group("settings that most runs need") if essentials else self
+        for name, key in self.keys.items():
+            section, of = name.rpartition(".")[0], cfg.dataclass_in(key.type)
+            if of in (None, cfg.Choice):
+                self.add_key(name, key, first if name in essentials else groups[section])
+            else:  # the help of a section that is unset by default only lists its keys
+                inner = [each.rpartition(".")[2] for each in self.keys if each.startswith(f"{name}.")]
+                listed = None if key.type is of else textwrap.fill(f"--{name}.KEY VALUE sets {', '.join(inner)}", 100)
+                title = key.text or str(of.__doc__).partition(".\n")[0]
+                groups[name] = self.add_argument_group(f"{name}: {title}", listed)
+
+    def add_key(self, name: str, key: cfg.Key, group: Any) -> None:
+        """Add the option of a key."""
+        default = key.default.class_path if key.type is cfg.Choice else key.default
+        shown = default if isinstance(default, str) and default else json.dumps(default)
+        kind = cfg.describe(key.type)
+        text = f"{key.text} ({kind}; default: {shown})".strip().replace("%", "%%")
+        several = "+" if cfg.is_generic(key.type, Iterable) else "?" if bool in cfg.members(key.type) else None
+        form = "NAME=VALUE" if "NAME=VALUE" in kind else "VALUE"
+        text = argparse.SUPPRESS if group is not self and group.description else text
+        group.add_argument(f"--{name}", action="append", nargs=several, metavar=form, help=text)
+
+    def error(self, message: str) -> Any:
+        raise ValueError(message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words. Other keys become options, too: some sections take them, and the others have a better error."""
+        unknown = (word.partition("=")[0] for word in args or () if self.keys and word.startswith("--"))
+        for option in {*unknown} - {*self._option_string_actions, "--"}:
+            self.add_argument(option, action="append", nargs="*")
+        return super().parse_known_args(args, namespace)
+
+
+def parser() -> Parser:
+    """The parser of the command line."""
+    recipes = textwrap.fill(f"a YAML file, or one of: {', '.join(cfg.shipped())}", 100)
+    top = Parser("raoe-train", usage=USAGE, epilog=f"RECIPE is {recipes}\n\n{STATUS}")
+    top.add_argument("--version", action="version", version=f"raoe {version('raoe')}")
+    jobs = top.add_subparsers(title="jobs", metavar="JOB", dest="job", parser_class=Parser)
+    for name, summary in JOBS.items():
+        config = config_of(name)
+        positional, count, text = ("NAME", "*", "as --names") if name == "prepare" else ("RECIPE", "?", recipes)
+        usage = f"raoe-train {name} [{positional}] [--config FILE] [--section.key VALUE ...]"
+        example = getattr(config, "example", "")
+        job = jobs.add_parser(name, help=summary, description=summary, usage=usage, epilog=example, config=config)
+        job.add_argument("positional", nargs=count, metavar=positional, help=text)
+        job.add_argument("--config", action="append", metavar="FILE", help="YAML file of settings; the last one wins")
+        job.add_argument("--print_config", action="store_true", help="print the settings as a recipe")
+        job.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+        if name == "train":
+            text = "list the losses, or the keywords of one"
+            job.add_argument("--loss.help", nargs="?", const="", metavar="CLASS", help=text)
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
+        import argcomplete  # type: ignore[import-not-found]
+
+        argcomplete.autocomplete(top)
+    return top
+
+
+def configure(words: Sequence[str]) -> tuple[dict[str, Any], Any]:
+    """Parse a command line. Returns its options and the unchecked configuration of the job, see raoe_train.config."""
+    if words and not words[0].startswith("-"):
+        config_of(words[0])  # an unknown job is an error with a hint
+    options = vars(parser().parse_args(words))
+    config = config_of(options["job"])
+    keys, given = cfg.keys_of(config), dict[str, Any]()
+    for key in options.keys() - OPTIONS:
+        if len(options[key]) > 1:
+            raise ValueError(f"--{key} is given twice; list several values after one flag: --{key} A B")
+        given[key] = cfg.value_of(options[key][0], keys[key].type if key in keys else None)
+    recipes, positional = options.get("config", []), options.get("positional")
+    if positional and options["job"] == "prepare":
+        if "names" in given:
+            raise ValueError("names are given twice: before the options and as --names")
+        given["names"] = positional
+    elif positional:
+        recipes = [positional, *recipes]
+    return options, cfg.merge(config, [*map(cfg.read_recipe, recipes), given])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 0 done, 1 finished with failures, 2 invalid input or a known
     problem (a full disk, a NaN loss), 3 unexpected error, 130 interrupted, 141 broken pipe."""
@@ -77,34 +175,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
-        print(_help(), flush=True)
-        return 0 if words else 2
-    if "--version" in words[:2]:
-        print(f"raoe {version('raoe')}", flush=True)
-        return 0
     # At import it warns that one of its optional kernels is not installed; users need not act on that.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    job, rest = words[0], words[1:]
-    debug = "--traceback" in rest
-    rest = [word for word in rest if word != "--traceback"]
     if not sys.stderr.isatty():  # the libraries read these variables when they are imported
         for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
             os.environ.setdefault(key, "1")
     try:
-        config = _config(job, rest)
-        if config is None:
-            return 0
-        result = job_of(job)(config)
-        end_group()
+        result = _run(words)
         sys.stdout.flush()
+    except SystemExit as end:  # argparse's, after --help or --version
+        sys.stdout.flush()
+        return int(end.code or 0)
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
         print("raoe-train: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
     except Exception as error:
-        if debug:
+        if "--traceback" in words:
             raise
         # invalid input, a missing file or package, a full disk, a NaN loss, out of memory
         is_known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
@@ -113,29 +201,35 @@ def _main(words: list[str]) -> int:
     return 1 if result.get("failed") else 0
 
 
-def _config(job: str, words: list[str]) -> Any:
-    """The configuration of a job's command line; None after printing what --help or --print_config asks for."""
-    if job in JOBS and job != "prepare" and words and not words[0].startswith("-"):
-        from raoe_train.config import recipe_path  # an unknown recipe is an error before anything heavy is imported
+def _run(words: list[str]) -> dict[str, Any]:
+    """Do what a command line asks for, and return the result of its job; {} after printing."""
+    if not words:
+        parser().print_help()
+        raise SystemExit(2)
+    options, config = configure(words)
+    if "loss.help" in options:
+        print(loss_help(options["loss.help"]))
+    elif "print_config" in options:
+        print(cfg.recipe_text(cfg.checked(config) if getattr(config, "needs_library", False) else config), end="")
+    else:
+        result = job_of(options["job"])(cfg.checked(config))
+        end_group()
+        return result
+    return {}
 
-        words = ["--config", str(recipe_path(words[0])), *words[1:]]
-    config = job_of(job).config  # type: ignore[attr-defined]
-    from raoe_train.config import parse_words, parser_of, recipe_text
 
-    if job == "prepare" and words and not words[0].startswith("-"):
-        words = ["--names", *words]
-    if any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words):
-        essentials = getattr(sys.modules[config.__module__], "ESSENTIALS", "")
-        description = f"{JOBS[job][0].upper()}{JOBS[job][1:]}.\n\n{essentials}".strip()
-        try:
-            parser_of(config, f"raoe-train {job}", description).parse_args(words)
-        except SystemExit:  # argparse's, after help
-            return None
-    settings = parse_words(config, [word for word in words if word != "--print_config"])
-    if "--print_config" in words:
-        print(recipe_text(settings), end="")
-        return None
-    return settings
+def loss_help(name: str) -> str:
+    """The help of a loss and its keywords; of "", the names of all losses."""
+    if not name:
+        from raoe_train import losses
+
+        return f"losses of raoe_train.losses: {', '.join(losses.__all__)}"
+    loss = settings.loss_class(name)
+    usage, text = f"raoe-train train --loss {name} [--loss.KEYWORD VALUE ...]", inspect.getdoc(loss) or ""
+    keywords = Parser(usage=usage, add_help=False, description=text.partition("\n\nArgs:")[0])
+    for each, key in settings.loss_keywords(loss).items():
+        keywords.add_key(f"loss.{each}", key, keywords)
+    return keywords.format_help()
 
 
 def _unexpected(error: Exception) -> str:
@@ -161,17 +255,3 @@ def _no_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 
-def _help() -> str:
-    recipes = ", ".join(path.stem for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml")))
-    jobs = "\n".join(f"  {job:<9} {summary}" for job, summary in JOBS.items())
-    return f"""usage: raoe-train JOB [RECIPE] [--config FILE] [--section.key VALUE ...]
-
-jobs:
-{jobs}
-
-RECIPE is a YAML file, or one of: {recipes}
-
-raoe-train JOB --help lists the settings of a job, --print_config prints them as a recipe, --traceback shows the
-traceback of an error, --version prints the version.
-
-exit status: 0 done, 1 finished with failures, 2 invalid input, 3 unexpected error, 130 interrupted"""

@@ -2,9 +2,10 @@
 
 Each job has one configuration class, of which `parse` creates one object. The settings come in layers, each of which
 overrides the layers before it: defaults, the recipe, `--config` files, the command line (or keywords from Python).
-jsonargparse then checks the types and writes the help from the dataclasses and their docstrings.
+Layers are merged as {dotted key: value}; then each value is converted to the type of its field.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -12,43 +13,41 @@ import inspect
 import math
 import operator
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
-
-    PositiveInt = int
-    NonNegativeInt = int
-    AtLeast2 = int
-    Seed = int
-    PositiveFloat = float
-    NonNegativeFloat = float
-    Share = float
-    Cosine = float
-    ZeroToOne = float
-    AboveZeroToOne = float
-else:
-    from jsonargparse.typing import ClosedUnitInterval as ZeroToOne  # noqa: F401 - for others
-    from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type  # noqa: F401
-
-    PositiveFloat = restricted_number_type("PositiveFiniteFloat", float, [(">", 0), ("<", math.inf)])
-    NonNegativeFloat = restricted_number_type("NonNegativeFiniteFloat", float, [(">=", 0), ("<", math.inf)])
-    AtLeast2 = restricted_number_type("AtLeast2", int, (">=", 2))
-    Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-    Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
-    AboveZeroToOne = restricted_number_type("AboveZeroToOne", float, [(">", 0), ("<=", 1)])
-    Cosine = restricted_number_type("Cosine", float, [(">=", -1), ("<", 1)])
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
+PositiveInt = Annotated[int, (">", 0)]
+NonNegativeInt = Annotated[int, (">=", 0)]
+AtLeast2 = Annotated[int, (">=", 2)]
+Seed = Annotated[int, (">=", 0), ("<", 2**32)]
+PositiveFloat = Annotated[float, (">", 0), ("<", math.inf)]
+NonNegativeFloat = Annotated[float, (">=", 0), ("<", math.inf)]
+Share = Annotated[float, (">=", 0), ("<", 1)]
+ZeroToOne = Annotated[float, (">=", 0), ("<=", 1)]
+AboveZeroToOne = Annotated[float, (">", 0), ("<=", 1)]
+Cosine = Annotated[float, (">=", -1), ("<", 1)]
+# Paths, for the check that a job does not overwrite what it reads
+Source = Annotated[str, "read"]
+File = Annotated[str, "written file"]
+Folder = Annotated[str, "written folder"]
+
+SIGNS = {">": (operator.gt, "above"), ">=": (operator.ge, "at least"),
+         "<": (operator.lt, "below"), "<=": (operator.le, "at most")}  # fmt: skip
+RECIPES = Path(__file__).with_name("recipes")
+OTHERS = "others"  # name of the field that collects the keys which a section accepts beside its own fields
+shorten = reprlib.Repr()  # which also ends for values with nested YAML aliases
+shorten.maxstring = shorten.maxother = 200
 
 
 @dataclasses.dataclass
 class Choice:
-    """A class and the keywords of its constructor, as recipes name them."""
+    """A class and the keywords of its constructor. Its keys are SECTION, for the class, and SECTION.KEYWORD; recipes
+    may also write {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
 
     class_path: str
     init_args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -60,9 +59,16 @@ class Choice:
         return getattr(importlib.import_module(module), name)
 
 
-RECIPES = Path(__file__).with_name("recipes")
-LIMIT = 100_000  # maximum number of values in a recipe, or in settings from Python
-OTHERS = "others"  # name of the field that collects the keys which a section declares beside its own fields
+WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null",
+         Choice: "the name of a class"}  # fmt: skip
+
+
+class Key(NamedTuple):
+    """A setting, or a keyword of a class."""
+
+    type: Any
+    text: str  # of help
+    default: Any
 
 
 def shipped() -> dict[str, Path]:
@@ -91,32 +97,6 @@ def nearest(word: str, candidates: Iterable[Any]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def parser_of(config: type, prog: str = "", description: str = "") -> "ArgumentParser":
-    """Create the parser of a configuration class, whose class method `declare(parser)` may add the arguments."""
-    import jsonargparse
-
-    class Formatter(jsonargparse.DefaultHelpFormatter):
-        """Keeps line breaks of the description; hides --SECTION FILE, which jsonargparse adds."""
-
-        def add_argument(self, action: Any) -> None:
-            if action.help != "Path to a configuration file.":
-                super().add_argument(action)
-
-        def _fill_text(self, text: str, width: int, indent: str) -> str:
-            return text
-
-    parser = jsonargparse.ArgumentParser(
-        prog=prog, description=description, usage=f"{prog} [RECIPE] [--config FILE] [--section.key VALUE ...]",
-        exit_on_error=False, formatter_class=Formatter, allow_abbrev=False,
-    )  # fmt: skip
-    parser.add_argument("--config", action="config", help="YAML file of settings; later files override earlier ones")
-    if hasattr(config, "declare"):
-        config.declare(parser)
-    else:
-        parser.add_class_arguments(config, as_group=True)
-    return parser
-
-
 def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> T:
     """Create an object of a configuration class.
 
@@ -124,118 +104,224 @@ def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[s
         config: a dataclass; its fields are the keys, and a field that is a dataclass is a section (SECTION.KEY).
         recipe: path of a YAML file, or the name of a shipped recipe.
         settings: keys that override the recipe, nested (``{"model": {"name": "x"}}``) or dotted
-            (``{"model.name": "x"}``). Strings are parsed as on the command line.
+            (``{"model.name": "x"}``). Texts are converted as on the command line.
 
     Raises:
         ValueError: an unknown key or recipe, or a value of the wrong type.
         FileNotFoundError: the recipe's file does not exist.
     """
-    return _merged(config, [*([] if recipe is None else [_read(recipe)]), settings or {}])
+    return checked(merge(config, [*([] if recipe is None else [read_recipe(recipe)]), settings or {}]))
 
 
-def parse_words(config: type[T], words: Sequence[str]) -> T:
-    """Parse a command line: ``--key value …``, ``--key=value`` and ``--config FILE``. A key without a value is true,
-    several values are a list, and NAME=VALUE … is a mapping. ValueError for a key that is given twice."""
-    kinds, options, files, key = dict(_kinds(config)), dict[str, list[str]](), list[str](), ""
-    for word in words:
-        if word.startswith("--"):
-            key, equals, value = word[2:].partition("=")
-            if key in options and key != "config":
-                raise ValueError(f"--{key} is given twice; list several values after one flag: --{key} A B")
-            options[key] = [value] if equals else []
-        elif not key:
-            raise ValueError(f"expected --section.key, got {word!r}")
+def checked(config: T) -> T:
+    """The same configuration, after the check (`complete`) of the settings that a library declares."""
+    return config.complete() if hasattr(config, "complete") else config
+
+
+def merge(config: type[T], layers: Iterable[Mapping[str, Any]], prefix: str = "") -> T:
+    """Create a configuration object from layers of settings, of which later ones override earlier ones. Keywords of a
+    class and keys in `others` are not checked; see `checked`."""
+    result = config()
+    for layer in layers:
+        _apply(result, layer, prefix)
+    return _rebuild(result)
+
+
+def _apply(section: Any, settings: Mapping[str, Any], prefix: str) -> None:
+    """Set fields of a configuration object, and of the objects nested in it, from nested or dotted settings."""
+    hints = hints_of(type(section))
+    # a class before its keywords, because setting the class clears them
+    order = sorted(settings, key=lambda name: ("." in str(name), not str(name).endswith(".class_path")))
+    for name in order:
+        field, _, rest = str(name).partition(".")
+        key, value = prefix + field, {rest: settings[name]} if rest else settings[name]
+        hint = hints.get(field)
+        inner = dataclass_in(hint)
+        if rest and is_generic(hint, Mapping):  # one entry of a mapping
+            value = {**(getattr(section, field) or {}), **value}
+            setattr(section, field, convert(key, value, hint))
+        elif OTHERS in hints and field not in hints:
+            section.others[str(name)] = value
+        elif hint is None or (rest and inner is None):
+            raise ValueError(f"unknown key {prefix}{name}{nearest(f'{prefix}{name}', keys_of(type(section), prefix))}")
+        elif inner is Choice:
+            setattr(section, field, _choose(key, getattr(section, field), value))
+        elif inner is None:
+            setattr(section, field, convert(key, value, hint))
+        elif value is None:
+            setattr(section, field, None if hint is not inner else getattr(section, field))
+        elif isinstance(value, Mapping):
+            setattr(section, field, getattr(section, field) or inner())
+            _apply(getattr(section, field), value, f"{key}.")
         else:
-            options[key].append(word)
-        if key == "config" and options[key]:
-            files += options.pop(key)
-            key = ""
-    values = {name: _value(name, texts, kinds.get(name)) for name, texts in options.items()}
-    return _merged(config, [*map(_read, files), values])
+            raise ValueError(f"{key} is a section: set --{key}.KEY VALUE; got {shorten.repr(value)}")
 
 
-def _merged(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
-    """Create the configuration object from layers of nested settings; later layers override earlier ones."""
-    from jsonargparse import ArgumentError
+def _choose(key: str, choice: Choice, value: Any) -> Choice:
+    """Set the class of a choice, which clears its keywords, or some of its keywords."""
+    if isinstance(value, str):
+        return Choice(value)
+    if not isinstance(value, Mapping) or not isinstance(value.get("init_args") or {}, Mapping):
+        raise ValueError(f"{key} must be the name of a class or a mapping of its keywords, got {shorten.repr(value)}")
+    keywords = {str(name).removeprefix("init_args."): each for name, each in value.items()}
+    path, nested = keywords.pop("class_path", None), keywords.pop("init_args", None) or {}
+    choice = choice if path is None else Choice(convert(key, path, str))
+    return Choice(choice.class_path, {**choice.init_args, **nested, **keywords})
 
-    kinds = dict(_kinds(config))
-    classes = {key.removesuffix(".class_path") for key in kinds if key.endswith(".class_path")}
-    merged: dict[str, Any] = {key: {"class_path": getattr(config(), key).class_path} for key in classes}
-    parser = parser_of(config)
+
+def _rebuild(config: Any) -> Any:
+    """Create a configuration object again, for the checks of its classes, which look at several fields."""
+    if not hasattr(config, "__dataclass_fields__"):
+        return config
+    return dataclasses.replace(config, **{name: _rebuild(getattr(config, name)) for name in hints_of(type(config))})
+
+
+def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
+    """{dotted key: its type, text of help and default} for every key, and for every section before its keys."""
+    keys, docs, defaults = dict[str, Key](), docs_of(config), config()
+    for name, hint in hints_of(config).items():
+        if name != OTHERS:
+            keys[prefix + name] = Key(hint, docs.get(name, ""), getattr(defaults, name))
+        section = dataclass_in(hint)
+        if section not in (None, Choice):
+            keys |= keys_of(section, f"{prefix}{name}.")
+    return keys
+
+
+def hints_of(config: Any) -> dict[str, Any]:
+    """{field: type} of a dataclass."""
+    hints = typing.get_type_hints(config, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config)}
+
+
+def dataclass_in(hint: Any) -> Any:
+    """The dataclass in a type X or X | None; None if there is none."""
+    return next((kind for kind in members(hint) if dataclasses.is_dataclass(kind)), None)
+
+
+def members(hint: Any) -> tuple[Any, ...]:
+    """The member types of a union, or the type itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def convert(key: str, value: Any, hint: Any) -> Any:
+    """Convert the value of a key, maybe a text, to a type. ValueError, with the key, if that is impossible."""
     try:
-        for layer in layers:
-            if "config" in layer:
-                raise ValueError("unknown key config: files of settings go on the command line, --config FILE")
-            if _size(layer, (), {}) > LIMIT:
-                raise ValueError(f"settings have more than {LIMIT:,} values (nested YAML aliases?)")
-            # classes before their keywords, because setting a class clears the keywords
-            flat = sorted(_flat(layer, kinds), key=lambda item: item[0].removesuffix(".class_path") not in classes)
-            for key, value in flat:
-                section, _, name = key.partition(".")
-                if section in classes:
-                    _choose(merged[section], name or "class_path", value)
-                elif value is not None and any(other.startswith(f"{key}.") for other in kinds):
-                    raise ValueError(f"{key} is a section: set --{key}.KEY VALUE")  # not --SECTION FILE of jsonargparse
-                else:
-                    _put(merged, key.split("."), value)
-        namespace = parser.parse_object(merged)
-    except (ArgumentError, RecursionError) as error:
-        raise ValueError(_explain(error, kinds, merged, [each.dest for each in parser._actions])) from None
-    return build(config, {key: value for key, value in namespace.as_dict().items() if key != "config"})
+        return _convert(value, hint)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{key} must be {describe(hint)}, got {shorten.repr(value)}") from None
 
 
-def _flat(settings: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of nested settings. A mapping is split if it is a section, but not if it is a value."""
-    for name, value in settings.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and any(other.startswith(f"{key}.") for other in kinds):
-            yield from _flat(value, kinds, f"{key}.")
-        else:
-            value = str(value) if isinstance(value, Path) else value
-            single = isinstance(value, str) and not value.startswith("[") and _is_list(kinds.get(key))
-            yield key, [value] if single else value
+def _convert(value: Any, hint: Any) -> Any:
+    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        result = _convert(value, of[0])
+        if all(SIGNS[rule[0]][0](result, rule[1]) for rule in of[1:] if isinstance(rule, tuple)):
+            return result
+    elif len(members(hint)) > 1:
+        for each in sorted(of, key=lambda each: each is not type(None)):  # null is a text only if there is no other way
+            with contextlib.suppress(ValueError, TypeError, OverflowError):
+                return _convert(value, each)
+    elif hint is str and isinstance(value, str | Path):
+        return str(value)
+    elif origin is Literal and value in of:
+        return value
+    elif hint in (int, float) and not isinstance(value, bool):
+        result = hint(value)
+        if isinstance(value, str) or result == value or hint is float:
+            return result
+    elif hint not in (str, int, float) and origin is not Literal:
+        plain = _plain(value) if isinstance(value, str) else value
+        if is_generic(hint, Mapping) and isinstance(plain, Mapping):
+            return {name: _convert(each, of[1]) for name, each in plain.items()}
+        if is_generic(hint, Iterable) and not is_generic(hint, Mapping):
+            listed = plain if isinstance(plain, list | tuple) else [value]
+            return [_convert(each, of[0]) for each in listed]
+        if hint is Any or (inspect.isclass(hint) and origin is None and isinstance(plain, hint)):
+            return plain
+    raise ValueError(value)
 
 
-def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set the value at a path in nested values."""
-    *sections, name = path
-    for section in sections:
-        inner = values.get(section) or {}
-        if not isinstance(inner, Mapping):
-            raise ValueError(f"{section} is a section: set --{section}.KEY VALUE")
-        values[section] = values = dict(inner)
-    values[name] = value
+def _plain(text: str) -> Any:
+    """The value of a text whose type is not declared, as in YAML; but "query: " is a text, and so is invalid YAML."""
+    with contextlib.suppress(ValueError):
+        value = read_yaml(text)
+        if text.startswith(("[", "{")) or not isinstance(value, list | dict):
+            return value
+    return text
 
 
-def _choose(choice: dict[str, Any], name: str, value: Any) -> None:
-    """Set the class, which clears its keywords, or set keywords of the class."""
-    if name == "class_path":
-        choice.clear()
-        choice[name] = value
-    else:
-        extra = value or {} if name == "init_args" else {name.removeprefix("init_args."): value}
-        if not isinstance(extra, Mapping):
-            raise ValueError(f"{name} is a section of settings, got {value!r:.200}")
-        choice["init_args"] = {**choice.get("init_args", {}), **extra}
+def is_generic(hint: Any, kind: type) -> bool:
+    """Whether a type, or a member of a union, is like list[X] or dict[X, Y], as `kind` (Iterable or Mapping) says."""
+    origins = map(typing.get_origin, members(hint))
+    return any(inspect.isclass(origin) and issubclass(origin, kind) for origin in origins)
 
 
-def make(section: type[T], key: str, /, **settings: Any) -> T:
-    """Create an object of a dataclass, with values checked like a recipe's; messages name its keys `key`.KEY."""
-    return getattr(parse(dataclasses.make_dataclass("Made", [(key, section)]), None, {key: settings}), key)
+def describe(hint: Any) -> str:
+    """Describe a type in words."""
+    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        rules = [rule for rule in of[1:] if isinstance(rule, tuple) and rule[1] < math.inf]
+        return f"{describe(of[0])} {' and '.join(f'{SIGNS[sign][1]} {limit:.10g}' for sign, limit in rules)}".strip()
+    if origin is Literal:
+        return f"{'one of ' * (len(of) > 1)}{', '.join(map(str, of))}"
+    if len(members(hint)) > 1:
+        return " or ".join(map(describe, of))
+    if is_generic(hint, Mapping):
+        return "a mapping, {NAME: {KEY: VALUE}}" if is_generic(of[1], Mapping) else "a mapping, NAME=VALUE ..."
+    if is_generic(hint, Iterable):
+        return f"a list, each {describe(of[0])}"
+    return WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def build(of: type[T], values: Mapping[str, Any]) -> T:
-    """Create a dataclass, and those nested in it, from plain values; unknown keys go to its field `others`."""
-    hints = typing.get_type_hints(of)
-    fields: dict[str, Any] = {}
-    for name, value in values.items():
-        section = _dataclass_in(hints.get(name))
-        if section and not isinstance(value, Mapping) and not (value is None and hints[name] is not section):
-            raise ValueError(f"{name} is a section of settings, got {value!r:.200}")
-        fields[name] = build(section, value) if section and isinstance(value, Mapping) else _plain(value)
-    if OTHERS in hints:
-        fields = {**{name: fields.pop(name) for name in [*fields] if name in hints and name != OTHERS}, OTHERS: fields}
-    return of(**fields)
+def value_of(words: str | Sequence[str] | None, hint: Any) -> Any:
+    """Convert the words after a key on the command line to its value: none is true, NAME=VALUE ... a mapping."""
+    words = [words] if isinstance(words, str) else words or ["true"]
+    words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
+    if is_generic(hint, Mapping) and all("=" in word for word in words):
+        return dict(word.split("=", 1) for word in words)
+    return words if len(words) > 1 else words[0]
+
+
+def keywords_of(of: type) -> dict[str, Key]:
+    """The keywords with a default of a class's constructor, and those of the base classes that take its **others."""
+    keywords: dict[str, Key] = {}
+    for base in of.__mro__:
+        if "__init__" in vars(base):
+            hints = typing.get_type_hints(vars(base)["__init__"], include_extras=True)
+            parameters = inspect.signature(base).parameters.values()
+            for each in parameters:
+                if each.default is not each.empty and each.name not in keywords:
+                    keywords[each.name] = Key(hints.get(each.name, Any), docs_of(of).get(each.name, ""), each.default)
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                break
+    return keywords
+
+
+def docs_of(config: type) -> dict[str, str]:
+    """{field: its line in the Args of the docstrings} of a class and its base classes."""
+    docs: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        args = (base.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+        entries = re.findall(r"^ {4,8}(\w+): (.*(?:\n {9,}.*)*)", args, re.MULTILINE)
+        docs |= {name: " ".join(text.split()) for name, text in entries}
+    return docs
+
+
+def marked(config: Any, marker: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, text) for the values of fields whose type has a marker, such as that of Source."""
+    for name, hint in hints_of(type(config)).items():
+        value, key = getattr(config, name), prefix + name
+        if dataclasses.is_dataclass(value):
+            yield from marked(value, marker, f"{key}.")
+        elif value and _has_marker(hint, marker):
+            for text in [value] if isinstance(value, str) else value:
+                yield key, text
+
+
+def _has_marker(hint: Any, marker: str) -> bool:
+    of = typing.get_args(hint)
+    return marker in of or any(_has_marker(each, marker) for each in of)
 
 
 def to_dict(value: Any) -> Any:
@@ -243,8 +329,7 @@ def to_dict(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     values = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    others = values.pop(OTHERS, {})
-    return {**values, **others}
+    return values | values.pop(OTHERS, {})
 
 
 def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
@@ -255,83 +340,19 @@ def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
-def _plain(value: Any) -> Any:
-    """Convert values to Python's own types, because objects of the restricted number types cannot be unpickled."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    kind = next((kind for kind in (bool, int, float, str) if isinstance(value, kind)), None)
-    return value if kind is None else kind(value)
-
-
-def _dataclass_in(hint: Any) -> Any:
-    """The dataclass in a type X or X | None; None if there is none."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
-
-
-def _kinds(config: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, type) for every key."""
-    for name, hint in typing.get_type_hints(config).items():
-        section = _dataclass_in(hint)
-        if section is None or hint is not section:
-            yield prefix + name, hint
-        if section is not None:
-            yield from _kinds(section, f"{prefix}{name}.")
-
-
-def _value(key: str, words: list[str], kind: Any) -> Any:
-    """Convert the words after a key on the command line to its value."""
-    kinds = _union(kind)
-    if not words and (kind is None or bool in kinds):
-        return True
-    words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
-    mapping = next((each for each in kinds if typing.get_origin(each) is dict), None)
-    if mapping and words and all("=" in word for word in words):
-        texts = str in _union(typing.get_args(mapping)[1])  # then a number is a name, and stays a string
-        pairs = ((name, value) for name, _, value in (word.partition("=") for word in words))
-        return {name: value if texts and value != "null" else _yaml(value) for name, value in pairs}
-    if len(words) == 1 and (not _is_list(kind) or words[0].startswith("[")):
-        return words[0]
-    if kind is not None and not any(typing.get_origin(each) in (list, dict) for each in kinds):
-        raise ValueError(f"{key} must have one value, got {len(words)}")
-    return words
-
-
-def _is_list(kind: Any) -> bool:
-    """Whether a text may stand for a list of one."""
-    return any(typing.get_origin(each) is list for each in _union(kind)) and str not in _union(kind)
-
-
-def _union(kind: Any) -> tuple[Any, ...]:
-    """The member types of a union, or the type itself."""
-    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-
-
-def _read(recipe: str | Path) -> Mapping[str, Any]:
+def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
     """Read the settings of a recipe; ValueError if the file is not a mapping."""
     path = recipe_path(recipe)
     try:
-        values = _yaml(path.read_text(encoding="utf-8-sig"))
+        values = read_yaml(path.read_text(encoding="utf-8-sig")) or {}
     except ValueError as error:
-        raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
-    if not isinstance(values or {}, dict):
+        raise ValueError(f"recipe {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
         raise ValueError(f"recipe {path} must be a mapping of settings, got {type(values).__name__}")
-    return values or {}
+    return values
 
 
-def _size(value: Any, above: tuple[int, ...], counts: dict[int, int]) -> int:
-    """Count nested values, those of a YAML alias at each use; ValueError for values that contain themselves."""
-    if id(value) in above:
-        raise ValueError("a setting refers to itself: recursive YAML alias")
-    if isinstance(value, (dict, list)) and id(value) not in counts:
-        inner = value.values() if isinstance(value, dict) else value
-        counts[id(value)] = 1 + sum(_size(each, (*above, id(value)), counts) for each in inner)
-    return counts.get(id(value), 1)
-
-
-def _yaml(text: str) -> Any:
+def read_yaml(text: str) -> Any:
     """Parse YAML; ValueError if it is invalid. Texts that YAML 1.1 reads as numbers or dates, but people mean as names
     (007, 1_000, 1:30, 2026-11-26), stay texts."""
     import yaml
@@ -347,54 +368,3 @@ def _yaml(text: str) -> Any:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(error) from None
-
-
-UNKNOWN = re.compile(r"(?:Group '([\w.]+)' does not accept option|Option) '([^']*)'")
-INSIDE = re.compile(
-    r"Problem with given class_path '[\w.]*?(\w+)': (?:Option '(\w+)' is not|Parser key \"([\w.]+)\": )(.*)"
-)
-
-
-def _explain(error: Exception, kinds: Mapping[str, Any], settings: Any, keys: Iterable[str]) -> str:
-    """Rewrite a message of jsonargparse about settings as one line that begins with the key."""
-    message = " ".join(str(error).split())
-    if isinstance(error, RecursionError):
-        return "a setting refers to itself: recursive YAML alias"
-    if unknown := UNKNOWN.match(message):
-        key = ".".join(filter(None, unknown.groups()))
-        return f"unknown key {key}{nearest(key, keys)}"
-    key, _, rest = message.removeprefix('Parser key "').partition('":')
-    is_class = f"{key}.class_path" in kinds
-    while inside := INSIDE.search(rest):
-        name, option, inner, rest = inside.groups()
-        key = f"{key}.{option or inner}"
-        if option:
-            hint = f": --{key.removesuffix(f'.{option}')}.help {name} lists its keywords"
-            return f"unknown key {key}{hint if is_class else nearest(key, kinds)}"
-    if is_class and (name := rest.partition("dot import path string: ")[2].partition(" ")[0]):
-        return f"{key} must be the name of a class, got {name}: --help lists the known classes"
-    if key not in kinds:
-        return f"{key}: {(rest.partition('Errors: - ')[2] or rest).partition(' - Expected a ')[0].strip()}"
-    for part in key.split("."):
-        settings = settings[part]
-    return f"{key} must be {_describe(kinds[key])}, got {settings!r:.200}"
-
-
-def _describe(hint: Any) -> str:
-    """Describe a type in words."""
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
-    origin, of = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal:
-        return f"{'one of ' * (len(of) > 1)}{', '.join(map(str, of))}"
-    if isinstance(hint, types.UnionType) or origin is typing.Union:
-        return " or ".join(map(_describe, of))
-    if origin in (list, dict, Sequence) or hint in (list, dict):
-        if dict in (origin, hint):
-            return "a mapping, NAME=VALUE ..."
-        return ", each ".join(["a list", *map(_describe, of)])
-    if hint in words or not inspect.isclass(hint):
-        return words.get(hint, str(hint))
-    base = next((words[kind] for kind in (int, float) if issubclass(hint, kind)), hint.__name__)
-    signs = {operator.gt: "above", operator.ge: "at least", operator.lt: "below", operator.le: "at most"}
-    limits = [f"{signs[sign]} {limit:g}" for sign, limit in getattr(hint, "_restrictions", ()) if limit < math.inf]
-    return " ".join([base, " and ".join(limits)]).strip()

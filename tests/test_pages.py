@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from raoe_train.cli import job_of
-from raoe_train.config import parse_words, recipe_path, shipped
+from raoe_train.cli import configure
+from raoe_train.config import checked, shipped
 from tests.pages import FENCE, NUMBER, PAGES, READ, ROOT, RUN, alike, blocks, commands, outputs, runs
 
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
@@ -66,13 +66,11 @@ def test_commands_are_valid(page):
             words = ["raoe-train", *words[words.index("-m") + 2 :]]
         if words[0] == "raoe-train":
             _, job, *rest = words
-            config, layers = job_of(job).config, []
-            if job != "prepare" and rest and not rest[0].startswith("-"):
-                recipe, *rest = rest
-                assert recipe in shipped() or recipe.isupper() or recipe.endswith(".yaml"), words
-                layers = [f"--config={recipe_path(recipe)}"] if recipe in shipped() else []
-            elif job == "prepare" and rest and not rest[0].startswith("-"):
-                rest = ["--names", *rest]
+            count = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
+            recipe, rest = rest[:count], rest[count:]
+            if recipe and job != "prepare":
+                assert recipe[0] in shipped() or recipe[0].isupper() or recipe[0].endswith(".yaml"), words
+                recipe = recipe if recipe[0] in shipped() else []
             if "--config" in rest:  # of a file of the reader's
                 place = rest.index("--config")
                 del rest[place : place + 2]
@@ -83,7 +81,7 @@ def test_commands_are_valid(page):
                     options.append([])
                 options[-1].append(word)
             output = (word for option in options if not option[-1].isupper() for word in option)
-            assert parse_words(config, [*layers, *output]), words
+            assert checked(configure([job, *recipe, *output])[1]), words
 
 
 def test_outputs_are_compared():

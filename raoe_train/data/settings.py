@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from raoe_train.config import NonNegativeInt, PositiveInt, Share
+from raoe_train.config import NonNegativeInt, PositiveInt, Share, Source
 from raoe_train.data.sources import pool
 
 
@@ -29,7 +29,7 @@ class Input(Rows):
         input: data to read; FILE, FILE#SPLIT, a built-in or a hub data set
     """
 
-    input: str | None = None
+    input: Source | None = None
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Tasks(Rows):
         dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
-    dir: str | None = None
+    dir: Source | None = None
 
 
 @dataclass
@@ -86,11 +86,11 @@ class Data(Rows):
         dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
-    train: list[str] = field(default_factory=list)
+    train: list[Source] = field(default_factory=list)
     labels: dict[str, Any] | None = None
-    dev: list[str] | None = None
-    guard: list[str] = field(default_factory=list)
-    dev_share: Share = 0
+    dev: list[Source] | None = None
+    guard: list[Source] = field(default_factory=list)
+    dev_share: Share = 0.0
     score_scale: list[float] = field(default_factory=list)
     max_rows: PositiveInt | None = None
     redraw: bool = False
@@ -98,7 +98,7 @@ class Data(Rows):
     neutral: bool = False
     num_negatives: NonNegativeInt | None = None
     shuffle_lists: bool = False
-    dir: str | None = None
+    dir: Source | None = None
 
     def labels_of(self, source: str) -> dict[str, int | None] | None:
         """The label map for a source: `labels`, or its entry for the file's name ("sick" for sick.tsv.gz)."""

@@ -6,20 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
-from raoe_train.encoders.settings import Encoder, identity
+from raoe_train.encoders.settings import Encoder, Precision, identity
 
 SORTED = 4096  # sentences that are tokenised and sorted by length together
 CHUNK = 1 << 24  # cosines that are in memory at a time, 64 MiB
 NONE = -1  # index of a neighbour that does not exist
 # {kind of text: names of its prompt}, as in sentence-transformers' encode_query and encode_document
 PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
-Precision = Literal["float32", "int8", "ubinary"]
 Embed = Callable[[Sequence[str]], np.ndarray]
 Neighbours = tuple[np.ndarray, np.ndarray]
 """([n, k] int64 indices, the nearest first, NONE after the last neighbour; [n, k] float32 cosines, -inf for NONE)."""

@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.config import NonNegativeInt, PositiveInt, Seed, Share, make
+from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, Source, merge
 
 SCRATCH = "scratch"  # as model.name: make a new model
 CONDITIONAL = "conditional"  # name of the prompt, among a model's prompts, that has a {condition}
 Dtype = Literal["float32", "bfloat16", "float16"]
+Precision = Literal["float32", "int8", "ubinary"]
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Encoder:
         device: torch device; by default an accelerator if there is one, else cpu
     """
 
-    name: str | None = None
+    name: Source | None = None
     pooling: Literal["mean", "weighted_mean", "cls", "max", "last"] | None = None
     prompt: str | None = None
     max_seq_length: PositiveInt | None = None
@@ -74,7 +75,7 @@ class FrozenEncoder(Encoder):
     prompt: str | None = None
     task: str | None = None
     batch_size: PositiveInt = 64
-    cache: str | None = None
+    cache: Folder | None = None
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Model(Encoder):
         scratch: architecture of the new model (name scratch)
     """
 
-    name: str = ""
+    name: Source = ""
     random_weights: bool = False
     dropout: Share | None = None
     dtype: Dtype | None = None
@@ -112,7 +113,7 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
         return encoder
     settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
     names = {each.name for each in fields(Model)}
-    return make(Model, "model", **{key: value for key, value in settings.items() if key in names} | changes)
+    return merge(Model, [{key: value for key, value in settings.items() if key in names}, changes], "model.")
 
 
 def identity(model: Any) -> dict[str, Any]:

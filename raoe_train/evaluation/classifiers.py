@@ -2,54 +2,17 @@
 senteval/tools/validation.py and classifier.py (Conneau and Kiela 2018)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression as Regression
 
-from raoe_train.config import AtLeast2, NonNegativeInt, PositiveInt, nearest
-
 SEED = 1111
 HELD_OUT = 0.05  # share of train for early stopping if there is no dev split
 MAX_EPOCHS = 200
 TOLERANCE = 1e-7  # for the mean gradient
-NAMES: dict[str, dict[str, Any]] = {
-    "scikit-learn": {"kfold": 10},
-    "senteval": {"kfold": 10, "batch_size": 64, "tenacity": 5, "epoch_size": 4},  # as in SentEval's README for papers
-}
 Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (training rows, test rows) of each fold
-
-
-@dataclass
-class Classifier:
-    """The classifier for transfer tasks; the defaults of other keys depend on its name.
-
-    Args:
-        name: scikit-learn, or senteval (a linear layer and Adam, as in papers)
-        kfold: folds of cross-validation
-        batch_size: examples in a step
-        tenacity: rounds without improvement, in total, before training stops
-        epoch_size: epochs in a round
-    """
-
-    name: str = "scikit-learn"
-    kfold: AtLeast2 | None = None
-    batch_size: PositiveInt | None = None
-    tenacity: NonNegativeInt | None = None
-    epoch_size: PositiveInt | None = None
-
-    def settings(self) -> dict[str, Any]:
-        """The name and all settings with defaults; ValueError for an unknown name, or another classifier's setting."""
-        if self.name not in NAMES:
-            hint = nearest(self.name, NAMES)
-            raise ValueError(f"classifier.name must be one of {', '.join(NAMES)}, got {self.name!r}{hint}")
-        names = NAMES[self.name]
-        values = {key: value for key, value in vars(self).items() if key != "name" and value is not None}
-        if unknown := [key for key in values if key not in names]:
-            raise ValueError(f"classifier.{unknown[0]} is not a setting of {self.name}, which has {', '.join(names)}")
-        return {"name": self.name, **names, **values}
 
 
 class LinearLayer:

@@ -6,21 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import beside
 from raoe_train.artifacts.writing import replacing
-from raoe_train.config import PositiveInt, Seed, nearest
+from raoe_train.config import nearest
 from raoe_train.data.files import data_kind, read_rows
 from raoe_train.data.pairs import is_conditional
 from raoe_train.data.public import STS, TRANSFER
 from raoe_train.data.sources import BUILTIN, is_file
 from raoe_train.encoders.embed import encode_sentences, print_cut, prompt_of, reduce
-from raoe_train.encoders.settings import FrozenEncoder
-from raoe_train.evaluation.classifiers import Classifier
+from raoe_train.settings import Classifier, Polarity
 
 KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
@@ -38,29 +37,6 @@ SUITES: dict[str, tuple[str, ...]] = {
 DEFAULT = "sts"  # kind of other names without a kind in front
 ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
-
-
-@dataclass
-class Polarity:
-    """Settings of the tasks polarity:NAME.
-
-    Args:
-        reference: encoder that measures similarity; in train by default the encoder that training starts from
-        k: number of sentences to retrieve
-        discount: weights of the retrieved sentences; linear (Eq. 1) or none
-        sources: number of train sentences to retrieve from, as a multiple of the test sentences
-        max_sentences: maximum number of test sentences, drawn with seed
-        seed: seed for drawing sentences
-        curve: further values of k to report
-    """
-
-    reference: FrozenEncoder | None = None
-    k: PositiveInt = 16
-    discount: Literal["linear", "none"] = "linear"
-    sources: PositiveInt = 5
-    max_sentences: PositiveInt | None = None
-    seed: Seed = 42
-    curve: list[PositiveInt] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

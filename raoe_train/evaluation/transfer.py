@@ -12,8 +12,9 @@ from sklearn.model_selection import StratifiedKFold
 from tqdm import tqdm
 
 from raoe_train.data.mining import labelled_table
-from raoe_train.evaluation.classifiers import SEED, Classifier, classifier
+from raoe_train.evaluation.classifiers import SEED, classifier
 from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_task
+from raoe_train.settings import Classifier
 
 DEV = ("dev", "validation", "valid")
 

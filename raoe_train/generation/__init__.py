@@ -1,7 +1,8 @@
 """Generate ranking sentences with a language model: chains that move step by step away from a source sentence."""
 
-from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request, Sampling
-from raoe_train.generation.growth import Chain, Generation, grow
+from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request
+from raoe_train.generation.growth import Chain, grow
 from raoe_train.generation.instructions import Instructions
+from raoe_train.settings import Generation, Sampling
 
 __all__ = ["Answer", "Chain", "Context", "Generation", "GuidedDecoder", "Instructions", "Request", "Sampling", "grow"]

@@ -20,57 +20,27 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
 from raoe_kernels import guided_log_probs
-from raoe_train.config import AboveZeroToOne, NonNegativeInt, PositiveFloat
+from raoe_train.settings import Sampling
 
 
-@dataclass
-class Sampling:
-    """How tokens are chosen: fields of transformers.GenerationConfig, with the same meaning.
+def processors(sampling: Sampling) -> Any:
+    """The LogitsProcessorList that depends on a row's earlier tokens."""
+    penalty, size = sampling.repetition_penalty, sampling.no_repeat_ngram_size
+    steps = (
+        penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
+        size and hf.NoRepeatNGramLogitsProcessor(size),
+    )
+    return hf.LogitsProcessorList(filter(None, steps))
 
-    Args:
-        do_sample: draw tokens at random; false takes the most probable token
-        repetition_penalty: penalty for tokens that already occurred; 1 for none
-        no_repeat_ngram_size: size of n-grams that must not occur twice; 0 for no limit
-        temperature: temperature of the softmax
-        top_k: number of most probable tokens to draw from
-        top_p: share of the probability whose most probable tokens to draw from
-        eos_token_id: tokens that end an answer; by default the model's
-        stop_strings: texts that end an answer
-    """
 
-    do_sample: bool = False
-    repetition_penalty: PositiveFloat | None = None
-    no_repeat_ngram_size: NonNegativeInt | None = None
-    temperature: PositiveFloat | None = None
-    top_k: NonNegativeInt | None = None
-    top_p: AboveZeroToOne | None = None
-    eos_token_id: list[NonNegativeInt] | None = None
-    stop_strings: list[str] | None = None
-
-    def __post_init__(self) -> None:
-        names = [name for name in ("temperature", "top_k", "top_p") if getattr(self, name) is not None]
-        if names and not self.do_sample:
-            raise ValueError(f"generation.{names[0]} has no effect on greedy decoding: set generation.do_sample true")
-        if isinstance(self.stop_strings, str) or not all(self.stop_strings or ()):
-            raise ValueError(f"generation.stop_strings must be a list of non-empty texts, got {self.stop_strings!r}")
-
-    def processors(self) -> Any:
-        """The LogitsProcessorList that depends on a row's earlier tokens."""
-        penalty, size = self.repetition_penalty, self.no_repeat_ngram_size
-        steps = (
-            penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
-            size and hf.NoRepeatNGramLogitsProcessor(size),
-        )
-        return hf.LogitsProcessorList(filter(None, steps))
-
-    def warpers(self) -> Any:
-        """The LogitsProcessorList that is the same for all rows."""
-        steps = (
-            self.temperature not in (None, 1.0) and hf.TemperatureLogitsWarper(float(self.temperature or 0)),
-            self.top_k and hf.TopKLogitsWarper(self.top_k),
-            self.top_p is not None and self.top_p < 1 and hf.TopPLogitsWarper(self.top_p),
-        )
-        return hf.LogitsProcessorList(filter(None, steps))
+def warpers(sampling: Sampling) -> Any:
+    """The LogitsProcessorList that is the same for all rows."""
+    steps = (
+        sampling.temperature not in (None, 1.0) and hf.TemperatureLogitsWarper(float(sampling.temperature or 0)),
+        sampling.top_k and hf.TopKLogitsWarper(sampling.top_k),
+        sampling.top_p is not None and sampling.top_p < 1 and hf.TopPLogitsWarper(sampling.top_p),
+    )
+    return hf.LogitsProcessorList(filter(None, steps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +162,7 @@ class GuidedDecoder:
         self.eos: list[int] = [] if eos is None else [eos] if isinstance(eos, int) else eos
         self.limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._arguments = inspect.signature(model.forward).parameters
-        self._processors, self._warpers = self.sampling.processors(), self.sampling.warpers()
+        self._processors, self._warpers = processors(self.sampling), warpers(self.sampling)
         self._windows = any(type(layer) is not DynamicLayer for layer in hf.DynamicCache(config=model.config).layers)
         self._batch: Batch | None = None
 

@@ -6,54 +6,13 @@ for the whole list."""
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 from raoe_train.artifacts.provenance import digest
-from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveInt
-from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request, Sampling
+from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request
 from raoe_train.generation.instructions import Instructions, parse_list, unfinished, verify_chain, verify_sentence
-
-
-@dataclass
-class Generation(Sampling):
-    """How chains are generated.
-
-    Args:
-        method: guided, iterative (without guidance) or single-step (one prompt for the whole list)
-        steps: sentences in a chain, without its source
-        guidance: 1 + lambda, strength with which to move away from the sentence before the last (guided)
-        max_new_tokens: maximum tokens of a sentence; the list of single-step may have steps times as many
-        batch_size: chains to generate at a time
-        verify: check sentences against rules; with do_sample a failing one is drawn again, up to 5 times, before its
-            chain goes to OUTPUT.failed.jsonl; false keeps all
-        seed: seed for the random choices of do_sample
-        prompt: template with {sentence}, optionally {steps} and {example}, in place of the paper's; or few-shot, for
-            small models
-        chat: use the tokenizer's chat template; by default if there is one
-        max_input_tokens: maximum tokens of a source sentence; longer ones are skipped and counted
-    """
-
-    method: Literal["guided", "iterative", "single-step"] = "guided"
-    steps: PositiveInt = 32
-    guidance: NonNegativeFloat = 1.5
-    max_new_tokens: PositiveInt = 64
-    batch_size: PositiveInt = 16
-    verify: bool = True
-    seed: NonNegativeInt = 42
-    prompt: str | None = None
-    chat: bool | None = None
-    max_input_tokens: PositiveInt = 128
-
-    def effective(self) -> dict[str, Any]:
-        """The settings that affect the generated chains, as plain values."""
-        names = ("method", "steps", "guidance", "max_new_tokens", "verify", "seed")
-        values = {name: getattr(self, name) for name in names}
-        if self.method != "guided":
-            values["guidance"] = 1.0
-        sampling = {each.name: getattr(self, each.name) for each in fields(Sampling)}
-        return values | {name: value for name, value in sampling.items() if value not in (None, False)}
-
+from raoe_train.settings import Generation
 
 REDRAWS = 5  # maximum number of times that a sentence is drawn again
 

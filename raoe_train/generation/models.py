@@ -1,39 +1,14 @@
 """Load language models and their tokenizers from a hub or a folder."""
 
 import os
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from raoe_train.artifacts.processes import from_environment
 from raoe_train.encoders.preflight import check_device, four_bit, loading
-
-
-@dataclass
-class LanguageModel:
-    """The language model that generates.
-
-    Args:
-        name: causal language model, by path or hub name
-        trust_remote_code: run custom code from the model's repository
-        revision: branch, tag or commit on the hub
-        device: torch device; by default an accelerator if there is one, else cpu
-        dtype: dtype of the weights; by default as saved
-        attention: attention implementation; by default the choice of transformers
-        device_map: device_map of transformers; auto spreads the model over all GPUs
-        load_in_4bit: load the weights in 4 bits (NF4); needs a GPU to be fast
-    """
-
-    name: str = ""
-    trust_remote_code: bool = False
-    revision: str | None = None
-    device: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
-    attention: str | None = None
-    device_map: str | None = None
-    load_in_4bit: bool = False
+from raoe_train.settings import LanguageModel
 
 
 def load_tokenizer(model: LanguageModel) -> Any:

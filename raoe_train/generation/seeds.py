@@ -3,41 +3,17 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.config import PositiveInt, Seed
 from raoe_train.data.settings import Sentences
 from raoe_train.data.tables import each_sentence
 from raoe_train.encoders.embed import embeddings, unit_rows
-from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.generation.instructions import BREAKS, LETTER
-
-
-@dataclass
-class Seeds:
-    """Start chains from some sentences of each k-means cluster, instead of from all sentences.
-
-    Args:
-        encoder: encoder whose embeddings are clustered; without one, all sentences are used
-        clusters: number of k-means clusters
-        per_cluster: sentences to draw from each cluster
-        seed: seed for clustering and drawing
-    """
-
-    encoder: FrozenEncoder | None = None
-    clusters: PositiveInt = 1000
-    per_cluster: PositiveInt = 20
-    seed: Seed = 42
-
-    def effective(self) -> dict[str, Any] | None:
-        """The settings that affect which sentences are selected, as plain values; None without an encoder."""
-        if self.encoder is None:
-            return None
-        return {**asdict(self), "encoder": identity(self.encoder)}
+from raoe_train.settings import Seeds
 
 
 def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:

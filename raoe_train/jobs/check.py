@@ -3,13 +3,12 @@
 It does if the attention mask lets padding through, or if the mask is dropped for a batch without padding.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from raoe_train.artifacts.provenance import versions
-from raoe_train.encoders.settings import Model
+from raoe_train.jobs.settings import CheckConfig
 from raoe_train.jobs.shared import job
 
 SENTENCES = (
@@ -23,13 +22,6 @@ SENTENCES = (
 )
 # Largest difference between normalised embeddings that rounding explains, by the dtype of the weights.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-
-
-@dataclass
-class CheckConfig:
-    """What to check."""
-
-    model: Model = field(default_factory=Model)
 
 
 @job

@@ -1,6 +1,5 @@
 """The job `encode`: embeddings of sentences as a .npy file."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -8,29 +7,11 @@ import numpy as np
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
 from raoe_train.artifacts.writing import replacing
-from raoe_train.config import PositiveInt
-from raoe_train.data.settings import Input
 from raoe_train.data.tables import read_sentences
 from raoe_train.encoders.embed import encode_sentences, print_cut
-from raoe_train.encoders.settings import Model, identity
+from raoe_train.encoders.settings import identity
+from raoe_train.jobs.settings import EncodeConfig
 from raoe_train.jobs.shared import job, require
-
-
-@dataclass
-class EncodeConfig:
-    """What to encode.
-
-    Args:
-        batch_size: sentences in a batch
-        output: .npy file to write
-        overwrite: replace an output that was made with other settings
-    """
-
-    model: Model = field(default_factory=Model)
-    data: Input = field(default_factory=Input)
-    batch_size: PositiveInt = 64
-    output: str | None = None
-    overwrite: bool = False
 
 
 @job

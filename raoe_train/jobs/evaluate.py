@@ -1,6 +1,5 @@
 """The job `evaluate`: scores of an encoder on tasks."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -8,43 +7,12 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train.artifacts.provenance import commit, digest, versions
 from raoe_train.artifacts.resume import Output, beside
-from raoe_train.config import PositiveInt, parse
-from raoe_train.data.settings import Tasks
-from raoe_train.encoders.embed import Precision
-from raoe_train.encoders.settings import Model, identity
-from raoe_train.evaluation.classifiers import Classifier
+from raoe_train.config import parse
+from raoe_train.encoders.settings import identity
 from raoe_train.evaluation.sts import conditional_prompt
-from raoe_train.evaluation.tasks import Polarity, evaluate_tasks, read_tasks, suite_tasks, table, write_outcomes
+from raoe_train.evaluation.tasks import evaluate_tasks, read_tasks, suite_tasks, table, write_outcomes
+from raoe_train.jobs.settings import EvaluateConfig
 from raoe_train.jobs.shared import check_paths, job, require
-
-
-@dataclass
-class EvaluateConfig:
-    """What to evaluate.
-
-    Args:
-        tasks: tasks as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
-            captions, mteb, polarity or retrieval
-        suite: standard sets of tasks to add; sts, transfer, rerank or all
-        classifier: classifier for transfer tasks
-        batch_size: sentences in a batch
-        truncate_dim: number of first dimensions of the embeddings to use; by default all
-        precision: quantization of the embeddings; float32 (none), int8 or ubinary
-        output: JSON file to write
-        overwrite: replace an output that was made with other settings
-    """
-
-    model: Model = field(default_factory=Model)
-    tasks: list[str] = field(default_factory=list)
-    data: Tasks = field(default_factory=Tasks)
-    suite: list[str] = field(default_factory=list)
-    polarity: Polarity = field(default_factory=Polarity)
-    classifier: Classifier | None = None
-    batch_size: PositiveInt = 64
-    truncate_dim: PositiveInt | None = None
-    precision: Precision = "float32"
-    output: str | None = None
-    overwrite: bool = False
 
 
 @job

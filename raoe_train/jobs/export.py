@@ -1,28 +1,12 @@
 """The job `export`: an encoder saved with its adapter merged in."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.resume import Output, replacing_model
-from raoe_train.encoders.settings import Model, identity
+from raoe_train.encoders.settings import identity
+from raoe_train.jobs.settings import ExportConfig
 from raoe_train.jobs.shared import job, require
-
-
-@dataclass
-class ExportConfig:
-    """What to export.
-
-    Args:
-        merge: merge a LoRA adapter into its base model
-        output: directory to write
-        overwrite: replace a model that an earlier export wrote there
-    """
-
-    model: Model = field(default_factory=Model)
-    merge: bool = False
-    output: str | None = None
-    overwrite: bool = False
 
 
 @job

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +14,17 @@ from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.resume import Lines, Output
 from raoe_train.artifacts.writing import write_json
-from raoe_train.data.settings import Sentences
 from raoe_train.encoders.settings import identity
 from raoe_train.generation.decoding import GuidedDecoder, Sampling
-from raoe_train.generation.growth import Chain, Generation, grow
+from raoe_train.generation.growth import Chain, grow
 from raoe_train.generation.instructions import Instructions
-from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
+from raoe_train.generation.models import load_language_model, load_tokenizer
 from raoe_train.generation.seeds import Seeds, acceptable, check_clusters, read_starts, select_seeds
+from raoe_train.jobs.settings import GenerateConfig
 from raoe_train.jobs.shared import job, require
 
 FEW = 0.1  # share of good chains below which the job reports a failure
 SILENT = 30.0  # seconds between progress lines when there is no terminal for a progress bar
-
-
-@dataclass
-class GenerateConfig:
-    """What to generate.
-
-    Args:
-        output: .jsonl file to write
-        overwrite: replace an output that was made with other settings
-    """
-
-    model: LanguageModel = field(default_factory=LanguageModel)
-    data: Sentences = field(default_factory=Sentences)
-    seeds: Seeds = field(default_factory=Seeds)
-    generation: Generation = field(default_factory=Generation)
-    output: str | None = None
-    overwrite: bool = False
 
 
 @job(together=True)

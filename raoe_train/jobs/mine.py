@@ -1,16 +1,15 @@
 """The job `mine`: examples for contrastive losses from labelled texts, by their neighbours under a frozen encoder."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
-from raoe_train.config import Cosine, NonNegativeInt, PositiveInt, Seed, Share
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.mining import (
     COLUMNS,
@@ -23,74 +22,14 @@ from raoe_train.data.mining import (
     random_pairs,
     triplets,
 )
-from raoe_train.data.settings import Input
 from raoe_train.data.sources import has_column
 from raoe_train.encoders.embed import embeddings, nearest_by_class, unit_rows
-from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.encoders.settings import identity
 from raoe_train.jobs.negatives import mine_negatives
+from raoe_train.jobs.settings import MineConfig, Mining
 from raoe_train.jobs.shared import job, require
 
-Mined = Literal["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"]
-
-
-@dataclass
-class Mining:
-    """Which neighbours make examples: k to count for labelled texts, corpus to cross_encoder for rows.
-
-    Args:
-        k: nearest neighbours of each sentence to use, in its own class and in the others
-        threshold: cosine that a neighbour must exceed
-        drop: share of the examples to drop at random
-        count: maximum number of examples, drawn at random
-        seed: seed for the random choice of examples
-        corpus: passages to mine from, beside those of the rows; a file with columns text and, optionally, title
-        range_min: number of most similar passages to skip
-        range_max: number of most similar passages to consider
-        max_score: maximum similarity of a negative to the query
-        absolute_margin: minimum difference between the similarities of the positive and of a negative
-        relative_margin: minimum difference, as a share of the positive's similarity
-        num_negatives: negatives of a row
-        sampling_strategy: take the most similar passages (top), or draw at random
-        cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities in margins and max_score
-    """
-
-    k: PositiveInt = 16
-    threshold: Cosine = 0.5
-    drop: Share = 0.0
-    count: PositiveInt | None = None
-    seed: Seed = 42
-    corpus: str | None = None
-    range_min: NonNegativeInt = 0
-    range_max: PositiveInt | None = None
-    max_score: float | None = None
-    absolute_margin: float | None = None
-    relative_margin: float | None = None
-    num_negatives: PositiveInt = 3
-    sampling_strategy: Literal["top", "random"] = "top"
-    cross_encoder: str | None = None
-
-
 LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; rows have the others, both have seed
-
-
-@dataclass
-class MineConfig:
-    """What to mine.
-
-    Args:
-        model: encoder whose embeddings decide which sentences are neighbours
-        loss: loss that the examples are for; triplet, contrastive, online_contrastive, multiple_negatives or mse
-            (random pairs)
-        output: file to write
-        overwrite: replace an output that was made with other settings
-    """
-
-    model: FrozenEncoder = field(default_factory=FrozenEncoder)
-    data: Input = field(default_factory=Input)
-    loss: Mined = "triplet"
-    mining: Mining = field(default_factory=Mining)
-    output: str | None = None
-    overwrite: bool = False
 
 
 @job

@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +10,8 @@ from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
 from raoe_train.data.files import write_rows
 from raoe_train.data.public import find_public, public_rows, public_sets
+from raoe_train.jobs.settings import PrepareConfig
 from raoe_train.jobs.shared import job, require
-
-
-@dataclass
-class PrepareConfig:
-    """Which sets to prepare.
-
-    Args:
-        names: data sets, or papers (raoe, bellm, ranking, margins) for all of their sets
-        copies: directory with earlier downloads; the publishers' files, SentEval's folders, hub data sets as OWNER/NAME
-        counts: check that each set has the published number of rows
-        output: directory to write to, as nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ...
-        overwrite: replace files that were made from another copy or version
-    """
-
-    names: list[str] = field(default_factory=list)
-    copies: str | None = None
-    counts: bool = True
-    output: str | None = None
-    overwrite: bool = False
 
 
 @job

@@ -3,7 +3,7 @@
 import gc
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import numpy as np
 from raoe_train.artifacts import report, resume
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import Output
-from raoe_train.config import PositiveInt, make
+from raoe_train.config import merge
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs import PairsToScore
-from raoe_train.data.settings import Pairs
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.jobs.settings import ScoreConfig
 from raoe_train.jobs.shared import job, require
 
 ADDED = ("score_1", "score_2", "score")
@@ -32,30 +32,6 @@ TEACHERS: dict[str, dict[str, Any]] = {
 }
 """The paper's teachers, at the revisions that MTEB names. The paper does not say which task adapter of
 jina-embeddings-v3 it used; text-matching is the one for similarity. Both need trust_remote_code."""
-
-
-@dataclass
-class ScoreConfig:
-    """What to score.
-
-    Args:
-        teachers: two encoders, by path or hub name; by default the paper's two
-        teacher: settings for one teacher, such as {NAME: {prompt: 'query: ', task: text-matching}}
-        trust_remote_code: run custom code from the teachers' repositories; the paper's two need it
-        batch_size: sentences in a batch
-        device: torch device; by default an accelerator if there is one, else cpu
-        output: file to write
-        overwrite: replace an output that was made with other settings
-    """
-
-    data: Pairs = field(default_factory=Pairs)
-    teachers: list[str] = field(default_factory=list)
-    teacher: dict[str, dict[str, Any]] = field(default_factory=dict)
-    trust_remote_code: bool = False
-    batch_size: PositiveInt = 64
-    device: str | None = None
-    output: str | None = None
-    overwrite: bool = False
 
 
 @job(together=True)
@@ -138,7 +114,7 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
             raise ValueError(f"teacher has options for {name!r}, which is not one of the teachers {', '.join(names)}")
     common = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
     settings = ({**common, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
-    return [make(FrozenEncoder, "teacher", **fields) for fields in settings]
+    return [merge(FrozenEncoder, [fields], "teacher.") for fields in settings]
 
 
 def _scorer(teacher: FrozenEncoder, texts: Texts) -> Callable[[Any], np.ndarray]:

@@ -4,14 +4,14 @@ import contextlib
 import functools
 import os
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import lock_output
 from raoe_train.artifacts.writing import check_writable, explained
-from raoe_train.config import parse, to_dict
+from raoe_train.config import marked, parse
 
 
 def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
@@ -49,38 +49,24 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
 
 def check_paths(config: Any) -> None:
     """Raise ValueError if a path to write is not writable, is an input, lies in an input, or contains one."""
-    settings = to_dict(config)
-    written = {key: str(value) for key, value in _texts(settings) if key.split(".")[-1] == "cache"}
-    for key, value in written.items():
-        check_writable(Path(value).expanduser(), key)
-    written |= {"output": settings["output"]} if settings.get("output") else {}
-    targets = {key: Path(value).expanduser().resolve() for key, value in written.items()}
-    output = targets.get("output")
-    for key, value in _texts(settings):
-        if key in targets:
-            continue
-        for part in {value, *value.split("+")}:
+    folders, files = dict(marked(config, "written folder")), dict(marked(config, "written file"))
+    for key in folders.keys() - {"output"}:
+        check_writable(Path(folders[key]).expanduser(), key)
+    targets = {key: Path(value).expanduser().resolve() for key, value in {**folders, **files}.items()}
+    for key, source in marked(config, "read"):
+        for part in {source, *source.split("+")}:
             path = Path(part.partition("#")[0]).expanduser()
             if not part or not os.path.exists(path):  # Path.exists raises an error for a text longer than a file name
                 continue
             path = path.resolve()
             for name, target in targets.items():
-                if path == target or (path.parent == target.parent and path.name.startswith(f"{target.name}.")):
+                is_beside = path.parent == target.parent and path.name.startswith(f"{target.name}.")  # as OUTPUT.json
+                if path == target or (is_beside and name in files):
                     raise ValueError(f"{name} {target} would overwrite the input {key} {part}: choose another {name}")
-            if output and output in path.parents:
-                raise ValueError(f"output {output} contains the input {key} {part}: choose another output")
-            if output and path in output.parents and (path / "modules.json").is_file():
-                raise ValueError(f"output {output} lies inside the model {key} {part}: choose another output")
-
-
-def _texts(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, text) for every text in nested values."""
-    if isinstance(values, str):
-        yield prefix, values
-    for value in values if isinstance(values, list) else ():
-        yield from _texts(value, prefix)
-    for name, value in values.items() if isinstance(values, dict) else ():
-        yield from _texts(value, f"{prefix}.{name}" if prefix else str(name))
+                if name == "output" and target in path.parents:
+                    raise ValueError(f"output {target} contains the input {key} {part}: choose another output")
+                if name == "output" and path in target.parents and (path / "modules.json").is_file():
+                    raise ValueError(f"output {target} lies inside the model {key} {part}: choose another output")
 
 
 def require(value: str | None, key: str, meaning: str) -> str:

@@ -5,7 +5,6 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,17 @@ from raoe_train.artifacts.provenance import PICTURE, commit, versions
 from raoe_train.artifacts.report import pictures
 from raoe_train.artifacts.resume import Output, remove
 from raoe_train.artifacts.writing import read_json, write_json, write_text
-from raoe_train.config import Choice, recipe_text
-from raoe_train.data.settings import Data
+from raoe_train.config import recipe_text
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
-from raoe_train.encoders.settings import SCRATCH, Model
+from raoe_train.encoders.settings import SCRATCH
 from raoe_train.evaluation.dev import DevEvaluator
-from raoe_train.evaluation.tasks import Polarity, Task, evaluate_tasks
+from raoe_train.evaluation.tasks import Task, evaluate_tasks
+from raoe_train.jobs.settings import TrainConfig
 from raoe_train.jobs.shared import job, require
-from raoe_train.losses import Loss
 from raoe_train.losses.reads import LISTS
 from raoe_train.training import certificate, measures
-from raoe_train.training.arguments import Training, check_training, declare_training, split_batches, trainer_settings
+from raoe_train.training.arguments import check_training, split_batches, trainer_settings
 from raoe_train.training.callbacks import LogFile, keep_events
 from raoe_train.training.certificate import CERTIFICATE
 from raoe_train.training.run_directory import (
@@ -50,58 +48,9 @@ from raoe_train.training.run_directory import (
     starting_encoder,
 )
 from raoe_train.training.trainer import Trainer
-from raoe_train.training.training_data import Teacher, check_sizes, enough_steps, read_training_data, with_dev
+from raoe_train.training.training_data import check_sizes, enough_steps, read_training_data, with_dev
 
 STEPS = 4  # of a dry run; the first one is not timed, because it is slower
-ESSENTIALS = """Most runs need ten settings:
-
-  --model.name NAME                            encoder to train, by path or hub name
-  --data.train FILE [FILE ...]                 training data
-  --data.dev FILE                              dev set; the encoder that scores best on it is kept
-  --loss CLASS                                 loss, such as CoSENTLoss; --loss.KEY VALUE sets one of its keywords
-  --training.num_train_epochs N                passes over the data
-  --training.per_device_train_batch_size N     rows in a batch, on each device
-  --training.learning_rate RATE                peak learning rate
-  --training.seed N                            seed for shuffling, sampling and new weights
-  --evaluation.tasks NAME [NAME ...]           tasks to evaluate before and after training
-  --output DIR                                 directory to write; run again to resume
-
-  raoe-train train adapt --model.name all-MiniLM-L6-v2 --data.train pairs.tsv --output out
-
---loss.help CLASS lists the keywords of a loss. The section `training` also accepts every other field of
-SentenceTransformerTrainingArguments."""
-
-
-@dataclass
-class TrainConfig:
-    """What to train.
-
-    Args:
-        output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
-        overwrite: replace what a run with other settings left in output
-        dry_run: train a few steps to measure memory and time; write nothing
-    """
-
-    model: Model = field(default_factory=Model)
-    data: Data = field(default_factory=Data)
-    teacher: Teacher = field(default_factory=Teacher)
-    loss: Choice = field(default_factory=lambda: Choice("raoe_train.losses.RAOELoss"))
-    training: Training = field(default_factory=Training)
-    evaluation: measures.Evaluation = field(default_factory=measures.Evaluation)
-    polarity: Polarity = field(default_factory=Polarity)
-    output: str | None = None
-    overwrite: bool = False
-    dry_run: bool = False
-
-    @classmethod
-    def declare(cls, parser: Any) -> None:
-        """Add all keys to a parser."""
-        parser.add_class_arguments(cls, as_group=True, skip={"loss", "training"})
-        parser.add_subclass_arguments(
-            Loss, "loss", skip={"model", "embed", "similarity_fct"}, instantiate=False, metavar="CLASS",
-            help="loss to train with: a class of raoe_train.losses, or the import path of your own class",
-        )  # fmt: skip
-        declare_training(parser)
 
 
 @job(together=True)

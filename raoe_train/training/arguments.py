@@ -1,103 +1,18 @@
 """The section `training` of a recipe: sentence-transformers' training arguments, by their own names."""
 
-import argparse
 import os
 import sys
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, to_dict
+from raoe_train.config import to_dict
 from raoe_train.encoders.preflight import check_device
+from raoe_train.settings import Training
 from raoe_train.training.run_directory import CHECKPOINTS
 
 RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep")
-NOT_TAKEN = ("output_dir", "local_rank")  # the first is OUTPUT/checkpoints, the second is set by torchrun
 BY_PREMISE = "by_premise"  # name of PremiseBatchSampler as a batch_sampler
-Strategy = Literal["no", "steps", "epoch"]
-
-
-@dataclass
-class Training:
-    """How to train; every other field of SentenceTransformerTrainingArguments is also a key here.
-
-    Args:
-        num_train_epochs: passes over the data
-        per_device_train_batch_size: rows in a batch, on each device
-        learning_rate: peak learning rate
-        warmup_ratio: share of steps used for warm-up
-        seed: seed for shuffling, sampling and new weights
-        bf16: train in bfloat16; auto does so if the device has bfloat16 units
-        tf32: multiply float32 matrices in TF32; auto does so on GPUs that have it
-        by_length: encode batches in runs of similar length
-        packed: pack each batch into one row without padding, with attention of raoe_kernels; auto does so on CUDA
-        keep: weight of the regularizer that keeps embeddings near their start; auto chooses it from the scores
-        patience: evaluations without improvement after which training stops
-        min_steps: minimum number of steps; epochs are added to reach it
-        max_steps: number of steps, in place of epochs
-        per_device_eval_batch_size: rows in an evaluation batch, on each device
-        gradient_accumulation_steps: batches in each step; to rank pairs in a larger batch use loss.mini_batch_size
-        warmup_steps: number of warm-up steps or, if below 1, share of steps used for warm-up
-        weight_decay: weight decay of AdamW
-        max_grad_norm: maximum gradient norm, for clipping; 0 for no clipping
-        fp16: train in float16 with loss scaling
-        eval_strategy: when to evaluate; by default each epoch if there is a dev set
-        eval_steps: steps between evaluations or, if below 1, their share of all steps
-        save_strategy: when to write checkpoints; by default as eval_strategy
-        save_steps: steps between checkpoints; by default eval_steps
-        save_total_limit: maximum number of checkpoints to keep
-        logging_steps: steps between log entries
-        report_to: experiment trackers, such as tensorboard or wandb
-        dataloader_num_workers: processes that prepare batches; by default 4 on CUDA, else 0
-        batch_sampler: how batches are drawn; by_premise puts the pairs of a premise into the same batch
-        gradient_checkpointing: save memory by recomputing activations in the backward pass
-        learning_rate_mapping: learning rates for some parameters, by regular expression of their names
-    """
-
-    num_train_epochs: PositiveFloat = 3
-    per_device_train_batch_size: PositiveInt = 8
-    learning_rate: PositiveFloat = 5e-5
-    warmup_ratio: Share | None = None
-    seed: Seed = 42
-    bf16: bool | Literal["auto"] = False
-    tf32: bool | Literal["auto"] | None = None
-    by_length: bool = True
-    packed: bool | Literal["auto"] = "auto"
-    keep: NonNegativeFloat | Literal["auto"] = 0
-    patience: PositiveInt | None = None
-    min_steps: NonNegativeInt = 0
-    max_steps: PositiveInt | None = None
-    per_device_eval_batch_size: PositiveInt = 8
-    gradient_accumulation_steps: PositiveInt = 1
-    warmup_steps: NonNegativeFloat | None = None
-    weight_decay: NonNegativeFloat = 0
-    max_grad_norm: NonNegativeFloat = 1
-    fp16: bool = False
-    eval_strategy: Strategy | None = None
-    eval_steps: PositiveFloat | None = None
-    save_strategy: Literal["no", "steps", "epoch", "best"] | None = None
-    save_steps: PositiveFloat | None = None
-    save_total_limit: PositiveInt | None = 2
-    logging_steps: PositiveFloat = 10
-    report_to: str | list[str] = "none"
-    dataloader_num_workers: NonNegativeInt | None = None
-    batch_sampler: str | None = None
-    gradient_checkpointing: bool = False
-    learning_rate_mapping: dict[str, NonNegativeFloat] | None = None
-    others: dict[str, Any] = field(default_factory=dict)
-
-
-def declare_training(parser: Any, key: str = "training") -> None:
-    """Add the fields of Training to a parser, and those of SentenceTransformerTrainingArguments; the help omits those
-    that Training does not have, which are more than a hundred."""
-    from sentence_transformers import SentenceTransformerTrainingArguments
-
-    parser.add_class_arguments(Training, key, skip={"others"})
-    names = {each.name for each in fields(Training)} | {*NOT_TAKEN}
-    for each in fields(SentenceTransformerTrainingArguments):
-        if each.init and each.name not in names:
-            parser.add_argument(f"--{key}.{each.name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def check_training(training: Training, has_dev: bool) -> None:

@@ -3,45 +3,21 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from raoe_train.artifacts import report
-from raoe_train.config import AboveZeroToOne, NonNegativeFloat, PositiveInt
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
-from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
-from raoe_train.evaluation.tasks import Polarity, Task, main_score, read_tasks
+from raoe_train.evaluation.tasks import Task, main_score, read_tasks
+from raoe_train.settings import Evaluation, Polarity
 
 # keys in a log entry that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
-
-
-@dataclass
-class Evaluation:
-    """What to evaluate before and after training.
-
-    Args:
-        tasks: tasks as in the job evaluate, looked up in data.dir
-        before: evaluate also before training
-        batch_size: sentences in a batch
-        classifier: classifier for transfer tasks
-        certificate: save what a paired bootstrap on the dev set calls better than the start, else the start
-        mixtures: with certificate, shares of the trained weights in mixtures with those of the start, to try as well
-        guard_budget: with certificate, how many points the correlation on data.guard may fall
-    """
-
-    tasks: list[str] = field(default_factory=list)
-    before: bool = True
-    batch_size: PositiveInt = 64
-    classifier: Classifier | None = None
-    certificate: bool = False
-    mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.85, 0.7, 0.5, 0.3])
-    guard_budget: NonNegativeFloat = 3.0
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:

@@ -3,10 +3,10 @@
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from raoe_kernels import refine_similarity
 from raoe_train.artifacts import resume
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest
-from raoe_train.config import NonNegativeFloat
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
 from raoe_train.data.rows import row_table
 from raoe_train.data.sources import has_column, pool
@@ -28,25 +27,9 @@ from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.losses.reads import LISTS, RANKING
+from raoe_train.settings import Teacher
 
 FEWEST = 16  # minimum number of pairs to hold some out for a dev set
-
-
-@dataclass
-class Teacher(FrozenEncoder):
-    """The frozen encoder that a loss learns from.
-
-    Args:
-        cache: directory that keeps the teacher's embeddings for later runs; for lists by default OUTPUT/teacher, which
-            is removed when the run finishes
-        information: what to learn from a list; its order (ranking), the teacher's similarities (semantic) or both
-        omega: how strongly the order of the list changes the similarities (information both)
-        second: second teacher, whose cosines are averaged with those of the first
-    """
-
-    information: Literal["both", "ranking", "semantic"] = "both"
-    omega: NonNegativeFloat = 0.5
-    second: FrozenEncoder | None = None
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:

@@ -9,7 +9,7 @@ from raoe_train.data import read_pairs
 from raoe_train.data.pairs import PairsToScore, pair_table
 from raoe_train.data.settings import Data, Pairs
 from raoe_train.data.sources import contents, is_file, pool
-from raoe_train.jobs.train import TrainConfig
+from raoe_train.jobs.settings import TrainConfig
 from tests.data.made import HEADER, write
 from tests.tiny import training_data
 

@@ -8,9 +8,9 @@ import torch
 
 from raoe_train.cli import load
 from raoe_train.data.files import write_rows
-from raoe_train.evaluation import classifiers
-from raoe_train.evaluation.classifiers import SEED, Classifier, classifier
+from raoe_train.evaluation.classifiers import SEED, classifier
 from raoe_train.evaluation.tasks import read_tasks
+from raoe_train.settings import CLASSIFIERS, Classifier
 
 
 def examples(count=200, columns=6, classes=2, scale=1.0, noise=1.0):
@@ -100,7 +100,7 @@ def test_grids_and_settings_of_senteval():
     assert Classifier("senteval", kfold=4).settings()["kfold"] == 4
     features, labels = examples(20)
     grids = {}
-    for name in classifiers.NAMES:
+    for name in CLASSIFIERS:
         model = classifier(features, labels, Classifier(name).settings())
         grids[name] = model.grid, model.split_grid
     assert grids["senteval"] == ([1e-5, 1e-4, 1e-3, 1e-2],) * 2

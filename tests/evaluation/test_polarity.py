@@ -13,7 +13,8 @@ from raoe_train.cli import main
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.polarity import PolarityEvaluator, read_polarity, weights
-from raoe_train.evaluation.tasks import Polarity, Reading
+from raoe_train.evaluation.tasks import Reading
+from raoe_train.settings import Polarity
 from tests.evaluation.encoder import evaluate_encoder
 from tests.tiny import SENTENCES, tiny_encoder
 

@@ -10,7 +10,7 @@ import pytest
 from raoe_train.data.settings import Sentences
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.generation.decoding import Answer
-from raoe_train.generation.growth import REDRAWS, Chain, Generation
+from raoe_train.generation.growth import REDRAWS, Chain
 from raoe_train.generation.instructions import (
     FEW_SHOT,
     Instructions,
@@ -20,7 +20,8 @@ from raoe_train.generation.instructions import (
     verify_chain,
     verify_sentence,
 )
-from raoe_train.generation.seeds import Seeds, draw_from_clusters, read_starts, select_seeds
+from raoe_train.generation.seeds import draw_from_clusters, read_starts, select_seeds
+from raoe_train.settings import Generation, Seeds
 from tests.tiny import SENTENCES, tiny_encoder
 
 SOURCE = "A man plays a guitar on the stage."

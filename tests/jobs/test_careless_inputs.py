@@ -21,6 +21,7 @@ import raoe_train as rt
 from raoe_train.artifacts import report
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.cli import load
+from raoe_train.jobs.shared import check_paths
 from raoe_train.losses.by_length import fits
 from raoe_train.training.arguments import trainer_settings
 from tests.tiny import saved_encoder, tiny_encoder
@@ -169,6 +170,19 @@ def test_save_steps_implies_the_strategy(tmp_path):
     for asked, when in (({"save_steps": 2}, "steps"), (off, "no"), ({}, "epoch")):
         training = load("train", None, {"training": asked}).training
         assert trainer_settings(training, tmp_path, device="cpu", has_dev=False)["save_strategy"] == when
+
+
+def test_only_inputs_are_compared_with_outputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exp1").mkdir()
+    (tmp_path / "exp1.tsv").touch()
+    free = {"data.train": ["exp1.tsv"], "training.run_name": "exp1", "model.revision": "exp1"}
+    check_paths(load("train", None, {**free, "output": "exp1"}))
+    for key in ("data.train", "data.dev", "model.name", "teacher.name", "polarity.reference.name", "evaluation.tasks"):
+        with pytest.raises(ValueError, match=rf"output .*exp1 would overwrite the input {key}"):
+            check_paths(load("train", None, {key: "exp1", "output": "exp1"}))
+    with pytest.raises(ValueError, match=r"teacher\.cache .* would overwrite the input data\.train"):
+        check_paths(load("train", None, {"data.train": "a.tsv+exp1#dev", "teacher.cache": "exp1"}))
 
 
 @pytest.mark.parametrize("key", ["data.input", "beside"])

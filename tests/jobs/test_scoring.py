@@ -14,7 +14,8 @@ from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
 from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.settings import FrozenEncoder, Model, identity
-from raoe_train.jobs.score import TEACHERS, ScoreConfig, resolve_teachers, score
+from raoe_train.jobs.score import TEACHERS, resolve_teachers, score
+from raoe_train.jobs.settings import ScoreConfig
 from tests.forked import Python
 from tests.tiny import SENTENCES, tiny_encoder
 

@@ -93,7 +93,7 @@ def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
     ("settings", "message"),
     [
         ({"loss": "TripletLoss", "loss.distance": "manhattan"}, "manhattan"),
-        ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "loss.margin: Not of type NonNegativeFiniteFloat: -0.1"),
+        ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "loss.margin must be a number at least 0, got -0.1"),
         ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "unknown key loss.mini_batch_size"),
         ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "unknown key loss.margin"),
         ({"loss": "CosineSimilarityLoss", "loss.distance": "cosine"}, "unknown key loss.distance"),

@@ -26,7 +26,7 @@ from raoe_train.losses import (
     SoftmaxLoss,
 )
 from raoe_train.losses.collators import TextCollator
-from raoe_train.training.training_data import Teacher
+from raoe_train.settings import Teacher
 from tests.tiny import SENTENCES, gradients, saved_encoder, tiny_encoder
 
 

@@ -11,17 +11,18 @@ from importlinter.cli import lint_imports
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs a reason in its commit. (Packed
-# rows, and batches planned in the collator, raised encoders, losses and training on 2026-11-27.)
+# rows, and batches planned in the collator, raised encoders, losses and training on 2026-11-27. Settings moved from
+# evaluation, generation and training to the root, and within jobs, so that help needs no torch.)
 BUDGETS = {
     "artifacts": 592,
     "data": 1608,
-    "encoders": 1781,
-    "evaluation": 1059,
-    "generation": 905,
-    "jobs": 1491,
+    "encoders": 1780,
+    "evaluation": 997,
+    "generation": 786,
+    "jobs": 1517,
     "losses": 2112,
-    "training": 1251,
-    "the root": 650,
+    "training": 1131,
+    "the root": 1001,
 }
 LONGEST = 400  # lines of a file
 

@@ -13,8 +13,9 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.jobs.train import TrainConfig
-from raoe_train.training.arguments import Training, split_batches
+from raoe_train.jobs.settings import TrainConfig
+from raoe_train.settings import Training
+from raoe_train.training.arguments import split_batches
 from raoe_train.training.measures import score_rows
 from raoe_train.training.training_data import enough_steps, hold_out
 from tests.tiny import SENTENCES, saved_encoder

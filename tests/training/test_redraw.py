@@ -10,10 +10,10 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from raoe_train import run
 from raoe_train.data.settings import Data
-from raoe_train.jobs.train import TrainConfig
+from raoe_train.jobs.settings import TrainConfig
 from raoe_train.losses import CoSENTLoss
+from raoe_train.settings import Training
 from raoe_train.training import Trainer
-from raoe_train.training.arguments import Training
 from raoe_train.training.training_data import enough_steps, redraw
 from tests.tiny import tiny_encoder
 from tests.training.small_runs import settings, write_pairs

@@ -21,7 +21,8 @@ from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders import lengths
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator
-from raoe_train.training.arguments import Training, trainer_settings
+from raoe_train.settings import Training
+from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import PremiseBatchSampler
 from tests.tiny import REPLAYS_IN_DOUBLE, tiny_encoder

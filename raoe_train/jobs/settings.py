@@ -1,0 +1,288 @@
+"""Configuration classes of the jobs. This file imports no torch, so that help and completion are quick."""
+
+import importlib
+import inspect
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
+
+from raoe_train import settings
+from raoe_train.config import (
+    OTHERS,
+    Choice,
+    Cosine,
+    File,
+    Folder,
+    Key,
+    NonNegativeInt,
+    PositiveInt,
+    Seed,
+    Share,
+    Source,
+    convert,
+    hints_of,
+    keywords_of,
+    nearest,
+)
+from raoe_train.data.settings import Data, Input, Pairs, Sentences, Tasks
+from raoe_train.encoders.settings import FrozenEncoder, Model, Precision
+
+# Fields of SentenceTransformerTrainingArguments that are no settings: OUTPUT/checkpoints; torchrun's rank
+NOT_TAKEN = (OTHERS, "output_dir", "local_rank")
+
+
+@dataclass
+class Mining:
+    """Which neighbours make examples: k to count for labelled texts, corpus to cross_encoder for rows.
+
+    Args:
+        k: nearest neighbours of each sentence to use, in its own class and in the others
+        threshold: cosine that a neighbour must exceed
+        drop: share of the examples to drop at random
+        count: maximum number of examples, drawn at random
+        seed: seed for the random choice of examples
+        corpus: passages to mine from, beside those of the rows; a file with columns text and, optionally, title
+        range_min: number of most similar passages to skip
+        range_max: number of most similar passages to consider
+        max_score: maximum similarity of a negative to the query
+        absolute_margin: minimum difference between the similarities of the positive and of a negative
+        relative_margin: minimum difference, as a share of the positive's similarity
+        num_negatives: negatives of a row
+        sampling_strategy: take the most similar passages (top), or draw at random
+        cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities in margins and max_score
+    """
+
+    k: PositiveInt = 16
+    threshold: Cosine = 0.5
+    drop: Share = 0.0
+    count: PositiveInt | None = None
+    seed: Seed = 42
+    corpus: Source | None = None
+    range_min: NonNegativeInt = 0
+    range_max: PositiveInt | None = None
+    max_score: float | None = None
+    absolute_margin: float | None = None
+    relative_margin: float | None = None
+    num_negatives: PositiveInt = 3
+    sampling_strategy: Literal["top", "random"] = "top"
+    cross_encoder: Source | None = None
+
+
+@dataclass
+class TrainConfig:
+    """What to train.
+
+    Args:
+        loss: class of raoe_train.losses, or the import path of your own; --loss.KEYWORD VALUE sets one of its keywords
+        output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
+        overwrite: replace what a run with other settings left in output
+        dry_run: train a few steps to measure memory and time; write nothing
+    """
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        "model.name", "data.train", "data.dev", "loss", "training.num_train_epochs",
+        "training.per_device_train_batch_size", "training.learning_rate", "training.seed", "evaluation.tasks", "output",
+    )  # fmt: skip
+    example: ClassVar[str] = "raoe-train train adapt --model.name all-MiniLM-L6-v2 --data.train pairs.tsv --output out"
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    teacher: settings.Teacher = field(default_factory=settings.Teacher)
+    loss: Choice = field(default_factory=lambda: Choice("raoe_train.losses.RAOELoss"))
+    training: settings.Training = field(default_factory=settings.Training)
+    evaluation: settings.Evaluation = field(default_factory=settings.Evaluation)
+    polarity: settings.Polarity = field(default_factory=settings.Polarity)
+    output: Folder | None = None
+    overwrite: bool = False
+    dry_run: bool = False
+
+    @property
+    def needs_library(self) -> bool:
+        """Whether a setting can only be checked by importing torch."""
+        return self.loss != type(self)().loss or bool(self.training.others)
+
+    def complete(self) -> "TrainConfig":
+        """Check the loss, its keywords and the keys that the library declares; add the defaults of the keywords."""
+        loss, given, others = loss_class(self.loss.class_path), self.loss.init_args, self.training.others
+        keywords = loss_keywords(loss)
+        if unknown := given.keys() - keywords:
+            raise ValueError(f"unknown key loss.{min(unknown)}: --loss.help {loss.__name__} lists its keywords")
+        values = {name: key.default for name, key in keywords.items()} | given
+        init_args = {name: convert(f"loss.{name}", value, keywords[name].type) for name, value in values.items()}
+        if others:
+            from sentence_transformers import SentenceTransformerTrainingArguments
+
+            known = [each.name for each in fields(SentenceTransformerTrainingArguments) if each.init]
+            names = [f"training.{name}" for name in (*hints_of(settings.Training), *known) if name not in NOT_TAKEN]
+            for key in (f"training.{name}" for name in others):
+                if key not in names:
+                    raise ValueError(f"unknown key {key}{nearest(key, names)}")
+            others = {name: convert(f"training.{name}", value, Any) for name, value in others.items()}
+        path = self.loss.class_path if "." in self.loss.class_path else f"raoe_train.losses.{loss.__name__}"
+        return replace(self, loss=Choice(path, init_args), training=replace(self.training, others=others))
+
+
+def loss_class(name: str) -> Any:
+    """The loss with a name, which is a class of raoe_train.losses or an import path. ValueError if there is none."""
+    from raoe_train import losses
+
+    module, _, attribute = name.rpartition(".")
+    try:
+        loss = getattr(importlib.import_module(module or losses.__name__), attribute)
+    except (ImportError, AttributeError, ValueError):
+        loss = None
+    if not (inspect.isclass(loss) and issubclass(loss, losses.Loss)) or inspect.isabstract(loss):
+        raise ValueError(f"loss must be the name of a class, got {name}: --loss.help lists the known losses")
+    return loss
+
+
+def loss_keywords(loss: Any) -> dict[str, Key]:
+    """The keywords of a loss that are settings."""
+    return {name: key for name, key in keywords_of(loss).items() if name != "similarity_fct"}
+
+
+@dataclass
+class PrepareConfig:
+    """Which sets to prepare.
+
+    Args:
+        names: data sets, or papers (raoe, bellm, ranking, margins) for all of their sets
+        copies: directory with earlier downloads; the publishers' files, SentEval's folders, hub data sets as OWNER/NAME
+        counts: check that each set has the published number of rows
+        output: directory to write to, as nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ...
+        overwrite: replace files that were made from another copy or version
+    """
+
+    names: list[str] = field(default_factory=list)
+    copies: Source | None = None
+    counts: bool = True
+    output: Folder | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class ScoreConfig:
+    """What to score.
+
+    Args:
+        teachers: two encoders, by path or hub name; by default the paper's two
+        teacher: settings for one teacher, such as {NAME: {prompt: 'query: ', task: text-matching}}
+        trust_remote_code: run custom code from the teachers' repositories; the paper's two need it
+        batch_size: sentences in a batch
+        device: torch device; by default an accelerator if there is one, else cpu
+        output: file to write
+        overwrite: replace an output that was made with other settings
+    """
+
+    data: Pairs = field(default_factory=Pairs)
+    teachers: list[Source] = field(default_factory=list)
+    teacher: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trust_remote_code: bool = False
+    batch_size: PositiveInt = 64
+    device: str | None = None
+    output: File | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class MineConfig:
+    """What to mine.
+
+    Args:
+        model: encoder whose embeddings decide which sentences are neighbours
+        loss: loss that the examples are for; triplet, contrastive, online_contrastive, multiple_negatives or mse
+            (random pairs)
+        output: file to write
+        overwrite: replace an output that was made with other settings
+    """
+
+    model: FrozenEncoder = field(default_factory=FrozenEncoder)
+    data: Input = field(default_factory=Input)
+    loss: Literal["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"] = "triplet"
+    mining: Mining = field(default_factory=Mining)
+    output: File | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class GenerateConfig:
+    """What to generate.
+
+    Args:
+        output: .jsonl file to write
+        overwrite: replace an output that was made with other settings
+    """
+
+    model: settings.LanguageModel = field(default_factory=settings.LanguageModel)
+    data: Sentences = field(default_factory=Sentences)
+    seeds: settings.Seeds = field(default_factory=settings.Seeds)
+    generation: settings.Generation = field(default_factory=settings.Generation)
+    output: File | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class EvaluateConfig:
+    """What to evaluate.
+
+    Args:
+        tasks: tasks as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
+            captions, mteb, polarity or retrieval
+        suite: standard sets of tasks to add; sts, transfer, rerank or all
+        classifier: classifier for transfer tasks
+        batch_size: sentences in a batch
+        truncate_dim: number of first dimensions of the embeddings to use; by default all
+        precision: quantization of the embeddings; float32 (none), int8 or ubinary
+        output: JSON file to write
+        overwrite: replace an output that was made with other settings
+    """
+
+    model: Model = field(default_factory=Model)
+    tasks: list[Source] = field(default_factory=list)
+    data: Tasks = field(default_factory=Tasks)
+    suite: list[str] = field(default_factory=list)
+    polarity: settings.Polarity = field(default_factory=settings.Polarity)
+    classifier: settings.Classifier | None = None
+    batch_size: PositiveInt = 64
+    truncate_dim: PositiveInt | None = None
+    precision: Precision = "float32"
+    output: File | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class EncodeConfig:
+    """What to encode.
+
+    Args:
+        batch_size: sentences in a batch
+        output: .npy file to write
+        overwrite: replace an output that was made with other settings
+    """
+
+    model: Model = field(default_factory=Model)
+    data: Input = field(default_factory=Input)
+    batch_size: PositiveInt = 64
+    output: File | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class ExportConfig:
+    """What to export.
+
+    Args:
+        merge: merge a LoRA adapter into its base model
+        output: directory to write
+        overwrite: replace a model that an earlier export wrote there
+    """
+
+    model: Model = field(default_factory=Model)
+    merge: bool = False
+    output: Folder | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class CheckConfig:
+    """What to check."""
+
+    model: Model = field(default_factory=Model)

@@ -1,0 +1,307 @@
+"""Sections of settings for evaluation, generation and training. Like data/settings.py and encoders/settings.py, this
+file imports no torch, so that help and completion are quick."""
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from raoe_train.config import (
+    AboveZeroToOne,
+    AtLeast2,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    Share,
+    Source,
+    nearest,
+)
+from raoe_train.encoders.settings import FrozenEncoder, identity
+
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "scikit-learn": {"kfold": 10},
+    "senteval": {"kfold": 10, "batch_size": 64, "tenacity": 5, "epoch_size": 4},  # as in SentEval's README for papers
+}
+Strategy = Literal["no", "steps", "epoch"]
+
+@dataclass
+class Classifier:
+    """The classifier for transfer tasks; the defaults of other keys depend on its name.
+
+    Args:
+        name: scikit-learn, or senteval (a linear layer and Adam, as in papers)
+        kfold: folds of cross-validation
+        batch_size: examples in a step
+        tenacity: rounds without improvement, in total, before training stops
+        epoch_size: epochs in a round
+    """
+
+    name: str = "scikit-learn"
+    kfold: AtLeast2 | None = None
+    batch_size: PositiveInt | None = None
+    tenacity: NonNegativeInt | None = None
+    epoch_size: PositiveInt | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The name and all settings with defaults; ValueError for an unknown name, or another classifier's setting."""
+        if self.name not in CLASSIFIERS:
+            hint = nearest(self.name, CLASSIFIERS)
+            raise ValueError(f"classifier.name must be one of {', '.join(CLASSIFIERS)}, got {self.name!r}{hint}")
+        names = CLASSIFIERS[self.name]
+        values = {key: value for key, value in vars(self).items() if key != "name" and value is not None}
+        if unknown := [key for key in values if key not in names]:
+            raise ValueError(f"classifier.{unknown[0]} is not a setting of {self.name}, which has {', '.join(names)}")
+        return {"name": self.name, **names, **values}
+
+
+@dataclass
+class Polarity:
+    """Settings of the tasks polarity:NAME.
+
+    Args:
+        reference: encoder that measures similarity; in train by default the encoder that training starts from
+        k: number of sentences to retrieve
+        discount: weights of the retrieved sentences; linear (Eq. 1) or none
+        sources: number of train sentences to retrieve from, as a multiple of the test sentences
+        max_sentences: maximum number of test sentences, drawn with seed
+        seed: seed for drawing sentences
+        curve: further values of k to report
+    """
+
+    reference: FrozenEncoder | None = None
+    k: PositiveInt = 16
+    discount: Literal["linear", "none"] = "linear"
+    sources: PositiveInt = 5
+    max_sentences: PositiveInt | None = None
+    seed: Seed = 42
+    curve: list[PositiveInt] = field(default_factory=list)
+
+
+@dataclass
+class LanguageModel:
+    """The language model that generates.
+
+    Args:
+        name: causal language model, by path or hub name
+        trust_remote_code: run custom code from the model's repository
+        revision: branch, tag or commit on the hub
+        device: torch device; by default an accelerator if there is one, else cpu
+        dtype: dtype of the weights; by default as saved
+        attention: attention implementation; by default the choice of transformers
+        device_map: device_map of transformers; auto spreads the model over all GPUs
+        load_in_4bit: load the weights in 4 bits (NF4); needs a GPU to be fast
+    """
+
+    name: Source = ""
+    trust_remote_code: bool = False
+    revision: str | None = None
+    device: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
+    attention: str | None = None
+    device_map: str | None = None
+    load_in_4bit: bool = False
+
+
+@dataclass
+class Sampling:
+    """How tokens are chosen: fields of transformers.GenerationConfig, with the same meaning.
+
+    Args:
+        do_sample: draw tokens at random; false takes the most probable token
+        repetition_penalty: penalty for tokens that already occurred; 1 for none
+        no_repeat_ngram_size: size of n-grams that must not occur twice; 0 for no limit
+        temperature: temperature of the softmax
+        top_k: number of most probable tokens to draw from
+        top_p: share of the probability whose most probable tokens to draw from
+        eos_token_id: tokens that end an answer; by default the model's
+        stop_strings: texts that end an answer
+    """
+
+    do_sample: bool = False
+    repetition_penalty: PositiveFloat | None = None
+    no_repeat_ngram_size: NonNegativeInt | None = None
+    temperature: PositiveFloat | None = None
+    top_k: NonNegativeInt | None = None
+    top_p: AboveZeroToOne | None = None
+    eos_token_id: list[NonNegativeInt] | None = None
+    stop_strings: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        names = [name for name in ("temperature", "top_k", "top_p") if getattr(self, name) is not None]
+        if names and not self.do_sample:
+            raise ValueError(f"generation.{names[0]} has no effect on greedy decoding: set generation.do_sample true")
+        if isinstance(self.stop_strings, str) or not all(self.stop_strings or ()):
+            raise ValueError(f"generation.stop_strings must be a list of non-empty texts, got {self.stop_strings!r}")
+
+
+@dataclass
+class Generation(Sampling):
+    """How chains are generated.
+
+    Args:
+        method: guided, iterative (without guidance) or single-step (one prompt for the whole list)
+        steps: sentences in a chain, without its source
+        guidance: 1 + lambda, strength with which to move away from the sentence before the last (guided)
+        max_new_tokens: maximum tokens of a sentence; the list of single-step may have steps times as many
+        batch_size: chains to generate at a time
+        verify: check sentences against rules; with do_sample a failing one is drawn again, up to 5 times, before its
+            chain goes to OUTPUT.failed.jsonl; false keeps all
+        seed: seed for the random choices of do_sample
+        prompt: template with {sentence}, optionally {steps} and {example}, in place of the paper's; or few-shot, for
+            small models
+        chat: use the tokenizer's chat template; by default if there is one
+        max_input_tokens: maximum tokens of a source sentence; longer ones are skipped and counted
+    """
+
+    method: Literal["guided", "iterative", "single-step"] = "guided"
+    steps: PositiveInt = 32
+    guidance: NonNegativeFloat = 1.5
+    max_new_tokens: PositiveInt = 64
+    batch_size: PositiveInt = 16
+    verify: bool = True
+    seed: NonNegativeInt = 42
+    prompt: str | None = None
+    chat: bool | None = None
+    max_input_tokens: PositiveInt = 128
+
+    def effective(self) -> dict[str, Any]:
+        """The settings that affect the generated chains, as plain values."""
+        names = ("method", "steps", "guidance", "max_new_tokens", "verify", "seed")
+        values = {name: getattr(self, name) for name in names}
+        if self.method != "guided":
+            values["guidance"] = 1.0
+        sampling = {each.name: getattr(self, each.name) for each in fields(Sampling)}
+        return values | {name: value for name, value in sampling.items() if value not in (None, False)}
+
+
+@dataclass
+class Seeds:
+    """Start chains from some sentences of each k-means cluster, instead of from all sentences.
+
+    Args:
+        encoder: encoder whose embeddings are clustered; without one, all sentences are used
+        clusters: number of k-means clusters
+        per_cluster: sentences to draw from each cluster
+        seed: seed for clustering and drawing
+    """
+
+    encoder: FrozenEncoder | None = None
+    clusters: PositiveInt = 1000
+    per_cluster: PositiveInt = 20
+    seed: Seed = 42
+
+    def effective(self) -> dict[str, Any] | None:
+        """The settings that affect which sentences are selected, as plain values; None without an encoder."""
+        if self.encoder is None:
+            return None
+        return {**asdict(self), "encoder": identity(self.encoder)}
+
+
+@dataclass
+class Teacher(FrozenEncoder):
+    """The frozen encoder that a loss learns from.
+
+    Args:
+        cache: directory that keeps the teacher's embeddings for later runs; for lists by default OUTPUT/teacher, which
+            is removed when the run finishes
+        information: what to learn from a list; its order (ranking), the teacher's similarities (semantic) or both
+        omega: how strongly the order of the list changes the similarities (information both)
+        second: second teacher, whose cosines are averaged with those of the first
+    """
+
+    information: Literal["both", "ranking", "semantic"] = "both"
+    omega: NonNegativeFloat = 0.5
+    second: FrozenEncoder | None = None
+
+
+@dataclass
+class Training:
+    """How to train; every other field of SentenceTransformerTrainingArguments is also a key here.
+
+    Args:
+        num_train_epochs: passes over the data
+        per_device_train_batch_size: rows in a batch, on each device
+        learning_rate: peak learning rate
+        warmup_ratio: share of steps used for warm-up
+        seed: seed for shuffling, sampling and new weights
+        bf16: train in bfloat16; auto does so if the device has bfloat16 units
+        tf32: multiply float32 matrices in TF32; auto does so on GPUs that have it
+        by_length: encode batches in runs of similar length
+        packed: pack each batch into one row without padding, with attention of raoe_kernels; auto does so on CUDA
+        keep: weight of the regularizer that keeps embeddings near their start; auto chooses it from the scores
+        patience: evaluations without improvement after which training stops
+        min_steps: minimum number of steps; epochs are added to reach it
+        max_steps: number of steps, in place of epochs
+        per_device_eval_batch_size: rows in an evaluation batch, on each device
+        gradient_accumulation_steps: batches in each step; to rank pairs in a larger batch use loss.mini_batch_size
+        warmup_steps: number of warm-up steps or, if below 1, share of steps used for warm-up
+        weight_decay: weight decay of AdamW
+        max_grad_norm: maximum gradient norm, for clipping; 0 for no clipping
+        fp16: train in float16 with loss scaling
+        eval_strategy: when to evaluate; by default each epoch if there is a dev set
+        eval_steps: steps between evaluations or, if below 1, their share of all steps
+        save_strategy: when to write checkpoints; by default as eval_strategy
+        save_steps: steps between checkpoints; by default eval_steps
+        save_total_limit: maximum number of checkpoints to keep
+        logging_steps: steps between log entries
+        report_to: experiment trackers, such as tensorboard or wandb
+        dataloader_num_workers: processes that prepare batches; by default 4 on CUDA, else 0
+        batch_sampler: how batches are drawn; by_premise puts the pairs of a premise into the same batch
+        gradient_checkpointing: save memory by recomputing activations in the backward pass
+        learning_rate_mapping: learning rates for some parameters, by regular expression of their names
+    """
+
+    num_train_epochs: PositiveFloat = 3.0
+    per_device_train_batch_size: PositiveInt = 8
+    learning_rate: PositiveFloat = 5e-5
+    warmup_ratio: Share | None = None
+    seed: Seed = 42
+    bf16: bool | Literal["auto"] = False
+    tf32: bool | Literal["auto"] | None = None
+    by_length: bool = True
+    packed: bool | Literal["auto"] = "auto"
+    keep: NonNegativeFloat | Literal["auto"] = 0.0
+    patience: PositiveInt | None = None
+    min_steps: NonNegativeInt = 0
+    max_steps: PositiveInt | None = None
+    per_device_eval_batch_size: PositiveInt = 8
+    gradient_accumulation_steps: PositiveInt = 1
+    warmup_steps: NonNegativeFloat | None = None
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: NonNegativeFloat = 1.0
+    fp16: bool = False
+    eval_strategy: Strategy | None = None
+    eval_steps: PositiveFloat | None = None
+    save_strategy: Literal["no", "steps", "epoch", "best"] | None = None
+    save_steps: PositiveFloat | None = None
+    save_total_limit: PositiveInt | None = 2
+    logging_steps: PositiveFloat = 10.0
+    report_to: str | list[str] = "none"
+    dataloader_num_workers: NonNegativeInt | None = None
+    batch_sampler: str | None = None
+    gradient_checkpointing: bool = False
+    learning_rate_mapping: dict[str, NonNegativeFloat] | None = None
+    others: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Evaluation:
+    """What to evaluate before and after training.
+
+    Args:
+        tasks: tasks as in the job evaluate, looked up in data.dir
+        before: evaluate also before training
+        batch_size: sentences in a batch
+        classifier: classifier for transfer tasks
+        certificate: save what a paired bootstrap on the dev set calls better than the start, else the start
+        mixtures: with certificate, shares of the trained weights in mixtures with those of the start, to try as well
+        guard_budget: with certificate, how many points the correlation on data.guard may fall
+    """
+
+    tasks: list[Source] = field(default_factory=list)
+    before: bool = True
+    batch_size: PositiveInt = 64
+    classifier: Classifier | None = None
+    certificate: bool = False
+    mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.7, 0.5, 0.3])
+    guard_budget: NonNegativeFloat = 3.0
