@@ -221,7 +221,7 @@ class Training:
     Args:
         num_train_epochs: passes over the data
         per_device_train_batch_size: rows in a batch, on each device
-        learning_rate: peak learning rate
+        learning_rate: peak learning rate; auto chooses it by the data and the size of the encoder, for AutoLoss
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
         bf16: train in bfloat16; auto does so if the device has bfloat16 units
@@ -253,7 +253,7 @@ class Training:
 
     num_train_epochs: PositiveFloat = 3.0
     per_device_train_batch_size: PositiveInt = 8
-    learning_rate: PositiveFloat = 5e-5
+    learning_rate: PositiveFloat | Literal["auto"] = 5e-5
     warmup_ratio: Share | None = None
     seed: Seed = 42
     bf16: bool | Literal["auto"] = False

@@ -5,6 +5,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from raoe_train.artifacts.provenance import PICTURE, commit, versions
 from raoe_train.artifacts.report import pictures
 from raoe_train.artifacts.resume import Output, remove
 from raoe_train.artifacts.writing import read_json, write_json, write_text
-from raoe_train.config import recipe_text
+from raoe_train.config import Choice, recipe_text
+from raoe_train.data.sources import has_column
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.settings import SCRATCH
@@ -26,6 +28,7 @@ from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.tasks import Task, evaluate_tasks
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.jobs.shared import job, require
+from raoe_train.losses import AutoLoss
 from raoe_train.losses.reads import LISTS
 from raoe_train.training import certificate, measures
 from raoe_train.training.arguments import check_training, split_batches, trainer_settings
@@ -50,6 +53,7 @@ from raoe_train.training.run_directory import (
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import check_sizes, enough_steps, read_training_data, with_dev
 
+LARGE = 50e6  # parameters
 STEPS = 4  # of a dry run; the first one is not timed, because it is slower
 
 
@@ -73,6 +77,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     With evaluation.certificate the result also has "certificate" (raoe_train.training.certificate.choose) and "failed",
     1 if the start was saved. It is also written to certificate.json.
     """
+    config = by_data(config)
     data, training, seed = config.data, config.training, config.training.seed
     check_config(config)
     require(config.model.name, "model.name", "the encoder to train")
@@ -159,6 +164,31 @@ def train(config: TrainConfig) -> dict[str, Any]:
     return on_rank_zero(save)
 
 
+def by_data(config: TrainConfig) -> TrainConfig:
+    """Replace AutoLoss by the loss for the columns of the first source, and print the reason."""
+    if config.loss.chosen is not AutoLoss or not config.data.train:
+        return config
+    source, columns = config.data.train[0], config.data.columns
+    has = functools.partial(has_column, source, columns)
+    if has("score") or (has("label") and has("sentence1")):
+        name, reason, keywords = "PearsonLoss", "scores" if has("score") else "labels", dict[str, Any]()
+    elif has("anchor", "sentence1"):
+        name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
+    else:
+        raise ValueError(f"{source} has no scores, labelled pairs or queries: --loss.help lists the losses and their data")
+    print(f"{source} has {reason}: {name}")
+    return replace(config, loss=Choice(f"raoe_train.losses.{name}", keywords)).complete()
+
+
+def rate_for(encoder: Any, datasets: Any) -> float:
+    """The learning rate "auto": 2e-5 for queries and passages, else 2e-4, or 5e-5 for large encoders, and print it."""
+    size = sum(weight.numel() for weight in encoder.parameters())
+    is_large = size > LARGE
+    rate = 2e-5 if "anchor" in next(iter(datasets.values())).column_names else 5e-5 if is_large else 2e-4
+    print(f"learning rate {rate:g}, for {size / 1e6:.0f}M parameters")
+    return rate
+
+
 def check_config(config: TrainConfig) -> None:
     """Raise ValueError for settings that contradict each other, before any data is read."""
     data, teacher, loss = config.data, config.teacher, config.loss.chosen
@@ -221,6 +251,8 @@ def build_trainer(
 ) -> Trainer:
     """Create the trainer of a recipe, with keywords for SentenceTransformerTrainingArguments."""
     training = config.training
+    if settings["learning_rate"] == "auto":
+        settings = {**settings, "learning_rate": rate_for(encoder, datasets)}
     args = SentenceTransformerTrainingArguments(**split_batches(enough_steps(settings, datasets, config)))
     if training.gradient_checkpointing:
         # from 5.17 on, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept

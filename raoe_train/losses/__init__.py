@@ -25,6 +25,7 @@ from raoe_train.losses.distillation import (
 from raoe_train.losses.in_batch import GISTLoss, SigmoidLoss
 from raoe_train.losses.infonce import AnglEContrastiveLoss, InfoNCELoss
 from raoe_train.losses.library import (
+    AutoLoss,
     ContrastiveLoss,
     CosineSimilarityLoss,
     MultipleNegativesRankingLoss,
@@ -38,6 +39,7 @@ from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 __all__ = [
     "AnglEContrastiveLoss",
     "AnglELoss",
+    "AutoLoss",
     "ByLength",
     "CachedLoss",
     "CoSENTLoss",

@@ -20,6 +20,16 @@ class CosineSimilarityLoss(Loss, losses.CosineSimilarityLoss):
         super().__init__(model)
 
 
+class AutoLoss(Loss):
+    """In recipes, the loss for the columns of data.train: PearsonLoss for pairs with scores or NLI labels, InfoNCELoss
+    for rows of queries and passages."""
+
+    reads = COSINES
+
+    def __init__(self, model: Any) -> None:
+        raise TypeError("AutoLoss stands for PearsonLoss or InfoNCELoss in recipes: name one of them")
+
+
 class TripletLoss(Loss, losses.TripletLoss):
     """Mean of max(0, distance to the positive - distance to the negative + margin).
 

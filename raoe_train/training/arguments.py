@@ -72,9 +72,10 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         "restore_callback_states_from_checkpoint": training.patience is not None,
         **recipe,
     }
+    known = {**settings, "learning_rate": 1.0} if settings["learning_rate"] == "auto" else settings
     try:
         # also starts torchrun's process group, which is needed before there is a trainer
-        arguments = SentenceTransformerTrainingArguments(**settings)
+        arguments = SentenceTransformerTrainingArguments(**known)
         _ = arguments.device
         for tracker in get_reporting_integration_callbacks(arguments.report_to):
             tracker()  # raises an error if its package is not installed
