@@ -175,7 +175,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
     elif has("anchor", "sentence1"):
         name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
     else:
-        raise ValueError(f"{source} has no scores, labelled pairs or queries: --loss.help lists the losses and their data")
+        raise ValueError(f"{source} has no scores, labelled pairs or queries: name a loss, see --loss.help")
     print(f"{source} has {reason}: {name}")
     return replace(config, loss=Choice(f"raoe_train.losses.{name}", keywords)).complete()
 
