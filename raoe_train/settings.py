@@ -228,7 +228,7 @@ class Training:
         tf32: multiply float32 matrices in TF32; auto does so on GPUs that have it
         by_length: encode batches in runs of similar length
         packed: pack each batch into one row without padding, with attention of raoe_kernels; auto does so on CUDA
-        keep: weight of the regularizer that keeps embeddings near their start; auto chooses it from the scores
+        keep: weight of the regularizer that keeps embeddings near their start; auto is 0.3 for two classes, else 0
         patience: evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added to reach it
         max_steps: number of steps, in place of epochs
@@ -304,4 +304,4 @@ class Evaluation:
     classifier: Classifier | None = None
     certificate: bool = False
     mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.7, 0.5, 0.3])
-    guard_budget: NonNegativeFloat = 3.0
+    guard_budget: NonNegativeFloat = 40.0

@@ -172,7 +172,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
     has = functools.partial(has_column, source, columns)
     if has("score") or (has("label") and has("sentence1")):
         name, reason, keywords = "PearsonLoss", "scores" if has("score") else "labels", dict[str, Any]()
-    elif has("anchor", "sentence1"):
+    elif has("anchor"):
         name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
     else:
         raise ValueError(f"{source} has no scores, labelled pairs or queries: name a loss, see --loss.help")

@@ -106,17 +106,18 @@ def _cut_labels(labels: Any, columns: list[Tensor], width: int) -> Any:
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
-    """The weight `keep`. For "auto" print and return 0.3 if the datasets' scores have only two values, else 1, because
-    embeddings must move further to separate classes (docs/adapt.md)."""
+    """The weight `keep`. "auto" is 0.3 if the datasets' scores have only two values, as classes do, else 0: there
+    mixtures of weights keep other texts as well, and gain more on your own (docs/adapt.md)."""
     if keep != "auto":
         return keep
     all_datasets = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
     if any(not hasattr(dataset, "__len__") for dataset in all_datasets):
         raise ValueError('keep "auto" needs datasets of known length: set it to a number, such as 1')
     scores = [{*dataset["score"][:]} for dataset in all_datasets if "score" in dataset.column_names]
-    weight = 0.3 if scores and max(map(len, scores)) == 2 else 1.0
-    print(f"keep {weight:g}")
-    return weight
+    if not scores or max(map(len, scores)) != 2:
+        return 0.0
+    print("keep 0.3: the scores have two values")
+    return 0.3
 
 
 class Keep:

@@ -125,12 +125,12 @@ def test_a_weight_by_the_scores(tmp_path, capsys):
     for datasets, weight in (
         ({"a": classes}, 0.3),
         ({"a": classes, "b": classes}, 0.3),
-        ({"a": classes, "b": graded}, 1),
-        ({"a": Dataset.from_dict({"anchor": ["a"], "positive": ["b"]})}, 1),
-        ({}, 1),
+        ({"a": classes, "b": graded}, 0),
+        ({"a": Dataset.from_dict({"anchor": ["a"], "positive": ["b"]})}, 0),
+        ({}, 0),
     ):
         assert weight_for(datasets, "auto") == weight
-        assert capsys.readouterr().out.startswith(f"keep {weight:g}")
+        assert capsys.readouterr().out == ("keep 0.3: the scores have two values\n" if weight else "")
     assert weight_for({"a": classes}, 2.0) == 2 and capsys.readouterr().out == ""
     model, arguments = tiny_encoder(), SentenceTransformerTrainingArguments(str(tmp_path))
     pairs = Dataset.from_dict({"sentence1": SENTENCES[:4], "sentence2": SENTENCES[4:8], "score": [0.0, 1.0, 0.0, 1.0]})

@@ -59,14 +59,14 @@ def adapt(folder: Path, encoder: str, source: str, **changed: Any) -> dict[str, 
 def test_any_kind_of_columns_trains(tmp_path, encoder, columns):
     metrics = adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", **columns))
     assert metrics["steps"] == 8 and metrics["after"]["spearman"] is not None
-    assert metrics["keep"] == (0.3 if columns is CLASS else 1)
+    assert metrics["keep"] == (0.3 if columns is CLASS else 0)
     logged = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    assert any("keep" in entry and "target" in entry for entry in logged)
+    assert any("keep" in entry and "target" in entry for entry in logged) == (columns is CLASS)
 
 
 def test_disabled_adapter_leaves_embeddings_unchanged(tmp_path, encoder):
     source = pairs(tmp_path / "mine.tsv", score=lambda row: row % 7)
-    adapter = {"model.lora.r": 4, "training.learning_rate": 1e-2, "training.keep": 0}
+    adapter = {"model.lora.r": 4, "training.learning_rate": 1e-2, "evaluation.certificate": False}
     adapt(tmp_path, encoder, source, **adapter)
     start, adapted = (SentenceTransformer(str(place), device="cpu") for place in (encoder, tmp_path / "out"))
     before, trained = start.encode(SENTENCES), adapted.encode(SENTENCES)
@@ -109,7 +109,7 @@ def test_scores_are_shown_with_their_change():
         (60, {"label": lambda row: "neutral"}, "all 60 scores are 0.5, so no pair ranks above another"),
         (15, {"score": lambda row: row}, "mine has only 15 rows: data.dev_share needs at least 16"),
         (60, {"label": lambda row: row % 2}, "label is 0, and there is no score: map labels to classes"),
-        (60, {"other": lambda row: row}, "no column for score"),
+        (60, {"other": lambda row: row}, r"mine\.tsv has no scores, labelled pairs or queries: name a loss"),
     ],
 )
 def test_invalid_use_is_one_sentence(tmp_path, encoder, rows, column, message):
