@@ -128,7 +128,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     chosen: dict[str, Any] = {}
     if config.evaluation.certificate:
-        tried = complete_checkpoints(output.path / CHECKPOINTS)
+        tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
         guard = certificate.guard_of(data, texts, encoder, first, seed)
         chosen = certificate.choose(trainer, first, tried, [*dev.values()], guard, config.evaluation)
     metrics: dict[str, Any] = {
