@@ -85,7 +85,7 @@ def recipe(folder: Path, name: str, processes: int, rows: tuple[int, int] = (40,
         "output": str(folder / name),
     }  # fmt: skip
     for section, values in changes.items():
-        options[section] = {**options[section], **values}
+        options[section] = {**options.get(section, {}), **values}
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(options))
     return path, folder / name
@@ -218,3 +218,22 @@ def shares(tmp_path_factory):
 )
 def test_shares_of_processes_merge_to_the_result_of_one(shares, name, processes, by):
     assert shares(name) == shares(name, processes, by)
+
+
+def test_a_certificate_does_not_depend_on_the_number_of_processes(tmp_path):
+    certificates, code = [], None
+    for processes in (1, 2):
+        changes = {"evaluation": {"certificate": True, "guard_budget": 200.0}}
+        path, output = recipe(tmp_path, f"run{processes}", processes, rows=(40, 40), **changes)
+        if code is None:
+            code = python("-m", "raoe_train", "train", str(path)).returncode
+        else:
+            assert launch(processes, "-m", "raoe_train", "train", str(path), expect=code).stdout.count("<- saved") == 1
+        certificates.append(json.loads((output / "certificate.json").read_text()))
+    one, two = certificates
+    both = one["candidates"].keys() & two["candidates"].keys()  # the best step may differ where two are as good
+    assert one["saved"] == two["saved"] and len(both) >= 5
+    for name in both:
+        row = one["candidates"][name]
+        assert row["dev"] == pytest.approx(two["candidates"][name]["dev"], abs=0.5)
+        assert row["guard"] == pytest.approx(two["candidates"][name]["guard"], abs=0.5)

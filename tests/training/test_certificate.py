@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pandas
@@ -19,6 +17,7 @@ from raoe_train.config import recipe_text
 from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.comparison import spearman
 from raoe_train.training.certificate import RESAMPLES, add_evidence, mix, weights_of
+from tests.forked import python
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import KILLED, settings, write_pairs
 
@@ -180,7 +179,7 @@ def test_a_killed_run_saves_the_same(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(recipe_text(load("train", None, {**given, "output": str(tmp_path / "again")})))
     for step in ("18", "0"):
-        code = subprocess.run([sys.executable, "-c", KILLED, str(recipe), step], check=False).returncode
+        code = python("-c", KILLED, recipe, step).returncode
         assert code == (9 if step == "18" else 0)
     again = json.loads((tmp_path / "again" / "metrics.json").read_text())
     assert again["certificate"]["saved"] == whole["certificate"]["saved"]
