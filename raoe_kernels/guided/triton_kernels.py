@@ -10,9 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._contract import Gradients, Needs
 from .._dtypes import wide
 from ..triton_compile import Variant, signature_of
 from ..triton_rows import at, kernel, unit_of
+from .problem import Problem
 
 # Columns of a slice, by bytes per logit: each thread loads 64 bytes per context (32 for float64) before it uses the
 # first. 8 rows of 128k bfloat16 logits give 128 programs for the 132 multiprocessors of an H200. Smaller slices would
@@ -233,9 +235,9 @@ def _groups(rows: int, bytes_a_row: int) -> Iterator[tuple[int, int]]:
     return ((first, min(step, rows - first)) for first in range(0, rows, step))
 
 
-def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
+    current, previous = _rows(*problem.logits)
     rows, columns = current.shape
-    current, previous = _rows(current, previous)
     size, unit = current.itemsize, unit_of(current, previous)
     slices = triton.cdiv(columns, COLUMNS[size])
     result = current.new_empty(rows, columns, dtype=wide(current.dtype))
@@ -248,46 +250,38 @@ def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor,
             grid = (group, slices)
             guided_forward_sums[grid](current, previous, sums, first, slices, rows, *shape, **constants)
             guided_forward_mix[grid](
-                current, previous, sums, result, of_current, of_previous, first, slices, rows, *shape, guidance,
-                JOINED=JOINED, **constants,
+                current, previous, sums, result, of_current, of_previous, first, slices, rows, *shape,
+                problem.guidance, JOINED=JOINED, **constants,
             )  # fmt: skip
-    return result, of_current, of_previous
+    return result, (of_current, of_previous)
 
 
-def backward(
-    grad: Tensor,
-    current: Tensor,
-    previous: Tensor,
-    of_current: Tensor,
-    of_previous: Tensor,
-    guidance: float,
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
+    current, previous = _rows(*problem.logits)
     rows, columns = current.shape
-    current, previous = _rows(current, previous)
-    size, unit = current.itemsize, unit_of(current, previous, grad)
+    size, unit, needs = current.itemsize, unit_of(current, previous, upstream), problem.reads(needs)
     slices = triton.cdiv(columns, COLUMNS[size])
     grads = [current.new_empty(rows, columns) if need else None for need in needs]
     # A gradient that is not needed is never written; its argument only needs the right type.
     outputs = [current if g is None else g for g in grads]
-    sums = grad.new_empty(rows, slices)
+    sums = upstream.new_empty(rows, slices)
     strides = current.stride(0) // unit, previous.stride(0) // unit
-    shape = columns // unit, grad.stride(0) // unit, grad.stride(1), *strides
+    shape = columns // unit, upstream.stride(0) // unit, upstream.stride(1), *strides
     constants = {"COLUMNS": COLUMNS[size], "UNIT": unit, "num_warps": WARPS}
     with torch.cuda.device_of(current):
-        for first, group in _groups(rows, columns * (2 * size + grad.itemsize)):
+        for first, group in _groups(rows, columns * (2 * size + upstream.itemsize)):
             grid = (group, slices)
-            guided_backward_sums[grid](grad, current, previous, sums, first, slices, *shape, **constants)
+            guided_backward_sums[grid](upstream, current, previous, sums, first, slices, *shape, **constants)
             guided_backward_mix[grid](
-                grad, current, previous, sums, of_current, of_previous, *outputs, first, slices, rows, *shape, guidance,
+                upstream, current, previous, sums, *saved, *outputs, first, slices, rows, *shape, problem.guidance,
                 *map(int, needs), JOINED=JOINED, **constants,
             )  # fmt: skip
-    return grads[0], grads[1]
+    return tuple(grads)
 
 
-def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
+def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
+    current, previous = _rows(*problem.logits)
     rows, columns = current.shape
-    current, previous = _rows(current, previous)
     size, unit = current.itemsize, unit_of(current, previous)
     slices = triton.cdiv(columns, COLUMNS[size])
     scores = current.new_empty(rows, slices, dtype=wide(current.dtype))
@@ -296,10 +290,10 @@ def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     with torch.cuda.device_of(current):
         guided_argmax_slices[(rows, slices)](
             current, previous, scores, best, slices, columns // unit, current.stride(0) // unit,
-            previous.stride(0) // unit, guidance, COLUMNS=COLUMNS[size], UNIT=unit, num_warps=WARPS,
+            previous.stride(0) // unit, problem.guidance, COLUMNS=COLUMNS[size], UNIT=unit, num_warps=WARPS,
         )  # fmt: skip
         guided_argmax_join[(rows,)](scores, best, result, slices, JOINED=JOINED, num_warps=1)
-    return result
+    return result, ()
 
 
 def variants() -> Iterator[Variant]:

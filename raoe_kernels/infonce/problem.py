@@ -1,4 +1,5 @@
-"""Input of every backend of info_nce_loss, and the functions on rows, pools and blocks that all backends share.
+"""Input of every backend of info_nce_loss (see _contract.py), its registration, and the functions on rows, pools and
+blocks that all backends share.
 
 A pool holds the logits of one softmax. Each of its blocks is one direction: the logits of a row's anchor, or of its
 positive, with all anchors, or with positives and negatives. The first block contains the positive pair ("own" pair).
@@ -13,7 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._contract import register
+from .._dispatch import Backend, Op, triton_missing
 from .._dtypes import wide
+from .._native import missing_beyond_cpu
 
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
@@ -44,6 +48,7 @@ class Problem(NamedTuple):
     directions      names of DIRECTIONS, separated by spaces; joint: one softmax for all, not the mean of one loss each
     hardness        sentence-transformers' hardness_mode, "" for none; strength: factor of the added cosines
     margin          distance of the guide's threshold below the guide's cosine of the own pair; relative: times |cosine|
+    dims            K increasing widths for K losses, or None for one
     """
 
     anchors: Tensor
@@ -65,6 +70,7 @@ class Problem(NamedTuple):
     strength: float = 0.0
     margin: float = 0.0
     relative: bool = False
+    dims: tuple[int, ...] | None = None
 
     @property
     def rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -111,6 +117,44 @@ class Problem(NamedTuple):
         anchors_with_columns = self.directions in ("query_to_doc", SYMMETRIC)
         positives_only = self.all_anchors is not None or self.hardness or not anchors_with_columns
         return len(self.positives) if positives_only else self.column_count
+
+
+ARGUMENTS = (
+    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? all_anchors, Tensor? learned_scale, Tensor? targets, "
+    "Tensor? ignored, Tensor? anchor_ids, Tensor? column_ids, Tensor? guide_anchors, Tensor? guide_positives, "
+    "Tensor? guide_negatives, float scale, str directions, bool joint, str hardness, float strength, float margin, "
+    "bool relative, int[]? dims"
+)
+
+OP = Op(
+    "infonce",
+    ("info_nce_loss",),
+    {
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
+    },
+    by_case=lambda problem: "scan" if problem.beyond_triton() else "triton",
+)
+info_nce = register(OP, Problem, ARGUMENTS, 5, is_empty=lambda problem: len(problem.anchors) == 0)
+
+# On a GPU "auto" takes Triton's: one pass of it over the logits of each width is cheaper than scan's passes for all
+# widths, although scan shares the products.
+WIDTHS = Op(
+    "info_nce_loss of several widths",
+    ("info_nce_loss",),
+    {
+        "reference": Backend(f"{__package__}.widths.reference"),
+        "scan": Backend(f"{__package__}.widths.scan"),
+        "native": Backend(f"{__package__}.widths.native", missing_beyond_cpu),
+        "triton": Backend(f"{__package__}.widths.triton", triton_missing),
+    },
+)
+info_nce_widths = register(
+    WIDTHS, Problem, ARGUMENTS, 5, name="infonce_widths", saved=(), scale=None,
+    is_empty=lambda problem: len(problem.anchors) == 0,
+    result=lambda problem: problem.anchors.new_zeros(len(problem.dims), dtype=wide(problem.anchors.dtype)),
+)  # fmt: skip
 
 
 @cache

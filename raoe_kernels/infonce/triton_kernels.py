@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .._problems import Gradients
+from .._contract import Gradients
 from ..triton_compile import Variant, signature_of
 from . import triton_fused, triton_units
 from .chunks import cosines, sweep, unit_rows

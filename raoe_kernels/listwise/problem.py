@@ -1,4 +1,4 @@
-"""Input of every backend of list_mle_loss, and the mean over lists that all backends share."""
+"""Input of every backend of the listwise functions (see _contract.py), their registration, and the mean over lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._problems import Gradients
+from .._contract import Gradients, register
+from .._dispatch import Backend, Op
+from .._dtypes import wide
 
 
 class Problem(NamedTuple):
@@ -22,6 +24,30 @@ class Problem(NamedTuple):
     mask: Tensor | None
     order: Tensor | None
     scale: float
+
+
+class Refinement(NamedTuple):
+    """Arguments of refine_similarity: phi (C, n, n), mask (C, n) bool or None."""
+
+    phi: Tensor
+    mask: Tensor | None
+    omega: float
+
+
+OP = Op(
+    "listwise",
+    ("list_mle_loss", "refine_similarity"),
+    {
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+    },
+)
+
+list_mle = register(OP, Problem, "Tensor student, Tensor teacher, Tensor? mask, Tensor? order, float scale", 1)
+refine = register(
+    OP, Refinement, "Tensor phi, Tensor? mask, float omega", 0, name="refine_similarity", forward="refine",
+    result=lambda problem: problem.phi.new_zeros(problem.phi.shape, dtype=wide(problem.phi.dtype)),
+)  # fmt: skip
 
 
 def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[Tensor, Gradients]:

@@ -1,4 +1,4 @@
-"""Input of every backend of sigmoid_loss (see _problems.py), and the functions on columns that all backends share."""
+"""Input of every backend of sigmoid_loss (see _contract.py), its registration, and the functions on columns that all backends share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._contract import register
 from .._dispatch import Backend, Op, triton_missing
-from .._problems import differentiable
 
 
 class Problem(NamedTuple):
@@ -54,13 +54,13 @@ OP = Op(
     },
 )
 
-sigmoid = differentiable(
+sigmoid = register(
     OP,
     Problem,
     "Tensor anchors, Tensor positives, Tensor? negatives, Tensor scale, Tensor bias, Tensor? targets, Tensor? ignored, "
     "Tensor? anchor_ids, Tensor? column_ids, Tensor? anchor_groups, Tensor? column_groups",
     5,
-    lambda problem: len(problem.anchors) == 0 or problem.column_count == 0,
+    is_empty=lambda problem: len(problem.anchors) == 0 or problem.column_count == 0,
 )
 
 

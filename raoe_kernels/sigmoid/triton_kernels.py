@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .._problems import Gradients
+from .._contract import Gradients
 from ..infonce.chunks import sweep
 from ..infonce.triton_units import (
     HALF,

@@ -192,7 +192,7 @@ def test_opcheck(ragged, place):
         (student.requires_grad_(), teacher, mask, order, 20.0, [True], backend),
     )
     phi = torch.rand(3, 5, 5, device=device)
-    torch.library.opcheck(torch.ops.raoe_kernels.refine_similarity.default, (phi, mask, 0.5, backend))
+    torch.library.opcheck(torch.ops.raoe_kernels.refine_similarity.default, (phi, mask, 0.5, (), backend))
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -1,0 +1,48 @@
+"""Input of every backend of pairwise_cosine (see _contract.py), and the op's registration.
+
+`saved` holds c, 1 / |a| and 1 / |b|, each of the result's shape and all three 0 where a row counts as zero.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .._contract import register
+from .._dispatch import Backend, Op, triton_missing
+from .._dtypes import wide
+from .._native import missing_beyond_cpu
+
+
+class Problem(NamedTuple):
+    """Arguments of one call: a and b (B, D), and K increasing widths for a result (K, B), or None for (B,)."""
+
+    a: Tensor
+    b: Tensor
+    eps: float
+    dims: tuple[int, ...] | None
+
+
+OP = Op(
+    "cosine",
+    ("pairwise_cosine",),
+    {
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
+        "native": Backend(f"{__package__}.native", missing_beyond_cpu),
+    },
+)
+
+
+def similarities(problem: Problem) -> Tensor:
+    """Zeros of the result's shape: the result for rows without columns."""
+    a, dims = problem.a, problem.dims
+    return a.new_zeros(len(a) if dims is None else (len(dims), len(a)), dtype=wide(a.dtype))
+
+
+cosine = register(
+    OP, Problem, "Tensor a, Tensor b, float eps, int[]? dims", 2,
+    result=similarities, saved=(similarities,) * 3, scale=None,
+)  # fmt: skip
