@@ -85,7 +85,7 @@ def register(
         if torch.is_grad_enabled():
             needs = tuple([x is not None and x.requires_grad for x in problem[:gradients]])
         if module is None:
-            output = run_operator(*problem, needs, backend)
+            output = run_operator(*problem, [int(need) for need in needs], backend)
             return output[0] if saved else output
         if True in needs:
             return Call.apply(problem, module, *problem[:gradients])  # type: ignore[no-any-return]
@@ -138,7 +138,7 @@ def register(
 
     def operator_forward(*inputs: Any) -> tuple[Tensor | None, ...]:
         *values, needs, backend = inputs
-        problem, needs = make(*values), tuple(needs) if scale else no_needs
+        problem, needs = make(*values), tuple(map(bool, needs)) if scale else no_needs
         module = op.select(problem[0].device, backend, problem)
         output, kept = run(problem, needs, module)
         if scale is None:
@@ -158,7 +158,7 @@ def register(
         *values, needs, backend = inputs
         problem, kept = make(*values[: len(fields)]), tuple(values[len(fields) :])
         module = op.select(problem[0].device, backend, problem)
-        return differentiate(problem, kept, upstream, tuple(needs), problem[0].dtype, module)
+        return differentiate(problem, kept, upstream, tuple(map(bool, needs)), problem[0].dtype, module)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(*(() if scale else inputs[:tensors]), *(output[1:] if saved else ()))
@@ -169,12 +169,12 @@ def register(
         if scale:
             grads = scale(make(*no_tensors, *ctx.options), stored, upstream, needs, ctx.dtype)
         else:
-            grads = run_backward(upstream, *stored[:tensors], *ctx.options, *stored[tensors:], needs, ctx.backend)
+            grads = run_backward(upstream, *stored[:tensors], *ctx.options, *stored[tensors:], [int(x) for x in needs], ctx.backend)
         rest = len(fields) + 2 - gradients
         return *(g if need else None for g, need in zip(grads, needs, strict=True)), *[None] * rest
 
     nothing = (None,) * len(saved)
-    name, needs_argument = name or op.key, f"bool[{gradients}] needs"
+    name, needs_argument = name or op.key, "int[] needs"  # torch.jit.trace records no lists of bools
     if scale is None:
         stored_arguments = [f"Tensor saved{i}" for i in range(len(saved))]
         run_backward = operator(

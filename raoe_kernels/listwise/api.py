@@ -96,6 +96,6 @@ def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, 
     omega = _validate.number("omega", omega, low=0)
     if mask is not None:
         _validate.bool_tensor("mask", _validate.companion("mask", mask, phi.shape[:-1], "phi", phi))
-        mask = mask.reshape(-1, mask.shape[-1])
+        mask = mask.flatten(0, -2) if mask.ndim > 1 else mask[None]
     matrices = phi.flatten(0, -3) if phi.ndim > 2 else phi[None]
     return refine(Refinement(matrices, mask, omega), backend).reshape(phi.shape)

@@ -147,12 +147,12 @@ def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
 
 
 def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
-    """Check the scores and return them contiguous, as float32, float64 or int64, whichever holds them exactly."""
+    """Check the scores and return them as float32, float64 or int64, whichever holds them exactly."""
     scores = _per_pair("scores", scores, similarity)
     _validate.real_tensor("scores", scores)
-    if scores.dtype not in (torch.float32, torch.float64, torch.int64):
-        scores = scores.to(torch.float32 if scores.is_floating_point() else torch.int64)
-    return scores.contiguous()
+    if scores.dtype in (torch.float32, torch.float64, torch.int64):
+        return scores
+    return scores.to(torch.float32 if scores.is_floating_point() else torch.int64)
 
 
 def _angle_keys(
@@ -164,7 +164,7 @@ def _angle_keys(
         return _scores(scores, similarity), None
     labels = _per_pair("labels", labels, similarity)
     _validate.integer_tensor("labels", labels)
-    labels = labels.to(torch.int64).contiguous()
+    labels = labels if labels.dtype == torch.int64 else labels.to(torch.int64)
     if gate == "label":
         return ~labels, None  # l_i > l_j is ~l_i < ~l_j, and ~ cannot overflow
     return _scores(scores, similarity), labels

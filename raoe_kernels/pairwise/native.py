@@ -24,7 +24,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 def _forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     similarity, scores, labels, rank, angle, scale, threshold, ties, rank_weight, angle_weight, parts = problem
-    similarity = similarity.contiguous()
+    similarity, scores = similarity.contiguous(), scores.contiguous()
+    labels = None if labels is None else labels.contiguous()
     device, dtype = similarity.device, similarity.dtype
     kind = device.type
     if dtype not in _WIDE and kind == "cpu":  # the CUDA kernels read half precision

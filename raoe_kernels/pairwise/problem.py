@@ -28,8 +28,8 @@ class Problem(NamedTuple):
     """Arguments of one call. The result is (), or (2,) with parts; for similarity (K, B) it is (K,) or (2, K).
 
     similarity       (B,) or (K, B), B >= 1 for backends
-    scores           (B,) float32, float64 or int64, contiguous
-    labels           (B,) int64, contiguous, or None
+    scores           (B,) float32, float64 or int64
+    labels           (B,) int64, or None
     rank, angle      whether to compute the rank-margin and the angular objective
     scale            factor for similarities or angles, > 0
     threshold        (i, j) is a rank pair if 2 r_j - 2 r_i >= threshold = floor(2 margin) + 1, which is equivalent to

@@ -126,7 +126,8 @@ def one_block(
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """Return the losses and their gradients with respect to similarity, (2, B) with parts, otherwise (B,)."""
-    similarity, scores, labels = problem.similarity.contiguous(), problem.scores, problem.labels
+    similarity, scores = problem.similarity.contiguous(), problem.scores.contiguous()
+    labels = None if problem.labels is None else problem.labels.contiguous()
     n = similarity.shape[0]
     is_float32 = similarity.dtype != torch.float64
     dtype = torch.float32 if is_float32 else torch.float64

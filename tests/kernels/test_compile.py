@@ -18,14 +18,14 @@ def test_opcheck_pairwise(labelled, parts, place):
     arguments = constants(True, True, 20.0, margin=1, parts=parts)
     torch.library.opcheck(
         torch.ops.raoe_kernels.pairwise.default,
-        (c.requires_grad_(), s, l if labelled else None, *arguments, [True], backend),
+        (c.requires_grad_(), s, l if labelled else None, *arguments, [1], backend),
     )
 
 
 def test_opcheck_cosine(place):
     device, backend = place
     a, b = (torch.randn(3, 5, device=device, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(torch.ops.raoe_kernels.cosine.default, (a, b, 1e-8, None, [True, True], backend))
+    torch.library.opcheck(torch.ops.raoe_kernels.cosine.default, (a, b, 1e-8, None, [1, 1], backend))
 
 
 def test_fullgraph_gives_the_same(place):

@@ -230,7 +230,7 @@ def test_backends_by_name():
 def test_opcheck(guidance, place):
     device, backend = place
     inputs = [x.requires_grad_() for x in logits((3, 5), torch.float32, device)]
-    torch.library.opcheck(torch.ops.raoe_kernels.guided.default, (*inputs, guidance, (True, True), backend))
+    torch.library.opcheck(torch.ops.raoe_kernels.guided.default, (*inputs, guidance, (1, 1), backend))
     detached = [x.detach() for x in inputs]
     torch.library.opcheck(torch.ops.raoe_kernels.guided_argmax.default, (*detached, guidance, (), backend))
 

@@ -276,7 +276,7 @@ def test_opcheck(ignored, swept):
     given = [x.requires_grad_() for x in matrices(4, 4, 2, 6, torch.float32, device)]
     mask = torch.eye(4, 6, dtype=torch.bool, device=device) if ignored else None
     operator = torch.ops.raoe_kernels.infonce_widths.default
-    needs = [True] * 3 + [False] * 2
+    needs = [1, 1, 1, 0, 0]
     torch.library.opcheck(operator, (*Problem(*given, ignored=mask, dims=(2, 6)), needs, backend))
 
 
