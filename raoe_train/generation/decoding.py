@@ -9,7 +9,7 @@ processors get only the earlier tokens of this row, without padding.
 
 import functools
 import inspect
-from collections.abc import Container, Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
-from raoe_kernels import guided_log_probs
+from raoe_kernels import guided_argmax, guided_log_probs
 from raoe_train.config import AboveZeroToOne, NonNegativeInt, PositiveFloat
 
 
@@ -302,16 +302,17 @@ class GuidedDecoder:
 
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
         """Choose the next token of every slot; returns the answers that this finishes, and the batch of the others."""
-        scores, slots = mix_logits(logits, batch), batch.slots
-        for number, slot in enumerate(slots if self._processors else ()):
-            earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
-            scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
+        slots = batch.slots
+        if self.sampling.do_sample or self._processors:
+            scores = mix_logits(logits, batch)
+            for number, slot in enumerate(slots if self._processors else ()):
+                earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
+                scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
         if self.sampling.do_sample:
             uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
             tokens = draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
         else:
-            best = scores.max(-1)  # a NaN counts as the largest
-            tokens = torch.where(best.values.isfinite(), best.indices, -1)
+            tokens = best_tokens(scores) if self._processors else best_mixed_tokens(logits, batch)
         finished: dict[Hashable, Answer] = {}
         for slot, token in zip(slots, tokens.tolist(), strict=True):
             if token < 0:
@@ -351,14 +352,41 @@ class GuidedDecoder:
 def mix_logits(logits: Tensor, batch: Batch) -> Tensor:
     """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far),
     Eq. 4 of the ranking-sentences paper; plain logits for answers without a farther context."""
-    near = [place for place, row in enumerate(batch.rows) if not row.far]
-    number = {place: answer for answer, place in enumerate(near)}
-    scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
+    scores = logits[near_places(batch)].to(torch.promote_types(logits.dtype, torch.float32))
+    for guidance, numbers, near, far in guided_places(batch):
+        scores[numbers] = guided_log_probs(logits[near], logits[far], guidance=guidance)
+    return scores
+
+
+def best_mixed_tokens(logits: Tensor, batch: Batch) -> Tensor:
+    """[N] tokens with the largest `mix_logits`, which are not computed: the best token needs no softmax. -1 where its
+    logits are NaN or infinite."""
+    tokens = best_tokens(logits[near_places(batch)])
+    for guidance, numbers, near, far in guided_places(batch):
+        best = guided_argmax(logits[near], logits[far], guidance=guidance)
+        is_finite = (logits[near, best] - logits[far, best]).isfinite()
+        tokens[numbers] = torch.where(is_finite, best, -1)
+    return tokens
+
+
+def best_tokens(scores: Tensor) -> Tensor:
+    """[N] tokens with the largest scores, -1 where these are NaN or infinite."""
+    best = scores.max(-1)  # a NaN counts as the largest
+    return torch.where(best.values.isfinite(), best.indices, -1)
+
+
+def near_places(batch: Batch) -> list[int]:
+    """The places of the answers' nearer contexts in the batch."""
+    return [place for place, row in enumerate(batch.rows) if not row.far]
+
+
+def guided_places(batch: Batch) -> Iterator[tuple[float, list[int], list[int], list[int]]]:
+    """For each guidance: (guidance, numbers of the answers, places of their nearer contexts, of their farther ones)."""
+    number = {place: answer for answer, place in enumerate(near_places(batch))}
     for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
         far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]
-        pairs = [place - 1 for place in far]
-        scores[[number[place] for place in pairs]] = guided_log_probs(logits[pairs], logits[far], guidance=guidance)
-    return scores
+        near = [place - 1 for place in far]
+        yield guidance, [number[place] for place in near], near, far
 
 
 def stack_contexts(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:
