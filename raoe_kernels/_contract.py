@@ -1,4 +1,4 @@
-"""The contract of all ops but attention: an op registers once, and its calls work in eager mode and under torch.compile.
+"""The contract of all ops but attention: an op registers once, for eager calls and for torch.compile.
 
 A problem is a NamedTuple of a call's arguments, with the tensors first. A backend is a module with two functions:
 
@@ -66,7 +66,7 @@ def register(
     make       the problem's NamedTuple; its first field determines device and dtype
     arguments  its fields in schema notation
     gradients  number of first fields that are differentiated
-    result     function of a problem: zeros of the result's shape and dtype, which is the result if there is nothing to do
+    result     function of a problem: zeros of the result's shape and dtype, the result if there is nothing to do
     saved      a function like `result` for each tensor that backward reads; by default gradients for a () loss
     scale      the `backward` of backends that have none, where the problem's tensors are None; None if every backend
                has one. Under torch.compile a loss with `scale` computes its gradients in forward, in every backend.
@@ -133,7 +133,7 @@ def register(
             if has_backward(module):
                 problem, kept = make(*stored[:tensors], *ctx.options), stored[tensors:]
                 return None, None, *differentiate(problem, kept, upstream, needs, ctx.dtype, module)
-            scaling = module.scaled if hasattr(module, "scaled") else scale
+            scaling: Any = module.scaled if hasattr(module, "scaled") else scale
             return None, None, *scaling(make(*no_tensors, *ctx.options), stored, upstream, needs, ctx.dtype)
 
     def operator_forward(*inputs: Any) -> tuple[Tensor | None, ...]:
@@ -169,7 +169,8 @@ def register(
         if scale:
             grads = scale(make(*no_tensors, *ctx.options), stored, upstream, needs, ctx.dtype)
         else:
-            grads = run_backward(upstream, *stored[:tensors], *ctx.options, *stored[tensors:], [int(x) for x in needs], ctx.backend)
+            kept, flags = stored[tensors:], [int(need) for need in needs]
+            grads = run_backward(upstream, *stored[:tensors], *ctx.options, *kept, flags, ctx.backend)
         rest = len(fields) + 2 - gradients
         return *(g if need else None for g, need in zip(grads, needs, strict=True)), *[None] * rest
 
@@ -193,7 +194,8 @@ def has_backward(module: ModuleType) -> bool:
 
 
 def _like(inputs: Sequence[Tensor | None], needs: Needs) -> Gradients:
-    return tuple([x.new_empty(x.shape) if need and x is not None else None for x, need in zip(inputs, needs, strict=True)])
+    pairs = zip(inputs, needs, strict=True)
+    return tuple([x.new_empty(x.shape) if need and x is not None else None for x, need in pairs])
 
 
 def _gradient(problem: Any, i: int) -> Tensor:

@@ -66,9 +66,9 @@ class Op:
         module = self._chosen.get((name, device))  # GPUs of one machine can differ
         if module is None:
             module = self._chosen[name, device] = self._resolve(name, device)
-        is_auto = device.type == "cuda" and name == "auto" and self.by_case
-        if is_auto and module.__name__ == self.backends["triton"].module:
-            return self.select(device, self.by_case(problem), problem)
+        if device.type == "cuda" and name == "auto" and self.by_case is not None:
+            if module.__name__ == self.backends["triton"].module:
+                return self.select(device, self.by_case(problem), problem)
         return module
 
     def _missing(self, name: str, device: torch.device) -> str | None:

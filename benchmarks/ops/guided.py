@@ -54,7 +54,7 @@ def case(rows: int, device: str) -> Case:
         )
     result["eager"] = step(eager)
     result["compiled reference"] = step(
-        torch.compile(lambda x, y: reference.forward(Problem(x, y, GUIDANCE), (False, False))[0], dynamic=False, fullgraph=True)
+        torch.compile(lambda x, y: reference.forward(Problem(x, y, GUIDANCE), ())[0], dynamic=False, fullgraph=True)
     )
     missing = {}
     try:

@@ -38,9 +38,11 @@ class Problem(NamedTuple):
 
 
 def by_case(problem: Problem) -> str:
-    """Return the backend that "auto" takes on CUDA: torch's own attention if it should be at least as fast as the Triton
-    kernels (README). The backward pass of the operator would run scan's forward pass again: of packed sentences that
-    costs more than FlashAttention gains, and dropout would need the weights in memory."""
+    """Return the backend that "auto" takes on CUDA: torch's own attention if it should be at least as fast (README).
+
+    The backward pass of the operator would run scan's forward pass again: of packed sentences
+    that costs more than FlashAttention gains, and dropout would need the weights in memory.
+    """
     q, padding, options, operator = problem
     if operator and options.dropout_p:
         return "triton"

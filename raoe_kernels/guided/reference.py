@@ -33,8 +33,8 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
     def gradient(logits: Tensor, weight: float) -> Tensor:
         return (weight * (grad - _log_softmax(logits).exp() * total)).to(dtype)
 
-    by_current, by_previous = problem.reads(needs)
-    return gradient(current, guidance) if by_current else None, gradient(previous, 1 - guidance) if by_previous else None
+    first, second = problem.reads(needs)
+    return gradient(current, guidance) if first else None, gradient(previous, 1 - guidance) if second else None
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._dtypes import wide
 from .._contract import Gradients
+from .._dtypes import wide
 from . import chunks
 from .chunks import Halves, UnitRows, cosines, halves, multiply, unit_rows
 from .problem import (

@@ -128,9 +128,10 @@ def _gradients(problem: Problem) -> Tensor:
 
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """Return the sum over the parts of gradient x upstream gradient."""
-    (grads,), upstream = saved, upstream[..., None]
+    grads: Any = saved[0]
+    upstream = upstream[..., None]
     grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1]) if problem.parts else grads * upstream
-    return (grad if grad.dtype == dtype else grad.to(dtype), )
+    return (grad if grad.dtype == dtype else grad.to(dtype),)
 
 
 pairwise = register(

@@ -90,9 +90,7 @@ def _from(y: Tensor, start: Tensor) -> Tensor:
     return _before(y.flip(-1), size - start)
 
 
-def _log_one_plus(
-    x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
+def _log_one_plus(x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """Return L = log(1 + Z) from P = below and Q = above, and dL/dx - dL/dy."""
     log_terms = y + below
     log_z = log_terms.logsumexp(0)

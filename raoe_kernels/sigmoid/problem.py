@@ -1,4 +1,5 @@
-"""Input of every backend of sigmoid_loss (see _contract.py), its registration, and the functions on columns that all backends share."""
+"""Input of every backend of sigmoid_loss (see _contract.py), its registration, and the functions on columns that all
+backends share."""
 
 from __future__ import annotations
 

@@ -407,9 +407,7 @@ def test_opcheck(parts, place):
     c = torch.rand(3, 9, generator=seeded).to(device).requires_grad_()
     scores, labels = torch.arange(9.0, device=device), torch.arange(9, device=device) % 3
     arguments = constants(True, True, 20.0, margin=1, parts=parts)
-    torch.library.opcheck(
-        torch.ops.raoe_kernels.pairwise.default, (c, scores, labels, *arguments, [1], backend)
-    )
+    torch.library.opcheck(torch.ops.raoe_kernels.pairwise.default, (c, scores, labels, *arguments, [1], backend))
 
 
 def test_opcheck_cosine(swept):

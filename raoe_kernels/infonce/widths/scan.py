@@ -52,9 +52,7 @@ class _Side(NamedTuple):
 Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor | None]]
 
 
-def sweep(
-    problem: Problem, weights: Tensor, needs: Needs, weigh: Weigh | None = None
-) -> tuple[Tensor, Gradients]:
+def sweep(problem: Problem, weights: Tensor, needs: Needs, weigh: Weigh | None = None) -> tuple[Tensor, Gradients]:
     """Compute losses and gradients as weights.py describes. `weigh` is weigh_in_torch (default) or native.weigh."""
     weigh, dims = weigh or weigh_in_torch, problem.dims or ()
     a, poison_a = _side((problem.anchors,), dims, needs[0])

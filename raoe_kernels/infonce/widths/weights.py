@@ -32,9 +32,7 @@ def with_weights(sweep: Sweep) -> tuple[Callable[..., Any], Callable[..., Any]]:
         losses, grads = sweep(problem, anchors.new_ones(len(dims), dtype=wide(anchors.dtype)), needs)
         return losses, grads if any(needs) else ()
 
-    def backward(
-        problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype
-    ) -> Gradients:
+    def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
         if saved and bool((upstream == upstream[0]).all()):
             grads: Any = [None if g is None else g * upstream[0] for g in saved]
         else:
