@@ -33,6 +33,9 @@ Needs = tuple[bool, ...]
 Gradients = tuple[Tensor | None, ...]
 Shape = Callable[[Any], Tensor]
 
+# The annotations of a problem's fields whose types have another name in torch's schemas
+SCHEMA = {"Tensor | None": "Tensor?", "tuple[int, ...] | None": "int[]?"}
+
 
 def scalar(problem: Any) -> Tensor:
     """Result of a loss of nothing: a () tensor, 0."""
@@ -50,8 +53,7 @@ def first_is_empty(problem: Any) -> bool:
 
 def register(
     op: Op,
-    make: Callable[..., Any],
-    arguments: str,
+    make: Any,
     gradients: int,
     *,
     result: Shape = scalar,
@@ -64,7 +66,6 @@ def register(
     """Register an op's operator and return its function call(problem, backend) -> result.
 
     make       the problem's NamedTuple; its first field determines device and dtype
-    arguments  its fields in schema notation
     gradients  number of first fields that are differentiated
     result     function of a problem: zeros of the result's shape and dtype, the result if there is nothing to do
     saved      a function like `result` for each tensor that backward reads; by default gradients for a () loss
@@ -74,7 +75,9 @@ def register(
     name       the operator's name, by default the op's key
     forward    the name of the backends' function, for an op that has several
     """
-    function, fields = op.functions[0], arguments.split(", ")
+    function = op.functions[0]
+    kinds = [kind.__forward_arg__ for kind in make.__annotations__.values()]  # as text
+    fields = [f"{SCHEMA.get(kind, kind)} {field}" for field, kind in zip(make._fields, kinds, strict=True)]
     tensors = sum(field.startswith("Tensor") for field in fields)
     no_tensors, no_needs = (None,) * tensors, (False,) * gradients
     if saved is None:
@@ -183,7 +186,7 @@ def register(
             operator_backward, lambda upstream, *inputs: _like(inputs[:gradients], inputs[-1]),
         )  # fmt: skip
     run_operator = operator(
-        name, f"{arguments}, {needs_argument}", 1 + len(saved), operator_forward, operator_shapes,
+        name, ", ".join([*fields, needs_argument]), 1 + len(saved), operator_forward, operator_shapes,
         (save, operator_gradients) if gradients else None,
     )  # fmt: skip
     return call

@@ -43,6 +43,14 @@ class Backend:
     missing: Callable[[torch.device], str | None] = lambda device: None
 
 
+def backends(package: str, **missing: Callable[[torch.device], str | None]) -> dict[str, Backend]:
+    """Return the backends in an op's folder: reference.py, scan.py, and those in `missing`, each with its function
+    missing(device): triton_kernels.py, native.py."""
+    files = {"triton": "triton_kernels", "native": "native"}
+    plain = {name: Backend(f"{package}.{name}") for name in ("reference", "scan")}
+    return plain | {name: Backend(f"{package}.{files[name]}", reason) for name, reason in missing.items()}
+
+
 @dataclass
 class Op:
     """An op's backends by name. `functions` are the public functions that run on the op.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from .._dispatch import Op, backends, refuse_second_derivative, triton_missing
 from .._dtypes import wide
 from .._operator import eager, operator
 from . import scan
@@ -57,11 +57,7 @@ def by_case(problem: Problem) -> str:
 OP = Op(
     "attention",
     ("bidirectional_attention", "dual_attention"),
-    {
-        "reference": Backend(f"{__package__}.reference"),
-        "scan": Backend(f"{__package__}.scan"),
-        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
-    },
+    backends(__package__, triton=triton_missing),
     by_case=by_case,
 )
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .._contract import register
-from .._dispatch import Backend, Op, triton_missing
+from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
 from .._native import missing_beyond_cpu
 
@@ -24,25 +24,10 @@ class Problem(NamedTuple):
     dims: tuple[int, ...] | None
 
 
-OP = Op(
-    "cosine",
-    ("pairwise_cosine",),
-    {
-        "reference": Backend(f"{__package__}.reference"),
-        "scan": Backend(f"{__package__}.scan"),
-        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
-        "native": Backend(f"{__package__}.native", missing_beyond_cpu),
-    },
-)
-
-
-def similarities(problem: Problem) -> Tensor:
-    """Zeros of the result's shape: the result for rows without columns."""
+def _similarities(problem: Problem) -> Tensor:
     a, dims = problem.a, problem.dims
     return a.new_zeros(len(a) if dims is None else (len(dims), len(a)), dtype=wide(a.dtype))
 
 
-cosine = register(
-    OP, Problem, "Tensor a, Tensor b, float eps, int[]? dims", 2,
-    result=similarities, saved=(similarities,) * 3, scale=None,
-)  # fmt: skip
+OP = Op("cosine", ("pairwise_cosine",), backends(__package__, triton=triton_missing, native=missing_beyond_cpu))
+cosine = register(OP, Problem, gradients=2, result=_similarities, saved=[_similarities] * 3, scale=None)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._contract import Needs, register
-from .._dispatch import Backend, Op, triton_missing
+from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
 
 
@@ -33,19 +33,7 @@ class Problem(NamedTuple):
         return needs[0], needs[1] and self.guidance != 1
 
 
-OP = Op(
-    "guided",
-    ("guided_log_probs", "guided_argmax"),
-    {
-        "reference": Backend(f"{__package__}.reference"),
-        "scan": Backend(f"{__package__}.scan"),
-        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
-    },
-)
-ARGUMENTS = "Tensor current, Tensor previous, float guidance"
-
-
-def _result(problem: Problem) -> Tensor:
+def _log_probs(problem: Problem) -> Tensor:
     return problem.current.new_zeros(problem.current.shape, dtype=wide(problem.current.dtype))
 
 
@@ -53,8 +41,10 @@ def _normaliser(problem: Problem) -> Tensor:
     return problem.current.new_zeros(2, len(problem.current), dtype=wide(problem.current.dtype))
 
 
-log_probs = register(OP, Problem, ARGUMENTS, 2, result=_result, saved=(_normaliser, _normaliser), scale=None)
-argmax = register(
-    OP, Problem, ARGUMENTS, 0, name="guided_argmax", forward="argmax",
-    result=lambda problem: problem.current.new_zeros(len(problem.current), dtype=torch.int64),
-)  # fmt: skip
+def _tokens(problem: Problem) -> Tensor:
+    return problem.current.new_zeros(len(problem.current), dtype=torch.int64)
+
+
+OP = Op("guided", ("guided_log_probs", "guided_argmax"), backends(__package__, triton=triton_missing))
+log_probs = register(OP, Problem, gradients=2, result=_log_probs, saved=[_normaliser] * 2, scale=None)
+argmax = register(OP, Problem, gradients=0, result=_tokens, name="guided_argmax", forward="argmax")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._contract import register
-from .._dispatch import Backend, Op, triton_missing
+from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
 from .._native import missing_beyond_cpu
 
@@ -119,42 +119,32 @@ class Problem(NamedTuple):
         return len(self.positives) if positives_only else self.column_count
 
 
-ARGUMENTS = (
-    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? all_anchors, Tensor? learned_scale, Tensor? targets, "
-    "Tensor? ignored, Tensor? anchor_ids, Tensor? column_ids, Tensor? guide_anchors, Tensor? guide_positives, "
-    "Tensor? guide_negatives, float scale, str directions, bool joint, str hardness, float strength, float margin, "
-    "bool relative, int[]? dims"
-)
+def _is_empty(problem: Problem) -> bool:
+    return len(problem.anchors) == 0
+
+
+def _losses(problem: Problem) -> Tensor:
+    return problem.anchors.new_zeros(len(problem.dims or ()), dtype=wide(problem.anchors.dtype))
+
 
 OP = Op(
     "infonce",
     ("info_nce_loss",),
-    {
-        "reference": Backend(f"{__package__}.reference"),
-        "scan": Backend(f"{__package__}.scan"),
-        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
-    },
+    backends(__package__, triton=triton_missing),
     by_case=lambda problem: "scan" if problem.beyond_triton() else "triton",
 )
-info_nce = register(OP, Problem, ARGUMENTS, 5, is_empty=lambda problem: len(problem.anchors) == 0)
+info_nce = register(OP, Problem, gradients=5, is_empty=_is_empty)
 
 # On a GPU "auto" takes Triton's: one pass of it over the logits of each width is cheaper than scan's passes for all
 # widths, although scan shares the products.
 WIDTHS = Op(
     "info_nce_loss of several widths",
     ("info_nce_loss",),
-    {
-        "reference": Backend(f"{__package__}.widths.reference"),
-        "scan": Backend(f"{__package__}.widths.scan"),
-        "native": Backend(f"{__package__}.widths.native", missing_beyond_cpu),
-        "triton": Backend(f"{__package__}.widths.triton", triton_missing),
-    },
+    backends(f"{__package__}.widths", triton=triton_missing, native=missing_beyond_cpu),
 )
 info_nce_widths = register(
-    WIDTHS, Problem, ARGUMENTS, 5, name="infonce_widths", saved=(), scale=None,
-    is_empty=lambda problem: len(problem.anchors) == 0,
-    result=lambda problem: problem.anchors.new_zeros(len(problem.dims), dtype=wide(problem.anchors.dtype)),
-)  # fmt: skip
+    WIDTHS, Problem, gradients=5, result=_losses, saved=(), scale=None, is_empty=_is_empty, name="infonce_widths"
+)
 
 
 @cache

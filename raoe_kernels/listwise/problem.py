@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._contract import Gradients, register
-from .._dispatch import Backend, Op
+from .._dispatch import Op, backends
 from .._dtypes import wide
 
 
@@ -34,20 +34,13 @@ class Refinement(NamedTuple):
     omega: float
 
 
-OP = Op(
-    "listwise",
-    ("list_mle_loss", "refine_similarity"),
-    {
-        "reference": Backend(f"{__package__}.reference"),
-        "scan": Backend(f"{__package__}.scan"),
-    },
-)
+def _refined(problem: Refinement) -> Tensor:
+    return problem.phi.new_zeros(problem.phi.shape, dtype=wide(problem.phi.dtype))
 
-list_mle = register(OP, Problem, "Tensor student, Tensor teacher, Tensor? mask, Tensor? order, float scale", 1)
-refine = register(
-    OP, Refinement, "Tensor phi, Tensor? mask, float omega", 0, name="refine_similarity", forward="refine",
-    result=lambda problem: problem.phi.new_zeros(problem.phi.shape, dtype=wide(problem.phi.dtype)),
-)  # fmt: skip
+
+OP = Op("listwise", ("list_mle_loss", "refine_similarity"), backends(__package__))
+list_mle = register(OP, Problem, gradients=1)
+refine = register(OP, Refinement, gradients=0, result=_refined, name="refine_similarity", forward="refine")
 
 
 def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[Tensor, Gradients]:

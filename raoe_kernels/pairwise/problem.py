@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import _validate
 from .._contract import Gradients, Needs, register
-from .._dispatch import Backend, Op, triton_missing
+from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
 from .._native import missing as native_missing
 
@@ -103,19 +103,6 @@ def _check(
 _check_cached = lru_cache(maxsize=64, typed=True)(_check)
 
 
-OP = Op(
-    "pairwise",
-    ("rank_margin_loss", "gated_angular_loss", "raoe_loss", "cosent_loss"),
-    {
-        "reference": Backend(f"{__package__}.reference"),
-        "scan": Backend(f"{__package__}.scan"),
-        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
-        "native": Backend(f"{__package__}.native", native_missing),
-    },
-    by_case=lambda problem: "triton" if problem.similarity.shape[-1] <= problem.max_pairs() else "scan",
-)
-
-
 def _losses(problem: Problem) -> Tensor:
     c = problem.similarity
     return c.new_zeros((*problem.leading, *c.shape[:-1]), dtype=wide(c.dtype))
@@ -129,21 +116,18 @@ def _gradients(problem: Problem) -> Tensor:
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """Return the sum over the parts of gradient x upstream gradient."""
     grads: Any = saved[0]
-    upstream = upstream[..., None]
+    upstream = upstream[..., None] if upstream.ndim else upstream
     grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1]) if problem.parts else grads * upstream
     return (grad if grad.dtype == dtype else grad.to(dtype),)
 
 
-pairwise = register(
-    OP,
-    Problem,
-    "Tensor similarity, Tensor scores, Tensor? labels, bool rank, bool angle, float scale, int threshold, str ties, "
-    "float rank_weight, float angle_weight, bool parts",
-    1,
-    result=_losses,
-    saved=(_gradients,),
-    scale=scaled,
+OP = Op(
+    "pairwise",
+    ("rank_margin_loss", "gated_angular_loss", "raoe_loss", "cosent_loss"),
+    backends(__package__, triton=triton_missing, native=native_missing),
+    by_case=lambda problem: "triton" if problem.similarity.shape[-1] <= problem.max_pairs() else "scan",
 )
+pairwise = register(OP, Problem, gradients=1, result=_losses, saved=[_gradients], scale=scaled)
 
 Forward = Callable[..., tuple[Tensor, Gradients]]
 
