@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from raoe_kernels.triton_compile import Variant, variants
+from benchmarks.triton_variants import Variant, variants
 
 
 class Compiled(NamedTuple):

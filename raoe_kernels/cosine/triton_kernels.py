@@ -9,8 +9,6 @@ so a launch that stored where it loads would let a late warp load the new sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +17,6 @@ from torch import Tensor
 from .._contract import Gradients, Needs
 from .._dtypes import wide
 from .._widths import segments
-from ..triton_compile import Variant, signature_of
 from ..triton_rows import kernel, root, tile, unit_of
 from .problem import Problem
 from .reference import Saved
@@ -29,8 +26,6 @@ from .reference import Saved
 MANY_ROWS, FEW_ROWS = (4, 256), (1, 1024)
 FEW = 2048
 WARPS = 4
-
-POINTERS = ["a", "b", "c", "inverse_a", "inverse_b", "sums", "grad", "grad_a", "grad_b"]
 
 
 @triton.jit
@@ -154,16 +149,3 @@ def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dty
                 rows[0], x, y, *rows[1:], sums, *to, len(a), launch, *columns, *map(int, needs), **constants
             )  # fmt: skip
     return tuple(grads)
-
-
-def variants() -> Iterator[Variant]:
-    """Yield every compilation that a call can cause, for triton_compile."""
-    shapes = {"few aligned": (FEW_ROWS, 16), "many aligned": (MANY_ROWS, 16), "any": (MANY_ROWS, 1)}
-    for dtype in ("fp16", "bf16", "fp32", "fp64"):
-        pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32")
-        pointers |= dict.fromkeys(("a", "b", "grad_a", "grad_b"), f"*{dtype}")
-        for shape, ((rows, columns), unit) in shapes.items():
-            constants = {"ROWS": rows, "COLUMNS": columns, "UNIT": unit}
-            for function in (cosine_forward, cosine_backward):
-                name = f"{function.__name__} {dtype} {shape}"
-                yield Variant(name, function, signature_of(function, **pointers), constants, WARPS)

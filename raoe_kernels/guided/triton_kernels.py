@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .._contract import Gradients, Needs
 from .._dtypes import wide
-from ..triton_compile import Variant, signature_of
 from ..triton_rows import at, kernel, unit_of
 from .problem import Problem
 
@@ -26,9 +25,6 @@ JOINED = 32
 # Bytes that a pair of launches reads: few enough to stay in the L2 cache for the second
 # launch, along with its output (40 MB on an A100, 50 on an H100, 60 on an H200).
 IN_CACHE = 32 << 20
-
-POINTERS = ["current", "previous", "result", "best", "of_current", "of_previous", "grad", "by_current", "by_previous",
-            "sums", "scores"]  # fmt: skip
 
 
 @triton.jit
@@ -294,20 +290,3 @@ def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         )  # fmt: skip
         guided_argmax_join[(rows,)](scores, best, result, slices, JOINED=JOINED, num_warps=1)
     return result, ()
-
-
-def variants() -> Iterator[Variant]:
-    """Yield every compilation that a call can cause, for triton_compile."""
-    mix_kernels = (guided_forward_mix, guided_backward_mix)
-    for dtype, size in (("fp16", 2), ("bf16", 2), ("fp32", 4), ("fp64", 8)):
-        pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32") | {"best": "*i64"}
-        pointers |= dict.fromkeys(("current", "previous", "by_current", "by_previous"), f"*{dtype}")
-        for unit, rows in ((16, "aligned"), (1, "any")):
-            for function in (guided_forward_sums, guided_backward_sums, guided_argmax_slices, *mix_kernels):
-                constants = {"COLUMNS": COLUMNS[size], "UNIT": unit}
-                constants |= {"JOINED": JOINED} if function in mix_kernels else {}
-                name = f"{function.__name__} {dtype} {rows}"
-                yield Variant(name, function, signature_of(function, **pointers), constants, WARPS)
-    for dtype in ("fp32", "fp64"):
-        signature = signature_of(guided_argmax_join, scores=f"*{dtype}", best="*i64", result="*i64")
-        yield Variant(f"guided_argmax_join {dtype}", guided_argmax_join, signature, {"JOINED": JOINED}, 1)

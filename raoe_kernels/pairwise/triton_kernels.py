@@ -8,7 +8,6 @@ objectives, gradient) are run-time scalars, so one compilation per block size an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 import triton
@@ -16,9 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .._contract import Gradients, Needs
-from ..triton_compile import Variant, signature_of
 from ..triton_rows import kernel
-from .problem import ONE_BLOCK_DOUBLE, Problem, by_row
+from .problem import Problem, by_row
 from .triton_block import between, by_labels, count_ranks, flip, maximum, minimum, order_key
 from .triton_math import (
     DENSE,
@@ -153,15 +151,3 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
             BLOCK=block, num_warps=WARPS[block],
         )  # fmt: skip
     return losses, (grads,)
-
-
-def variants() -> Iterator[Variant]:
-    """Yield every compilation that a call can cause, for triton_compile. A training run needs one or two of them."""
-    kinds = [("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp32"), ("fp32", "i64"), ("fp64", "fp32"), ("fp64", "i64")]
-    for dtype, key in kinds:
-        wide = "*fp64" if dtype == "fp64" else "*fp32"
-        pointers = dict(similarity=f"*{dtype}", scores=f"*{key}", labels="*i64", losses=wide, grads=wide)
-        for block, warps in WARPS.items():
-            if block <= ONE_BLOCK_DOUBLE or "64" not in dtype + key:
-                name = f"pairwise.one_block {dtype} {key} {block}"
-                yield Variant(name, one_block, signature_of(one_block, **pointers), {"BLOCK": block}, warps)

@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks import assembly
 from benchmarks.triton_compile import SHARED_LIMIT, Compiled, compile_variant, report
-from raoe_kernels.triton_compile import variants
+from benchmarks.triton_variants import variants
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
