@@ -34,6 +34,11 @@ NO_CANDIDATE = -(2**31)
 UNSHIFTED_SCALE = 40.0
 
 
+# Which of the options in Problem.special the Triton kernels have, by the form of the call; "several" is also the
+# symmetric loss. `scan` and `reference` have all of them.
+IN_TRITON = {"fused": ("joint directions",), "one direction": ("hardness_mode", "a guide"), "several": ()}
+
+
 class Problem(NamedTuple):
     """Arguments of one call. C = P + M columns: positives, then negatives. A = len(all_anchors) or N candidate anchors.
 
@@ -108,8 +113,9 @@ class Problem(NamedTuple):
         return [name for name, is_used in options.items() if is_used]
 
     def beyond_triton(self) -> str:
-        """Names of the options of this call that the Triton kernels do not support, or ""."""
-        return "" if self.fused else ", ".join(x for x in self.special() if self.several or x == "all_anchors")
+        """Names of the options of this call that only `scan` and `reference` have, or ""."""
+        form = "fused" if self.fused else "several" if self.several else "one direction"
+        return ", ".join(option for option in self.special() if option not in IN_TRITON[form])
 
     @property
     def target_count(self) -> int:
