@@ -9,7 +9,7 @@ processors get only the earlier tokens of this row, without padding.
 
 import functools
 import inspect
-from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -288,12 +288,8 @@ class GuidedDecoder:
         tokens = torch.tensor(ids, device=self.device)
         columns = torch.arange(cache.get_seq_length() + tokens.shape[1], device=self.device)
         padding = len(columns) - torch.tensor([[len(row)] for row in rows], device=self.device)
-        inputs: dict[str, Any] = {
-            "input_ids": tokens,
-            "attention_mask": (columns >= padding).long(),
-            "past_key_values": cache,
-            "use_cache": True,
-        }
+        inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": (columns >= padding).long()}
+        inputs |= {"past_key_values": cache, "use_cache": True}
         if "position_ids" in self._arguments:
             inputs["position_ids"] = (columns[-tokens.shape[1] :] - padding).clamp_min(0)
         if "logits_to_keep" in self._arguments:  # else the head would run on every position of a prompt
@@ -302,17 +298,20 @@ class GuidedDecoder:
 
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
         """Choose the next token of every slot; returns the answers that this finishes, and the batch of the others."""
-        slots = batch.slots
-        if self.sampling.do_sample or self._processors:
-            scores = mix_logits(logits, batch)
-            for number, slot in enumerate(slots if self._processors else ()):
-                earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
-                scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
+        mix: Any = guided_log_probs if self.sampling.do_sample or self._processors else guided_argmax
+        scores, slots = mix_logits(logits, batch, mix), batch.slots
+        for number, slot in enumerate(slots if self._processors else ()):
+            earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
+            scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
         if self.sampling.do_sample:
             uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
             tokens = draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
+        elif mix is guided_argmax:  # scores are tokens
+            answers = torch.tensor([not row.far for row in batch.rows], device=scores.device).cumsum(0) - 1
+            tokens = scores.where(logits.gather(1, scores[answers, None]).isfinite().all(), -1)
         else:
-            tokens = best_tokens(scores) if self._processors else best_mixed_tokens(logits, batch)
+            best = scores.max(-1)  # a NaN counts as the largest
+            tokens = torch.where(best.values.isfinite(), best.indices, -1)
         finished: dict[Hashable, Answer] = {}
         for slot, token in zip(slots, tokens.tolist(), strict=True):
             if token < 0:
@@ -349,44 +348,18 @@ class GuidedDecoder:
             raise ValueError(f"context and new tokens need {longest} positions, but the model has {self.limit}")
 
 
-def mix_logits(logits: Tensor, batch: Batch) -> Tensor:
-    """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far),
-    Eq. 4 of the ranking-sentences paper; plain logits for answers without a farther context."""
-    scores = logits[near_places(batch)].to(torch.promote_types(logits.dtype, torch.float32))
-    for guidance, numbers, near, far in guided_places(batch):
-        scores[numbers] = guided_log_probs(logits[near], logits[far], guidance=guidance)
-    return scores
-
-
-def best_mixed_tokens(logits: Tensor, batch: Batch) -> Tensor:
-    """[N] tokens with the largest `mix_logits`, which are not computed: the best token needs no softmax. -1 where its
-    logits are NaN or infinite."""
-    tokens = best_tokens(logits[near_places(batch)])
-    for guidance, numbers, near, far in guided_places(batch):
-        best = guided_argmax(logits[near], logits[far], guidance=guidance)
-        is_finite = (logits[near, best] - logits[far, best]).isfinite()
-        tokens[numbers] = torch.where(is_finite, best, -1)
-    return tokens
-
-
-def best_tokens(scores: Tensor) -> Tensor:
-    """[N] tokens with the largest scores, -1 where these are NaN or infinite."""
-    best = scores.max(-1)  # a NaN counts as the largest
-    return torch.where(best.values.isfinite(), best.indices, -1)
-
-
-def near_places(batch: Batch) -> list[int]:
-    """The places of the answers' nearer contexts in the batch."""
-    return [place for place, row in enumerate(batch.rows) if not row.far]
-
-
-def guided_places(batch: Batch) -> Iterator[tuple[float, list[int], list[int], list[int]]]:
-    """For each guidance: (guidance, numbers of the answers, places of their nearer contexts, of their farther ones)."""
-    number = {place: answer for answer, place in enumerate(near_places(batch))}
+def mix_logits(logits: Tensor, batch: Batch, mix: Any = guided_log_probs) -> Tensor:
+    """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far), as in
+    Eq. 4; plain logits for answers without a farther context. With mix=guided_argmax, the [N] best tokens."""
+    near = [place for place, row in enumerate(batch.rows) if not row.far]
+    number = {place: answer for answer, place in enumerate(near)}
+    scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
+    scores = scores.argmax(-1) if mix is guided_argmax else scores
     for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
         far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]
-        near = [place - 1 for place in far]
-        yield guidance, [number[place] for place in near], near, far
+        pairs = [place - 1 for place in far]
+        scores[[number[place] for place in pairs]] = mix(logits[pairs], logits[far], guidance=guidance)
+    return scores
 
 
 def stack_contexts(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:
@@ -404,8 +377,7 @@ def merge_caches(first: Any, second: Any, width: int) -> hf.DynamicCache:
     """Concatenate the rows of two caches; both are padded or cut on the left to `width`."""
 
     def fit(states: Tensor) -> Tensor:
-        states = states[:, :, -width:]
-        return pad(states, (0, 0, width - states.shape[2], 0))
+        return pad(states, (0, 0, width - states.shape[2], 0))  # a negative number cuts
 
     pairs = zip(first, second, strict=True)
     return hf.DynamicCache([(torch.cat([fit(a[0]), fit(b[0])]), torch.cat([fit(a[1]), fit(b[1])])) for a, b in pairs])
