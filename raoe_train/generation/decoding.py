@@ -349,8 +349,8 @@ class GuidedDecoder:
 
 
 def mix_logits(logits: Tensor, batch: Batch, mix: Any = guided_log_probs) -> Tensor:
-    """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far), as in
-    Eq. 4; plain logits for answers without a farther context. With mix=guided_argmax, the [N] best tokens."""
+    """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far),
+    as in Eq. 4; plain logits for answers without a farther context. With mix=guided_argmax, the [N] best tokens."""
     near = [place for place, row in enumerate(batch.rows) if not row.far]
     number = {place: answer for answer, place in enumerate(near)}
     scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
