@@ -13,7 +13,8 @@ dtype      dtype of the gradients of rows; gradients of () tensors have the dtyp
 gradients  tuple of tensors, one for each of the first fields; None if it is not needed or 0
 
 A backend that knows the gradients in forward has no `backward`: it returns them as `saved`, for an upstream gradient of
-1, and None for those that are not needed. Calls then only scale them (see `scaled`).
+1, and None for those that are not needed. Calls then only scale them: with the backend's function `scaled` if it has
+one, else with `register`'s `scale`, both with the signature of `backward`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def register(
     name       the operator's name, by default the op's key
     forward    the name of the backends' function, for an op that has several
     """
-    function = op.functions[0]
+    function = op.functions[0] if len(op.functions) == 1 else op.key
     kinds = [kind.__forward_arg__ for kind in make.__annotations__.values()]  # as text
     fields = [f"{SCHEMA.get(kind, kind)} {field}" for field, kind in zip(make._fields, kinds, strict=True)]
     tensors = sum(field.startswith("Tensor") for field in fields)
