@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import raoe_kernels as rk
-from raoe_kernels import _widths
+from raoe_kernels import _native
 from raoe_kernels._dispatch import Op
 
 PAGE = Path(__file__).parents[1] / "docs" / "functions.md"
@@ -75,10 +75,14 @@ def as_on_cuda(compiled: bool):
         entry = self.backends.get(name)
         if entry is None or (name == "native" and not compiled):
             return "not there"
-        return entry.missing(torch.device("cuda")) if entry.missing is _widths.native_missing else None
+        return entry.missing(torch.device("cuda")) if entry.missing is _native.missing_beyond_cpu else None
 
-    def select(self: Op, device: torch.device, backend: str = "auto") -> ModuleType:
-        return self._resolve(self.wish(backend), torch.device("cuda"))
+    def select(self: Op, device: torch.device, backend: str = "auto", problem: Any = None) -> ModuleType:
+        chosen, self._chosen = self._chosen, {}
+        try:
+            return selected(self, torch.device("cuda"), backend, problem)
+        finally:
+            self._chosen = chosen
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
@@ -87,9 +91,10 @@ def as_on_cuda(compiled: bool):
             raise Served(path.name)
 
     for path in Path(rk.__file__).parent.rglob("*.py"):  # import first: class bodies would count as calls
-        if path.name in (*FILES, "by_case.py"):
+        if path.name in FILES:
             import_module(".".join(("raoe_kernels", *path.relative_to(Path(rk.__file__).parent).with_suffix("").parts)))
-    originals = Op._missing, Op.select
+    selected = Op.select
+    originals = Op._missing, selected
     Op._missing, Op.select = missing, select  # type: ignore[method-assign, assignment]
     sys.setprofile(watch)
     try:

@@ -85,8 +85,6 @@ def case(
 
     # scan first, because an error of the first contender ends a benchmark
     others = [name for name in ours(function, device) if name != "scan"]
-    if function == "pairwise_cosine" and device == "cuda" and "native" in others:
-        others.remove("native")  # it has dims on a CPU only
     if function == "raoe_loss" and len(leaves[0]) > 2048 and "triton" in others:
         others.remove("triton")  # its kernel has one block
     contenders = {backend: lambda i, backend=backend: step(backend) for backend in ("scan", *others)}

@@ -1,6 +1,5 @@
 // Python passes addresses and sizes. It has checked shapes, dtypes and devices, it owns all memory, and it has made the
 // tensors' device current. Every call only queues work on the stream that is its last argument.
-#include "cosine/cosine.h"
 #include "pairwise/pairwise.h"
 #include "bindings.h"
 
@@ -8,7 +7,6 @@
 PyMODINIT_FUNC PyInit__native_cuda() {
   using raoe::python::method;
   return raoe::python::module(
-      "_native_cuda", method<&raoe::cosine_cuda_unusable>("unusable"),
-      method<&raoe::pairwise_cuda_workspace>("pairwise_workspace"), method<&raoe::pairwise_cuda>("pairwise"),
-      method<&raoe::cosine_cuda>("cosine"), method<&raoe::cosine_grad_cuda>("cosine_grad"));
+      "_native_cuda", method<&raoe::pairwise_cuda_unusable>("unusable"),
+      method<&raoe::pairwise_cuda_workspace>("pairwise_workspace"), method<&raoe::pairwise_cuda>("pairwise"));
 }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -42,29 +43,40 @@ class Backend:
     missing: Callable[[torch.device], str | None] = lambda device: None
 
 
+def backends(package: str, **missing: Callable[[torch.device], str | None]) -> dict[str, Backend]:
+    """Return the backends in an op's folder: reference.py, scan.py, and those in `missing`, each with its function
+    missing(device): triton_kernels.py, native.py."""
+    files = {"triton": "triton_kernels", "native": "native"}
+    plain = {name: Backend(f"{package}.{name}") for name in ("reference", "scan")}
+    return plain | {name: Backend(f"{package}.{files[name]}", reason) for name, reason in missing.items()}
+
+
 @dataclass
 class Op:
     """An op's backends by name. `functions` are the public functions that run on the op.
 
-    by_case: device type -> module that "auto" uses instead of Triton's; it chooses a backend for each call
+    by_case: function of a problem that returns the backend that "auto" takes on CUDA, where it would take Triton
     """
 
     key: str
     functions: tuple[str, ...]
     backends: Mapping[str, Backend]
-    by_case: Mapping[str, str] = field(default_factory=dict)
+    by_case: Callable[[Any], str] | None = None
     _chosen: dict[tuple[str, torch.device], ModuleType] = field(default_factory=dict, repr=False)
 
     def available(self, device: torch.device) -> dict[str, bool | str]:
         """Return {backend: True, or the reason why it cannot run on `device`}."""
         return {name: self._missing(name, device) or True for name in NAMES}
 
-    def select(self, device: torch.device, backend: str = "auto") -> ModuleType:
+    def select(self, device: torch.device, backend: str = "auto", problem: Any = None) -> ModuleType:
         """Return the module that runs a call on `device`."""
         name = self.wish(backend)
         module = self._chosen.get((name, device))  # GPUs of one machine can differ
         if module is None:
             module = self._chosen[name, device] = self._resolve(name, device)
+        if device.type == "cuda" and name == "auto" and self.by_case is not None:
+            if module.__name__ == self.backends["triton"].module:
+                return self.select(device, self.by_case(problem), problem)
         return module
 
     def _missing(self, name: str, device: torch.device) -> str | None:
@@ -83,8 +95,6 @@ class Op:
         if name == "auto":
             order = AUTO.get(device.type, ("scan",))
             name = next(n for n in order if self._missing(n, device) is None)
-            if name == "triton" and device.type in self.by_case:
-                return import_module(self.by_case[device.type])
         reason = self._missing(name, device)
         if reason is not None:
             raise RuntimeError(f"backend {name!r} cannot run {self.key} on {device}: {reason}")

@@ -35,4 +35,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 def without_autocast(x: Tensor) -> Any:
     """Turn off autocast, which would multiply float32 tensors in half precision."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    return _NO_CHANGE if autocast_dtype(x) is None else torch.autocast(x.device.type, enabled=False)
+
+
+_NO_CHANGE = nullcontext()

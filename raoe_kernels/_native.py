@@ -40,6 +40,11 @@ def missing(device: torch.device) -> str | None:
     return _unusable(torch.cuda.current_device() if device.index is None else device.index)
 
 
+def missing_beyond_cpu(device: torch.device) -> str | None:
+    """Like `missing`, for an op that has compiled kernels only for the CPU."""
+    return missing(device) if device.type == "cpu" else "its compiled kernels run only on a CPU"
+
+
 @cache
 def _unusable(index: int) -> str | None:
     """Return why GPU `index` or its driver cannot run the CUDA module, or None if it can."""

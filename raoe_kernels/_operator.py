@@ -4,7 +4,7 @@ when that call runs. Eager calls bypass the operators, because their dispatch co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -18,10 +18,10 @@ from ._dispatch import Op
 # A copy of this package under another name may be loaded in the same process, so its operators need another namespace.
 PACKAGE = str(__package__)
 NAMESPACE = PACKAGE if PACKAGE == "raoe_kernels" else "raoe_kernels_" + re.sub(r"\W", "_", PACKAGE)
-Results = Tensor | Iterable[Tensor | None]
+Results = Iterable[Tensor | None]
 
 
-def eager(op: Op, backend: str, *tensors: Tensor | None) -> ModuleType | None:
+def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) -> ModuleType | None:
     """Return the module that runs a call directly, or None if the call has to go through the op's operator.
 
     The operator is needed under torch.compile, for tensors without plain memory, and for torch.jit.trace and make_fx,
@@ -31,12 +31,12 @@ def eager(op: Op, backend: str, *tensors: Tensor | None) -> ModuleType | None:
     if torch.compiler.is_compiling():
         return None
     device = tensors[0].device  # type: ignore[union-attr]
-    module, forward_mode = op.select(device, backend), forward_ad._current_level >= 0
+    module, forward_mode = op.select(device, backend, problem), forward_ad._current_level >= 0
     if (not forward_mode and _reads_memory(tensors)) or module.__name__.endswith((".scan", ".reference")):
         return module
     if forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
         if op.wish(backend) == "auto":
-            return op.select(device, "scan")
+            return op.select(device, "scan", problem)
         raise RuntimeError(
             f"backend {op.wish(backend)!r} has no forward-mode derivative of {op.key}: "
             'use backend="scan" with tensors that do not require grad'
@@ -44,7 +44,7 @@ def eager(op: Op, backend: str, *tensors: Tensor | None) -> ModuleType | None:
     return module if _reads_memory(tensors) else None
 
 
-def _reads_memory(tensors: tuple[Tensor | None, ...]) -> bool:
+def _reads_memory(tensors: Sequence[Tensor | None]) -> bool:
     """Whether a kernel may read the tensors' memory directly: no transform, trace or mode is active,
     and no tensor is a subclass or has zeros or signs that torch applies lazily."""
     active_keys = torch._C._dispatch_tls_local_include_set().raw_repr()
@@ -74,38 +74,34 @@ def _mode_traces() -> bool:
 
 
 def operator(
-    op: Op,
     name: str,
     arguments: str,
     results: int,
     run: Callable[..., Results],
     shapes: Callable[..., Results],
-    save: Callable[..., None] | None = None,
-    differentiate: Callable[..., tuple] | None = None,
+    autograd: tuple[Callable[..., None], Callable[..., tuple[Tensor | None, ...]]] | None = None,
 ) -> Callable[..., Any]:
     """Register and return an operator that takes `arguments` (in schema notation) and a backend's name.
 
-    run(*arguments, module)     returns the results, computed by the backend's module; None for an empty result
+    run(*arguments, backend)    returns the results; None for an empty result
     shapes(*arguments)          returns tensors of the results' shapes and dtypes, None where run returns None
-    save, differentiate         the functions for torch.library.register_autograd, if the operator has a gradient
+    autograd                    setup_context and backward for torch.library.register_autograd
     """
 
     def kernel(*inputs):
-        result = run(*inputs[:-1], op.select(inputs[0].device, inputs[-1]))
-        return result if isinstance(result, Tensor) else _own_memory(_without_none(result, inputs[0]))
+        results = _own_memory(_without_none(run(*inputs), inputs[0]))
+        return results if len(results) > 1 else results[0]
 
     def fake(*inputs):
-        result = shapes(*inputs[:-1])
-        if isinstance(result, Tensor):
-            return result
-        return tuple(x.new_empty(x.shape) for x in _without_none(result, inputs[0]))
+        results = tuple(x.new_empty(x.shape) for x in _without_none(shapes(*inputs[:-1]), inputs[0]))
+        return results if len(results) > 1 else results[0]
 
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, f"({arguments}, str backend) -> ({', '.join(['Tensor'] * results)})")
     torch.library.impl(qualified, "CompositeExplicitAutograd", kernel)
     torch.library.register_fake(qualified, fake)
-    if differentiate:
-        torch.library.register_autograd(qualified, differentiate, setup_context=save)
+    if autograd:
+        torch.library.register_autograd(qualified, autograd[1], setup_context=autograd[0])
     return getattr(getattr(torch.ops, NAMESPACE), name)
 
 
@@ -122,68 +118,3 @@ def _own_memory(results: list[Tensor]) -> tuple[Tensor, ...]:
         results[i] = x.clone() if start in seen else x
         seen.add(start)
     return tuple(results)
-
-
-def with_gradients(
-    op: Op, name: str, arguments: str, gradients: int, run: Callable, shapes: Callable, multiply: Callable | None = None
-) -> Callable[..., Any]:
-    """Register an operator that returns a loss and the gradients of its first arguments; backward only scales these.
-
-    multiply(gradient, upstream, dtype) replaces the default, gradient x upstream.
-    """
-    multiply = multiply or (lambda gradient, upstream, dtype: (gradient * upstream).to(dtype))
-
-    def save(ctx, inputs, output):
-        ctx.save_for_backward(*output[1:])
-        ctx.dtypes, ctx.count = [x.dtype if x is not None else None for x in inputs[:gradients]], len(inputs)
-
-    def differentiate(ctx, upstream, *_):
-        needs = ctx.needs_input_grad[:gradients]
-        saved = zip(ctx.saved_tensors, ctx.dtypes, needs, strict=True)
-        grads = (multiply(gradient, upstream, dtype) if need else None for gradient, dtype, need in saved)
-        return *grads, *[None] * (ctx.count - gradients)
-
-    return operator(op, name, arguments, 1 + gradients, run, shapes, save, differentiate)
-
-
-def with_backward(
-    op: Op,
-    name: str,
-    arguments: str,
-    results: int,
-    run: Callable[..., Results],
-    shapes: Callable[..., Results],
-    backward: Callable[..., Results],
-    *,
-    gradients: int,
-    upstream: int = 1,
-    unsaved: int = 0,
-) -> Callable[..., Any]:
-    """Register an operator whose gradient is a second operator, NAME_backward. Tensor arguments come first.
-
-    backward(*upstream, *arguments, *results, needs, module) returns gradients of the first `gradients` arguments,
-    None if not needed. It receives the upstream gradients of the first `upstream` results, and results[unsaved:].
-    """
-    tensors = sum(argument.startswith("Tensor") for argument in arguments.split(", "))
-    takes = [f"Tensor upstream{i}" for i in range(upstream)]
-    takes += [arguments, *(f"Tensor result{i}" for i in range(unsaved, results)), f"bool[{gradients}] needs"]
-
-    def gradient_shapes(*inputs):
-        arguments = inputs[upstream : upstream + gradients]
-        return tuple(x.new_empty(x.shape) if need else None for x, need in zip(arguments, inputs[-1], strict=True))
-
-    gradient = operator(op, f"{name}_backward", ", ".join(takes), gradients, backward, gradient_shapes)
-
-    def save(ctx, inputs, output):
-        outputs = output if results > 1 else (output,)
-        ctx.save_for_backward(*inputs[:tensors], *outputs[unsaved:])
-        *ctx.numbers, ctx.backend = inputs[tensors:]
-
-    def differentiate(ctx, *grads):
-        inputs, outputs, needs = ctx.saved_tensors[:tensors], ctx.saved_tensors[tensors:], ctx.needs_input_grad
-        needs = needs[:gradients]
-        by_inputs = gradient(*grads[:upstream], *inputs, *ctx.numbers, *outputs, needs, ctx.backend)
-        rest = tensors + len(ctx.numbers) + 1 - gradients
-        return *(g if need else None for g, need in zip(by_inputs, needs, strict=True)), *[None] * rest
-
-    return operator(op, name, arguments, results, run, shapes, save, differentiate)

@@ -1,18 +1,10 @@
-"""Helpers for ops with several prefix widths: the columns between two widths, and the devices without kernels."""
+"""Helpers for ops with several prefix widths: the columns between two widths."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-import torch
 from torch import Tensor
-
-from . import _native
-
-
-def native_missing(device: torch.device) -> str | None:
-    """Return why the compiled kernels for several widths cannot run on `device`, or None if they can."""
-    return _native.missing(device) if device.type == "cpu" else "the compiled GPU kernels support only one width"
 
 
 def segments(dims: tuple[int, ...]) -> list[slice]:

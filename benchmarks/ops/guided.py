@@ -15,6 +15,7 @@ import torch
 from benchmarks.case import COPIES, Call, Case, ours
 from raoe_kernels import guided_log_probs
 from raoe_kernels.guided import reference
+from raoe_kernels.guided.problem import Problem
 
 SIZES = {"cpu": [8, 64], "cuda": [8, 64, 256]}
 VOCABULARY = 128 * 1024
@@ -53,7 +54,7 @@ def case(rows: int, device: str) -> Case:
         )
     result["eager"] = step(eager)
     result["compiled reference"] = step(
-        torch.compile(lambda x, y: reference.forward(x, y, GUIDANCE)[0], dynamic=False, fullgraph=True)
+        torch.compile(lambda x, y: reference.forward(Problem(x, y, GUIDANCE), ())[0], dynamic=False, fullgraph=True)
     )
     missing = {}
     try:

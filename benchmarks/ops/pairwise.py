@@ -14,7 +14,8 @@ import torch
 
 from benchmarks.case import COPIES, Call, Case, ours
 from raoe_kernels import raoe_loss
-from raoe_kernels.pairwise import params, scan
+from raoe_kernels.pairwise import scan
+from raoe_kernels.pairwise.problem import Problem, constants
 
 SIZES = {"cpu": [512, 8192, 131072, 1 << 20], "cuda": [64, 512, 4096, 8192, 131072, 1 << 20]}
 HUGE = 1 << 24
@@ -94,11 +95,12 @@ def cases(pairs: int, device: str) -> list[Case]:
 
 def _compiled_scan() -> Callable[..., torch.Tensor]:
     """torch.compile of our scan, with the number of labels, so that it need not assume the worst case."""
-    constants = params.make(True, True, 20.0, margin=2)
+    fields = constants(True, True, 20.0, margin=2)
 
     @torch.compile(fullgraph=True, dynamic=False)
     def both(similarity, scores, labels) -> tuple[torch.Tensor, torch.Tensor]:
-        return scan.forward(similarity, scores, labels, constants, True, classes=3)
+        loss, (grad,) = scan.forward(Problem(similarity, scores, labels, *fields), (True,), classes=3)
+        return loss, grad
 
     class Scan(torch.autograd.Function):
         @staticmethod

@@ -1,4 +1,4 @@
-// Cosine similarity of each row of a with the same row of b: arguments of the compiled functions.
+// Cosine similarity of each row of a with the same row of b, on the CPU: arguments of the compiled functions.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct CosineArgs {
   const void* a;                // (rows, columns)
   const void* b;                // (rows, columns)
   std::int64_t rows, columns, stride_a, stride_b;
-  Float type;                   // the CPU functions take only f32 and f64
+  Float type;                   // f32 or f64
   double eps;                   // all three results of a row are 0 if a norm is <= eps
   void* c;                      // (rows)
   void* inverse_a;              // (rows), 1 / |a|
@@ -38,9 +38,5 @@ struct CosineGradArgs {
 // upstream gradient have shape (dims.size(), rows); row k belongs to the first dims[k] columns.
 void cosine_cpu(const CosineArgs& args, const std::vector<std::int64_t>& dims, int threads);
 void cosine_grad_cpu(const CosineGradArgs& args, const std::vector<std::int64_t>& dims, int threads);
-
-void cosine_cuda(const CosineArgs& args, void* stream);
-void cosine_grad_cuda(const CosineGradArgs& args, void* stream);
-const char* cosine_cuda_unusable();  // see `unusable` in cuda_check.h
 
 }  // namespace raoe

@@ -42,5 +42,6 @@ void scale_cpu(const void* grads, std::int64_t n, Float type, int parts, std::in
 // cuda/pairwise.cu. All work is queued on `stream`, without allocation or synchronisation.
 std::size_t pairwise_cuda_workspace(const PairwiseArgs& args);
 void pairwise_cuda(const PairwiseArgs& args, void* workspace, void* stream);
+const char* pairwise_cuda_unusable();  // see `unusable` in cuda_check.h
 
 }  // namespace raoe

@@ -1,5 +1,8 @@
 """Bidirectional and dual attention as differentiable functions, eager and under torch.compile.
 
+They do not use the contract of the other ops (_contract.py): a call has one or two results, torch differentiates the
+backends in plain torch (twice, if asked), and dropout must not be drawn again under torch.compile.
+
 A backend in plain torch has one function, which autograd differentiates:
     forward(q, k, v, padding, options) -> one result for each entry of options.causal.
 A backend with its own gradient has three functions. `spans(q, padding)` prepares the
@@ -10,25 +13,52 @@ padding for the other two, and `forward` also returns the logsumexps that `backw
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from .._dispatch import Op, backends, refuse_second_derivative, triton_missing
 from .._dtypes import wide
-from .._operator import eager, with_backward
+from .._operator import eager, operator
+from . import scan
 from .padding import Options, Padding, zeros
+
+LONG = 512  # most tokens of a sentence for which the Triton kernels are used even where FlashAttention can run
+WIDE = 128  # largest head dimension for which the Triton kernels keep their accumulators in registers
+
+
+class Problem(NamedTuple):
+    """What the choice of a backend depends on. operator: whether the call runs as an operator, see `_operator`."""
+
+    q: Tensor
+    padding: Padding
+    options: Options
+    operator: bool
+
+
+def by_case(problem: Problem) -> str:
+    """Return the backend that "auto" takes on CUDA: torch's own attention if it should be at least as fast (README).
+
+    The backward pass of the operator would run scan's forward pass again: of packed sentences
+    that costs more than FlashAttention gains, and dropout would need the weights in memory.
+    """
+    q, padding, options, operator = problem
+    if operator and options.dropout_p:
+        return "triton"
+    if q.shape[-1] > WIDE:
+        return "scan"
+    unpadded = padding.cu_seqlens is None and padding.lengths is None and padding.mask is None
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    packed = not operator and len(options.causal) == 1 and scan.takes_packed(q, padding)
+    return "scan" if padding.longest > LONG and (packed or (unpadded and half)) else "triton"
+
 
 OP = Op(
     "attention",
     ("bidirectional_attention", "dual_attention"),
-    {
-        "reference": Backend(f"{__package__}.reference"),
-        "scan": Backend(f"{__package__}.scan"),
-        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
-    },
-    {"cuda": f"{__package__}.by_case"},
+    backends(__package__, triton=triton_missing),
+    by_case=by_case,
 )
 
 
@@ -36,7 +66,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Option
     """Return one result for each entry of options.causal."""
     if options.dropout_p:  # drawn on the device, so that nothing waits for it
         options = options._replace(seed=torch.randint(2**63 - 1, (), device=q.device))
-    module = eager(OP, backend, q, k, v, *padding[:3])
+    module = eager(OP, backend, (q, k, v, *padding[:3]), Problem(q, padding, options, False))
     if module is None:
         scale, causal, dropout_p, seed = options
         results = _operator(q, k, v, *padding[:3], seed, padding.longest, scale, causal, dropout_p, backend)
@@ -44,10 +74,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Option
     return _attention(q, k, v, padding, options, module)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options, module: Any, operator=False):
+def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options, module: Any):
     if _is_empty(q, padding):
         return tuple(zeros(q, k, v) for _ in options.causal)
-    module = _serving(module, q, padding, options, operator)
     if not hasattr(module, "backward"):
         return module.forward(q, k, v, padding, options)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -55,15 +84,16 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Optio
     return module.forward(q, k, v, padding, options)[2 - len(options.causal) : 2]
 
 
-def _serving(module: Any, q: Tensor, padding: Padding, options: Options, operator: bool) -> Any:
-    """Return the module itself, or the module that it chooses for this call.
+def _select(q: Tensor, padding: Padding, options: Options, backend: str) -> Any:
+    """Return the module that runs a call as an operator.
 
     The backward pass of the operator runs scan's forward pass again, for which torch
     would draw other random numbers. With dropout `reference` therefore replaces it.
     """
-    module = module.serving(q, padding, options, operator) if hasattr(module, "serving") else module
-    redrawn = operator and options.dropout_p and module.__name__.endswith(".scan")
-    return OP.select(q.device, "reference") if redrawn else module
+    problem = Problem(q, padding, options, True)
+    module = OP.select(q.device, backend, problem)
+    redrawn = options.dropout_p and module.__name__.endswith(".scan")
+    return OP.select(q.device, "reference", problem) if redrawn else module
 
 
 def _is_empty(q: Tensor, padding: Padding) -> bool:
@@ -99,39 +129,60 @@ def _shapes(q, k, v, lengths, mask, cu_seqlens, seed, longest, scale, causal, dr
     return result if dual else None, result, lse if dual else None, lse
 
 
-def _operator_forward(q, k, v, lengths, mask, cu_seqlens, seed, longest, scale, causal, dropout_p, module):
+def _operator_forward(q, k, v, lengths, mask, cu_seqlens, seed, longest, scale, causal, dropout_p, backend):
     padding, options = Padding(lengths, mask, cu_seqlens, longest), Options(scale, tuple(causal), dropout_p, seed)
-    module = _serving(module, q, padding, options, True)
+    module = _select(q, padding, options, backend)
     if hasattr(module, "backward") and not _is_empty(q, padding):
         return module.forward(q, k, v, padding, options)
-    *first, last = _attention(q, k, v, padding, options, module, True)
+    *first, last = _attention(q, k, v, padding, options, module)
     lse = q.new_zeros(q.shape[:-1], dtype=wide(q.dtype))
     return first[0] if first else None, last, lse if first else None, lse
 
 
 def _operator_backward(
     grad_first, grad_last, q, k, v, lengths, mask, cu_seqlens, seed, longest, scale, causal, dropout_p,
-    first, last, lse_first, lse_last, needs, module,
+    first, last, lse_first, lse_last, needs, backend,
 ):  # fmt: skip
     padding, options = Padding(lengths, mask, cu_seqlens, longest), Options(scale, tuple(causal), dropout_p, seed)
     if len(causal) == 1:
         grad_first = first = lse_first = None
-    module = _serving(module, q, padding, options, True)
+    module = _select(q, padding, options, backend)
     if hasattr(module, "backward") and not _is_empty(q, padding):
         forward_results = first, last, lse_first, lse_last
         return module.backward(grad_first, grad_last, q, k, v, padding, options, *forward_results, tuple(needs))
     # The operator's forward saves nothing for autograd, so run it again.
     with torch.enable_grad():
         q, k, v = inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
-        results = _attention(q, k, v, padding, options, module, True)
+        results = _attention(q, k, v, padding, options, module)
     grads = torch.autograd.grad(results, inputs, (grad_first, grad_last)[2 - len(causal) :])
     return tuple(x if need else None for x, need in zip(grads, needs, strict=True))
 
 
-_operator = with_backward(
-    OP,
-    "attention",
+def _gradient_shapes(grad_first, grad_last, q, k, v, *rest):
+    return tuple(x.new_empty(x.shape) if need else None for x, need in zip((q, k, v), rest[-1], strict=True))
+
+
+_ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? mask, Tensor? cu_seqlens, Tensor? seed, SymInt longest, "
-    "float scale, bool[] causal, float dropout_p",
-    4, _operator_forward, _shapes, _operator_backward, gradients=3, upstream=2,
+    "float scale, bool[] causal, float dropout_p"
+)
+_operator_gradients = operator(
+    "attention_backward",
+    f"Tensor grad_first, Tensor grad_last, {_ARGUMENTS}, Tensor first, Tensor last, Tensor lse_first, Tensor lse_last, "
+    "bool[3] needs",
+    3, _operator_backward, _gradient_shapes,
 )  # fmt: skip
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:7], *output)
+    *ctx.numbers, ctx.backend = inputs[7:]
+
+
+def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    saved, needs = ctx.saved_tensors, ctx.needs_input_grad[:3]
+    by_inputs = _operator_gradients(*grads[:2], *saved[:7], *ctx.numbers, *saved[7:], needs, ctx.backend)
+    return *(g if need else None for g, need in zip(by_inputs, needs, strict=True)), *[None] * 9
+
+
+_operator = operator("attention", _ARGUMENTS, 4, _operator_forward, _shapes, (_save, _differentiate))

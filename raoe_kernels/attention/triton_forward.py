@@ -20,11 +20,6 @@ import triton.language as tl
 
 from ..triton_rows import LOG2_E, kernel
 
-POINTERS = [
-    "q", "k", "v", "causal", "full", "lse_causal", "lse_full", "spans", "valid", "seed", "mask",
-    "grad_causal", "grad_full", "grad_mixed", "delta_mixed", "delta_full",
-    "grad_q", "grad_k", "grad_v",
-]  # fmt: skip
 # All rows begin at multiples of 16 bytes: the launches ensure it.
 ALIGN = tl.constexpr(8)  # the unit of strides, in elements
 # CLEAR: every token of a loop's tiles is real. EDGES: some tokens may be padding.

@@ -6,7 +6,6 @@ as a single padded row, in which a sequence can begin at any position.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,11 +14,10 @@ import triton
 from torch import Tensor
 
 from .._dtypes import flags, wide
-from ..triton_compile import Variant, signature_of
 from ..triton_rows import has_99_kib
 from .padding import Options, Padding
 from .triton_backward import attention_backward_kv, attention_backward_q
-from .triton_forward import POINTERS, attention_forward, attention_spans
+from .triton_forward import attention_forward, attention_spans
 
 # (bytes of the dtype, head dimension rounded up to a power of two) -> one entry each for the forward kernel, the
 # query kernel and the key kernel: rows of the program's own tile, rows of the other tiles, warps, pipeline stages.
@@ -188,30 +186,3 @@ def backward(
     grads = zip((grad_q, grad_k, grad_v), needs, strict=True)
     dq, dk, dv = (_columns(x, width) if need else None for x, need in grads)
     return dq, dk, dv
-
-
-# Head dimensions to compile ahead of time: those of TILES, 32, and 80, which is not a power of two.
-_WIDTHS = ("bf16", "fp32", "fp64")
-_HEAD_DIMS = {64: ("fp16", *_WIDTHS), 128: _WIDTHS, 256: _WIDTHS, 32: ("bf16", "fp32"), 80: ("bf16",)}
-# (MODE, DROPOUT) by name: for all of these, and for some
-_WAYS = {"": (0, 0), " dual": (1, 0)}
-_MORE = {" causal": (2, 0), " dropout": (0, 1), " causal dropout": (2, 1)}
-
-
-def variants() -> Iterator[Variant]:
-    """Compilations for triton_compile: one representative of each shape class that calls can cause."""
-    sizes = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
-    spans_of = signature_of(attention_spans, mask="*u8", spans="*i32")
-    yield Variant("attention_spans", attention_spans, spans_of, {"BLOCK": SPANS_BLOCK}, SPANS_WARPS)
-    for which, kernel in enumerate(KERNELS):
-        for head_dim, dtypes in _HEAD_DIMS.items():
-            for dtype in dtypes:
-                exact, kind = ("*fp64", "*i32") if dtype == "fp64" else ("*fp32", "*u8")
-                pointers = dict.fromkeys(POINTERS, f"*{dtype}") | {"spans": "*i32", "valid": kind}
-                pointers |= dict.fromkeys(("lse_causal", "lse_full", "delta_mixed", "delta_full"), exact)
-                more = _MORE if dtype in ("bf16", "fp32") and head_dim in (64, 128) else {}
-                for way, (mode, dropout) in (_WAYS | more).items():
-                    constants, warps = _shape_class(sizes[dtype], head_dim, which)
-                    constants |= {"MODE": mode, "DROPOUT": dropout}
-                    signature = signature_of(kernel, **pointers | {"seed": "*i64" if dropout else "*i32"})
-                    yield Variant(f"{kernel.__name__} {dtype} {head_dim}{way}", kernel, signature, constants, warps)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _validate
-from .autograd import cosine
+from .problem import Problem, cosine
 
 
 def pairwise_cosine(
@@ -23,7 +23,7 @@ def pairwise_cosine(
         eps: norm up to which a row counts as zero, >= 0.
         dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022). The result has one similarity
             per width, of the first dims[k] columns. All widths share one read of each column.
-        backend: "auto", "reference", "scan" (plain torch), "triton" or "native" (with dims only on a CPU).
+        backend: "auto", "reference", "scan" (plain torch), "triton" or "native" (on a CPU).
 
     Returns:
         (B,) similarity, or (K, B) with dims: float64 for float64 rows, otherwise float32, because half precision is
@@ -37,4 +37,5 @@ def pairwise_cosine(
     _validate.float_tensor("b", b, 2)
     _validate.alike("a and b", a, b)
     eps = _validate.number("eps", eps, low=0)
-    return cosine(a, b, eps, () if dims is None else (_validate.widths("dims", dims, a.shape[1]),), backend)
+    widths = None if dims is None else _validate.widths("dims", dims, a.shape[1])
+    return cosine(Problem(a, b, eps, widths), backend)

@@ -6,16 +6,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._contract import Gradients, Needs
 from .._dtypes import wide
 from .._widths import from_here_on, segments
 from . import reference
-from .reference import Dims
+from .problem import Problem
+from .reference import Saved
 
 
-def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
     """Compute the reference's results. Several widths need running sums over the segments between widths."""
+    a, b, eps, dims = problem
     if dims is None:
-        return reference.forward(a, b, eps)
+        return reference.forward(problem, needs)
     exact, sums = wide(a.dtype), []
     for segment in segments(dims):
         x, y = a[:, segment].to(exact), b[:, segment].to(exact)
@@ -23,37 +26,27 @@ def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor
     dot, square_a, square_b = torch.stack(sums, 1).cumsum(1)
     norm_a, norm_b = square_a.sqrt(), square_b.sqrt()
     zero = (norm_a <= eps) | (norm_b <= eps)
-    inverse_a, inverse_b = (1 / norm_a).masked_fill(zero, 0), (1 / norm_b).masked_fill(zero, 0)
-    return (dot / (norm_a * norm_b)).masked_fill(zero, 0), inverse_a, inverse_b
+    c = (dot / (norm_a * norm_b)).masked_fill(zero, 0)
+    return c, (c, (1 / norm_a).masked_fill(zero, 0), (1 / norm_b).masked_fill(zero, 0))
 
 
-def backward(
-    grad: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    inverse_a: Tensor,
-    inverse_b: Tensor,
-    needs: tuple[bool, bool],
-    dims: Dims = None,
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, likewise for
     b. A column gets a gradient from every width that includes it."""
-    across, along, exact = grad * inverse_a * inverse_b, grad * c, wide(a.dtype)
+    a, b, _, dims = problem
+    c, inverse_a, inverse_b = saved
+    across, along, exact = upstream * inverse_a * inverse_b, upstream * c, wide(a.dtype)
     if dims is not None:
         across = from_here_on(across)
 
     def gradient(row: Tensor, other: Tensor, inverse: Tensor) -> Tensor:
         own = along * inverse * inverse
         if dims is None:
-            return (other.to(exact) * across[:, None] - row.to(exact) * own[:, None]).to(row.dtype)
+            return (other.to(exact) * across[:, None] - row.to(exact) * own[:, None]).to(dtype)
         own, result = from_here_on(own), torch.zeros_like(row)
         for k, segment in enumerate(segments(dims)):
             segment_grad = other[:, segment].to(exact) * across[k, :, None]
             result[:, segment] = segment_grad.addcmul_(row[:, segment].to(exact), own[k, :, None], value=-1)
         return result
 
-    return (
-        gradient(a, b, inverse_a) if needs[0] else None,
-        gradient(b, a, inverse_b) if needs[1] else None,
-    )
+    return gradient(a, b, inverse_a) if needs[0] else None, gradient(b, a, inverse_b) if needs[1] else None

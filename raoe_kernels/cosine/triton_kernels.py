@@ -9,26 +9,23 @@ so a launch that stored where it loads would let a late warp load the new sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._contract import Gradients, Needs
 from .._dtypes import wide
 from .._widths import segments
-from ..triton_compile import Variant, signature_of
 from ..triton_rows import kernel, root, tile, unit_of
-from .reference import Dims
+from .problem import Problem
+from .reference import Saved
 
 # (rows, columns) of a step, eight elements per thread: 16 bytes of half precision. Up to FEW rows, all four warps share
 # a row: an H200 holds 8,448 warps, and one warp per row would leave most of it idle.
 MANY_ROWS, FEW_ROWS = (4, 256), (1, 1024)
 FEW = 2048
 WARPS = 4
-
-POINTERS = ["a", "b", "c", "inverse_a", "inverse_b", "sums", "grad", "grad_a", "grad_b"]
 
 
 @triton.jit
@@ -117,12 +114,13 @@ def _launch(a: Tensor, b: Tensor, *grads: Tensor) -> tuple[tuple[int], tuple[int
     return (triton.cdiv(n, rows),), (columns // unit, *strides, *grad_strides), constants
 
 
-def _segments(dims: Dims, *matrices: Tensor) -> list[tuple[Tensor, ...]]:
+def _segments(dims: tuple[int, ...] | None, *matrices: Tensor) -> list[tuple[Tensor, ...]]:
     """Return for each segment its columns of every matrix."""
     return [matrices] if dims is None else [tuple(x[:, segment] for x in matrices) for segment in segments(dims)]
 
 
-def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
+    a, b, eps, dims = problem
     n = len(a)
     shape = (6, n) if dims is None else (6, len(dims), n)
     c, inverse_a, inverse_b, sums, *_ = a.new_empty(shape, dtype=wide(a.dtype)).unbind()  # sums: the last three
@@ -131,46 +129,23 @@ def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor
             results = (c, inverse_a, inverse_b) if dims is None else (c[k], inverse_a[k], inverse_b[k])
             grid, columns, constants = _launch(x, y)
             cosine_forward[grid](x, y, *results, sums, n, k, *columns, eps, **constants)
-    return c, inverse_a, inverse_b
+    return c, (c, inverse_a, inverse_b)
 
 
-def backward(
-    grad: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    inverse_a: Tensor,
-    inverse_b: Tensor,
-    needs: tuple[bool, bool],
-    dims: Dims = None,
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
+    a, b, _, dims = problem
     # Columns beyond the last width have gradient 0.
     empty = a.new_empty if dims is None or dims[-1] == a.shape[1] else a.new_zeros
-    grad_a, grad_b = (empty(a.shape) if need else None for need in needs)
-    outputs = [g for g in (grad_a, grad_b) if g is not None]
-    if not outputs:
-        return None, None
+    grads = [empty(a.shape) if need else None for need in needs]
+    outputs = [g for g in grads if g is not None]
     # A gradient that is not needed is never written; its argument only needs the right type.
-    targets = [outputs[0] if g is None else g for g in (grad_a, grad_b)]
-    of_rows, sums = (grad, c, inverse_a, inverse_b), c.new_empty(3, *c.shape)
+    targets = [outputs[0] if g is None else g for g in grads]
+    of_rows, sums = (upstream.contiguous(), *saved), upstream.new_empty(3, *upstream.shape)
     with torch.cuda.device_of(a):
         for launch, (x, y, *to) in enumerate(reversed(_segments(dims, a, b, *targets))):
-            upstream, *saved = of_rows if dims is None else (tensor[-1 - launch] for tensor in of_rows)
+            rows = of_rows if dims is None else [tensor[-1 - launch] for tensor in of_rows]
             grid, columns, constants = _launch(x, y, *to)
             cosine_backward[grid](
-                upstream, x, y, *saved, sums, *to, len(a), launch, *columns, *map(int, needs), **constants
+                rows[0], x, y, *rows[1:], sums, *to, len(a), launch, *columns, *map(int, needs), **constants
             )  # fmt: skip
-    return grad_a, grad_b
-
-
-def variants() -> Iterator[Variant]:
-    """Yield every compilation that a call can cause, for triton_compile."""
-    shapes = {"few aligned": (FEW_ROWS, 16), "many aligned": (MANY_ROWS, 16), "any": (MANY_ROWS, 1)}
-    for dtype in ("fp16", "bf16", "fp32", "fp64"):
-        pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32")
-        pointers |= dict.fromkeys(("a", "b", "grad_a", "grad_b"), f"*{dtype}")
-        for shape, ((rows, columns), unit) in shapes.items():
-            constants = {"ROWS": rows, "COLUMNS": columns, "UNIT": unit}
-            for function in (cosine_forward, cosine_backward):
-                name = f"{function.__name__} {dtype} {shape}"
-                yield Variant(name, function, signature_of(function, **pointers), constants, WARPS)
+    return tuple(grads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import _validate
-from .autograd import argmax, log_probs
+from .problem import Problem, argmax, log_probs
 
 
 def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
@@ -33,8 +33,7 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
         TypeError, ValueError: an argument is invalid; the message names it.
         RuntimeError: the requested backend cannot run here, or a second derivative was requested.
     """
-    _check(current, previous)
-    rows = log_probs(_rows(current), _rows(previous), _validate.number("guidance", guidance, low=0), backend)
+    rows = log_probs(_problem(current, previous, guidance), backend)
     return rows if current.ndim == 2 else rows.reshape(current.shape)
 
 
@@ -55,18 +54,18 @@ def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend
         TypeError, ValueError: an argument is invalid; the message names it.
         RuntimeError: the requested backend cannot run here.
     """
-    _check(current, previous)
+    problem = _problem(current, previous, guidance)
+    problem = problem._replace(current=problem.current.detach(), previous=problem.previous.detach())
     if current.shape[-1] == 0:
         raise ValueError(f"current must have at least one token, got {_validate.describe(current)}")
-    best = argmax(_rows(current), _rows(previous), _validate.number("guidance", guidance, low=0), backend)
+    best = argmax(problem, backend)
     return best if current.ndim == 2 else best.reshape(current.shape[:-1])
 
 
-def _check(current: Tensor, previous: Tensor) -> None:
+def _problem(current: Tensor, previous: Tensor, guidance: object) -> Problem:
     for name, value in (("current", current), ("previous", previous)):
         _validate.float_tensor(name, value, max(1, getattr(value, "ndim", 1)))
     _validate.alike("current and previous", current, previous)
-
-
-def _rows(logits: Tensor) -> Tensor:
-    return logits.flatten(0, -2) if logits.ndim > 1 else logits[None]
+    if current.ndim != 2:
+        current, previous = (x.flatten(0, -2) if x.ndim > 1 else x[None] for x in (current, previous))
+    return Problem(current, previous, _validate.number("guidance", guidance, low=0))

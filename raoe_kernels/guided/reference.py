@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from .._contract import Gradients, Needs
 from .._dtypes import wide
+from .problem import Problem
 
 INF = float("inf")
 
@@ -14,33 +17,27 @@ def _log_softmax(logits: Tensor) -> Tensor:
     return logits.to(wide(logits.dtype)).log_softmax(-1).masked_fill(logits == -INF, -INF)
 
 
-def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """Eq. 4, guidance p - (guidance - 1) q with log-probabilities p and q, computed as p + (guidance - 1) (p - q)."""
-    p, q = _log_softmax(current), _log_softmax(previous)
-    result = p + (guidance - 1) * (p - q)
-    return result.masked_fill(current == -INF, -INF), None, None
+    p, q = map(_log_softmax, problem.logits)
+    result = p + (problem.guidance - 1) * (p - q)
+    return result.masked_fill(problem.current == -INF, -INF), (None, None)
 
 
-def backward(
-    grad: Tensor,
-    current: Tensor,
-    previous: Tensor,
-    of_current: Tensor | None,
-    of_previous: Tensor | None,
-    guidance: float,
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """Gradient by d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, over the columns v with a finite result."""
-    grad = grad.masked_fill((current == -INF) | (previous == -INF), 0)
+    (current, previous), guidance = problem.logits, problem.guidance
+    grad = upstream.masked_fill((current == -INF) | (previous == -INF), 0)
     total = grad.sum(-1, keepdim=True)
 
     def gradient(logits: Tensor, weight: float) -> Tensor:
-        return (weight * (grad - _log_softmax(logits).exp() * total)).to(logits.dtype)
+        return (weight * (grad - _log_softmax(logits).exp() * total)).to(dtype)
 
-    return gradient(current, guidance) if needs[0] else None, gradient(previous, 1 - guidance) if needs[1] else None
+    first, second = problem.reads(needs)
+    return gradient(current, guidance) if first else None, gradient(previous, 1 - guidance) if second else None
 
 
-def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
+def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """argmax of guidance current - (guidance - 1) previous: Eq. 4 without the terms that are constant in a row."""
-    x, y = current.to(wide(current.dtype)), previous.to(wide(previous.dtype))
-    return (x + (guidance - 1) * (x - y)).masked_fill(current == -INF, -INF).argmax(-1)
+    x, y = (logits.to(wide(logits.dtype)) for logits in problem.logits)
+    return (x + (problem.guidance - 1) * (x - y)).masked_fill(x == -INF, -INF).argmax(-1), ()

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .._contract import Gradients, Needs
 from .._dtypes import wide
+from .problem import Problem
 
 INF = float("inf")
 # Logits per context in a chunk: enough for torch's threads, and few enough to stay in the cache for a second pass.
@@ -27,8 +29,9 @@ def _test_first(logits: Tensor) -> bool:
     return logits.device.type == "cpu"
 
 
-def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """Eq. 4 as p + (guidance - 1) (p - q) with log-probabilities p and q, which is exactly p if q = p."""
+    (current, previous), guidance = problem.logits, problem.guidance
     dtype = wide(current.dtype)
     result, buffer = current.new_empty(current.shape, dtype=dtype), None
     for part in _chunks(current):
@@ -42,22 +45,15 @@ def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor,
         p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
         q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of only -inf
         torch.sub(p, q, out=out).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
-    return result, None, None  # no normalisers: in backward, torch's own softmax is faster
+    return result, (None, None)  # no normalisers: in backward, torch's own softmax is faster
 
 
-def backward(
-    grad: Tensor,
-    current: Tensor,
-    previous: Tensor,
-    of_current: Tensor | None,
-    of_previous: Tensor | None,
-    guidance: float,
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """Gradients: guidance (grad - softmax(current) total), and (1 - guidance) (grad - softmax(previous) total)."""
-    by_current, by_previous = (current.new_empty(current.shape) if need else None for need in needs)
+    (current, previous), guidance = problem.logits, problem.guidance
+    by_current, by_previous = (current.new_empty(current.shape) if need else None for need in problem.reads(needs))
     for part in _chunks(current):
-        x, y, g = current[part], previous[part], grad[part]
+        x, y, g = current[part], previous[part], upstream[part]
         has_inf = not (_test_first(x) and math.isfinite(x.amin()) and math.isfinite(y.amin()))
         if has_inf:
             g = g.masked_fill((x == -INF) | (y == -INF), 0)
@@ -71,12 +67,13 @@ def backward(
     return by_current, by_previous
 
 
-def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
+def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """argmax of x + (guidance - 1) (x - y), which equals guidance x - (guidance - 1) y, and is exactly x if y = x."""
+    (current, previous), guidance = problem.logits, problem.guidance
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):
         x, y = (logits[part].to(wide(current.dtype)) for logits in (current, previous))
         if not (_test_first(x) and math.isfinite((scores := torch.lerp(y, x, guidance)).sum())):
             scores = (x - y).mul_(guidance - 1).add_(x).masked_fill_(x == -INF, -INF)
         best[part] = scores.argmax(-1)
-    return best
+    return best, ()

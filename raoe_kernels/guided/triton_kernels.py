@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._contract import Gradients, Needs
 from .._dtypes import wide
-from ..triton_compile import Variant, signature_of
 from ..triton_rows import at, kernel, unit_of
+from .problem import Problem
 
 # Columns of a slice, by bytes per logit: each thread loads 64 bytes per context (32 for float64) before it uses the
 # first. 8 rows of 128k bfloat16 logits give 128 programs for the 132 multiprocessors of an H200. Smaller slices would
@@ -24,9 +25,6 @@ JOINED = 32
 # Bytes that a pair of launches reads: few enough to stay in the L2 cache for the second
 # launch, along with its output (40 MB on an A100, 50 on an H100, 60 on an H200).
 IN_CACHE = 32 << 20
-
-POINTERS = ["current", "previous", "result", "best", "of_current", "of_previous", "grad", "by_current", "by_previous",
-            "sums", "scores"]  # fmt: skip
 
 
 @triton.jit
@@ -233,9 +231,9 @@ def _groups(rows: int, bytes_a_row: int) -> Iterator[tuple[int, int]]:
     return ((first, min(step, rows - first)) for first in range(0, rows, step))
 
 
-def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
+    current, previous = _rows(*problem.logits)
     rows, columns = current.shape
-    current, previous = _rows(current, previous)
     size, unit = current.itemsize, unit_of(current, previous)
     slices = triton.cdiv(columns, COLUMNS[size])
     result = current.new_empty(rows, columns, dtype=wide(current.dtype))
@@ -248,46 +246,38 @@ def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor,
             grid = (group, slices)
             guided_forward_sums[grid](current, previous, sums, first, slices, rows, *shape, **constants)
             guided_forward_mix[grid](
-                current, previous, sums, result, of_current, of_previous, first, slices, rows, *shape, guidance,
-                JOINED=JOINED, **constants,
+                current, previous, sums, result, of_current, of_previous, first, slices, rows, *shape,
+                problem.guidance, JOINED=JOINED, **constants,
             )  # fmt: skip
-    return result, of_current, of_previous
+    return result, (of_current, of_previous)
 
 
-def backward(
-    grad: Tensor,
-    current: Tensor,
-    previous: Tensor,
-    of_current: Tensor,
-    of_previous: Tensor,
-    guidance: float,
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
+    current, previous = _rows(*problem.logits)
     rows, columns = current.shape
-    current, previous = _rows(current, previous)
-    size, unit = current.itemsize, unit_of(current, previous, grad)
+    size, unit, needs = current.itemsize, unit_of(current, previous, upstream), problem.reads(needs)
     slices = triton.cdiv(columns, COLUMNS[size])
     grads = [current.new_empty(rows, columns) if need else None for need in needs]
     # A gradient that is not needed is never written; its argument only needs the right type.
     outputs = [current if g is None else g for g in grads]
-    sums = grad.new_empty(rows, slices)
+    sums = upstream.new_empty(rows, slices)
     strides = current.stride(0) // unit, previous.stride(0) // unit
-    shape = columns // unit, grad.stride(0) // unit, grad.stride(1), *strides
+    shape = columns // unit, upstream.stride(0) // unit, upstream.stride(1), *strides
     constants = {"COLUMNS": COLUMNS[size], "UNIT": unit, "num_warps": WARPS}
     with torch.cuda.device_of(current):
-        for first, group in _groups(rows, columns * (2 * size + grad.itemsize)):
+        for first, group in _groups(rows, columns * (2 * size + upstream.itemsize)):
             grid = (group, slices)
-            guided_backward_sums[grid](grad, current, previous, sums, first, slices, *shape, **constants)
+            guided_backward_sums[grid](upstream, current, previous, sums, first, slices, *shape, **constants)
             guided_backward_mix[grid](
-                grad, current, previous, sums, of_current, of_previous, *outputs, first, slices, rows, *shape, guidance,
+                upstream, current, previous, sums, *saved, *outputs, first, slices, rows, *shape, problem.guidance,
                 *map(int, needs), JOINED=JOINED, **constants,
             )  # fmt: skip
-    return grads[0], grads[1]
+    return tuple(grads)
 
 
-def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
+def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
+    current, previous = _rows(*problem.logits)
     rows, columns = current.shape
-    current, previous = _rows(current, previous)
     size, unit = current.itemsize, unit_of(current, previous)
     slices = triton.cdiv(columns, COLUMNS[size])
     scores = current.new_empty(rows, slices, dtype=wide(current.dtype))
@@ -296,24 +286,7 @@ def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     with torch.cuda.device_of(current):
         guided_argmax_slices[(rows, slices)](
             current, previous, scores, best, slices, columns // unit, current.stride(0) // unit,
-            previous.stride(0) // unit, guidance, COLUMNS=COLUMNS[size], UNIT=unit, num_warps=WARPS,
+            previous.stride(0) // unit, problem.guidance, COLUMNS=COLUMNS[size], UNIT=unit, num_warps=WARPS,
         )  # fmt: skip
         guided_argmax_join[(rows,)](scores, best, result, slices, JOINED=JOINED, num_warps=1)
-    return result
-
-
-def variants() -> Iterator[Variant]:
-    """Yield every compilation that a call can cause, for triton_compile."""
-    mix_kernels = (guided_forward_mix, guided_backward_mix)
-    for dtype, size in (("fp16", 2), ("bf16", 2), ("fp32", 4), ("fp64", 8)):
-        pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32") | {"best": "*i64"}
-        pointers |= dict.fromkeys(("current", "previous", "by_current", "by_previous"), f"*{dtype}")
-        for unit, rows in ((16, "aligned"), (1, "any")):
-            for function in (guided_forward_sums, guided_backward_sums, guided_argmax_slices, *mix_kernels):
-                constants = {"COLUMNS": COLUMNS[size], "UNIT": unit}
-                constants |= {"JOINED": JOINED} if function in mix_kernels else {}
-                name = f"{function.__name__} {dtype} {rows}"
-                yield Variant(name, function, signature_of(function, **pointers), constants, WARPS)
-    for dtype in ("fp32", "fp64"):
-        signature = signature_of(guided_argmax_join, scores=f"*{dtype}", best="*i64", result="*i64")
-        yield Variant(f"guided_argmax_join {dtype}", guided_argmax_join, signature, {"JOINED": JOINED}, 1)
+    return result, ()

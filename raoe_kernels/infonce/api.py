@@ -9,9 +9,7 @@ from torch import Tensor
 from .. import _validate
 from .._dtypes import as_products
 from .arguments import check_alike, check_directions, check_guide, check_ignore, check_mask, check_range, check_rows
-from .autograd import info_nce
-from .problem import HARDNESS, Problem
-from .widths import info_nce_widths
+from .problem import HARDNESS, Problem, info_nce, info_nce_widths
 
 
 def info_nce_loss(
@@ -131,4 +129,4 @@ def info_nce_loss(
     widths = _validate.widths("dims", dims, anchors.shape[1])
     if conflicts := problem.special() + ["a tensor for scale"] * (problem.learned_scale is not None):
         raise ValueError(f"dims cannot be combined with {', '.join(conflicts)}, got {_validate.describe(dims)}")
-    return info_nce_widths(problem, widths, backend)
+    return info_nce_widths(problem._replace(dims=widths), backend)

@@ -1,4 +1,5 @@
-"""Input of every backend of info_nce_loss, and the functions on rows, pools and blocks that all backends share.
+"""Input of every backend of info_nce_loss (see _contract.py), its registration, and the functions on rows, pools and
+blocks that all backends share.
 
 A pool holds the logits of one softmax. Each of its blocks is one direction: the logits of a row's anchor, or of its
 positive, with all anchors, or with positives and negatives. The first block contains the positive pair ("own" pair).
@@ -13,7 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._contract import register
+from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
+from .._native import missing_beyond_cpu
 
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
@@ -30,6 +34,11 @@ NO_CANDIDATE = -(2**31)
 UNSHIFTED_SCALE = 40.0
 
 
+# Which of the options in Problem.special the Triton kernels have, by the form of the call; "several" is also the
+# symmetric loss. `scan` and `reference` have all of them.
+IN_TRITON = {"fused": ("joint directions",), "one direction": ("hardness_mode", "a guide"), "several": ()}
+
+
 class Problem(NamedTuple):
     """Arguments of one call. C = P + M columns: positives, then negatives. A = len(all_anchors) or N candidate anchors.
 
@@ -44,6 +53,7 @@ class Problem(NamedTuple):
     directions      names of DIRECTIONS, separated by spaces; joint: one softmax for all, not the mean of one loss each
     hardness        sentence-transformers' hardness_mode, "" for none; strength: factor of the added cosines
     margin          distance of the guide's threshold below the guide's cosine of the own pair; relative: times |cosine|
+    dims            K increasing widths for K losses, or None for one
     """
 
     anchors: Tensor
@@ -65,6 +75,7 @@ class Problem(NamedTuple):
     strength: float = 0.0
     margin: float = 0.0
     relative: bool = False
+    dims: tuple[int, ...] | None = None
 
     @property
     def rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -102,8 +113,9 @@ class Problem(NamedTuple):
         return [name for name, is_used in options.items() if is_used]
 
     def beyond_triton(self) -> str:
-        """Names of the options of this call that the Triton kernels do not support, or ""."""
-        return "" if self.fused else ", ".join(x for x in self.special() if self.several or x == "all_anchors")
+        """Names of the options of this call that only `scan` and `reference` have, or ""."""
+        form = "fused" if self.fused else "several" if self.several else "one direction"
+        return ", ".join(option for option in self.special() if option not in IN_TRITON[form])
 
     @property
     def target_count(self) -> int:
@@ -111,6 +123,34 @@ class Problem(NamedTuple):
         anchors_with_columns = self.directions in ("query_to_doc", SYMMETRIC)
         positives_only = self.all_anchors is not None or self.hardness or not anchors_with_columns
         return len(self.positives) if positives_only else self.column_count
+
+
+def _is_empty(problem: Problem) -> bool:
+    return len(problem.anchors) == 0
+
+
+def _losses(problem: Problem) -> Tensor:
+    return problem.anchors.new_zeros(len(problem.dims or ()), dtype=wide(problem.anchors.dtype))
+
+
+OP = Op(
+    "infonce",
+    ("info_nce_loss",),
+    backends(__package__, triton=triton_missing),
+    by_case=lambda problem: "scan" if problem.beyond_triton() else "triton",
+)
+info_nce = register(OP, Problem, gradients=5, is_empty=_is_empty)
+
+# On a GPU "auto" takes Triton's: one pass of it over the logits of each width is cheaper than scan's passes for all
+# widths, although scan shares the products.
+WIDTHS = Op(
+    "info_nce_loss of several widths",
+    ("info_nce_loss",),
+    backends(f"{__package__}.widths", triton=triton_missing, native=missing_beyond_cpu),
+)
+info_nce_widths = register(
+    WIDTHS, Problem, gradients=5, result=_losses, saved=(), scale=None, is_empty=_is_empty, name="infonce_widths"
+)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._problems import Gradients, backward
+from .._contract import Gradients
 from .problem import (
     Block,
     Problem,
@@ -20,8 +20,6 @@ from .problem import (
     through_normalisation,
     units_of,
 )
-
-__all__ = ["backward", "forward"]
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._contract import Gradients
 from .._dtypes import wide
-from .._problems import Gradients, backward
 from . import chunks
 from .chunks import Halves, UnitRows, cosines, halves, multiply, unit_rows
 from .problem import (
@@ -30,8 +30,6 @@ from .problem import (
     split,
     through_normalisation,
 )
-
-__all__ = ["backward", "forward"]
 
 # Bytes of the buffer: enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20

@@ -12,8 +12,6 @@ is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are far inside flo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import torch
@@ -21,11 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_compile import Variant, signature_of
 from ..triton_rows import LOG2_E, kernel
 from . import chunks
 from .problem import Problem, own_columns, pools
-from .triton_passes import ABSENT, IDS, MASK, NONE, POINTERS, UNIT, log_one_plus, narrow
+from .triton_passes import ABSENT, IDS, MASK, NONE, UNIT, log_one_plus, narrow
 from .triton_units import INTERPRETED, Units, add_to_columns, integers_or, padded
 
 TILE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP": 32, "num_warps": 8, "num_stages": 3}
@@ -227,21 +224,3 @@ def sweep(
                 chunks.product(block_weights.t(), scaled[side], add=by_columns[: block_weights.shape[1]])
         del block_weights  # before the next chunk makes its own
     return by_anchors, by_columns
-
-
-def variants() -> Iterator[Variant]:
-    pointers = dict.fromkeys(POINTERS, "*bf16") | {"scaled": "*bf16", "sums": "*fp32"}
-    pointers |= dict.fromkeys(("row_inverse", "inverse", "stats", "own_weights", "shares"), "*fp32")
-    pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64") | {"mask": "*u8"}
-    constants = {name: value for name, value in TILE.items() if name.isupper()}
-    kinds = ("all", NONE, "*i64"), ("mask", MASK, "*i64"), ("ids", IDS, "*i32"), ("ids64", IDS, "*i64")
-    for (name, ignore, ids), gradient in product(kinds, (False, True)):
-        label = f"{name} {'gradient' if gradient else 'loss'}"
-        signature = signature_of(info_nce_products, **pointers | dict.fromkeys(("row_ids", "column_ids"), ids))
-        switches = {"IGNORE": ignore, "GRADIENT": gradient, "INTERPRETED": False}
-        yield Variant(f"info_nce_products bf16 {label}", info_nce_products, signature, constants | switches,
-                      TILE["num_warps"], TILE["num_stages"])  # fmt: skip
-    for gradient in (False, True):
-        yield Variant(f"info_nce_shares bf16 {'gradient' if gradient else 'loss'}", info_nce_shares,
-                      signature_of(info_nce_shares, **pointers), {"BLOCK": SUMS["BLOCK"], "GRADIENT": gradient,
-                      "INTERPRETED": False}, SUMS["num_warps"])  # fmt: skip

@@ -3,19 +3,17 @@ computes the gradient of the scaled rows, and backward propagates it through the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
 
 import torch
 import triton
 from torch import Tensor
 
-from .._problems import Gradients
-from ..triton_compile import Variant, signature_of
+from .._contract import Gradients
 from . import triton_fused, triton_units
 from .chunks import cosines, sweep, unit_rows
 from .problem import HARDNESS, UNSHIFTED_SCALE, Problem, add_rows, guide_threshold, is_ignored, own_columns
-from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, info_nce_gradients, info_nce_rows, info_nce_weights
+from .triton_passes import IDS, MASK, NONE, UNIT, info_nce_weights
 from .triton_units import INTERPRETED, Units, add_to_columns, empty_weights, half, integers_or, through_norms, units_of
 
 # A program reads its row of logits twice. Eight elements per thread are two loads of 16 bytes in flight. With 16 warps
@@ -167,33 +165,3 @@ def backward(
     slope = upstream if learned is None else upstream * learned.to(upstream.dtype)
     rows = through_norms(problem.rows, problem.targets, products, slope, needs[:3], dtype, factor)
     return *rows, None, None if by_scale is None else by_scale * upstream
-
-
-def variants() -> Iterator[Variant]:
-    """Yield every compilation that a call can cause, for triton_compile."""
-    for name in ("fp16", "bf16", "fp32", "fp64"):
-        exact = "fp64" if name == "fp64" else "fp32"
-        pointers = dict.fromkeys(POINTERS, f"*{name}")
-        pointers |= dict.fromkeys(("inverse", "logits", "by_column", "stats", "by_rows", "by_columns"), f"*{exact}")
-        pointers |= dict.fromkeys(("own_weights", "loss", "upstream", "learned"), f"*{exact}") | {"mask": "*u8"}
-        pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64")
-        for unit, label in ((16, "aligned"), (1, "any")):
-            constants = {"BLOCK": triton_units.ROWS["BLOCK"], "IN_UNIT": unit}
-            yield Variant(f"info_nce_rows {name} {label}", info_nce_rows, signature_of(info_nce_rows, **pointers),
-                          constants, triton_units.ROWS["num_warps"])  # fmt: skip
-            for grad in sorted({name, exact}):  # torch.compile requests wide gradients
-                grads = dict.fromkeys(("grad_anchors", "grad_positives", "grad_negatives"), f"*{grad}")
-                signature = signature_of(info_nce_gradients, **(pointers | grads))
-                yield Variant(f"info_nce_gradients {name} to {grad} {label}", info_nce_gradients, signature,
-                              constants | {"INTERPRETED": False}, triton_units.ROWS["num_warps"])  # fmt: skip
-        signature = signature_of(info_nce_weights, **pointers)
-        kinds = ["gradient", "symmetric"] + ["loss"] * (name == exact)  # without a gradient, `weights` is the logits
-        for ignore, kind, shift in product((NONE, MASK, IDS), kinds, ("small", "shifted", "learned")):
-            table = SHORT if ignore == MASK or name == "fp64" else WEIGHTS
-            label = f"{('all', 'mask', 'ids')[ignore]} {kind} {shift}"
-            constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "SHIFTED": shift != "small"}
-            constants |= {"LEARNED": shift == "learned", "GRADIENT": kind != "loss", "SYMMETRIC": kind == "symmetric"}
-            constants |= {"INTERPRETED": False}
-            yield Variant(f"info_nce_weights {name} {label}", info_nce_weights, signature, constants,
-                          table["num_warps"])  # fmt: skip
-    yield from triton_fused.variants()

@@ -19,10 +19,6 @@ ABSENT = tl.constexpr(NO_CANDIDATE)
 UNIT = tl.constexpr(16)
 EPS = tl.constexpr(1e-8)  # problem.EPS
 
-POINTERS = ["anchors", "positives", "negatives", "rows", "columns", "inverse", "logits", "weights", "targets", "mask"]
-POINTERS += ["row_ids", "column_ids", "by_column", "stats", "by_rows", "by_columns", "grad_anchors", "grad_positives"]
-POINTERS += ["grad_negatives", "loss", "upstream", "own_weights", "learned"]
-
 
 @triton.jit
 def _inverse_norm(square):

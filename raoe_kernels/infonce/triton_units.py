@@ -10,8 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
+from .._contract import Gradients
 from .._dtypes import wide
-from .._problems import Gradients
 from ..triton_rows import unit_of
 from .problem import add_rows
 from .triton_passes import UNIT, info_nce_gradients, info_nce_rows

@@ -1,6 +1,6 @@
 """Listwise distillation: the ListMLE loss against a teacher, and the refined similarities that serve as teacher."""
 
 from .api import list_mle_loss, refine_similarity
-from .autograd import OP
+from .problem import OP
 
 __all__ = ["OP", "list_mle_loss", "refine_similarity"]

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _validate
-from .autograd import list_mle, refine
-from .problem import Problem
+from .problem import Problem, Refinement, list_mle, refine
 
 TIES = ("ordinal", "random")
 
@@ -97,4 +96,6 @@ def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, 
     omega = _validate.number("omega", omega, low=0)
     if mask is not None:
         _validate.bool_tensor("mask", _validate.companion("mask", mask, phi.shape[:-1], "phi", phi))
-    return refine(phi, mask, omega, backend)
+        mask = mask.flatten(0, -2) if mask.ndim > 1 else mask[None]
+    matrices = phi.flatten(0, -3) if phi.ndim > 2 else phi[None]
+    return refine(Refinement(matrices, mask, omega), backend).reshape(phi.shape)

@@ -1,4 +1,4 @@
-"""Input of every backend of list_mle_loss, and the mean over lists that all backends share."""
+"""Input of every backend of the listwise functions (see _contract.py), their registration, and the mean over lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._problems import Gradients
+from .._contract import Gradients, register
+from .._dispatch import Op, backends
+from .._dtypes import wide
 
 
 class Problem(NamedTuple):
@@ -22,6 +24,23 @@ class Problem(NamedTuple):
     mask: Tensor | None
     order: Tensor | None
     scale: float
+
+
+class Refinement(NamedTuple):
+    """Arguments of refine_similarity: phi (C, n, n), mask (C, n) bool or None."""
+
+    phi: Tensor
+    mask: Tensor | None
+    omega: float
+
+
+def _refined(problem: Refinement) -> Tensor:
+    return problem.phi.new_zeros(problem.phi.shape, dtype=wide(problem.phi.dtype))
+
+
+OP = Op("listwise", ("list_mle_loss", "refine_similarity"), backends(__package__))
+list_mle = register(OP, Problem, gradients=1)
+refine = register(OP, Refinement, gradients=0, result=_refined, name="refine_similarity", forward="refine")
 
 
 def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[Tensor, Gradients]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._contract import Gradients, Needs
 from .._dtypes import wide
-from .._problems import Gradients, Needs, backward
-from .problem import Problem, mean_of_lists
-
-__all__ = ["backward", "forward", "refine"]
+from .problem import Problem, Refinement, mean_of_lists
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
@@ -30,8 +28,9 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     return mean_of_lists(problem, loss, scale * grad if needs[0] else None)
 
 
-def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
+def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
     """Eq. 6-7, with both rankings computed. The similarity with rank r in a list is sorted[r]."""
+    phi, mask, omega = problem
     phi = phi.to(wide(phi.dtype))
     refined = torch.zeros_like(phi)
     for chain in range(phi.shape[0]):
@@ -48,4 +47,4 @@ def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
                 sign = (true_rank < rank[true_rank]).int() - (true_rank > rank[true_rank]).int()
                 new = values.sum() * torch.nan if values.isnan().any() else value + sign * step
                 refined[chain, j, k] = refined[chain, k, j] = new
-    return refined
+    return refined, ()

@@ -7,12 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from .._contract import Gradients, Needs
 from .._dtypes import wide
-from .._problems import Gradients, Needs, backward
 from .._running import logcumsumexp
-from .problem import Problem, mean_of_lists
-
-__all__ = ["backward", "forward", "refine"]
+from .problem import Problem, Refinement, mean_of_lists
 
 INF = float("inf")
 LINEAR = 85.0
@@ -68,9 +66,10 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
     return first.gather(1, teacher.gather(1, first).sort(dim=1, descending=True, stable=True).indices)
 
 
-def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
+def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
     """Refine all rows at once. The list of row j is its columns k >= j. The other columns are +inf and sort
     to the front, so the value with true rank k - j is in column k, and the sorted row aligns with phi."""
+    phi, mask, omega = problem
     n = phi.shape[-1]
     phi = phi.to(wide(phi.dtype))
     place = torch.arange(n, device=phi.device)
@@ -85,4 +84,4 @@ def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
         sorted_phi = sorted_phi.gather(-1, column[:, None, :].expand_as(phi))
     d = sorted_phi - phi
     refined = (phi + d.sign() * torch.log1p(omega * d.abs())).masked_fill(has_nan, torch.nan).masked_fill(~in_list, 0)
-    return refined + refined.triu(1).transpose(-1, -2)
+    return refined + refined.triu(1).transpose(-1, -2), ()

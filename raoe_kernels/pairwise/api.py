@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _validate
-from . import params as _params
-from .autograd import pairwise_loss
+from .problem import Problem, constants, pairwise
 
 GATES = ("label+score", "score", "label")
 
@@ -49,9 +48,9 @@ def rank_margin_loss(
         TypeError, ValueError: an argument is invalid; the message names it.
         RuntimeError: the requested backend cannot run here, or a second derivative was requested.
     """
-    params = _params.make(True, False, scale, margin, ties)
+    fields = constants(True, False, scale, margin, ties)
     _check_similarity(similarity)
-    return pairwise_loss(similarity, _scores(scores, similarity), None, params, backend)[0]
+    return pairwise(Problem(similarity, _scores(scores, similarity), None, *fields), backend)
 
 
 def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
@@ -59,9 +58,9 @@ def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, back
 
     Args, Returns, Raises: as for `rank_margin_loss`.
     """
-    params = _params.make(True, False, scale)
+    fields = constants(True, False, scale)
     _check_similarity(similarity)
-    return pairwise_loss(similarity, _scores(scores, similarity), None, params, backend)[0]
+    return pairwise(Problem(similarity, _scores(scores, similarity), None, *fields), backend)
 
 
 def gated_angular_loss(
@@ -89,10 +88,10 @@ def gated_angular_loss(
 
     Returns, Raises: as for `rank_margin_loss`.
     """
-    params = _params.make(False, True, scale)
+    fields = constants(False, True, scale)
     _check_similarity(similarity)
     scores, labels = _angle_keys(similarity, scores, labels, gate)
-    return pairwise_loss(similarity, scores, labels, params, backend)[0]
+    return pairwise(Problem(similarity, scores, labels, *fields), backend)
 
 
 def raoe_loss(
@@ -115,16 +114,20 @@ def raoe_loss(
 
     Returns: the sum, or with return_parts=True (rank part, angle part), both weighted and differentiable.
     """
-    params = _params.make(True, True, scale, margin, ties, rank_weight, angle_weight, bool(return_parts))
+    fields = constants(True, True, scale, margin, ties, rank_weight, angle_weight, bool(return_parts))
     _check_similarity(similarity)
     rank_keys = _scores(scores, similarity)
     angle_keys, labels = _angle_keys(similarity, scores, labels, gate)
     if gate == "label":  # the two objectives sort by different keys
-        rank = pairwise_loss(similarity, rank_keys, None, params._replace(angle=False, parts=False), backend)[0]
-        angle = pairwise_loss(similarity, angle_keys, None, params._replace(rank=False, parts=False), backend)[0]
+        problem = Problem(similarity, rank_keys, None, *fields)._replace(parts=False)
+        rank = pairwise(problem._replace(angle=False), backend)
+        angle = pairwise(problem._replace(rank=False, scores=angle_keys), backend)
         return (rank, angle) if return_parts else rank + angle
-    losses = pairwise_loss(similarity, rank_keys, labels, params, backend)
-    return (losses[0], losses[1]) if return_parts else losses[0]
+    losses = pairwise(Problem(similarity, rank_keys, labels, *fields), backend)
+    if not return_parts:
+        return losses
+    rank, angle = losses.unbind()
+    return rank, angle
 
 
 def _check_similarity(similarity: Tensor) -> None:

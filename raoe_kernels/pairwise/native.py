@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._contract import Gradients, Needs
 from .._native import FLOATS, address, module
-from .params import TIES, PairwiseParams, by_row
-from .params import backward as multiply
+from . import problem as _problem
+from .problem import TIES, Problem, by_row
 
 _WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
@@ -15,19 +16,16 @@ _ONE_BLOCK = 1024  # so many pairs fit into one thread block on every GPU, and n
 _TIES = {name: code for code, name in enumerate(TIES)}
 
 
-def forward(
-    similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the losses and their gradients with respect to similarity, as autograd.py describes. All inputs must be
-    contiguous, and B >= 1. On the CPU, several rows share one sort."""
-    run = _by_row if similarity.ndim == 2 and similarity.device.type == "cuda" else _forward
-    return run(similarity, scores, labels, params, need_grad)
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
+    """Return the losses and their gradients with respect to similarity. On the CPU, several rows share one sort."""
+    run = _by_row if problem.similarity.ndim == 2 and problem.similarity.device.type == "cuda" else _forward
+    return run(problem, needs)
 
 
-def _forward(
-    similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
-    rank, angle, scale, threshold, ties, rank_weight, angle_weight, parts = params
+def _forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
+    similarity, scores, labels, rank, angle, scale, threshold, ties, rank_weight, angle_weight, parts = problem
+    similarity, scores = similarity.contiguous(), scores.contiguous()
+    labels = None if labels is None else labels.contiguous()
     device, dtype = similarity.device, similarity.dtype
     kind = device.type
     if dtype not in _WIDE and kind == "cpu":  # the CUDA kernels read half precision
@@ -36,7 +34,7 @@ def _forward(
     shape = (2, *rows) if parts else rows
     result_dtype = dtype if dtype in _WIDE else torch.float32
     losses = torch.empty(shape, dtype=result_dtype, device=device)
-    grads = torch.empty((*shape, size), dtype=result_dtype, device=device) if need_grad else None
+    grads = torch.empty((*shape, size), dtype=result_dtype, device=device) if needs[0] else None
     arguments = (
         address(similarity), address(scores), address(labels), size, FLOATS[dtype], _KEYS[scores.dtype],
         _TIES[ties], rank, angle, parts, scale, threshold, rank_weight, angle_weight, losses.data_ptr(), address(grads),
@@ -44,31 +42,33 @@ def _forward(
     compiled = module(kind)
     if kind == "cpu":
         compiled.pairwise(*arguments, *(rows or (1,)), torch.get_num_threads())
-        return losses, grads
+        return losses, (grads,)
     with torch.cuda.device(device):
         bytes_needed = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
         workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=device) if bytes_needed else None
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         compiled.pairwise(*arguments, address(workspace), stream)
-    return losses, grads
+    return losses, (grads,)
 
 
 _by_row = by_row(_forward)
 
 
-def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """Compute params.backward, on a CPU in C++.
+def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
+    """Compute problem.scaled, on a CPU in C++.
 
     There torch's product has more overhead, and from 2^15 pairs on it wakes
     OpenMP threads, which then spin on the cores that the next forward needs.
     """
-    if grads.dtype != dtype or grads.device.type != "cpu":
-        return multiply(grads, upstream, dtype)
-    *rows, size = shape = grads.shape[len(upstream) - 1 :]
+    (grads,) = saved
+    if grads is None or grads.dtype != dtype or grads.device.type != "cpu":
+        return _problem.scaled(problem, saved, upstream, needs, dtype)
+    *rows, size = shape = grads.shape[1:] if problem.parts else grads.shape
     grad = torch.empty(shape, dtype=dtype)
-    first, last = (x.contiguous() for x in (upstream[0], upstream[-1]))  # the gradient of sum() is expanded
+    upstream = upstream.contiguous()  # the gradient of sum() is expanded
+    first = address(upstream)
+    last = first + upstream.nbytes // 2 if problem.parts else first
     module("cpu").scale(
-        grads.data_ptr(), size, FLOATS[dtype], len(upstream), *(rows or (1,)), address(first), address(last),
-        grad.data_ptr(),
-    )  # fmt: skip
-    return grad
+        grads.data_ptr(), size, FLOATS[dtype], 1 + problem.parts, *(rows or (1,)), first, last, grad.data_ptr()
+    )
+    return (grad,)

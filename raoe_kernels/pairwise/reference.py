@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .params import PairwiseParams, backward, by_row
-
-__all__ = ["backward", "forward"]
+from .._contract import Gradients, Needs
+from .._dtypes import wide
+from .problem import Problem, by_row
 
 CLIP = 1e-6
 
@@ -60,44 +60,36 @@ def log_one_plus_sum_exp(exponents: Tensor, active: Tensor) -> tuple[Tensor, Ten
     return loss, (exponents - loss).exp().masked_fill(~active, 0)
 
 
-def rank_margin(c: Tensor, scores: Tensor, params: PairwiseParams) -> tuple[Tensor, Tensor]:
+def rank_margin(c: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     """Return Eq. 2, log(1 + sum of exp(scale (c_i - c_j))), and its gradient with respect to c."""
-    exponents = params.scale * (c[:, None] - c)
-    loss, weights = log_one_plus_sum_exp(exponents, rank_pairs(scores, params.threshold, params.ties))
-    return loss, params.scale * (weights.sum(1) - weights.sum(0))
+    exponents = problem.scale * (c[:, None] - c)
+    loss, weights = log_one_plus_sum_exp(exponents, rank_pairs(problem.scores, problem.threshold, problem.ties))
+    return loss, problem.scale * (weights.sum(1) - weights.sum(0))
 
 
-def gated_angular(
-    c: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams
-) -> tuple[Tensor, Tensor]:
+def gated_angular(c: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     """Return Eq. 3, log(1 + sum of exp(scale (theta_j - theta_i))), and its gradient with respect to c."""
     theta = c.clamp(-1 + CLIP, 1 - CLIP).acos()
-    exponents = params.scale * (theta - theta[:, None])
-    loss, weights = log_one_plus_sum_exp(exponents, gated_pairs(scores, labels))
-    by_theta = params.scale * (weights.sum(0) - weights.sum(1))
+    exponents = problem.scale * (theta - theta[:, None])
+    loss, weights = log_one_plus_sum_exp(exponents, gated_pairs(problem.scores, problem.labels))
+    by_theta = problem.scale * (weights.sum(0) - weights.sum(1))
     clip_mask = (c <= -1 + CLIP) | (c >= 1 - CLIP)
     return loss, (-by_theta / ((1 - c) * (1 + c)).sqrt()).masked_fill(clip_mask, 0)
 
 
 @by_row
-def forward(
-    similarity: Tensor,
-    scores: Tensor,
-    labels: Tensor | None,
-    params: PairwiseParams,
-    need_grad: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the losses and their gradients with respect to similarity, as autograd.py describes."""
-    c = similarity if similarity.dtype == torch.float64 else similarity.float()
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
+    """Return the losses and their gradients with respect to similarity, (2, B) with parts, otherwise (B,)."""
+    c = problem.similarity.to(wide(problem.similarity.dtype))
     parts = []
-    if params.rank:
-        parts.append((params.rank_weight, *rank_margin(c, scores, params)))
-    if params.angle:
-        parts.append((params.angle_weight, *gated_angular(c, scores, labels, params)))
+    if problem.rank:
+        parts.append((problem.rank_weight, *rank_margin(c, problem)))
+    if problem.angle:
+        parts.append((problem.angle_weight, *gated_angular(c, problem)))
     # NaN cannot be ranked, so the loss is NaN even if no pair is active.
-    nan = c.isnan().any() | scores.isnan().any()
+    nan = c.isnan().any() | problem.scores.isnan().any()
     losses = torch.stack([weight * loss for weight, loss, _ in parts]).masked_fill(nan, torch.nan)
     grads = torch.stack([weight * grad for weight, _, grad in parts]).masked_fill(nan, torch.nan)
-    if not params.parts:
+    if not problem.parts:
         losses, grads = losses.sum(0), grads.sum(0)
-    return losses, grads if need_grad else None
+    return losses, (grads if needs[0] else None,)

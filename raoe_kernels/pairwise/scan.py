@@ -14,52 +14,46 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._contract import Gradients, Needs
+from .._dtypes import wide
 from .._running import logcumsumexp
-from .params import PairwiseParams, backward, by_row
+from .problem import Problem, by_row
 from .reference import CLIP
-
-__all__ = ["backward", "forward"]
 
 MASKED_CLASSES = 16  # up to this many labels, one masked cumulative sum per label is the cheapest method
 LEVELS_AT_ONCE = 4  # with more labels, the number of label bits processed together, which bounds the memory
 
 
 @by_row
-def forward(
-    similarity: Tensor,
-    scores: Tensor,
-    labels: Tensor | None,
-    params: PairwiseParams,
-    need_grad: bool,
-    classes: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the losses and their gradients with respect to similarity, as autograd.py describes.
+def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple[Tensor, Gradients]:
+    """Return the losses and their gradients with respect to similarity, (2, B) with parts, otherwise (B,).
 
     classes: upper bound on the number of distinct labels, if the caller knows one. By default the number is read from
     labels on a CPU, and assumed to be B elsewhere, because reading it would wait for the device.
     """
-    scores, order = torch.sort(scores, stable=True)  # NaN comes last
-    c = (similarity if similarity.dtype == torch.float64 else similarity.float())[order]
+    similarity, labels, scale, need_grad = problem.similarity, problem.labels, problem.scale, needs[0]
+    scores, order = torch.sort(problem.scores, stable=True)  # NaN comes last
+    c = similarity.to(wide(similarity.dtype))[order]
     changes = scores[1:] != scores[:-1]
     first, last = _runs(changes)
     parts: list[tuple[float, Tensor, Tensor | None]] = []
-    if params.rank:
-        x = params.scale * (c - c.max())
-        ranks = _doubled_ranks(changes, first, last, params.ties)
-        end = torch.searchsorted(ranks, ranks - params.threshold, right=True)
-        start = torch.searchsorted(ranks, ranks + params.threshold)
+    if problem.rank:
+        x = scale * (c - c.max())
+        ranks = _doubled_ranks(changes, first, last, problem.ties)
+        end = torch.searchsorted(ranks, ranks - problem.threshold, right=True)
+        start = torch.searchsorted(ranks, ranks + problem.threshold)
         loss, slope = _log_one_plus(x, -x, _before(x, end), _from(-x, start), need_grad)
-        parts.append((params.rank_weight, loss, slope))
-    if params.angle:
+        parts.append((problem.rank_weight, loss, slope))
+    if problem.angle:
         theta = c.clamp(-1 + CLIP, 1 - CLIP).acos()
-        y = params.scale * (theta - theta.min())
+        y = scale * (theta - theta.min())
         if labels is None:
             partners = _before(-y, first), _from(y, last + 1)
         else:
             partners = _label_sums(-y, y, changes, first, last, labels[order], classes)
         loss, slope = _log_one_plus(-y, y, *partners, need_grad)
-        parts.append((params.angle_weight, loss, None if slope is None else _through_angle(c, slope)))
-    return _assemble(parts, scores, order, params, need_grad)
+        parts.append((problem.angle_weight, loss, None if slope is None else _through_angle(c, slope)))
+    return _assemble(parts, scores, order, problem, need_grad)
 
 
 def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,9 +90,7 @@ def _from(y: Tensor, start: Tensor) -> Tensor:
     return _before(y.flip(-1), size - start)
 
 
-def _log_one_plus(
-    x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
+def _log_one_plus(x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """Return L = log(1 + Z) from P = below and Q = above, and dL/dx - dL/dy."""
     log_terms = y + below
     log_z = log_terms.logsumexp(0)
@@ -119,20 +111,20 @@ def _assemble(
     parts: list[tuple[float, Tensor, Tensor | None]],
     scores: Tensor,
     order: Tensor,
-    params: PairwiseParams,
+    problem: Problem,
     need_grad: bool,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Gradients]:
     """Apply the weights and the NaN rule for scores, and return the gradient in the caller's order."""
     poison = torch.where(scores[-1].isnan(), torch.nan, 0.0)
     losses = torch.stack([weight * loss + poison for weight, loss, _ in parts])
-    if not params.parts:
+    if not problem.parts:
         losses = losses.sum(0)
     if not need_grad:
-        return losses, None
-    slopes = torch.stack([params.scale * weight * slope + poison for weight, _, slope in parts if slope is not None])
-    if not params.parts:
+        return losses, (None,)
+    slopes = torch.stack([problem.scale * weight * slope + poison for weight, _, slope in parts if slope is not None])
+    if not problem.parts:
         slopes = slopes.sum(0)
-    return losses, torch.empty_like(slopes).index_copy_(-1, order, slopes)
+    return losses, (torch.empty_like(slopes).index_copy_(-1, order, slopes),)
 
 
 def _label_sums(

@@ -8,16 +8,15 @@ objectives, gradient) are run-time scalars, so one compilation per block size an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_compile import Variant, signature_of
+from .._contract import Gradients, Needs
 from ..triton_rows import kernel
-from .params import PairwiseParams, backward, by_row
+from .problem import Problem, by_row
 from .triton_block import between, by_labels, count_ranks, flip, maximum, minimum, order_key
 from .triton_math import (
     DENSE,
@@ -35,11 +34,6 @@ from .triton_math import (
     total,
 )
 
-__all__ = ["ONE_BLOCK", "backward", "forward", "variants"]
-
-# Most pairs of a launch. For 4,096, sixteen warps would have too few registers and take half a minute to compile.
-ONE_BLOCK = 2048
-ONE_BLOCK_DOUBLE = 1024  # limit for 64-bit scores, which are sorted twice, and for float64, where 2,048 pairs spill
 # Block size -> warps. With four elements per thread, the sort exchanges data by registers and shuffles only.
 WARPS = {128: 1, 512: 4, 1024: 8, 2048: 16}
 
@@ -127,27 +121,21 @@ def one_block(
             tl.store(grads + index, rank_slope + angle_slope, in_batch)
 
 
-def max_pairs(similarity: Tensor, scores: Tensor) -> int:
-    """Largest number of pairs that the kernel takes for these dtypes."""
-    is_narrow = similarity.dtype != torch.float64 and scores.dtype == torch.float32
-    return ONE_BLOCK if is_narrow else ONE_BLOCK_DOUBLE
-
-
 @by_row
-def forward(
-    similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the losses and their gradients with respect to similarity, as autograd.py describes."""
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
+    """Return the losses and their gradients with respect to similarity, (2, B) with parts, otherwise (B,)."""
+    similarity, scores = problem.similarity.contiguous(), problem.scores.contiguous()
+    labels = None if problem.labels is None else problem.labels.contiguous()
     n = similarity.shape[0]
     is_float32 = similarity.dtype != torch.float64
     dtype = torch.float32 if is_float32 else torch.float64
-    if n > (limit := max_pairs(similarity, scores)):
+    if n > (limit := problem.max_pairs()):
         call = f"a pairwise loss of {n:,} pairs (at most {limit:,} for these dtypes)"
         raise RuntimeError(f"backend 'triton' cannot run {call}; use backend='scan'")
     if similarity.dtype != dtype and scores.dtype != torch.float32:
         similarity = similarity.to(dtype)  # this combination is rare, and not worth its own compilation
-    losses = torch.empty(params.leading, dtype=dtype, device=similarity.device)
-    grads = torch.empty((*params.leading, n), dtype=dtype, device=similarity.device) if need_grad else None
+    losses = torch.empty(problem.leading, dtype=dtype, device=similarity.device)
+    grads = torch.empty((*problem.leading, n), dtype=dtype, device=similarity.device) if needs[0] else None
     # Give unused arguments the type that they have in other calls, so that no second compilation is needed.
     unused = triton.reinterpret(losses, tl.int64) if labels is None else labels
     sort_keys = triton.reinterpret(scores, tl.int64) if scores.dtype == torch.float64 else scores
@@ -155,23 +143,11 @@ def forward(
     with torch.cuda.device_of(similarity):
         one_block[(1,)](
             similarity, sort_keys, unused, losses, losses if grads is None else grads, n,
-            min(params.threshold, 2 * n + 1),  # any threshold beyond all ranks selects no pair
-            TIES.index(params.ties),
+            min(problem.threshold, 2 * n + 1),  # any threshold beyond all ranks selects no pair
+            TIES.index(problem.ties),
             (85 if is_float32 else 680) - 2 * math.log(n),  # Z has fewer than n^2 terms, each below exp(scale x range)
-            params.scale, params.rank_weight, params.angle_weight, int(params.rank), int(params.angle),
-            int(labels is not None), int(params.parts), int(need_grad), int(scores.is_floating_point()),
+            problem.scale, problem.rank_weight, problem.angle_weight, int(problem.rank), int(problem.angle),
+            int(labels is not None), int(problem.parts), int(needs[0]), int(scores.is_floating_point()),
             BLOCK=block, num_warps=WARPS[block],
         )  # fmt: skip
-    return losses, grads
-
-
-def variants() -> Iterator[Variant]:
-    """Yield every compilation that a call can cause, for triton_compile. A training run needs one or two of them."""
-    kinds = [("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp32"), ("fp32", "i64"), ("fp64", "fp32"), ("fp64", "i64")]
-    for dtype, key in kinds:
-        wide = "*fp64" if dtype == "fp64" else "*fp32"
-        pointers = dict(similarity=f"*{dtype}", scores=f"*{key}", labels="*i64", losses=wide, grads=wide)
-        for block, warps in WARPS.items():
-            if block <= ONE_BLOCK_DOUBLE or "64" not in dtype + key:
-                name = f"pairwise.one_block {dtype} {key} {block}"
-                yield Variant(name, one_block, signature_of(one_block, **pointers), {"BLOCK": block}, warps)
+    return losses, (grads,)

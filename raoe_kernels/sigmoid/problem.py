@@ -1,4 +1,5 @@
-"""Input of every backend of sigmoid_loss (see _problems.py), and the functions on columns that all backends share."""
+"""Input of every backend of sigmoid_loss (see _contract.py), its registration, and the functions on columns that all
+backends share."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Op, triton_missing
-from .._problems import differentiable
+from .._contract import register
+from .._dispatch import Op, backends, triton_missing
 
 
 class Problem(NamedTuple):
@@ -44,24 +45,12 @@ class Problem(NamedTuple):
         return len(self.positives) + (0 if self.negatives is None else len(self.negatives))
 
 
-OP = Op(
-    "sigmoid",
-    ("sigmoid_loss",),
-    {
-        "reference": Backend(f"{__package__}.reference"),
-        "scan": Backend(f"{__package__}.scan"),
-        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
-    },
-)
+def _is_empty(problem: Problem) -> bool:
+    return len(problem.anchors) == 0 or problem.column_count == 0
 
-sigmoid = differentiable(
-    OP,
-    Problem,
-    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor scale, Tensor bias, Tensor? targets, Tensor? ignored, "
-    "Tensor? anchor_ids, Tensor? column_ids, Tensor? anchor_groups, Tensor? column_groups",
-    5,
-    lambda problem: len(problem.anchors) == 0 or problem.column_count == 0,
-)
+
+OP = Op("sigmoid", ("sigmoid_loss",), backends(__package__, triton=triton_missing))
+sigmoid = register(OP, Problem, gradients=5, is_empty=_is_empty)
 
 
 def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:

@@ -6,11 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._problems import Gradients, backward
+from .._contract import Gradients
 from ..infonce.problem import is_ignored, split, through_normalisation, units_of
 from .problem import Problem, is_grouped, mean_factor, own_columns
-
-__all__ = ["backward", "forward"]
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:

@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._problems import Gradients, backward
+from .._contract import Gradients
 from ..infonce.chunks import sweep
 from ..infonce.problem import is_ignored, through_normalisation, units_of
 from .problem import Problem, is_grouped, mean_factor, own_columns
-
-__all__ = ["backward", "forward"]
 
 # Bytes of the buffer: enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20

@@ -3,14 +3,13 @@ computes the gradient of the scaled rows, and backward propagates it through the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
 
 import torch
 import triton
 from torch import Tensor
 
-from .._problems import Gradients
+from .._contract import Gradients
 from ..infonce.chunks import sweep
 from ..infonce.triton_units import (
     HALF,
@@ -23,9 +22,8 @@ from ..infonce.triton_units import (
     through_norms,
     units_of,
 )
-from ..triton_compile import Variant, signature_of
 from .problem import Problem
-from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, sigmoid_weights
+from .triton_passes import IDS, MASK, NONE, UNIT, sigmoid_weights
 
 # A program reads its row of logits once. Eight elements per thread are two loads of 16 bytes in flight.
 WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
@@ -92,18 +90,3 @@ def backward(
     products = by_rows, by_columns, own_weights, loss
     rows = through_norms(problem.rows, problem.targets, products, upstream * problem.scale, needs[:3], dtype, factor)
     return *rows, *(by * upstream if need else None for by, need in zip(by_numbers, needs[3:], strict=True))
-
-
-def variants() -> Iterator[Variant]:
-    """Yield every compilation that a call can cause, for triton_compile, except those of infonce's kernels."""
-    for name in ("fp16", "bf16", "fp32", "fp64"):
-        exact = "fp64" if name == "fp64" else "fp32"
-        pointers = dict.fromkeys(POINTERS, f"*{exact}") | {"weights": f"*{name}", "mask": "*u8"}
-        pointers |= dict.fromkeys(("targets", "row_ids", "column_ids", "row_groups", "column_groups"), "*i64")
-        signature = signature_of(sigmoid_weights, **pointers)
-        kinds = ["gradient"] + ["loss"] * (name == exact)  # without a gradient, `weights` is the logits
-        for ignore, groups, kind in product((NONE, MASK, IDS), (False, True), kinds):
-            label = f"{('all', 'mask', 'ids')[ignore]} {'groups' if groups else 'own'} {kind}"
-            constants = {"BLOCK": WEIGHTS["BLOCK"], "IGNORE": ignore, "GROUPED": groups, "GRADIENT": kind != "loss"}
-            yield Variant(f"sigmoid_weights {name} {label}", sigmoid_weights, signature,
-                          constants | {"INTERPRETED": False}, WEIGHTS["num_warps"])  # fmt: skip

@@ -11,9 +11,6 @@ from ..triton_rows import kernel
 
 __all__ = ["IDS", "MASK", "NONE", "UNIT", "sigmoid_weights"]
 
-POINTERS = ["logits", "weights", "own_weights", "inverse", "scale", "bias", "targets", "mask", "row_ids", "column_ids"]
-POINTERS += ["row_groups", "column_groups", "stats"]
-
 
 @triton.jit
 def _softplus_and_sigmoid(x):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
-from raoe_kernels import guided_log_probs
+from raoe_kernels import guided_argmax, guided_log_probs
 from raoe_train.settings import Sampling
 
 
@@ -258,12 +258,8 @@ class GuidedDecoder:
         tokens = torch.tensor(ids, device=self.device)
         columns = torch.arange(cache.get_seq_length() + tokens.shape[1], device=self.device)
         padding = len(columns) - torch.tensor([[len(row)] for row in rows], device=self.device)
-        inputs: dict[str, Any] = {
-            "input_ids": tokens,
-            "attention_mask": (columns >= padding).long(),
-            "past_key_values": cache,
-            "use_cache": True,
-        }
+        inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": (columns >= padding).long()}
+        inputs |= {"past_key_values": cache, "use_cache": True}
         if "position_ids" in self._arguments:
             inputs["position_ids"] = (columns[-tokens.shape[1] :] - padding).clamp_min(0)
         if "logits_to_keep" in self._arguments:  # else the head would run on every position of a prompt
@@ -272,13 +268,17 @@ class GuidedDecoder:
 
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
         """Choose the next token of every slot; returns the answers that this finishes, and the batch of the others."""
-        scores, slots = mix_logits(logits, batch), batch.slots
+        mix: Any = guided_log_probs if self.sampling.do_sample or self._processors else guided_argmax
+        scores, slots = mix_logits(logits, batch, mix), batch.slots
         for number, slot in enumerate(slots if self._processors else ()):
             earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
             scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
         if self.sampling.do_sample:
             uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
             tokens = draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
+        elif mix is guided_argmax:  # scores are tokens
+            answers = torch.tensor([not row.far for row in batch.rows], device=scores.device).cumsum(0) - 1
+            tokens = scores.where(logits.gather(1, scores[answers, None]).isfinite().all(), -1)
         else:
             best = scores.max(-1)  # a NaN counts as the largest
             tokens = torch.where(best.values.isfinite(), best.indices, -1)
@@ -318,16 +318,17 @@ class GuidedDecoder:
             raise ValueError(f"context and new tokens need {longest} positions, but the model has {self.limit}")
 
 
-def mix_logits(logits: Tensor, batch: Batch) -> Tensor:
+def mix_logits(logits: Tensor, batch: Batch, mix: Any = guided_log_probs) -> Tensor:
     """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far),
-    Eq. 4 of the ranking-sentences paper; plain logits for answers without a farther context."""
+    as in Eq. 4; plain logits for answers without a farther context. With mix=guided_argmax, the [N] best tokens."""
     near = [place for place, row in enumerate(batch.rows) if not row.far]
     number = {place: answer for answer, place in enumerate(near)}
     scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
+    scores = scores.argmax(-1) if mix is guided_argmax else scores
     for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
         far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]
         pairs = [place - 1 for place in far]
-        scores[[number[place] for place in pairs]] = guided_log_probs(logits[pairs], logits[far], guidance=guidance)
+        scores[[number[place] for place in pairs]] = mix(logits[pairs], logits[far], guidance=guidance)
     return scores
 
 
@@ -346,8 +347,7 @@ def merge_caches(first: Any, second: Any, width: int) -> hf.DynamicCache:
     """Concatenate the rows of two caches; both are padded or cut on the left to `width`."""
 
     def fit(states: Tensor) -> Tensor:
-        states = states[:, :, -width:]
-        return pad(states, (0, 0, width - states.shape[2], 0))
+        return pad(states, (0, 0, width - states.shape[2], 0))  # a negative number cuts
 
     pairs = zip(first, second, strict=True)
     return hf.DynamicCache([(torch.cat([fit(a[0]), fit(b[0])]), torch.cat([fit(a[1]), fit(b[1])])) for a, b in pairs])

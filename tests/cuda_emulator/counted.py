@@ -62,20 +62,3 @@ def pairwise(pairs: int, scores: torch.dtype = torch.float32) -> list[Operation]
     start = workspace.data_ptr() + -workspace.data_ptr() % 256
     memory = (similarity, given, labels, losses, grads, workspace)
     return on_stream(lambda: module().pairwise(*arguments, start, 0), *memory)
-
-
-@cache
-def cosine(pairs: int, columns: int) -> list[Operation]:
-    """pairwise_cosine of float32 rows, forward and backward to both."""
-    a, b, by_a, by_b = torch.ones(4, pairs, columns).unbind()
-    c, inverse_a, inverse_b, grad = torch.ones(4, pairs).unbind()
-    memory = (a, b, by_a, by_b, c, inverse_a, inverse_b, grad)
-    shape, of_rows = (pairs, columns, columns, columns, FLOAT32), [x.data_ptr() for x in (c, inverse_a, inverse_b)]
-
-    def step() -> None:
-        module().cosine(a.data_ptr(), b.data_ptr(), *shape, 1e-8, *of_rows, 0)
-        module().cosine_grad(
-            grad.data_ptr(), a.data_ptr(), b.data_ptr(), *shape, *of_rows, by_a.data_ptr(), by_b.data_ptr(), 0
-        )
-
-    return on_stream(step, *memory)

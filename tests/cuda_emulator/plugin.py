@@ -34,14 +34,6 @@ class _AsCpuModule(ModuleType):
         # What lies behind the workspace is not ours.
         assert workspace[start + size :].eq(255).all() and workspace[:start].eq(255).all()
 
-    def cosine(self, *arguments) -> None:
-        *arguments, _dims, _threads = arguments
-        self._cuda.cosine(*arguments, 0)
-
-    def cosine_grad(self, *arguments) -> None:
-        *arguments, _dims, _threads = arguments
-        self._cuda.cosine_grad(*arguments, 0)
-
 
 def pytest_configure(config) -> None:
     os.environ.pop("LD_PRELOAD", None)  # of tests/sanitizers, which is not to look at compilers
@@ -51,6 +43,6 @@ def pytest_configure(config) -> None:
     cuda = emulate.build(Path(folder), emulate.SMALL_TILES if small else {}, sanitize=sanitize)
     cuda.schedule(int(os.environ.get("RAOE_EMULATED_ORDER", "0")), 3 if small else 132)
     sys.modules["raoe_kernels._native_cpu"] = _AsCpuModule(cuda)
-    from raoe_kernels.pairwise import native, params
+    from raoe_kernels.pairwise import native, problem
 
-    native.backward = params.backward  # on a GPU torch does the scaling
+    native.scaled = problem.scaled  # on a GPU torch does the scaling

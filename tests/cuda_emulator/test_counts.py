@@ -34,12 +34,6 @@ def test_one_block_is_one_launch():
     assert only.read == 512 * (4 + 4 + 8) and only.written == 512 * 4 + 4
 
 
-def test_rows_are_read_once_a_direction():
-    forward, backward = counted.cosine(40, 384)
-    assert forward.read == 2 * 40 * 384 * 4 and forward.written == 3 * 40 * 4
-    assert backward.read == 2 * 40 * 384 * 4 + 4 * 40 * 4 and backward.written == 2 * 40 * 384 * 4
-
-
 def test_many_pairs():
     assert too_much(counted.pairwise(PAIRS), PAIRS) == []
 

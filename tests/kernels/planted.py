@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from raoe_kernels.triton_compile import Variant, signature_of
+from benchmarks.triton_variants import Variant, signature_of
 
 
 @triton.jit

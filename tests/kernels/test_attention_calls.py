@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from raoe_kernels import bidirectional_attention, dual_attention, use_backend
 from raoe_kernels._dispatch import Backend
 from raoe_kernels.attention import OP
+from raoe_kernels.attention.autograd import Problem, by_case
 from raoe_kernels.attention.padding import Options, Padding
 from tests.kernels.attention_cases import Batch
 from tests.kernels.conftest import DEVICE
@@ -176,7 +177,7 @@ CASES = [
 @pytest.mark.parametrize("form, dtype, d, longest, what, operator, expected", CASES)
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_auto_on_cuda_goes_by_case(form, dtype, d, longest, what, operator, expected, monkeypatch):
-    from raoe_kernels.attention import by_case, scan
+    from raoe_kernels.attention import scan
 
     monkeypatch.setitem(OP.backends, "triton", Backend(TRITON))
     monkeypatch.setattr(scan, "_has_flash", lambda device: True)
@@ -186,12 +187,14 @@ def test_auto_on_cuda_goes_by_case(form, dtype, d, longest, what, operator, expe
         shape = (longest, 2, d) if form == "packed" else (1, 2, longest, d)
         q = torch.empty(shape, dtype=dtype, device="cuda")
         options = Options(1.0, *what)
-        assert by_case.serving(q, Padding(*where[form], longest), options, operator).__name__ == expected
+        problem = Problem(q, Padding(*where[form], longest), options, operator)
+        assert OP.backends[by_case(problem)].module == expected
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_a_named_backend_is_not_asked_for_the_case(monkeypatch):
     monkeypatch.setattr(OP, "_chosen", {})
     monkeypatch.setitem(OP.backends, "triton", Backend(TRITON))
+    monkeypatch.setattr(OP, "by_case", lambda problem: "scan")
     names = {name: OP.select(torch.device("cuda"), name).__name__ for name in ("auto", "triton", "scan")}
-    assert names == {"auto": "raoe_kernels.attention.by_case", "triton": TRITON, "scan": SCAN}
+    assert names == {"auto": SCAN, "triton": TRITON, "scan": SCAN}

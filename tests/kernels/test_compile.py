@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raoe_kernels import gated_angular_loss, pairwise_cosine, rank_margin_loss, raoe_loss, use_backend
-from raoe_kernels.pairwise import params
+from raoe_kernels.pairwise.problem import constants
 from tests.kernels.pairwise_cases import Case
 
 
@@ -15,17 +15,17 @@ from tests.kernels.pairwise_cases import Case
 def test_opcheck_pairwise(labelled, parts, place):
     device, backend = place
     c, s, l = Case("opcheck", "raoe_loss", 9, levels=4).inputs(torch.float32, device)
-    arguments = params.make(True, True, 20.0, margin=1, parts=parts)
+    arguments = constants(True, True, 20.0, margin=1, parts=parts)
     torch.library.opcheck(
         torch.ops.raoe_kernels.pairwise.default,
-        (c.requires_grad_(), s, l if labelled else None, *arguments, True, backend),
+        (c.requires_grad_(), s, l if labelled else None, *arguments, [1], backend),
     )
 
 
 def test_opcheck_cosine(place):
     device, backend = place
     a, b = (torch.randn(3, 5, device=device, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(torch.ops.raoe_kernels.cosine.default, (a, b, 1e-8, backend))
+    torch.library.opcheck(torch.ops.raoe_kernels.cosine.default, (a, b, 1e-8, None, [1, 1], backend))
 
 
 def test_fullgraph_gives_the_same(place):

@@ -8,11 +8,17 @@ import torch.nn.functional as F
 
 from raoe_kernels import pairwise_cosine
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
-from tests.kernels.conftest import available
+from tests.kernels.conftest import PLACES, available
 from tests.kernels.gpu_checks import NoLaunch, operations
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(1, 1), (3, 7), (5, 384), (4, 385), (2, 1500), (33, 64)]
+
+
+@pytest.fixture(params=[place for place in PLACES if place != ("cuda", "native")], ids="-".join)
+def place(request):
+    """(device, backend); the compiled kernels run on a CPU only."""
+    return available(request.param, "pairwise_cosine")
 
 
 def rows(shape, dtype, device, seed=0):

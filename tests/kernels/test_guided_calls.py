@@ -175,6 +175,7 @@ def test_autocast(place):
 def test_scan_stores_no_log_softmax(monkeypatch):
     """Beyond logits and result there are only chunks: with rows of 64 in chunks of 256, no tensor of 100 rows."""
     from raoe_kernels.guided import scan
+    from raoe_kernels.guided.problem import Problem
 
     monkeypatch.setattr(scan, "CHUNK", 256)
     current, previous = logits((100, 64), torch.float32)
@@ -188,7 +189,7 @@ def test_scan_stores_no_log_softmax(monkeypatch):
             return result
 
     with Watch():
-        result, _, _ = scan.forward(current, previous, 1.5)
+        result, _ = scan.forward(Problem(current, previous, 1.5), (False, False))
     assert set(made) == {result.untyped_storage().data_ptr()}
 
 
@@ -229,9 +230,9 @@ def test_backends_by_name():
 def test_opcheck(guidance, place):
     device, backend = place
     inputs = [x.requires_grad_() for x in logits((3, 5), torch.float32, device)]
-    torch.library.opcheck(torch.ops.raoe_kernels.guided.default, (*inputs, guidance, backend))
+    torch.library.opcheck(torch.ops.raoe_kernels.guided.default, (*inputs, guidance, (1, 1), backend))
     detached = [x.detach() for x in inputs]
-    torch.library.opcheck(torch.ops.raoe_kernels.guided_argmax.default, (*detached, guidance, backend))
+    torch.library.opcheck(torch.ops.raoe_kernels.guided_argmax.default, (*detached, guidance, (), backend))
 
 
 @pytest.mark.parametrize("guidance", [pytest.param(1.0, marks=pytest.mark.slow), 1.5])

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from raoe_kernels import cosent_loss, gated_angular_loss, pairwise_cosine, rank_margin_loss, raoe_loss, use_backend
-from raoe_kernels.cosine.autograd import WIDTHS
-from raoe_kernels.pairwise import params
+from raoe_kernels.pairwise.problem import constants
 from raoe_kernels.testing import (
     GRADIENT_FACTOR,
     LOSS_FACTOR,
@@ -33,14 +32,8 @@ MIXED = [case for case in PARTS + CASES if case.name.startswith(NAMES)]
 
 @pytest.fixture
 def swept(place):
-    """(device, backend) of a backend that makes all widths; one that cannot says so, and is left out by auto."""
-    device, backend = place
-    if WIDTHS.available(torch.device(device))[backend] is True:
-        return place
-    a, b = rows((2, 4), torch.float32, device)
-    with pytest.raises(RuntimeError, match=f"'{backend}' cannot run pairwise_cosine of several widths"):
-        pairwise_cosine(a, b, dims=(2, 4), backend=backend)
-    return device, "auto"
+    """(device, backend); the compiled kernels of the cosine run on a CPU only."""
+    return place if place != ("cuda", "native") else ("cuda", "auto")
 
 
 def run(a, b, dims, backend):
@@ -413,16 +406,14 @@ def test_opcheck(parts, place):
     seeded = torch.Generator().manual_seed(1)
     c = torch.rand(3, 9, generator=seeded).to(device).requires_grad_()
     scores, labels = torch.arange(9.0, device=device), torch.arange(9, device=device) % 3
-    arguments = params.make(True, True, 20.0, margin=1, parts=parts)
-    torch.library.opcheck(
-        torch.ops.raoe_kernels.pairwise.default, (c, scores, labels, *arguments, True, backend)
-    )
+    arguments = constants(True, True, 20.0, margin=1, parts=parts)
+    torch.library.opcheck(torch.ops.raoe_kernels.pairwise.default, (c, scores, labels, *arguments, [1], backend))
 
 
 def test_opcheck_cosine(swept):
     device, backend = swept
     a, b = (torch.randn(3, 5, device=device, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(torch.ops.raoe_kernels.cosine_widths.default, (a, b, 1e-8, [2, 5], backend))
+    torch.library.opcheck(torch.ops.raoe_kernels.cosine.default, (a, b, 1e-8, [2, 5], [1, 1], backend))
 
 
 def test_fullgraph_gives_the_same(swept):

@@ -7,8 +7,8 @@ import torch
 
 from raoe_kernels import info_nce_loss
 from raoe_kernels.infonce import triton_kernels
-from raoe_kernels.infonce.problem import Problem
-from raoe_kernels.infonce.widths import WIDTHS, native, scan
+from raoe_kernels.infonce.problem import WIDTHS, Problem
+from raoe_kernels.infonce.widths import native, scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICE, PLACES
 
@@ -276,7 +276,8 @@ def test_opcheck(ignored, swept):
     given = [x.requires_grad_() for x in matrices(4, 4, 2, 6, torch.float32, device)]
     mask = torch.eye(4, 6, dtype=torch.bool, device=device) if ignored else None
     operator = torch.ops.raoe_kernels.infonce_widths.default
-    torch.library.opcheck(operator, (*Problem(*given, ignored=mask), [2, 6], backend))
+    needs = [1, 1, 1, 0, 0]
+    torch.library.opcheck(operator, (*Problem(*given, ignored=mask, dims=(2, 6)), needs, backend))
 
 
 def test_fullgraph_gives_the_same(swept):

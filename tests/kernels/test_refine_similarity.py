@@ -189,10 +189,10 @@ def test_opcheck(ragged, place):
     order = torch.rand(3, 5, device=device) if ragged else None
     torch.library.opcheck(
         torch.ops.raoe_kernels.listwise.default,
-        (student.requires_grad_(), teacher, mask, order, 20.0, [True], backend),
+        (student.requires_grad_(), teacher, mask, order, 20.0, [1], backend),
     )
     phi = torch.rand(3, 5, 5, device=device)
-    torch.library.opcheck(torch.ops.raoe_kernels.refine_similarity.default, (phi, mask, 0.5, backend))
+    torch.library.opcheck(torch.ops.raoe_kernels.refine_similarity.default, (phi, mask, 0.5, (), backend))
 
 
 @pytest.mark.parametrize("ragged", [False, True])

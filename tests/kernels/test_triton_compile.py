@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from benchmarks import assembly
-from raoe_kernels.triton_compile import SHARED_LIMIT, Compiled, compile_variant, report, variants
+from benchmarks.triton_compile import SHARED_LIMIT, Compiled, compile_variant, report
+from benchmarks.triton_variants import variants
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),

@@ -32,7 +32,7 @@ def compiled(package: Path, kinds: list[str]) -> None:
         assert spec is not None and spec.loader is not None
         spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
         assert "torch" not in sys.modules
-        assert {"pairwise", "cosine", "cosine_grad"} <= set(dir(module))
+        assert hasattr(module, "pairwise")
         if kind == "cpu":
             called(module)
 

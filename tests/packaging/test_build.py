@@ -69,7 +69,7 @@ def test_editable_install_without_torch(checkout, python, tmp_path):
         files = list(package.glob(f"_native_{kind}*.so"))
         assert len(files) == built
         if built:
-            assert {"pairwise", "cosine", "cosine_grad"} <= set(loads(python, files[0], tmp_path))
+            assert "pairwise" in loads(python, files[0], tmp_path)
 
 
 def borrowing(python: Path) -> Path:

@@ -84,6 +84,8 @@ std::size_t run(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t
 
 }  // namespace
 
+const char* pairwise_cuda_unusable() { return unusable(prepare<float>); }
+
 std::size_t many_blocks(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t stream) {
   return args.similarity_type == Float::f64 ? run<double>(args, workspace, stream) : run<float>(args, workspace, stream);
 }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..._native import FLOATS, address, module
 from . import scan
+from .weights import with_weights
 
 
 def weigh(
@@ -31,4 +32,4 @@ def weigh(
     return losses, along_rows
 
 
-forward = partial(scan.forward, weigh=weigh)
+forward, backward = with_weights(partial(scan.sweep, weigh=weigh))

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._contract import Gradients, Needs
 from ..._dtypes import wide
-from ..._problems import Gradients, Needs
 from ..._widths import from_here_on, segments
 from ..problem import EPS, Problem, add_rows, equal_ids, is_ignored, losses, mean_factor, own_columns, split
+from .weights import with_weights
 
 # Bytes of all widths' logits: enough rows for products at full speed, and few enough for a CPU's last-level cache.
 BUFFER = 24 << 20
@@ -51,11 +52,9 @@ class _Side(NamedTuple):
 Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor | None]]
 
 
-def forward(
-    problem: Problem, dims: tuple[int, ...], weights: Tensor, needs: Needs, weigh: Weigh | None = None
-) -> tuple[Tensor, Gradients]:
-    """Compute losses and gradients as autograd.py describes. `weigh` is weigh_in_torch (default) or native.weigh."""
-    weigh = weigh or weigh_in_torch
+def sweep(problem: Problem, weights: Tensor, needs: Needs, weigh: Weigh | None = None) -> tuple[Tensor, Gradients]:
+    """Compute losses and gradients as weights.py describes. `weigh` is weigh_in_torch (default) or native.weigh."""
+    weigh, dims = weigh or weigh_in_torch, problem.dims or ()
     a, poison_a = _side((problem.anchors,), dims, needs[0])
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])
     factor = mean_factor(problem, poison_a + poison_k)
@@ -190,3 +189,6 @@ def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
     if problem.anchor_ids is not None and problem.column_ids is not None:
         return equal_ids(problem.anchor_ids, problem.column_ids[rows]).T
     return None if problem.ignored is None else problem.ignored[:, rows].T
+
+
+forward, backward = with_weights(sweep)

@@ -1,0 +1,207 @@
+"""The contract of all ops but attention: an op registers once, for eager calls and for torch.compile.
+
+A problem is a NamedTuple of a call's arguments, with the tensors first. A backend is a module with two functions:
+
+    forward(problem, needs) -> (result, saved)
+    backward(problem, saved, upstream, needs, dtype) -> gradients
+
+needs      a bool for each of the problem's first fields: whether its gradient is needed
+result     a tensor, which `register` describes
+saved      tuple of tensors or None that backward reads
+upstream   gradient of the result
+dtype      dtype of the gradients of rows; gradients of () tensors have the dtype of the arithmetic
+gradients  tuple of tensors, one for each of the first fields; None if it is not needed or 0
+
+A backend that knows the gradients in forward has no `backward`: it returns them as `saved`, for an upstream gradient of
+1, and None for those that are not needed. Calls then only scale them: with the backend's function `scaled` if it has
+one, else with `register`'s `scale`, both with the signature of `backward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._dispatch import Op, refuse_second_derivative
+from ._dtypes import wide, without_autocast
+from ._operator import eager, operator
+
+Needs = tuple[bool, ...]
+Gradients = tuple[Tensor | None, ...]
+Shape = Callable[[Any], Tensor]
+
+# The annotations of a problem's fields whose types have another name in torch's schemas
+SCHEMA = {"Tensor | None": "Tensor?", "tuple[int, ...] | None": "int[]?"}
+
+
+def scalar(problem: Any) -> Tensor:
+    """Result of a loss of nothing: a () tensor, 0."""
+    return problem[0].new_zeros((), dtype=wide(problem[0].dtype))
+
+
+def scaled(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
+    """Gradients of a () loss from those that forward computed."""
+    return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
+
+
+def first_is_empty(problem: Any) -> bool:
+    return problem[0].numel() == 0
+
+
+def register(
+    op: Op,
+    make: Any,
+    gradients: int,
+    *,
+    result: Shape = scalar,
+    saved: Sequence[Shape] | None = None,
+    scale: Callable[..., Gradients] | None = scaled,
+    is_empty: Callable[[Any], bool] = first_is_empty,
+    name: str = "",
+    forward: str = "forward",
+) -> Callable[[Any, str], Tensor]:
+    """Register an op's operator and return its function call(problem, backend) -> result.
+
+    make       the problem's NamedTuple; its first field determines device and dtype
+    gradients  number of first fields that are differentiated
+    result     function of a problem: zeros of the result's shape and dtype, the result if there is nothing to do
+    saved      a function like `result` for each tensor that backward reads; by default gradients for a () loss
+    scale      the `backward` of backends that have none, where the problem's tensors are None; None if every backend
+               has one. Under torch.compile a loss with `scale` computes its gradients in forward, in every backend.
+    is_empty   function of a problem: True if there is nothing to do, so that no backend has to run
+    name       the operator's name, by default the op's key
+    forward    the name of the backends' function, for an op that has several
+    """
+    function = op.functions[0] if len(op.functions) == 1 else op.key
+    kinds = [kind.__forward_arg__ for kind in make.__annotations__.values()]  # as text
+    fields = [f"{SCHEMA.get(kind, kind)} {field}" for field, kind in zip(make._fields, kinds, strict=True)]
+    tensors = sum(field.startswith("Tensor") for field in fields)
+    no_tensors, no_needs = (None,) * tensors, (False,) * gradients
+    if saved is None:
+        saved = [lambda problem, i=i: _gradient(problem, i) for i in range(gradients)]  # type: ignore[misc]
+
+    def call(problem: Any, backend: str) -> Tensor:
+        module, needs = eager(op, backend, problem[:tensors], problem), no_needs
+        if torch.is_grad_enabled():
+            needs = tuple([x is not None and x.requires_grad for x in problem[:gradients]])
+        if module is None:
+            output = run_operator(*problem, [int(need) for need in needs], backend)
+            return output[0] if saved else output
+        if True in needs:
+            return Call.apply(problem, module, *problem[:gradients])  # type: ignore[no-any-return]
+        return run(problem, needs, module)[0]
+
+    def run(problem: Any, needs: Needs, module: ModuleType) -> tuple[Tensor, Gradients]:
+        if is_empty(problem):
+            return result(problem), () if has_backward(module) else zeros(problem, needs)
+        with without_autocast(problem[0]):
+            return getattr(module, forward)(problem, needs)  # type: ignore[no-any-return]
+
+    def differentiate(
+        problem: Any, kept: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype, module: Any
+    ) -> Gradients:
+        """Run a backend's own `backward`."""
+        grads: Gradients = (None,) * gradients
+        if any(needs) and not is_empty(problem):
+            with without_autocast(problem[0]):
+                grads = module.backward(problem, kept, upstream, needs, dtype)
+        inputs = zip(problem[:gradients], grads, needs, strict=True)
+        return tuple([x.new_zeros(x.shape, dtype=dtype) if need and g is None else g for x, g, need in inputs])
+
+    def zeros(problem: Any, needs: Needs) -> Gradients:
+        """Zeros in place of what a backend saves."""
+        wanted = needs if scale else (True,) * len(saved)
+        return tuple([shape(problem) if want else None for shape, want in zip(saved, wanted, strict=True)])
+
+    class Call(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, problem: Any, module: ModuleType, *inputs: Tensor | None) -> Tensor:
+            output, kept = run(problem, ctx.needs_input_grad[2:], module)
+            ctx.module, ctx.options, ctx.dtype = module, problem[tensors:], problem[0].dtype
+            if not has_backward(module):
+                ctx.save_for_backward(*kept)
+                return output
+            ctx.save_for_backward(*problem[:tensors], *kept)
+            # The caller may change the result in place, but not what backward reads.
+            return output.clone() if kept and kept[0] is output else output
+
+        @staticmethod
+        def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+            refuse_second_derivative(function)
+            stored, needs, module = ctx.saved_tensors, ctx.needs_input_grad[2:], ctx.module
+            # Do not read saved_tensors again: torch's checkpointing allows it only once.
+            if has_backward(module):
+                problem, kept = make(*stored[:tensors], *ctx.options), stored[tensors:]
+                return None, None, *differentiate(problem, kept, upstream, needs, ctx.dtype, module)
+            scaling: Any = module.scaled if hasattr(module, "scaled") else scale
+            return None, None, *scaling(make(*no_tensors, *ctx.options), stored, upstream, needs, ctx.dtype)
+
+    def operator_forward(*inputs: Any) -> tuple[Tensor | None, ...]:
+        *values, needs, backend = inputs
+        problem, needs = make(*values), tuple(map(bool, needs)) if scale else no_needs
+        module = op.select(problem[0].device, backend, problem)
+        output, kept = run(problem, needs, module)
+        if scale is None:
+            kept = tuple([shape(problem) if x is None else x for x, shape in zip(kept or nothing, saved, strict=True)])
+        elif not any(needs):
+            kept = nothing
+        elif has_backward(module):
+            kept = differentiate(problem, kept, torch.ones_like(output), needs, output.dtype, module)
+        return output, *kept
+
+    def operator_shapes(*inputs: Any) -> tuple[Tensor | None, ...]:
+        *values, needs = inputs
+        problem = make(*values)
+        return result(problem), *zeros(problem, needs)
+
+    def operator_backward(upstream: Tensor, *inputs: Any) -> Gradients:
+        *values, needs, backend = inputs
+        problem, kept = make(*values[: len(fields)]), tuple(values[len(fields) :])
+        module = op.select(problem[0].device, backend, problem)
+        return differentiate(problem, kept, upstream, tuple(map(bool, needs)), problem[0].dtype, module)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*(() if scale else inputs[:tensors]), *(output[1:] if saved else ()))
+        ctx.options, ctx.dtype, ctx.backend = inputs[tensors : len(fields)], inputs[0].dtype, inputs[-1]
+
+    def operator_gradients(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        stored, needs = ctx.saved_tensors, ctx.needs_input_grad[:gradients]
+        if scale:
+            grads = scale(make(*no_tensors, *ctx.options), stored, upstream, needs, ctx.dtype)
+        else:
+            kept, flags = stored[tensors:], [int(need) for need in needs]
+            grads = run_backward(upstream, *stored[:tensors], *ctx.options, *kept, flags, ctx.backend)
+        rest = len(fields) + 2 - gradients
+        return *(g if need else None for g, need in zip(grads, needs, strict=True)), *[None] * rest
+
+    nothing = (None,) * len(saved)
+    name, needs_argument = name or op.key, "int[] needs"  # torch.jit.trace records no lists of bools
+    if scale is None:
+        stored_arguments = [f"Tensor saved{i}" for i in range(len(saved))]
+        run_backward = operator(
+            f"{name}_backward", ", ".join(["Tensor upstream", *fields, *stored_arguments, needs_argument]), gradients,
+            operator_backward, lambda upstream, *inputs: _like(inputs[:gradients], inputs[-1]),
+        )  # fmt: skip
+    run_operator = operator(
+        name, ", ".join([*fields, needs_argument]), 1 + len(saved), operator_forward, operator_shapes,
+        (save, operator_gradients) if gradients else None,
+    )  # fmt: skip
+    return call
+
+
+def has_backward(module: ModuleType) -> bool:
+    return "backward" in module.__dict__
+
+
+def _like(inputs: Sequence[Tensor | None], needs: Needs) -> Gradients:
+    pairs = zip(inputs, needs, strict=True)
+    return tuple([x.new_empty(x.shape) if need and x is not None else None for x, need in pairs])
+
+
+def _gradient(problem: Any, i: int) -> Tensor:
+    """Zeros of the shape of field i, in the dtype of the arithmetic."""
+    return problem[i].new_zeros(problem[i].shape, dtype=wide(problem[0].dtype))

@@ -1,0 +1,33 @@
+"""Input of every backend of pairwise_cosine (see _contract.py), and the op's registration.
+
+`saved` holds c, 1 / |a| and 1 / |b|, each of the result's shape and all three 0 where a row counts as zero.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .._contract import register
+from .._dispatch import Op, backends, triton_missing
+from .._dtypes import wide
+from .._native import missing_beyond_cpu
+
+
+class Problem(NamedTuple):
+    """Arguments of one call: a and b (B, D), and K increasing widths for a result (K, B), or None for (B,)."""
+
+    a: Tensor
+    b: Tensor
+    eps: float
+    dims: tuple[int, ...] | None
+
+
+def _similarities(problem: Problem) -> Tensor:
+    a, dims = problem.a, problem.dims
+    return a.new_zeros(len(a) if dims is None else (len(dims), len(a)), dtype=wide(a.dtype))
+
+
+OP = Op("cosine", ("pairwise_cosine",), backends(__package__, triton=triton_missing, native=missing_beyond_cpu))
+cosine = register(OP, Problem, gradients=2, result=_similarities, saved=[_similarities] * 3, scale=None)

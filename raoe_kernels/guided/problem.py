@@ -1,0 +1,50 @@
+"""Input of every backend of guided_log_probs and guided_argmax (see _contract.py), and their registration.
+
+`saved` of guided_log_probs holds a normaliser (2, R) of each context: a row's largest logit z and log(sum exp(logit -
+z)), both 0 for a row of only -inf; or None if the backend's backward does not read it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._contract import Needs, register
+from .._dispatch import Op, backends, triton_missing
+from .._dtypes import wide
+
+
+class Problem(NamedTuple):
+    """Arguments of one call: logits (R, V) of both contexts, V > 0 for backends."""
+
+    current: Tensor
+    previous: Tensor
+    guidance: float
+
+    @property
+    def logits(self) -> tuple[Tensor, Tensor]:
+        """Both contexts, or current twice if guidance is 1: the result then depends on current only."""
+        return self.current, self.current if self.guidance == 1 else self.previous
+
+    def reads(self, needs: Needs) -> tuple[bool, bool]:
+        """Which of the needed gradients are not 0."""
+        return needs[0], needs[1] and self.guidance != 1
+
+
+def _log_probs(problem: Problem) -> Tensor:
+    return problem.current.new_zeros(problem.current.shape, dtype=wide(problem.current.dtype))
+
+
+def _normaliser(problem: Problem) -> Tensor:
+    return problem.current.new_zeros(2, len(problem.current), dtype=wide(problem.current.dtype))
+
+
+def _tokens(problem: Problem) -> Tensor:
+    return problem.current.new_zeros(len(problem.current), dtype=torch.int64)
+
+
+OP = Op("guided", ("guided_log_probs", "guided_argmax"), backends(__package__, triton=triton_missing))
+log_probs = register(OP, Problem, gradients=2, result=_log_probs, saved=[_normaliser] * 2, scale=None)
+argmax = register(OP, Problem, gradients=0, result=_tokens, name="guided_argmax", forward="argmax")

@@ -1,0 +1,146 @@
+"""Input of every backend of the pairwise losses (see _contract.py), their registration,
+and a loop over the rows of a (K, B) similarity that backends share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _validate
+from .._contract import Gradients, Needs, register
+from .._dispatch import Op, backends, triton_missing
+from .._dtypes import wide
+from .._native import missing as native_missing
+
+TIES = ("average", "min", "max", "dense", "ordinal")
+# Most pairs of a launch of the Triton kernel. For 4,096, sixteen warps would have too few registers and take half a
+# minute to compile.
+ONE_BLOCK = 2048
+ONE_BLOCK_DOUBLE = 1024  # limit for 64-bit scores, which are sorted twice, and for float64, where 2,048 pairs spill
+
+
+class Problem(NamedTuple):
+    """Arguments of one call. The result is (), or (2,) with parts; for similarity (K, B) it is (K,) or (2, K).
+
+    similarity       (B,) or (K, B), B >= 1 for backends
+    scores           (B,) float32, float64 or int64
+    labels           (B,) int64, or None
+    rank, angle      whether to compute the rank-margin and the angular objective
+    scale            factor for similarities or angles, > 0
+    threshold        (i, j) is a rank pair if 2 r_j - 2 r_i >= threshold = floor(2 margin) + 1, which is equivalent to
+                     r_j - r_i > margin because twice a rank is an integer under every tie rule
+    ties             one of TIES
+    rank_weight, angle_weight   factors of the two parts
+    parts            True: two results, (rank part, angle part); False: their sum
+    """
+
+    similarity: Tensor
+    scores: Tensor
+    labels: Tensor | None
+    rank: bool
+    angle: bool
+    scale: float
+    threshold: int
+    ties: str
+    rank_weight: float
+    angle_weight: float
+    parts: bool
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """Shape of the losses, and the leading part of the gradients' shape, before (K and) B."""
+        return (2,) if self.parts else ()
+
+    def max_pairs(self) -> int:
+        """Largest number of pairs that the Triton kernel takes for these dtypes."""
+        is_narrow = self.similarity.dtype != torch.float64 and self.scores.dtype == torch.float32
+        return ONE_BLOCK if is_narrow else ONE_BLOCK_DOUBLE
+
+
+def constants(*values: Any, **options: Any) -> tuple[Any, ...]:
+    """Check the constants of a call (the arguments of `_check`) and return a Problem's fields from `rank` on."""
+    if torch.compiler.is_compiling():
+        return _check(*values, **options)
+    try:
+        fields = _check_cached(*values, **options)
+    except TypeError:  # an argument is not hashable, so it is invalid, and _check raises the right error
+        fields = _check(*values, **options)
+    if (scale := fields[2]) < 1:
+        _validate.warn_of_temperature(scale)
+    return fields
+
+
+def _check(
+    rank: bool,
+    angle: bool,
+    scale: object,
+    margin: object = 0,
+    ties: object = "average",
+    rank_weight: object = 1.0,
+    angle_weight: object = 1.0,
+    parts: bool = False,
+) -> tuple[Any, ...]:
+    doubled = 2 * _validate.number("margin", margin, low=0)
+    return (
+        rank,
+        angle,
+        _validate.number("scale", scale, low=0, strict=True),
+        # Doubled ranks are below 2^62, so any larger threshold also selects no pair.
+        min(math.floor(doubled) + 1, 1 << 62),
+        _validate.one_of("ties", ties, TIES),
+        _validate.number("rank_weight", rank_weight),
+        _validate.number("angle_weight", angle_weight),
+        parts,
+    )
+
+
+# A training run uses the same few parameters in every step. Typed, because 1, 1.0 and True are not the same margin.
+_check_cached = lru_cache(maxsize=64, typed=True)(_check)
+
+
+def _losses(problem: Problem) -> Tensor:
+    c = problem.similarity
+    return c.new_zeros((*problem.leading, *c.shape[:-1]), dtype=wide(c.dtype))
+
+
+def _gradients(problem: Problem) -> Tensor:
+    c = problem.similarity
+    return c.new_zeros((*problem.leading, *c.shape), dtype=wide(c.dtype))
+
+
+def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
+    """Return the sum over the parts of gradient x upstream gradient."""
+    grads: Any = saved[0]
+    upstream = upstream[..., None] if upstream.ndim else upstream
+    grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1]) if problem.parts else grads * upstream
+    return (grad if grad.dtype == dtype else grad.to(dtype),)
+
+
+OP = Op(
+    "pairwise",
+    ("rank_margin_loss", "gated_angular_loss", "raoe_loss", "cosent_loss"),
+    backends(__package__, triton=triton_missing, native=native_missing),
+    by_case=lambda problem: "triton" if problem.similarity.shape[-1] <= problem.max_pairs() else "scan",
+)
+pairwise = register(OP, Problem, gradients=1, result=_losses, saved=[_gradients], scale=scaled)
+
+Forward = Callable[..., tuple[Tensor, Gradients]]
+
+
+def by_row(forward: Forward) -> Forward:
+    """Decorate a backend's forward for similarity (B,) so that it also accepts (K, B), one row at a time."""
+
+    @wraps(forward)
+    def run_rows(problem: Problem, needs: Needs, **options: Any) -> tuple[Tensor, Gradients]:
+        if problem.similarity.ndim == 1:
+            return forward(problem, needs, **options)
+        rows = [forward(problem._replace(similarity=row), needs, **options) for row in problem.similarity]
+        grads = torch.stack([grad for _, (grad,) in rows], -2) if needs[0] else None  # type: ignore[misc]
+        return torch.stack([loss for loss, _ in rows], -1), (grads,)
+
+    return run_rows
