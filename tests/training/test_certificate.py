@@ -51,8 +51,9 @@ def weights(folder):
     return {name: value for name, value in SentenceTransformer(str(folder), device="cpu").state_dict().items()}
 
 
-def test_the_best_candidate_is_saved_with_its_certificate(tmp_path, capsys):
-    metrics = run("train", None, **options(tmp_path))
+@pytest.mark.parametrize("adapter", [{}, {"model.lora.r": 8, "training.learning_rate": 0.3}], ids=["full", "lora"])
+def test_the_best_candidate_is_saved_with_its_certificate(tmp_path, capsys, adapter):
+    metrics = run("train", None, **options(tmp_path, **adapter))
     certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
     assert certificate == metrics["certificate"] and certificate["accepted"] and metrics["failed"] == 0
     rows = certificate["candidates"]
