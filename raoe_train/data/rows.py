@@ -17,6 +17,9 @@ from raoe_train.data.tables import Table, Tally, by_column, read_table, to_table
 
 ROLES = ("anchor", "positive", "negative", "neutral")
 CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, negative and neutral hypotheses
+ADVICE = """
+  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise; if the file has
+  other words, map them with labels. Without hard negatives, train on the entailed pairs with in-batch negatives."""
 SHORTEST = 3  # sentences in a list: with two there is nothing to rank
 Row = tuple[str, Sequence[str], Sequence[str], Sequence[str]]  # anchor, positives, negatives, one neutral or none
 
@@ -67,7 +70,7 @@ def row_table(
     if kinds == [True]:
         triplets, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
         rows: list[Row] = [(first, [second], [third], rest) for first, second, third, *rest in triplets]
-        advice = _advice({label for _, _, label in parsed}) if parsed else ""
+        advice = ADVICE
     else:
         rows, dropped, texts = _usable(parsed, num_negatives)
     tally.dropped += dropped
@@ -175,14 +178,6 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
             dropped["surplus"] += rows - len(combos) * len(by_class)
             triplets.extend((premise, *texts) for texts in combos)
     return triplets, dropped
-
-
-def _advice(labels: set[int]) -> str:
-    absent = [name for name in ("entailment", "contradiction") if NLI_LABELS[name] not in labels]
-    advice = "\n  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. "
-    if absent:
-        advice += f"No row has the label {' or '.join(absent)}: if the file uses another word, map it with labels. "
-    return advice + "Without hard negatives, train on the entailed pairs with in-batch negatives."
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:

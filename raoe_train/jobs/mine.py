@@ -60,13 +60,12 @@ def mine(config: MineConfig) -> dict[str, Any]:
     if useless := sorted(given - {*LABELLED} if is_labelled else given & {*LABELLED}):
         kind = "labelled texts" if is_labelled else "rows without labels"
         raise ValueError(f"mining.{useless[0]} has no effect on {kind}, which {source} has: remove it")
-    if not is_labelled:
-        require(model.name, "model.name", "the encoder that ranks the passages")
-        return mine_negatives(config, path)
-    if loss == "mse" and mining.count is None:
+    if loss != "mse" or not is_labelled:
+        require(model.name, "model.name", "the encoder whose embeddings decide which texts are near each other")
+    elif mining.count is None:
         raise ValueError("--mining.count is missing: how many random pairs to draw for loss mse")
-    if loss != "mse":
-        require(model.name, "model.name", "the encoder whose embeddings decide which sentences are neighbours")
+    if not is_labelled:
+        return mine_negatives(config, path)
     texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
         raise ValueError(f"{data.input} has pairs of sentences: mining needs single texts with a class")
@@ -75,9 +74,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
     if not sentences:
         raise ValueError(f"{data.input}: every text has two different labels, so none can be used")
     if len(sizes) < 2:
-        raise ValueError(
-            f"{data.input}: all {len(sentences)} texts are of one class, {labels[0]!r}; mining needs two or more"
-        )
+        raise ValueError(f"{data.input}: all texts are of one class, {labels[0]!r}; mining needs two or more")
     columns = COLUMNS[loss]
     settings = {
         "model": None if loss == "mse" else identity(model),
@@ -105,10 +102,8 @@ def mine(config: MineConfig) -> dict[str, Any]:
         result["neighbours"] = {"own": float(table.own_count.mean()), "others": float(table.others_count.mean())}
         result["without"] = int(((table.own_count == 0) & (table.others_count == 0)).sum())
     if not available:
-        raise ValueError(
-            f"{data.input}: no sentence has the neighbours that a {loss} example needs: lower mining.threshold, now "
-            f"{mining.threshold:g}"
-        )
+        advice = f"lower mining.threshold, now {mining.threshold:g}"
+        raise ValueError(f"{data.input}: no sentence has the neighbours that a {loss} example needs: {advice}")
     output.begin()
     write_rows(output.path, columns, example_rows(columns, examples, sentences))
     kinds = (1, 0) if columns[-1] in ("label", "score") else ()
@@ -130,10 +125,8 @@ def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining) -> Neighbo
     (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
     if not (own_count.any() or others_count.any()):
-        raise ValueError(
-            f"no two texts have a cosine above mining.threshold {mining.threshold:g}: lower it; the highest cosine is "
-            f"{near.max():.3f} within a class and {near_others.max():.3f} between classes"
-        )
+        highest = f"{near.max():.3f} within a class and {near_others.max():.3f} between classes"
+        raise ValueError(f"no cosine is above mining.threshold {mining.threshold:g}: lower it; the highest is {highest}")
     return Neighbours(own, others, own_count, others_count)
 
 

@@ -11,7 +11,6 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from raoe_train.data.pairs import conditional_table, is_conditional, pair_table
 from raoe_train.data.rows import list_table, row_table
 from raoe_train.data.settings import Data
-from raoe_train.data.tables import to_table
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator, TextCollator
 
 logger = logging.getLogger(__name__)
@@ -79,10 +78,8 @@ def _cosines(source: str, data: Data, prompt: str | None, settings: Settings) ->
         unit = [(score - lowest) / (highest - lowest) for score in scores]
         return dataset.remove_columns("score").add_column("score", unit), counts
     if min(scores) < -1 or max(scores) > 1:
-        raise ValueError(
-            f"{source}: CosineSimilarityLoss needs scores from -1 to 1, got {min(scores)} to {max(scores)}: declare "
-            "their range with data.score_scale LOWEST HIGHEST"
-        )
+        problem = f"CosineSimilarityLoss needs scores from -1 to 1, got {min(scores)} to {max(scores)}"
+        raise ValueError(f"{source}: {problem}: declare their range with data.score_scale LOWEST HIGHEST")
     return dataset, counts
 
 
@@ -130,17 +127,6 @@ def _lists(source: str, data: Data, prompt: str | None, settings: Settings) -> T
     return dataset.select_columns(["sentences"]), counts
 
 
-def _sentences(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
-    return _table(source, data, _distinct, "score", "label", names=SENTENCES)
-
-
-def _distinct(source: str, names: list[str], **options: Any) -> Table:
-    """Read the distinct sentences of a source of pairs, as column text."""
-    pairs, counts = pair_table(source, names, **options)
-    texts = dict.fromkeys(text for name in names for text in pairs.unique(name))
-    return to_table({"text": text} for text in texts), counts
-
-
 SCORED_PAIRS = Reads("scored pairs", _ranked_pairs, ScoreLabelCollator)
 COSINES = Reads("scored pairs", _cosines)  # with RowCollator, in which the score is the label
 ROWS = Reads("rows", _rows)  # anchor, positive, any number of negatives
@@ -152,5 +138,4 @@ CLASSES = Reads("NLI pairs", _classes)  # of three classes
 PAIRS = Reads("pairs", _pairs)  # each a positive one
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
 LISTS = Reads("lists", _lists, ListCollator)  # raoe_train.training.training_data adds the targets
-SENTENCES_ALONE = Reads("sentences", _sentences)
 RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS, PAIRS_WITH_TEXTS)  # their dev sets may be rows

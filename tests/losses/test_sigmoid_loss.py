@@ -93,5 +93,5 @@ def test_bad_input():
             SigmoidLoss(None, bias=bias)
     with pytest.raises(ValueError, match="with learn_scale the scale must be from 1 to 100"):
         SigmoidLoss(None, 0.5)
-    with pytest.raises(ValueError, match=r"SigmoidLoss needs columns anchor, positive .* got columns of \d+ rows"):
+    with pytest.raises(ValueError, match=r"SigmoidLoss needs columns of equal length: .* got columns of \d+ rows"):
         SigmoidLoss(None).compute_loss_from_embeddings(embeddings(1))
