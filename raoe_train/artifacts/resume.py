@@ -52,14 +52,9 @@ class Output:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        settings: Mapping[str, Any],
-        overwrite: bool = False,
-        *,
-        folder: bool = False,
+        self, path: str | Path, settings: Mapping[str, Any], overwrite: bool = False, *, folder: bool = False,
         own_record: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path, self.user_path = Path(path).expanduser().resolve(), str(path)
         self.settings = json.loads(json.dumps(settings))  # as they are read from a record
         self.overwrite, self.folder = overwrite, folder

@@ -181,18 +181,16 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of at least three sentences. The columns are sentences (the source first), id (by default "line N"; a
-    second row with the same id is malformed) and method (how the list was generated, by default "")."""
-    lines: dict[str, int] = {}
+    """Read lists of at least three sentences, the source first, as a column sentences. A second row with the same id is
+    malformed."""
+    names: set[str] = set()
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        sentences = parse_list(fields, source)["sentences"]
-        name = f"{source.unit} {source.line}" if fields.get("id") is None else str(fields["id"])
-        if name in lines:
-            raise RowProblem(f"id {name!r} is already used in line {lines[name]}", reason="duplicate id")
-        lines[name] = source.line
-        method = fields.get("method")
-        return {"id": name, "sentences": sentences, "method": "" if method is None else str(method)}
+        row, name = parse_list(fields, source), fields.get("id")
+        if name is not None and str(name) in names:
+            raise RowProblem(f"id {name!r} is already used above", reason="duplicate id")
+        names.add(str(name))
+        return row
 
     return read_table(source, parse, "list", on_error=on_error)
 

@@ -74,8 +74,10 @@ def load_encoder(
             _draw_weights(model, seed)
         with _seeded(seed):
             _wrap_decoder(model, spec, train)
-            if train:
-                _add_adapter(model[0].model, spec.lora)
+            inner = model[0].model
+            decoder = inner.decoder if isinstance(inner, BidirectionalModel) else None
+            if train and (spec.lora or (decoder is not None and inner.has_adapter)):
+                add_lora(inner if decoder is None else decoder, spec.lora)
     elif spec.random_weights or spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
         raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}: LoRA, 4 bits etc. are not supported")
     if spec.attention == PACKED and (reason := pack(model)):
@@ -133,7 +135,11 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _load(spec: Model) -> Any:
-    name = preflight.full_name(spec.name)
+    folder, name = Path(spec.name).expanduser(), spec.name
+    if folder.is_dir():
+        name = str(folder)
+    elif "/" not in name and name.lower() not in ORIGINAL_TRANSFORMER_MODELS:
+        name = f"sentence-transformers/{name}"  # as the library does
     weights: dict[str, Any] = {"dtype": spec.dtype, "device_map": spec.device_map}
     weights["attn_implementation"] = spec.attention
     if spec.load_in_4bit:
@@ -199,8 +205,8 @@ def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
         config = inner.config
         depth = len(inner.decoder.layers) if layers == ALL else layers
         if depth not in (None, config.bidirectional_layers):
-            count = config.bidirectional_layers
-            raise ValueError(f"{spec.name} has {count} bidirectional layers: remove model.bidirectional_layers")
+            problem = f"has {config.bidirectional_layers} bidirectional layers: remove model.bidirectional_layers"
+            raise ValueError(f"{spec.name} {problem}")
         if has_lora and not inner.has_adapter:
             config.update(base)
     else:
@@ -211,14 +217,6 @@ def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
             return
         count: Any = inner.config.num_hidden_layers if layers == ALL else layers or 0
         model[0].model = BidirectionalModel.around(inner, count, **base)
-
-
-def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
-    if not isinstance(inner, BidirectionalModel):
-        if lora:
-            add_lora(inner, lora)
-    elif lora or inner.has_adapter:
-        add_lora(inner.decoder, lora)
 
 
 def _set_length(model: Any, spec: Model) -> None:

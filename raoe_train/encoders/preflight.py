@@ -44,13 +44,3 @@ def loading(name: str) -> Iterator[None]:
         if not isinstance(error, (OSError, ValueError)):
             reason = f"damaged files? ({type(error).__name__}: {reason[:200]})"
         raise kind(f"{name} cannot be loaded: {reason}") from error
-
-
-def full_name(name: str) -> str:
-    """Expand a folder's path, or add sentence-transformers/ to a hub name without an owner, as the library does."""
-    from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
-
-    if (folder := Path(name).expanduser()).is_dir():
-        return str(folder)
-    has_owner = "/" in name or name.lower() in ORIGINAL_TRANSFORMER_MODELS
-    return name if has_owner else f"sentence-transformers/{name}"

@@ -23,12 +23,10 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
     Empty rows, duplicates, texts of several lines or without letters, and texts for which `accept` returns a reason are
     skipped. A row that is not a text (invalid UTF-8, a missing field) is an error unless data.on_error is skip.
     """
-    if not data.input:
-        raise ValueError("--data.input is missing: the sentences to start chains from")
     skipped: Counter[str] = Counter()
     starts: list[tuple[int, str]] = []
     seen: set[str] = set()
-    for number, (place, text) in enumerate(each_sentence(data.input, data.columns), 1):
+    for number, (place, text) in enumerate(each_sentence(str(data.input), data.columns), 1):
         if isinstance(text, RowProblem) and text.malformed:
             if data.on_error == "raise":
                 raise ValueError(f"{place}: {text}; to skip and count such rows, use data.on_error skip")

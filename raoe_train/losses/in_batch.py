@@ -172,8 +172,6 @@ class SigmoidLoss(InBatchLoss):
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, learn_scale=learn_scale, **contrastive)
-        if not math.isfinite(bias):
-            raise ValueError(f"bias must be a finite number, got {bias!r}")
         self.bias = bias
         if learn_scale:
             self.logit_bias = nn.Parameter(torch.tensor(float(bias)))
@@ -222,8 +220,6 @@ class GISTLoss(InBatchLoss):
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)
-        if not math.isfinite(margin):
-            raise ValueError(f"margin must be a finite number, got {margin!r}")
         self.margin_strategy = margin_strategy
         self.margin = margin
         self.contrast_anchors = contrast_anchors

@@ -127,8 +127,8 @@ class PairLoss(CachedLoss):
             columns = "in columns 'score' and 'label' (of raoe_train.ScoreLabelCollator) or as [label, score]"
             raise ValueError(f"{type(self).__name__} needs {fields} for each pair, {columns}")
         for name, column in (("score", score), ("label", label)):
-            if None not in (column, rows) and column.numel() != rows:
-                problem = f"needs {rows} values of {name}, one for each pair, got {column.numel()}"
+            if column is not None and rows is not None and column.numel() != rows:
+                problem = f"needs {rows} values of {name} (one for each pair), got {column.numel()}"
                 raise ValueError(f"{type(self).__name__} {problem}")
         score = score.reshape(-1).detach()
         score = score.int() if score.dtype == torch.bool else score
@@ -138,7 +138,7 @@ class PairLoss(CachedLoss):
         if score.is_floating_point() and bool(score.isnan().any()):
             raise ValueError(f"{type(self).__name__} got a NaN score: remove such pairs")
         if label is not None and bool(((label < 0) | (label != label.floor())).any() | label.isnan().any()):
-            rule = "needs labels that are whole numbers from 0, larger = less related (-1: remove such pairs)"
+            rule = "needs labels that are whole numbers from 0, larger = less related (-1 means no label)"
             raise ValueError(f"{type(self).__name__} {rule}, got {label.unique().tolist()[:8]}")
         return score, None if label is None else label.long()
 

@@ -238,8 +238,6 @@ def test_values_reformatted_by_tables(tmp_path):
     assert len(rt.read_pairs(file, on_error="skip", require=["score"])) == 5
     (tmp_path / "d.csv").write_text("sentence1,sentence2,label\na,b,1.0\na,c,2.0\na,d,0\n")
     assert list(rt.read_pairs(tmp_path / "d.csv")["label"]) == [1, 2, 0]
-    with pytest.raises(ValueError, match="two classes"):
-        rt.read_pairs(tmp_path / "d.csv", labels={"X": 0, "x": 1})
 
 
 class Reads(CoSENTLoss):
