@@ -55,10 +55,7 @@ class PairLoss(CachedLoss):
     reads = SCORED_PAIRS
     by_order = False  # whether only the order of scores counts; if not, scores get the dtype of similarity
     dims: tuple[int, ...] | None = None  # see OneSweep
-
-    def __init__(self, model: Any, scale: PositiveFloat = 20.0, **cached: Any) -> None:
-        super().__init__(model, scale, **cached)
-        self._checked_labels = False
+    _checked_labels = False
 
     @property
     def needs_label(self) -> bool:
