@@ -70,7 +70,7 @@ def row_table(
     if kinds == [True]:
         triplets, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
         rows: list[Row] = [(first, [second], [third], rest) for first, second, third, *rest in triplets]
-        advice = ADVICE
+        advice = ADVICE if parsed else ""
     else:
         rows, dropped, texts = _usable(parsed, num_negatives)
     tally.dropped += dropped

@@ -101,7 +101,7 @@ def test_the_threshold_is_applied(tmp_path, circle):
     assert {frozenset((row["sentence1"], row["sentence2"])) for row in rows} == {
         frozenset(pair) for pair in (("a0", "b10"), ("a30", "b10"), ("a30", "b52"))
     }
-    with pytest.raises(ValueError, match=r"no two texts .*threshold 0.99: lower it; .* 0.866 within .* 0.985 between"):
+    with pytest.raises(ValueError, match=r"no cosine .*threshold 0.99: lower it; .* 0.866 within .* 0.985 between"):
         mined(circle, tmp_path, **{"mining.threshold": 0.99})
     with pytest.raises(ValueError, match=r"no sentence has the neighbours that a triplet .* lower .*, now 0.97"):
         mined(circle, tmp_path, **{"mining.threshold": 0.97})
