@@ -39,6 +39,7 @@ def fingerprint(model: str) -> str | None:
         if (real := os.path.realpath(root)) in seen:
             folders.clear()  # a link back to a parent folder
         seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]  # such as .git and .cache
         for path in (Path(root, name) for name in names if name not in METADATA_FILES):
             if not path.name.startswith((".", EVENTS)) and path.is_file():
                 digests[path.relative_to(folder).as_posix()] = file_digest(path)

@@ -6,14 +6,12 @@ finished, the result. Unfinished work for a file is kept in OUTPUT.parts/, in a 
 settings, so that different settings never mix. A file without a record was not written by us and is never replaced.
 """
 
-import itertools
 import json
 import logging
 import os
 import shutil
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +26,6 @@ from raoe_train.artifacts.writing import partial, read_json, replacing, write_js
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
@@ -55,14 +52,9 @@ class Output:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        settings: Mapping[str, Any],
-        overwrite: bool = False,
-        *,
-        folder: bool = False,
+        self, path: str | Path, settings: Mapping[str, Any], overwrite: bool = False, *, folder: bool = False,
         own_record: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path, self.user_path = Path(path).expanduser().resolve(), str(path)
         self.settings = json.loads(json.dumps(settings))  # as they are read from a record
         self.overwrite, self.folder = overwrite, folder
@@ -235,77 +227,33 @@ def _sound(shard: Path) -> bool:
     return shard.exists() and digest_file.exists() and file_digest(shard) == digest_file.read_text(encoding="utf-8")
 
 
-class Lines:
-    """JSON lines with an "id", which several processes write, each to its own file in the parts folder of an output.
+class SharedRows:
+    """Rows that several processes write, each a JSON file in the parts folder of an output.
 
-    Lines with a "part" (a number) and a "text" are unfinished work on the line with that id. Each line is
-    flushed to disk: a kill leaves whole lines and at most one partial line, which the next run removes.
-    Processes never wait for each other: the last one to finish merges all lines. Lines with a "reason" are
-    failures and go to OUTPUT.failed.jsonl.
+    A file is replaced in one step, so a kill loses no row, finished or not. Processes never wait for each other: the
+    last one to finish merges all rows. Rows with a "reason" are failures and go to OUTPUT.failed.jsonl.
     """
 
     def __init__(self, output: Output) -> None:
         self.output, self.failed = output.path, beside(output.path, ".failed.jsonl")
         self.folder = output.parts
-        self.own = self.folder / f"rank-{rank_and_world()[0]:05d}.jsonl"
-        self._file: Any = None
 
-    def done(self) -> set[int]:
-        """The ids of all lines that any process has written."""
-        return set(self._all())
+    def read(self) -> dict[int, dict[str, Any]]:
+        """{id: row} of all processes; a damaged file counts as missing."""
+        rows = {int(path.stem): read_json(path) for path in self.folder.glob("[0-9]*.json")}
+        return {key: row for key, row in rows.items() if row}
 
-    def parts(self) -> dict[int, dict[int, str]]:
-        """{id: {part: text}} of the parts that any process has written."""
-        parts: dict[int, dict[int, str]] = defaultdict(dict)
-        for fields, _ in self._read():
-            if "part" in fields:
-                parts[fields["id"]][fields["part"]] = fields["text"]
-        return parts
+    def write(self, key: int, row: Mapping[str, Any]) -> None:
+        """Write a row, or replace it."""
+        write_json(self.folder / f"{key}.json", row)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """In this block lines can be written. ValueError if another process writes to this rank's file."""
-        with lock_output(self.own), open(self.own, "ab") as self._file:
-            self._file.truncate(sum(len(line) for _, line in _whole_lines(self.own)))
-            yield
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Write a line and flush it to disk."""
-        self._file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def merge(self, ids: Sequence[int], brief: Callable[[dict[str, Any]], T]) -> tuple[list[T], list[T]] | None:
-        """Merge all lines into the output, in the order of `ids`. Returns (`brief` of each good line, `brief` of each
-        failed line), or None while lines of other processes are missing."""
-        lines = self._all()
-        if any(key not in lines for key in ids):
-            return None
-        briefs: tuple[list[T], list[T]] = ([], [])
+    def merge(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write finished rows into the output and the file of failures, in their order."""
+        count = 0
         with replacing(self.output) as output, replacing(self.failed) as failed:
-            with open(output, "wb") as good, open(failed, "wb") as bad:
-                for key in ids:
-                    fields = json.loads(lines[key])
-                    is_failed = "reason" in fields
-                    (bad if is_failed else good).write(lines[key])
-                    briefs[is_failed].append(brief(fields))
-        if not briefs[True]:
+            with open(output, "w", encoding="utf-8") as good, open(failed, "w", encoding="utf-8") as bad:
+                for row in rows:
+                    count += "reason" in row
+                    (bad if "reason" in row else good).write(json.dumps(row, ensure_ascii=False) + "\n")
+        if not count:
             self.failed.unlink()
-        return briefs
-
-    def _all(self) -> dict[int, bytes]:
-        """{id: line} of every process, without parts."""
-        return {fields["id"]: line for fields, line in self._read() if "part" not in fields}
-
-    def _read(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        return itertools.chain.from_iterable(map(_whole_lines, sorted(self.folder.glob("rank-*.jsonl"))))
-
-
-def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield (fields, line) for each whole line, without a partial one at the end. ValueError for any other content."""
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            fields = json.loads(line)
-            yield {"id": fields["id"], **fields}, line + b"\n"
-        except (ValueError, TypeError, KeyError):
-            raise ValueError(f"{path}, line {number}: not written by raoe-train; was the file changed?") from None

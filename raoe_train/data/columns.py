@@ -142,10 +142,7 @@ def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
             raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
         raise ValueError(f"labels drops every row: map one of {', '.join(map(str, labels))} to a class")
-    classes_of = {str(word).lower(): label for word, label in labels.items()}
-    if conflicts := [word for word, label in labels.items() if classes_of[str(word).lower()] != label]:
-        raise ValueError(f"labels maps {conflicts[0]!r} to two classes: upper and lower case are equal")
-    return classes_of
+    return {str(word).lower(): label for word, label in labels.items()}
 
 
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:

@@ -17,6 +17,9 @@ from raoe_train.data.tables import Table, Tally, by_column, read_table, to_table
 
 ROLES = ("anchor", "positive", "negative", "neutral")
 CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, negative and neutral hypotheses
+ADVICE = """
+  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise; if the file has
+  other words, map them with labels. Without hard negatives, train on the entailed pairs with in-batch negatives."""
 SHORTEST = 3  # sentences in a list: with two there is nothing to rank
 Row = tuple[str, Sequence[str], Sequence[str], Sequence[str]]  # anchor, positives, negatives, one neutral or none
 
@@ -67,7 +70,7 @@ def row_table(
     if kinds == [True]:
         triplets, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
         rows: list[Row] = [(first, [second], [third], rest) for first, second, third, *rest in triplets]
-        advice = _advice({label for _, _, label in parsed}) if parsed else ""
+        advice = ADVICE if parsed else ""
     else:
         rows, dropped, texts = _usable(parsed, num_negatives)
     tally.dropped += dropped
@@ -177,27 +180,17 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
     return triplets, dropped
 
 
-def _advice(labels: set[int]) -> str:
-    absent = [name for name in ("entailment", "contradiction") if NLI_LABELS[name] not in labels]
-    advice = "\n  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. "
-    if absent:
-        advice += f"No row has the label {' or '.join(absent)}: if the file uses another word, map it with labels. "
-    return advice + "Without hard negatives, train on the entailed pairs with in-batch negatives."
-
-
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of at least three sentences. The columns are sentences (the source first), id (by default "line N"; a
-    second row with the same id is malformed) and method (how the list was generated, by default "")."""
-    lines: dict[str, int] = {}
+    """Read lists of at least three sentences, the source first, as a column sentences. A second row with the same id is
+    malformed."""
+    names: set[str] = set()
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        sentences = parse_list(fields, source)["sentences"]
-        name = f"{source.unit} {source.line}" if fields.get("id") is None else str(fields["id"])
-        if name in lines:
-            raise RowProblem(f"id {name!r} is already used in line {lines[name]}", reason="duplicate id")
-        lines[name] = source.line
-        method = fields.get("method")
-        return {"id": name, "sentences": sentences, "method": "" if method is None else str(method)}
+        row, name = parse_list(fields, source), fields.get("id")
+        if name is not None and str(name) in names:
+            raise RowProblem(f"id {name!r} is already used above", reason="duplicate id")
+        names.add(str(name))
+        return row
 
     return read_table(source, parse, "list", on_error=on_error)
 

@@ -126,17 +126,17 @@ class Texts:
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
     """Read the sentences of a source in order; for a .txt file also its blank lines, so that row i is line i + 1."""
     sentences = []
-    for place, sentence, problem in each_sentence(source, columns):
-        if problem is not None:
-            raise ValueError(f"{place}: {problem}")
+    for place, sentence in each_sentence(source, columns):
+        if isinstance(sentence, RowProblem):
+            raise ValueError(f"{place}: {sentence}")
         sentences.append(sentence)
     if not sentences:
         raise ValueError(f"{source} has no sentences")
     return sentences
 
 
-def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str, str | None]]:
-    """Yield (place, sentence, None) for each row of a source, or (place, "", problem) for a malformed row."""
+def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str | RowProblem]]:
+    """Yield (place, sentence) for each row of a source, or (place, problem) for a malformed row."""
     if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
         lines = text_lines(existing_file(source))
         rows = ((number, RowProblem("not UTF-8") if line is None else {"text": line}) for number, line in lines)
@@ -146,12 +146,11 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
     for line, fields in stream.rows:
         stream.line = line
         if isinstance(fields, RowProblem):
-            yield stream.place(), "", str(fields)
+            yield stream.place(), fields
             continue
         try:
             column = stream.columns.find(fields, ("sentence",))["sentence"]
         except RowProblem as error:
             raise ValueError(f"{stream.place()}: {error}") from None
         text = fields[column]
-        problem = None if isinstance(text, str) else str(RowProblem(f"{column} is {text!r}, not a text"))
-        yield stream.place(), "" if problem else text, problem
+        yield stream.place(), text if isinstance(text, str) else RowProblem(f"{column} is {text!r}, not a text")

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS, is_sentence_transformer_model
-from transformers import AutoConfig, AutoModel, BitsAndBytesConfig
+from transformers import AutoModel, BitsAndBytesConfig
 
 from raoe_train.data.pairs import is_conditional, split_conditional
 from raoe_train.encoders import preflight
@@ -75,8 +74,10 @@ def load_encoder(
             _draw_weights(model, seed)
         with _seeded(seed):
             _wrap_decoder(model, spec, train)
-            if train:
-                _add_adapter(model[0].model, spec.lora)
+            inner = model[0].model
+            decoder = inner.decoder if isinstance(inner, BidirectionalModel) else None
+            if train and (spec.lora or (decoder is not None and inner.has_adapter)):
+                add_lora(inner if decoder is None else decoder, spec.lora)
     elif spec.random_weights or spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
         raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}: LoRA, 4 bits etc. are not supported")
     if spec.attention == PACKED and (reason := pack(model)):
@@ -102,35 +103,18 @@ def check_whole(model: Any, name: str, foreign: bool = False) -> None:
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter and its base are checked while loading
         return
-    if beyond := _layers_left_out(Path(name).expanduser(), inner):
-        raise ValueError(f"{name} has weights for layers that are not in its config.json: {', '.join(beyond[:3])}")
     words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
     if 2 * words < rows and not foreign:
         raise ValueError(f"{name} is incomplete: its tokenizer has {words} words, but its embeddings have {rows} rows")
     # transformers marks loaded weights; those that a device_map left on disk are on the meta device
     parameters = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     unset = [key for key, each in parameters if not getattr(each, "_is_hf_initialized", False)]
-    missing = [key for key in unset if "lora_" not in key and "pooler." not in key]
-    if missing:
+    if missing := [key for key in unset if "lora_" not in key and "pooler." not in key]:
         names = ", ".join(missing[:3])
         problem = f"{name} is incomplete: {len(missing)} weights are missing, and would be random: {names}"
         if not foreign:
             raise ValueError(problem)
         logger.warning("%s", problem)
-
-
-def _layers_left_out(folder: Path, inner: Any) -> list[str]:
-    """Weights in a folder for more layers than the model has: then its config.json belongs to another model."""
-    keys, extra_keys = set(inner.state_dict()), list[str]()
-    patterns = {re.sub(r"\d+", "0", key) for key in keys}
-    ignored = "|".join(getattr(inner, "_keys_to_ignore_on_load_unexpected", None) or ["(?!)"])
-    for file in [*folder.glob("*.safetensors"), *folder.glob("0_Transformer/*.safetensors")]:
-        with safe_open(file, "pt") as weights:
-            for key in weights.keys():
-                ends = {key.split(".", count)[-1] for count in range(key.count(".") + 1)}  # without a head's prefix
-                is_extra = not keys & ends and patterns & {re.sub(r"\d+", "0", end) for end in ends}
-                extra_keys += [key] if is_extra and not re.search(ignored, key) else []
-    return extra_keys
 
 
 def _check(spec: Model, train: bool) -> None:
@@ -139,8 +123,7 @@ def _check(spec: Model, train: bool) -> None:
     if spec.load_in_4bit and train and not spec.lora:
         raise ValueError("4-bit weights cannot be trained: set model.lora, or model.load_in_4bit false")
     if spec.name == SCRATCH and (spec.lora or spec.load_in_4bit or spec.training_head):
-        names = "lora, load_in_4bit and training_head"
-        raise ValueError(f"{names} need a pretrained model and cannot be used with model.name scratch")
+        raise ValueError("lora, load_in_4bit and training_head need a pretrained model, not model.name scratch")
     preflight.check_device(spec.device)
 
 
@@ -152,9 +135,13 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _load(spec: Model) -> Any:
-    name = preflight.full_name(spec.name)
-    weights: dict[str, Any] = {"dtype": spec.dtype, "attn_implementation": spec.attention}
-    weights["device_map"] = spec.device_map
+    folder, name = Path(spec.name).expanduser(), spec.name
+    if folder.is_dir():
+        name = str(folder)
+    elif "/" not in name and name.lower() not in ORIGINAL_TRANSFORMER_MODELS:
+        name = f"sentence-transformers/{name}"  # as the library does
+    weights: dict[str, Any] = {"dtype": spec.dtype, "device_map": spec.device_map}
+    weights["attn_implementation"] = spec.attention
     if spec.load_in_4bit:
         weights["quantization_config"] = BitsAndBytesConfig(**preflight.four_bit(spec.dtype))
     model: Any = SentenceTransformer(
@@ -162,7 +149,6 @@ def _load(spec: Model) -> Any:
         device=spec.device,
         trust_remote_code=spec.trust_remote_code,
         revision=spec.revision,
-        config_kwargs=_changes(spec),
         model_kwargs={key: value for key, value in weights.items() if value is not None},
     )
     tokenizer = getattr(model[0], "tokenizer", None)
@@ -186,25 +172,12 @@ def _usual_pooling(name: str, config: Any) -> Literal["cls", "mean"]:
     if _takes_first(name, config) or config.model_type == "modernbert":
         return "cls"
     if name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
-        logger.warning(
-            "%s does not say how to pool its tokens, so mean is used: set pooling to mean, cls or last", name
-        )
+        logger.warning("%s does not say how to pool its tokens, so mean is used: set mean, cls or last", name)
     return "mean"
 
 
 def _takes_first(name: str, config: Any) -> bool:
     return any(FIRST_TOKEN.search(str(each)) for each in (Path(name).name, config.name_or_path))
-
-
-def _changes(spec: Model) -> dict[str, Any]:
-    """The changes to the saved configuration, for dropout."""
-    if spec.dropout is None:
-        return {}
-    values = AutoConfig.from_pretrained(**preflight.from_hub(spec)).to_dict().items()
-    keys = [key for key, value in values if "dropout" in key and isinstance(value, (int, float))]
-    if not keys:
-        raise ValueError(f"model.dropout cannot be set: the config of {spec.name} has no dropout")
-    return dict.fromkeys(keys, spec.dropout)
 
 
 def _draw_weights(model: Any, seed: int) -> None:
@@ -232,10 +205,8 @@ def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
         config = inner.config
         depth = len(inner.decoder.layers) if layers == ALL else layers
         if depth not in (None, config.bidirectional_layers):
-            raise ValueError(
-                f"{spec.name} already has {config.bidirectional_layers} bidirectional layers: remove "
-                "model.bidirectional_layers, or start from its base model"
-            )
+            problem = f"has {config.bidirectional_layers} bidirectional layers: remove model.bidirectional_layers"
+            raise ValueError(f"{spec.name} {problem}")
         if has_lora and not inner.has_adapter:
             config.update(base)
     else:
@@ -246,14 +217,6 @@ def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
             return
         count: Any = inner.config.num_hidden_layers if layers == ALL else layers or 0
         model[0].model = BidirectionalModel.around(inner, count, **base)
-
-
-def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
-    if not isinstance(inner, BidirectionalModel):
-        if lora:
-            add_lora(inner, lora)
-    elif lora or inner.has_adapter:
-        add_lora(inner.decoder, lora)
 
 
 def _set_length(model: Any, spec: Model) -> None:
@@ -272,7 +235,5 @@ def _set_length(model: Any, spec: Model) -> None:
         model.max_seq_length = length = limit
     special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)(False)
     if length <= special:
-        raise ValueError(
-            f"model.max_seq_length {length} leaves no room for text: {spec.name} adds {special} special tokens to "
-            "each text; raise it"
-        )
+        problem = f"leaves no room for text: {spec.name} adds {special} special tokens to each text"
+        raise ValueError(f"model.max_seq_length {length} {problem}; raise it")

@@ -62,7 +62,8 @@ def packing_of(model: Any) -> Packing | str:
     modules = [*model] if isinstance(model, nn.Sequential) else []
     if len(modules) < 2 or type(modules[0]) is not Transformer or type(modules[1]) is not Pooling:
         return "the model is not a Transformer with Pooling"
-    inner = _transformer(model)
+    outer = model[0].model
+    inner = outer.decoder if isinstance(outer, BidirectionalModel) else outer
     if not isinstance(inner, PreTrainedModel) or not type(inner).__module__.startswith("transformers.models."):
         return f"{type(inner).__name__} is not a model of transformers"
     config = inner.config
@@ -98,12 +99,6 @@ def pack(model: Any, packed: bool = True) -> str | None:
     if model[0].model_forward_params is not None:
         model[0].model_forward_params |= ENDS
     return None
-
-
-def _transformer(model: Any) -> Any:
-    """The transformers model in a SentenceTransformer: an encoder, or the decoder in a BidirectionalModel."""
-    outer = model[0].model
-    return outer.decoder if isinstance(outer, BidirectionalModel) else outer
 
 
 def vary_sizes(run: dict[str, Any]) -> dict[str, Any]:

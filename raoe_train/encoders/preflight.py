@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-
-from raoe_train.encoders.settings import Encoder
 
 # QLoRA's weights (Dettmers et al., 2023): NF4 with double quantization
 FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -37,33 +34,13 @@ def loading(name: str) -> Iterator[None]:
         raise FileNotFoundError(f"no such model directory: {name}")
     try:
         yield
-    except SafetensorError as error:
-        raise ValueError(f"the weights of {name} are damaged or incomplete: {error}") from None
-    except (OSError, ValueError) as error:
-        if "raoe_train" in traceback.extract_tb(error.__traceback__)[-1].filename:
-            raise  # our own message, which already names the model
-        kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
     except (ImportError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # libraries raise errors of many classes for a damaged folder
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{name} cannot be loaded: damaged files? ({type(error).__name__}: {reason})") from error
-
-
-def full_name(name: str) -> str:
-    """Expand a folder's path, or add sentence-transformers/ to a hub name without an owner, as the library does."""
-    from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
-
-    if (folder := Path(name).expanduser()).is_dir():
-        return str(folder)
-    has_owner = "/" in name or name.lower() in ORIGINAL_TRANSFORMER_MODELS
-    return name if has_owner else f"sentence-transformers/{name}"
-
-
-def from_hub(encoder: Encoder) -> dict[str, Any]:
-    """Arguments for transformers' from_pretrained to load an encoder's config and tokenizer."""
-    inner = Path(full := full_name(str(encoder.name))) / "0_Transformer"  # folder in older SentenceTransformers
-    place = str(inner) if inner.is_dir() else full
-    revision, trusted = encoder.revision, encoder.trust_remote_code
-    return {"pretrained_model_name_or_path": place, "revision": revision, "trust_remote_code": trusted}
+        if "raoe_train" in traceback.extract_tb(error.__traceback__)[-1].filename:
+            raise  # our own message, which already names the model
+        kind = OSError if isinstance(error, OSError) else ValueError
+        reason = " ".join(str(error).split())
+        if not isinstance(error, (OSError, ValueError)):
+            reason = f"damaged files? ({type(error).__name__}: {reason[:200]})"
+        raise kind(f"{name} cannot be loaded: {reason}") from error

@@ -33,9 +33,7 @@ def parse_template(template: str) -> tuple[str, str]:
     except ValueError as error:
         raise ValueError(f"prompt {template!r}: {error} (double a literal brace: {{{{ or }}}})") from None
     if len(parts) != 2:
-        raise ValueError(
-            f"prompt {template!r} must have {{text}}, for the sentence, exactly once; it has it {len(parts) - 1} times"
-        )
+        raise ValueError(f"prompt {template!r} must have {{text}} exactly once; it has it {len(parts) - 1} times")
     return parts[0], parts[1]
 
 
@@ -54,10 +52,8 @@ def apply_template(model: Any, template: str) -> None:
     prefix, suffix = parse_template(template)
     tokenizer = getattr(model[0], "processor", None)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(
-            f"a prompt template needs a text model with a fast tokenizer, got {type(model[0]).__name__} with "
-            f"{type(tokenizer).__name__}"
-        )
+        kinds = f"{type(model[0]).__name__} with {type(tokenizer).__name__}"
+        raise ValueError(f"a prompt template needs a text model with a fast tokenizer, got {kinds}")
     if suffix or suffix_of(model):
         poolings = [module for module in model.modules() if isinstance(module, Pooling)]
         if suffix and not all(pooling.include_prompt for pooling in poolings):  # it would drop tokens at the start
@@ -72,10 +68,8 @@ def apply_template(model: Any, template: str) -> None:
     backend = _backend(tokenizer)
     length = max(len(backend.encode(prefix + probe).ids) for probe in _PROBES[:2]) - 1
     if tokenizer.model_max_length is not None and length >= tokenizer.model_max_length:
-        raise ValueError(
-            f"prompt {template!r} leaves no room for text: it takes {length} tokens, including special tokens, and "
-            f"max_seq_length is {tokenizer.model_max_length}"
-        )
+        problem = f"{length} tokens with special tokens, and max_seq_length is {tokenizer.model_max_length}"
+        raise ValueError(f"prompt {template!r} leaves no room for text: it takes {problem}")
     model[0].processor = tokenizer
     # with "message", the chat template would render every text and turn the prefix into a system message
     model[0].modality_config = {name: value for name, value in model[0].modality_config.items() if name != "message"}
@@ -121,10 +115,8 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
         ids = backend.encode(probe + suffix, add_special_tokens=False).ids
         endings.add(tuple(ids[len(word) :]) if ids[: len(word)] == word else ())
     if len(endings) > 1 or () in endings:
-        raise ValueError(
-            f"the suffix {suffix!r} of the prompt must have the same tokens after every word: start it with a space "
-            "or with punctuation"
-        )
+        rule = "must have the same tokens after every word: start it with a space or with punctuation"
+        raise ValueError(f"the suffix {suffix!r} of the prompt {rule}")
     return list(endings.pop())
 
 
@@ -157,7 +149,5 @@ def _check_reload(config: Any, old: Any, new: Any, prefix: str) -> None:
     for text in (prefix + probe for probe in _PROBES):
         plain = [tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in (old, new)]
         if plain[0] != plain[1] or dict(reloaded(text)) != dict(new(text)):
-            raise ValueError(
-                f"{type(old).__name__} cannot have a prompt with a suffix: after saving and loading, it tokenizes "
-                f"{text!r} differently"
-            )
+            problem = f"after saving and loading, it tokenizes {text!r} differently"
+            raise ValueError(f"{type(old).__name__} cannot have a prompt with a suffix: {problem}")

@@ -98,10 +98,8 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
         (adapter,) = model.peft_config.values()
         changed = [key for key in settings if getattr(adapter, key) != getattr(config, key) and key != "target_modules"]
         if changed:
-            raise ValueError(
-                f"the model has a LoRA adapter with another {', '.join(changed)}: use the adapter's own model.lora "
-                "settings, or merge the adapter first with raoe-train export --merge"
-            )
+            advice = "use its own model.lora settings, or merge it first with raoe-train export --merge"
+            raise ValueError(f"the model has a LoRA adapter with another {', '.join(changed)}: {advice}")
     else:
         if getattr(model, "is_loaded_in_4bit", False):  # this also converts norms and embeddings to float32
             prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

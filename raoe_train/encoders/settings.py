@@ -85,7 +85,6 @@ class Model(Encoder):
     Args:
         name: encoder or SentenceTransformer, by path or hub name; scratch makes a new model
         random_weights: keep the architecture and tokenizer, but draw new weights
-        dropout: dropout probability, in place of the encoder's own
         dtype: dtype of the weights; by default as saved
         device_map: device_map of transformers; auto spreads the model over all GPUs
         bidirectional_layers: number of last layers of a decoder that attend in both directions, or all
@@ -97,7 +96,6 @@ class Model(Encoder):
 
     name: Source = ""
     random_weights: bool = False
-    dropout: Share | None = None
     dtype: Dtype | None = None
     device_map: str | None = None
     bidirectional_layers: NonNegativeInt | Literal["all"] | None = None

@@ -71,7 +71,7 @@ class PolarityEvaluator(SentenceEvaluator):
         numbers = {label: number for number, label in enumerate(dict.fromkeys(source_labels))}
         self.classes = np.array([numbers[label] for label in (*labels, *source_labels)])
         self.k, self.discount, self.batch_size, self.name = k, discount, batch_size, name
-        self._check(k)
+        self._weights(k)
         if not isinstance(reference, np.ndarray):
             reference = encode_sentences(reference, self.texts, batch_size)
         if (rows := len(reference)) != len(self.texts):
@@ -85,16 +85,21 @@ class PolarityEvaluator(SentenceEvaluator):
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
-    def scores(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(P, S) of each sentence, [n] each, from 0 to 1 and from -1 to 1. The [n + m, d] embeddings are those of the
-        sentences and then the source sentences."""
-        return self._scores(embeddings, [self.k])[0]
+    def scores(self, embeddings: np.ndarray, k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(P, S) of each sentence by its k nearest source sentences, [n] each, from 0 to 1 and from -1 to 1. The [n +
+        m, d] embeddings are those of the sentences and then the source sentences."""
+        n, unit, w = len(self.labels), unit_rows(embeddings), self._weights(k or self.k)
+        places, _ = nearest(unit[:n], unit[n:], len(w))
+        is_same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
+        # row by row, because [n, k, d] may be large
+        cosines = np.stack([self.reference[n + row] @ self.reference[i] for i, row in enumerate(places)])
+        return is_same @ w, cosines.astype(np.float64) @ w
 
     def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> tuple[dict[str, Any], np.ndarray]:
         """({"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class":
         {class: the first five}, "curve": {k: {"polarity", "similarity"}}}, scores in percent; P of each
         sentence, [n] from 0 to 1)."""
-        (polarity, similarity), *rest = self._scores(embeddings, [self.k, *curve])
+        polarity, similarity = self.scores(embeddings)
         labels = np.array(list(map(str, self.labels)))
 
         def of(rows: np.ndarray) -> dict[str, Any]:
@@ -106,29 +111,15 @@ class PolarityEvaluator(SentenceEvaluator):
             "k": self.k,
             "by_class": {label: of(labels == label) for label in sorted(set(labels.tolist()))},
         }
-        for k, scores in zip(curve, rest, strict=True):
-            mean = _percent(*scores)
+        for k in curve:
+            mean = _percent(*self.scores(embeddings, k))
             result.setdefault("curve", {})[str(k)] = {name: mean[name] for name in ("polarity", "similarity")}
         return result, polarity
 
-    def _check(self, k: int) -> None:
-        weights(k, self.discount)
+    def _weights(self, k: int) -> np.ndarray:
         if (sources := len(self.texts) - len(self.labels)) < k:
             raise ValueError(f"k is {k}, but there are only {sources} source sentences: lower k")
-
-    def _scores(self, embeddings: np.ndarray, ks: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(P, S) of each sentence by the k nearest source sentences, for each k."""
-        self._check(max(ks))
-        n, unit = len(self.labels), unit_rows(embeddings)
-        places, _ = nearest(unit[:n], unit[n:], max(ks))
-        is_same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
-        # row by row, because [n, k, d] may be large
-        cosines = np.stack([self.reference[n + row] @ self.reference[i] for i, row in enumerate(places)])
-        results = []
-        for k in ks:
-            w = weights(k, self.discount)
-            results.append((is_same[:, :k] @ w, cosines[:, :k].astype(np.float64) @ w))
-        return results
+        return weights(k, self.discount)
 
 
 def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 import os
 import pkgutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,12 +123,8 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
     """
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
-    if reserved := {"average", "dev"}.intersection(tasks):
-        raise ValueError(f"a task cannot be called {min(reserved)}, which is a column of reports: name its file")
-    if duplicates := sorted(task for task, count in Counter(tasks).items() if count > 1):
-        raise ValueError(f"tasks has {', '.join(duplicates)} more than once: name each task once")
     reading, by_word, missing = Reading(data_dir, **options), dict[str, Task](), dict[str, None]()
-    for word in tasks:
+    for word in dict.fromkeys(tasks):
         kind, name = split_word(word)
         if is_conditional(reading.prompt) and kind != "sts":
             raise ValueError(f"task {word!r}: the prompt has a {{condition}}, which tasks of kind {kind} do not have")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.data.columns import RowProblem
 from raoe_train.data.settings import Sentences
 from raoe_train.data.tables import each_sentence
 from raoe_train.encoders.embed import embeddings, unit_rows
@@ -22,18 +23,16 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
     Empty rows, duplicates, texts of several lines or without letters, and texts for which `accept` returns a reason are
     skipped. A row that is not a text (invalid UTF-8, a missing field) is an error unless data.on_error is skip.
     """
-    if not data.input:
-        raise ValueError("--data.input is missing: the sentences to start chains from")
     skipped: Counter[str] = Counter()
     starts: list[tuple[int, str]] = []
     seen: set[str] = set()
-    for number, (place, text, problem) in enumerate(each_sentence(data.input, data.columns), 1):
-        if problem is not None and problem != "blank line":
+    for number, (place, text) in enumerate(each_sentence(str(data.input), data.columns), 1):
+        if isinstance(text, RowProblem) and text.malformed:
             if data.on_error == "raise":
-                raise ValueError(f"{place}: {problem}; to skip and count such rows, use data.on_error skip")
+                raise ValueError(f"{place}: {text}; to skip and count such rows, use data.on_error skip")
             skipped["not a text"] += 1
             continue
-        sentence = text.strip()
+        sentence = "" if isinstance(text, RowProblem) else text.strip()
         reason = (
             "empty" if not sentence
             else "duplicate" if sentence in seen

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
-from raoe_train.artifacts.resume import Lines, Output
+from raoe_train.artifacts.resume import Output, SharedRows
 from raoe_train.artifacts.writing import write_json
 from raoe_train.encoders.settings import identity
 from raoe_train.generation.decoding import GuidedDecoder, Sampling
@@ -70,41 +70,37 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         ids = set(_select(output.parts / "selected.json", sentences, seeds))
         sentences = [(key, sentence) for key, sentence in sentences if key in ids]
     rank, world = rank_and_world()
-    lines = Lines(output)
-    with lines.writing():
-        finished_ids = lines.done()
-        own = sentences[rank::world]
-        waiting = [(key, sentence) for key, sentence in own if key not in finished_ids]
-        run: dict[str, Any] = {}
-        if waiting:
-            decoder = GuidedDecoder(load_language_model(model), tokenizer, sampling)
-            line = {
-                "method": generation.method,
-                "settings": {**settings["generation"], "prompt": settings["prompt"], "revision": model.revision},
-                "model": model.name,
-                "versions": versions(),
-            }
-            parts = lines.parts()
-            starts = ((key, {0: sentence} | parts.get(key, {})) for key, sentence in waiting)
-            texts = ((key, [start[n] for n in sorted(start)]) for key, start in starts)
-            chains = (Chain(key, sentences, instructions, generation) for key, sentences in texts)
-            run = _write(grow(chains, decoder, generation.batch_size), lines, line, len(own), len(waiting))
+    rows, own = SharedRows(output), sentences[rank::world]
+    earlier = rows.read()
+    begun = ((key, earlier.get(key, {"begun": [sentence]}).get("begun")) for key, sentence in own)
+    waiting = [(key, texts) for key, texts in begun if texts]
+    run: dict[str, Any] = {}
+    if waiting:
+        decoder = GuidedDecoder(load_language_model(model), tokenizer, sampling)
+        line = {
+            "method": generation.method,
+            "settings": {**settings["generation"], "prompt": settings["prompt"], "revision": model.revision},
+            "model": model.name,
+            "versions": versions(),
+        }
+        chains = (Chain(key, texts, instructions, generation) for key, texts in waiting)
+        run = _write(grow(chains, decoder, generation.batch_size), rows, line, len(own), len(waiting))
     with output.finish_lock():
         if finished := output.finished():  # by another process in the meantime
             return finished
         output.begin()  # the record comes first: after a kill, a merged file without one would count as foreign
-        merged = lines.merge(
-            [key for key, _ in sentences], lambda line: (len(line["sentences"]), line.get("reason", ""))
-        )
-        if merged is None:
+        finished_rows = [row for row in map(rows.read().get, dict(sentences)) if row and "begun" not in row]
+        if len(finished_rows) < len(sentences):
             print(f"{len(waiting)} chains are done here; other processes are still working")
             return {"output": path, "waiting": True, "run": run}
-        good, bad = merged
+        rows.merge(finished_rows)
+        good = [row for row in finished_rows if "reason" not in row]
+        reasons = [row["reason"].partition(":")[0] for row in finished_rows if "reason" in row]
         result = {
             "chains": len(good),
-            "sentences": sum(length for length, _ in good),
+            "sentences": sum(len(row["sentences"]) for row in good),
             "failed": len(good) < FEW * len(sentences),
-            "failed_chains": dict(Counter(reason.partition(":")[0] for _, reason in bad).most_common()),
+            "failed_chains": dict(Counter(reasons).most_common()),
             "skipped": skipped,
             "model": model.name,
             "run": run,
@@ -126,7 +122,7 @@ def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _write(chains: Any, lines: Lines, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
+def _write(chains: Any, rows: SharedRows, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
     """Write sentences and finished chains, the last `waiting` of this process's `total`; returns their number and the
     speed."""
     tokens, done, start = 0, total - waiting, time.perf_counter()
@@ -134,7 +130,7 @@ def _write(chains: Any, lines: Lines, line: dict[str, Any], total: int, waiting:
     place = rank_and_world()[0] or None
     with tqdm(total=total, initial=done, unit="chain", disable=None, position=place) as bar:
         for number, chain in enumerate(chains, 1):
-            row: dict[str, Any] = {"id": chain.key, "part": len(chain.sentences) - 1, "text": chain.sentences[-1]}
+            row: dict[str, Any] = {"begun": chain.sentences}
             if chain.finished:
                 row = {"id": chain.key, "sentences": chain.sentences, **line}
                 if chain.reason is not None:
@@ -142,7 +138,7 @@ def _write(chains: Any, lines: Lines, line: dict[str, Any], total: int, waiting:
                 tokens, done = tokens + chain.tokens, done + 1
                 bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
                 bar.update()
-            lines.write(row)
+            rows.write(chain.key, row)
             if bar.disable and time.perf_counter() - printed > SILENT:
                 printed = time.perf_counter()
                 print(f"{done} of {total} chains; {number} answers in this run", flush=True)

@@ -1,5 +1,6 @@
-"""The job `mine`: examples for contrastive losses from labelled texts, by their neighbours under a frozen encoder."""
+"""The job `mine`: examples for losses from labelled texts, or hard negatives for rows, by a frozen encoder."""
 
+import random
 from collections import Counter
 from dataclasses import asdict
 from functools import partial
@@ -7,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sentence_transformers import CrossEncoder
+from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_dot_score
 
-from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.provenance import digest, fingerprint
 from raoe_train.artifacts.resume import Output
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.mining import (
@@ -19,17 +22,21 @@ from raoe_train.data.mining import (
     labelled_table,
     make_draw,
     pairs,
-    random_pairs,
+    random_pairs,  # fmt: skip
     triplets,
 )
+from raoe_train.data.rows import row_table
 from raoe_train.data.sources import has_column
-from raoe_train.encoders.embed import embeddings, nearest_by_class, unit_rows
-from raoe_train.encoders.settings import identity
-from raoe_train.jobs.negatives import mine_negatives
+from raoe_train.data.tables import Texts
+from raoe_train.encoders.embed import CHUNK, embeddings, nearest_by_class, unit_rows
+from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.evaluation.retrieval import read_passages
 from raoe_train.jobs.settings import MineConfig, Mining
 from raoe_train.jobs.shared import job, require
 
 LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; rows have the others, both have seed
+FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_margin", "num_negatives",
+            "sampling_strategy", "cross_encoder")  # fmt: skip
 
 
 @job
@@ -60,13 +67,12 @@ def mine(config: MineConfig) -> dict[str, Any]:
     if useless := sorted(given - {*LABELLED} if is_labelled else given & {*LABELLED}):
         kind = "labelled texts" if is_labelled else "rows without labels"
         raise ValueError(f"mining.{useless[0]} has no effect on {kind}, which {source} has: remove it")
-    if not is_labelled:
-        require(model.name, "model.name", "the encoder that ranks the passages")
-        return mine_negatives(config, path)
-    if loss == "mse" and mining.count is None:
+    if loss != "mse" or not is_labelled:
+        require(model.name, "model.name", "the encoder whose embeddings decide which texts are near each other")
+    elif mining.count is None:
         raise ValueError("--mining.count is missing: how many random pairs to draw for loss mse")
-    if loss != "mse":
-        require(model.name, "model.name", "the encoder whose embeddings decide which sentences are neighbours")
+    if not is_labelled:
+        return _mine_negatives(config, path)
     texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
         raise ValueError(f"{data.input} has pairs of sentences: mining needs single texts with a class")
@@ -75,9 +81,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
     if not sentences:
         raise ValueError(f"{data.input}: every text has two different labels, so none can be used")
     if len(sizes) < 2:
-        raise ValueError(
-            f"{data.input}: all {len(sentences)} texts are of one class, {labels[0]!r}; mining needs two or more"
-        )
+        raise ValueError(f"{data.input}: all texts are of one class, {labels[0]!r}; mining needs two or more")
     columns = COLUMNS[loss]
     settings = {
         "model": None if loss == "mse" else identity(model),
@@ -105,10 +109,8 @@ def mine(config: MineConfig) -> dict[str, Any]:
         result["neighbours"] = {"own": float(table.own_count.mean()), "others": float(table.others_count.mean())}
         result["without"] = int(((table.own_count == 0) & (table.others_count == 0)).sum())
     if not available:
-        raise ValueError(
-            f"{data.input}: no sentence has the neighbours that a {loss} example needs: lower mining.threshold, now "
-            f"{mining.threshold:g}"
-        )
+        advice = f"lower mining.threshold, now {mining.threshold:g}"
+        raise ValueError(f"{data.input}: no sentence has the neighbours that a {loss} example needs: {advice}")
     output.begin()
     write_rows(output.path, columns, example_rows(columns, examples, sentences))
     kinds = (1, 0) if columns[-1] in ("label", "score") else ()
@@ -130,10 +132,8 @@ def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining) -> Neighbo
     (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
     if not (own_count.any() or others_count.any()):
-        raise ValueError(
-            f"no two texts have a cosine above mining.threshold {mining.threshold:g}: lower it; the highest cosine is "
-            f"{near.max():.3f} within a class and {near_others.max():.3f} between classes"
-        )
+        highest = f"{near.max():.3f} within a class and {near_others.max():.3f} between classes"
+        raise ValueError(f"no cosine exceeds mining.threshold {mining.threshold:g}: lower it; the highest is {highest}")
     return Neighbours(own, others, own_count, others_count)
 
 
@@ -145,3 +145,59 @@ def _print(result: dict[str, Any], count: int | None) -> None:
         print(f"fewer than mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
     if result.get("without"):
         print(f"{result['without']} sentences have no neighbour above mining.threshold")
+
+
+class _Resumable:
+    """An encoder for mine_hard_negatives whose embeddings are kept as shards, so that an interrupted job resumes."""
+
+    device = "cpu"
+    similarity, similarity_pairwise = staticmethod(dot_score), staticmethod(pairwise_dot_score)  # of unit rows
+
+    def __init__(self, encoder: FrozenEncoder, cache: str | Path) -> None:
+        self.encoder, self.cache = encoder, cache
+
+    def encode_query(self, texts: list[str], *, kind: str = "query", **_: Any) -> np.ndarray:
+        return unit_rows(embeddings(self.encoder, texts, "reference", self.cache, kind))
+
+    def encode_document(self, texts: list[str], **_: Any) -> np.ndarray:
+        return self.encode_query(texts, kind="document")
+
+
+def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
+    """Mine negatives for rows, from their passages and those of mining.corpus."""
+    data, model, mining = config.data, config.model, config.mining
+    table, counts = row_table(data.input, columns=data.columns or None, on_error=data.on_error)
+    pairs = [*dict.fromkeys(zip(table["anchor"][:], table["positive"][:], strict=True))]
+    more = read_passages(mining.corpus, data.on_error).values() if mining.corpus else ()
+    corpus = [*dict.fromkeys([*Texts({"": table.remove_columns("anchor")}), *more])]
+    keywords, cross = {key: getattr(mining, key) for key in FOR_ROWS}, mining.cross_encoder
+    if cross and all(value is None for value in (mining.max_score, mining.absolute_margin, mining.relative_margin)):
+        raise ValueError("mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin")
+    settings = {"model": identity(model), "input": digest([pairs, corpus]), "mining": {**keywords, "seed": mining.seed},
+                "cross_encoder": fingerprint(cross or "")}  # fmt: skip
+    output = Output(path, settings, config.overwrite)
+    if finished := output.finished():
+        print(f"{path} is already finished, from the same texts and settings")
+        return finished
+    random.seed(mining.seed)
+    lists = mine_hard_negatives(
+        table.select_columns(["anchor", "positive"]),
+        _Resumable(model, model.cache or output.parts),  # type: ignore[arg-type]
+        corpus=corpus,
+        output_format="labeled-list",  # [positive, negatives …], the only format of one row that may have fewer
+        faiss_batch_size=max(1, CHUNK // len(corpus)),  # queries at a time, also without FAISS
+        verbose=False,
+        **keywords | {"cross_encoder": CrossEncoder(cross, device=model.device) if cross else None},
+    )
+    mined = {(query, texts[0]): texts[1:] for query, texts in zip(lists["anchor"], lists["positive"], strict=True)}
+    if not mined:
+        raise ValueError(f"{data.input}: no passage qualifies as a negative: lower the margins or raise max_score")
+    rows = [[*pair, *mined.get(pair, [])] for pair in pairs]
+    numbers = [len(row) - 2 for row in rows]
+    columns = ["anchor", "positive", "negative", *(f"negative_{number}" for number in range(2, max(numbers) + 1))]
+    output.begin()
+    write_rows(output.path, columns, (dict(zip(columns, row, strict=False)) for row in rows))
+    fewer, total = sum(number < mining.num_negatives for number in numbers), sum(numbers)
+    print(f"{len(rows)} rows with {total} negatives, {fewer} with fewer than {mining.num_negatives} -> {path}")
+    counted = {"rows": len(rows), "negatives": total, "fewer": fewer, "passages": len(corpus)}
+    return output.finish({**counted, "read": counts})

@@ -1,7 +1,6 @@
 """The job `score`: similarity scores of sentence pairs from two teacher encoders."""
 
 import gc
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts import report, resume
+from raoe_train.artifacts import resume
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import Output
 from raoe_train.config import merge
@@ -25,10 +24,7 @@ from raoe_train.jobs.shared import job, require
 ADDED = ("score_1", "score_2", "score")
 TEACHERS: dict[str, dict[str, Any]] = {
     "Lajavaness/bilingual-embedding-large": {"revision": "e83179d7a66e8aed1b3015e98bb5ae234ed89598"},
-    "jinaai/jina-embeddings-v3": {
-        "revision": "215a6e121fa0183376388ac6b1ae230326bfeaed",
-        "task": "text-matching",
-    },
+    "jinaai/jina-embeddings-v3": {"revision": "215a6e121fa0183376388ac6b1ae230326bfeaed", "task": "text-matching"},
 }
 """The paper's teachers, at the revisions that MTEB names. The paper does not say which task adapter of
 jina-embeddings-v3 it used; text-matching is the one for similarity. Both need trust_remote_code."""
@@ -39,8 +35,8 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     """Add the score S = (S1 + S2) / 2 of two teacher encoders to sentence pairs (Eq. 4 of the RAOE paper).
 
     OUTPUT holds all rows of data.input unchanged, also those without a gold label, and three more columns: score_1 and
-    score_2, the teachers' raw cosines, and score, their mean. OUTPUT.json beside it is a summary. If the rows have NLI
-    labels, OUTPUT.png shows the distribution of the score by label (the paper's Figure 1).
+    score_2, the teachers' raw cosines, and score, their mean. OUTPUT.json beside it is a summary, by label if the rows
+    have NLI labels.
 
     A teacher takes the options of any frozen encoder. Unfinished scores are kept in OUTPUT.parts/ until OUTPUT is
     written. Under torchrun each process scores its share and rank 0 writes OUTPUT; a rerun may use another number.
@@ -78,8 +74,6 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     output.begin()
     write_rows(output.path, [*table.columns, *ADDED], rows)
     by_label = _by_label(table.labels, mean)
-    if by_label:
-        report.pictures(lambda: _plot(by_label, resume.beside(output.path, ".png")))
     result = {
         "rows": len(mean),
         "left_out": table.left_out,
@@ -109,9 +103,8 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     names = list(names) or list(TEACHERS)
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")
-    for name in options:
-        if name not in names:
-            raise ValueError(f"teacher has options for {name!r}, which is not one of the teachers {', '.join(names)}")
+    if unknown := [name for name in options if name not in names]:
+        raise ValueError(f"teacher has options for {unknown[0]!r}, but the teachers are {', '.join(names)}")
     common = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
     settings = ({**common, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
     return [merge(FrozenEncoder, [fields], "teacher.") for fields in settings]
@@ -134,17 +127,3 @@ def _by_label(labels: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
     names = {-1: "no label", **{number: name for name, number in NLI_LABELS.items()}}
     present = sorted(set(labels.tolist()), key=lambda label: (label < 0, label))
     return {names.get(label, str(label)): scores[labels == label] for label in present}
-
-
-def _plot(groups: dict[str, np.ndarray], path: Path) -> list[Path]:
-    """Plot the distribution of the score by label, normalised so that labels of different frequency can be compared."""
-    plot, axes = report.figure()
-    edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), bins=60)
-    for (label, scores), colour in zip(groups.items(), itertools.cycle(report.COLOURS), strict=False):
-        name = f"{label} ({len(scores)} pairs, mean {scores.mean():.3f})"
-        axes.hist(scores, edges, density=True, histtype="stepfilled", alpha=0.35, color=colour)
-        axes.hist(scores, edges, density=True, histtype="step", color=colour, label=name)
-    axes.set(xlabel="similarity score S", ylabel="density")
-    axes.legend(frameon=False)
-    report.save(plot, path)
-    return [path]

@@ -17,48 +17,23 @@ Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLab
 
 from raoe_train.losses.base import CachedLoss, Loss
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.distillation import (
-    ListMLELoss,
-    RankDistillationLoss,
-    SimilarityDistillationLoss,
-)
+from raoe_train.losses.distillation import ListMLELoss, RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.in_batch import GISTLoss, SigmoidLoss
 from raoe_train.losses.infonce import AnglEContrastiveLoss, InfoNCELoss
 from raoe_train.losses.library import (
-    AutoLoss,
-    ContrastiveLoss,
-    CosineSimilarityLoss,
-    MultipleNegativesRankingLoss,
-    OnlineContrastiveLoss,
-    SoftmaxLoss,
-    TripletLoss,
+                                       AutoLoss,
+                                       ContrastiveLoss,
+                                       CosineSimilarityLoss,
+                                       MultipleNegativesRankingLoss,
+                                       OnlineContrastiveLoss,  # fmt: skip
+                                       SoftmaxLoss,
+                                       TripletLoss,
 )
 from raoe_train.losses.pairs import AnglELoss, CoSENTLoss, PairLoss, PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 
-__all__ = [
-    "AnglEContrastiveLoss",
-    "AnglELoss",
-    "AutoLoss",
-    "ByLength",
-    "CachedLoss",
-    "CoSENTLoss",
-    "ContrastiveLoss",
-    "CosineSimilarityLoss",
-    "GISTLoss",
-    "GatedAngularLoss",
-    "InfoNCELoss",
-    "ListMLELoss",
-    "Loss",
-    "MultipleNegativesRankingLoss",
-    "OnlineContrastiveLoss",
-    "PairLoss",
-    "PearsonLoss",
-    "RAOELoss",
-    "RankDistillationLoss",
-    "RankMarginLoss",
-    "SigmoidLoss",
-    "SimilarityDistillationLoss",
-    "SoftmaxLoss",
-    "TripletLoss",
-]
+__all__ = ["AnglEContrastiveLoss", "AnglELoss", "AutoLoss", "ByLength", "CachedLoss", "CoSENTLoss", "ContrastiveLoss",
+           "CosineSimilarityLoss", "GISTLoss", "GatedAngularLoss", "InfoNCELoss", "ListMLELoss", "Loss",
+           "MultipleNegativesRankingLoss", "OnlineContrastiveLoss", "PairLoss", "PearsonLoss", "RAOELoss",
+           "RankDistillationLoss", "RankMarginLoss", "SigmoidLoss", "SimilarityDistillationLoss", "SoftmaxLoss",
+           "TripletLoss"]  # fmt: skip

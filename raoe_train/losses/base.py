@@ -61,12 +61,8 @@ class CachedLoss(CachedLossMixin, Loss):
         mini_batch_size: PositiveInt | None = None,
         mini_batch_num_tokens: PositiveInt | None = None,
         gather_across_devices: bool = False,
-        **unknown: Any,
     ) -> None:
         super().__init__()
-        if unknown:
-            names = ", ".join(unknown)
-            raise TypeError(f"{type(self).__name__} has no keyword {names}; a temperature is set as scale, its inverse")
         if isinstance(model, str):
             raise TypeError(f"a loss needs an encoder, not its name: pass rt.load_encoder({model!r})")
         check_numbers(False, scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)

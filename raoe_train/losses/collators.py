@@ -102,9 +102,7 @@ class ListCollator(SentenceTransformerDataCollator):
             for square, row, length in zip(teacher, features, lengths, strict=True):
                 values = torch.as_tensor(row["label"], dtype=torch.float32)
                 if values.numel() != length * length:
-                    raise ValueError(
-                        f"a list of {length} sentences needs {length} x {length} teacher values, got {values.numel()}"
-                    )
+                    raise ValueError(f"{length} sentences need {length} x {length} values, got {values.numel()}")
                 square[:length, :length] = values.reshape(length, length)
         return batch
 

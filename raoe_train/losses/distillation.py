@@ -47,9 +47,7 @@ class DistillationLoss(CachedLoss):
     def __init__(self, model: SentenceTransformer, embed: Embed, scale: PositiveFloat = 20.0, **cached: Any) -> None:
         super().__init__(model, scale, **cached)
         if self.gather_across_devices:
-            raise ValueError(
-                f"{type(self).__name__} does not support gather_across_devices: leave it false"
-            )
+            raise ValueError(f"{type(self).__name__} does not support gather_across_devices: leave it false")
         self._embed = embed
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
@@ -131,10 +129,8 @@ class ListMLELoss(CachedLoss):
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
         """The scalar loss of one column of (N, D) embeddings; ValueError for labels that are missing."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
-            raise ValueError(
-                "ListMLELoss needs one column with the sentences of all lists, and labels with 'lengths'; got "
-                f"{len(embeddings)} columns and {type(labels).__name__}: use raoe_train.ListCollator"
-            )
+            got = f"{len(embeddings)} columns and {type(labels).__name__}"
+            raise ValueError(f"ListMLELoss needs one column and 'lengths', of raoe_train.ListCollator; got {got}")
         (column,) = embeddings
         lengths = labels["lengths"].to(column.device)
         teacher = labels.get("teacher")

@@ -60,14 +60,8 @@ def average_gradient(parameter: Tensor) -> Tensor:
     encoder. Call it once in a forward, in every process."""
     own = parameter.view_as(parameter)
     if world_size() > 1 and own.requires_grad:
-        own.register_hook(_mean)
+        own.register_hook(lambda gradient: _all_gather(gradient[None]).mean(0))
     return own
-
-
-def _mean(own: Tensor) -> Tensor:
-    mean = own.clone()
-    dist.all_reduce(mean)
-    return mean / world_size()
 
 
 def _all_gather(own: Tensor) -> Tensor:

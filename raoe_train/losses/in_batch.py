@@ -103,10 +103,8 @@ class InBatchLoss(CachedLoss):
         """
         rows = [len(column) for column in embeddings]
         if len(rows) < 2 or len(set(rows)) > 1:
-            raise ValueError(
-                f"{type(self).__name__} needs columns anchor, positive (for SimCSE the anchors again) and any number "
-                f"of negatives, with equally many rows; got columns of {', '.join(map(str, rows))} rows"
-            )
+            rule = "needs columns of equal length: anchor, positive (SimCSE: the anchor again), negatives"
+            raise ValueError(f"{type(self).__name__} {rule}; got columns of {', '.join(map(str, rows))} rows")
         return self.of_columns(embeddings, labels, ids if texts is None else _duplicate_ids(self.gather(texts)))
 
     @abstractmethod
@@ -174,8 +172,6 @@ class SigmoidLoss(InBatchLoss):
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, learn_scale=learn_scale, **contrastive)
-        if not math.isfinite(bias):
-            raise ValueError(f"bias must be a finite number, got {bias!r}")
         self.bias = bias
         if learn_scale:
             self.logit_bias = nn.Parameter(torch.tensor(float(bias)))
@@ -224,8 +220,6 @@ class GISTLoss(InBatchLoss):
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)
-        if not math.isfinite(margin):
-            raise ValueError(f"margin must be a finite number, got {margin!r}")
         self.margin_strategy = margin_strategy
         self.margin = margin
         self.contrast_anchors = contrast_anchors
@@ -277,10 +271,7 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
     tokens = features.get("input_ids")
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features
     if not isinstance(tokens, Tensor) or not texts:
-        raise ValueError(
-            "mask_duplicates compares texts by their input_ids, but a column is not only text: "
-            "use InfoNCELoss(..., mask_duplicates=False)"
-        )
+        raise ValueError("a column is not text-only, so its texts cannot be compared: set mask_duplicates=False")
     if "cu_seq_lens_q" in features or "offsets" in features:  # all texts in one row: packed, or StaticEmbedding
         starts = features["cu_seq_lens_q"][:-1] if "cu_seq_lens_q" in features else features["offsets"]
         tokens, starts = tokens.reshape(-1), starts.long()

@@ -61,10 +61,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         if partition_mode not in get_args(Partition):
             raise ValueError(f"partition_mode must be one of {', '.join(get_args(Partition))}, got {partition_mode!r}")
         if partition_mode == "per_direction" and not set(distinct) <= set(BOTH_WAYS):
-            raise ValueError(
-                "partition_mode per_direction needs directions query_to_doc and doc_to_query only, got "
-                f"{', '.join(distinct)}"
-            )
+            raise ValueError(f"partition_mode per_direction needs query_to_doc and doc_to_query only, got {distinct}")
         if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):
             raise ValueError("symmetric sets directions and partition_mode: leave these out")
         check_numbers(hardness_strength=hardness_strength)
@@ -133,9 +130,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
         """The scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
         if len(embeddings) not in (3, 4):
-            raise ValueError(
-                f"AnglEContrastiveLoss needs 3 or 4 columns, anchor, positive, negative, neutral; got {len(embeddings)}"
-            )
+            raise ValueError(f"AnglEContrastiveLoss needs anchor, positive, negative (neutral), got {len(embeddings)}")
         loss = super().compute_loss_from_embeddings(embeddings, labels, **texts)
         loss = loss + self.angle_weight * self._order(util.pairwise_angle_sim, embeddings, self.angle_scale)
         if not self.cosine_weight:

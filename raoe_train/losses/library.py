@@ -41,8 +41,7 @@ class TripletLoss(Loss, losses.TripletLoss):
     reads = ONE_NEGATIVE
 
     def __init__(self, model: Any, margin: NonNegativeFloat = 5.0, distance: Distance = "euclidean") -> None:
-        metric = getattr(losses.TripletDistanceMetric, distance.upper())
-        super().__init__(model, distance_metric=metric, triplet_margin=margin)
+        super().__init__(model, getattr(losses.TripletDistanceMetric, distance.upper()), margin)
 
 
 class _Siamese(Loss):
@@ -57,8 +56,7 @@ class _Siamese(Loss):
 
     def __init__(self, model: Any, margin: NonNegativeFloat = 0.5, distance: Distance = "cosine") -> None:
         metric = losses.SiameseDistanceMetric
-        choice = metric.COSINE_DISTANCE if distance == "cosine" else metric.EUCLIDEAN
-        super().__init__(model, distance_metric=choice, margin=margin)  # type: ignore[call-arg]
+        super().__init__(model, metric.COSINE_DISTANCE if distance == "cosine" else metric.EUCLIDEAN, margin)  # type: ignore
 
 
 class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):

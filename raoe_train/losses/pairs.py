@@ -1,7 +1,6 @@
 """Losses of scored pairs: their base class, CoSENT, AnglE and Pearson's correlation, and calibration of the scale."""
 
 import copy
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -56,11 +55,7 @@ class PairLoss(CachedLoss):
     reads = SCORED_PAIRS
     by_order = False  # whether only the order of scores counts; if not, scores get the dtype of similarity
     dims: tuple[int, ...] | None = None  # see OneSweep
-
-    def __init__(self, model: Any, scale: PositiveFloat = 20.0, **cached: Any) -> None:
-        super().__init__(model, scale, **cached)
-        self._checked_labels = False
-        self._warned = False
+    _checked_labels = False
 
     @property
     def needs_label(self) -> bool:
@@ -126,16 +121,12 @@ class PairLoss(CachedLoss):
             score = labels
         if score is None or (self.needs_label and label is None):
             fields = "a score and an NLI label" if self.needs_label else "a score"
-            raise ValueError(
-                f"{type(self).__name__} needs {fields} for each pair, in columns 'score' and 'label' (collated by "
-                "raoe_train.Trainer or, for other trainers, raoe_train.ScoreLabelCollator) or as [label, score]"
-            )
+            columns = "in columns 'score' and 'label' (of raoe_train.ScoreLabelCollator) or as [label, score]"
+            raise ValueError(f"{type(self).__name__} needs {fields} for each pair, {columns}")
         for name, column in (("score", score), ("label", label)):
-            if column is not None and column.numel() != (column.numel() if rows is None else rows):
-                raise ValueError(
-                    f"{type(self).__name__} needs {rows} values of {name} (one per pair), "
-                    f"got {column.numel()} with shape {tuple(column.shape)}"
-                )
+            if column is not None and rows is not None and column.numel() != rows:
+                problem = f"needs {rows} values of {name} (one for each pair), got {column.numel()}"
+                raise ValueError(f"{type(self).__name__} {problem}")
         score = score.reshape(-1).detach()
         score = score.int() if score.dtype == torch.bool else score
         label = label.reshape(-1).detach() if self.needs_label and label is not None else None
@@ -144,20 +135,9 @@ class PairLoss(CachedLoss):
         if score.is_floating_point() and bool(score.isnan().any()):
             raise ValueError(f"{type(self).__name__} got a NaN score: remove such pairs")
         if label is not None and bool(((label < 0) | (label != label.floor())).any() | label.isnan().any()):
-            raise ValueError(
-                f"{type(self).__name__} needs labels that are whole numbers from 0, larger = less related "
-                f"(-1 means no label: remove such pairs), got {label.unique().tolist()[:8]}"
-            )
+            rule = "needs labels that are whole numbers from 0, larger = less related (-1 means no label)"
+            raise ValueError(f"{type(self).__name__} {rule}, got {label.unique().tolist()[:8]}")
         return score, None if label is None else label.long()
-
-    def warn_small_batch(self, rows: int, margin: float) -> None:
-        """Warn once if no two ranks of a batch can differ by more than the margin."""
-        if rows <= margin + 1 and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"in a batch of {rows} pairs no two ranks differ by more than margin={margin}: the rank part is 0",
-                stacklevel=4,
-            )
 
 
 class CoSENTLoss(OneSweep, PairLoss):
@@ -261,10 +241,8 @@ def calibrate(
         raise ValueError(f"pairs must be a datasets.Dataset, got {type(pairs).__name__}")
     texts = [name for name in pairs.column_names if name not in ("score", "label")]
     if not isinstance(loss, PairLoss) or len(texts) != 2 or "score" not in pairs.column_names:
-        raise ValueError(
-            f"calibrate needs a loss of scored pairs, and pairs with two columns of texts and a score; got "
-            f"{type(loss).__name__} and columns {', '.join(pairs.column_names)}"
-        )
+        names = ", ".join(pairs.column_names)
+        raise ValueError(f"calibrate needs a loss of scored pairs, and pairs with two texts and a score; got {names}")
     rows = min(len(pairs), max(PAIRS, batch_size))
     sample = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
 

@@ -41,7 +41,6 @@ class RankMarginLoss(OneSweep, PairLoss):
         self.ties = ties
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
-        self.warn_small_batch(similarity.shape[-1], self.margin)
         return rank_margin_loss(similarity, score, margin=self.margin, scale=self.scale, ties=self.ties)
 
 
@@ -104,7 +103,6 @@ class RAOELoss(RankMarginLoss):
         self.gate = gate
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> LossParts:
-        self.warn_small_batch(similarity.shape[-1], self.margin)
         label = torch.zeros_like(score, dtype=torch.long) if label is None else label
         names = ("margin", "scale", "rank_weight", "angle_weight", "ties", "gate")
         keywords: dict[str, Any] = {name: getattr(self, name) for name in names}

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyarrow.compute import min_max
@@ -11,7 +12,6 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from raoe_train.data.pairs import conditional_table, is_conditional, pair_table
 from raoe_train.data.rows import list_table, row_table
 from raoe_train.data.settings import Data
-from raoe_train.data.tables import to_table
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator, TextCollator
 
 logger = logging.getLogger(__name__)
@@ -79,10 +79,8 @@ def _cosines(source: str, data: Data, prompt: str | None, settings: Settings) ->
         unit = [(score - lowest) / (highest - lowest) for score in scores]
         return dataset.remove_columns("score").add_column("score", unit), counts
     if min(scores) < -1 or max(scores) > 1:
-        raise ValueError(
-            f"{source}: CosineSimilarityLoss needs scores from -1 to 1, got {min(scores)} to {max(scores)}: declare "
-            "their range with data.score_scale LOWEST HIGHEST"
-        )
+        problem = f"CosineSimilarityLoss needs scores from -1 to 1, got {min(scores)} to {max(scores)}"
+        raise ValueError(f"{source}: {problem}: declare their range with data.score_scale LOWEST HIGHEST")
     return dataset, counts
 
 
@@ -106,15 +104,9 @@ def _one_negative(source: str, data: Data, prompt: str | None, settings: Setting
     return _triplets(source, data, prompt, settings)
 
 
-def _labelled_pairs(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
-    return _labelled(source, data, data.labels or {"0": 0, "1": 1}, 2, "labels must be 1 (similar) or 0 (not)")
-
-
-def _classes(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
-    return _labelled(source, data, data.labels, 3, "classes must be 0, 1 or 2")
-
-
-def _labelled(source: str, data: Data, labels: Any, count: int, rule: str) -> Table:
+def _labelled(source: str, data: Data, prompt: str | None, settings: Settings, *, count: int, rule: str) -> Table:
+    """Read pairs with labels 0 … count - 1."""
+    labels = data.labels or ({"0": 0, "1": 1} if count == 2 else None)
     dataset, counts = _table(source, data, pair_table, "score", names=[*SENTENCES, "label"], labels=labels)
     if beyond := sorted(set(dataset.unique("label")) - {*range(count)}):
         raise ValueError(f"{source}: {rule}, got {', '.join(map(str, beyond))}")
@@ -126,19 +118,7 @@ def _pairs(source: str, data: Data, prompt: str | None, settings: Settings) -> T
 
 
 def _lists(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
-    dataset, counts = list_table(source, on_error=data.on_error)
-    return dataset.select_columns(["sentences"]), counts
-
-
-def _sentences(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
-    return _table(source, data, _distinct, "score", "label", names=SENTENCES)
-
-
-def _distinct(source: str, names: list[str], **options: Any) -> Table:
-    """Read the distinct sentences of a source of pairs, as column text."""
-    pairs, counts = pair_table(source, names, **options)
-    texts = dict.fromkeys(text for name in names for text in pairs.unique(name))
-    return to_table({"text": text} for text in texts), counts
+    return list_table(source, on_error=data.on_error)
 
 
 SCORED_PAIRS = Reads("scored pairs", _ranked_pairs, ScoreLabelCollator)
@@ -147,10 +127,9 @@ ROWS = Reads("rows", _rows)  # anchor, positive, any number of negatives
 ROWS_WITH_TEXTS = Reads("rows", _rows, TextCollator)
 TRIPLETS = Reads("triplets", _triplets)  # and, with data.neutral, a neutral text
 ONE_NEGATIVE = Reads("triplets", _one_negative)
-LABELLED_PAIRS = Reads("labelled pairs", _labelled_pairs)  # 1 similar, 0 not
-CLASSES = Reads("NLI pairs", _classes)  # of three classes
+LABELLED_PAIRS = Reads("labelled pairs", partial(_labelled, count=2, rule="labels must be 1 (similar) or 0 (not)"))
+CLASSES = Reads("NLI pairs", partial(_labelled, count=3, rule="classes must be 0, 1 or 2"))
 PAIRS = Reads("pairs", _pairs)  # each a positive one
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
 LISTS = Reads("lists", _lists, ListCollator)  # raoe_train.training.training_data adds the targets
-SENTENCES_ALONE = Reads("sentences", _sentences)
 RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS, PAIRS_WITH_TEXTS)  # their dev sets may be rows

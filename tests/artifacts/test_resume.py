@@ -12,7 +12,7 @@ import pytest
 
 from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.resume import Lines, Output, different, lock_output, replacing_model
+from raoe_train.artifacts.resume import Output, SharedRows, different, lock_output, replacing_model
 from raoe_train.cli import main
 
 SETTINGS = {"model": {"name": "m"}, "rows": None}
@@ -165,67 +165,23 @@ def test_ranks_share_shards(tmp_path, monkeypatch):
     assert resume.gather(paths).tolist() == list(range(10))
 
 
-@pytest.fixture
-def ranks(tmp_path, monkeypatch):
-    """The lines of two processes of one output."""
+def test_rows_of_all_processes_are_merged_in_order(tmp_path):
     output = Output(tmp_path / "words.jsonl", SETTINGS)
-    made = []
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        made.append(Lines(output))
-    return made
-
-
-def write(lines, *of):
-    with lines.writing():
-        for line in of:
-            lines.write(line)
-
-
-def test_lines_of_all_processes_are_merged_in_order(ranks):
-    first, second = ranks
-    write(first, {"id": 3, "word": "drei é"}, {"id": 1, "word": "one", "reason": "too short"})
-    assert first.own.read_bytes().count(b"\n") == 2
-    assert first.merge([1, 2, 3], dict) is None and not first.output.exists()  # the other's line is missing
-    with open(second.own, "wb") as file:
-        file.write(b'{"id": 2, "wo')  # left by a kill
-    assert first.done() == {1, 3}
-    write(second, {"id": 2, "word": "two"})
-    assert first.done() == {1, 2, 3}
-    assert second.merge([1, 2, 3], lambda line: line["word"]) == (["two", "drei é"], ["one"])
+    first, second = SharedRows(output), SharedRows(output)
+    assert first.read() == {}
+    first.write(3, {"id": 3, "word": "drei é"})
+    first.write(1, {"id": 1, "word": "one", "reason": "too short"})
+    second.write(2, {"begun": ["t"]})
+    second.write(2, {"id": 2, "word": "two"})
+    (first.folder / ".partial.4.json").write_text('{"id": 4')  # left by a kill
+    (first.folder / "5.json").write_text('{"id": 5')  # damaged
+    rows = second.read()
+    assert {key: row["word"] for key, row in rows.items()} == {1: "one", 2: "two", 3: "drei é"}
+    second.merge(rows[key] for key in (1, 2, 3))
     assert [json.loads(line)["id"] for line in first.output.read_text("utf-8").splitlines()] == [2, 3]
     assert json.loads(first.failed.read_text()) == {"id": 1, "word": "one", "reason": "too short"}
-    assert second.merge([3], lambda line: line["id"]) == ([3], []) and not first.failed.exists()
-
-
-def test_last_line_without_a_newline(ranks):
-    """The next line must not be appended to it."""
-    lines, _ = ranks
-    write(lines, {"id": 1})
-    with open(lines.own, "ab") as file:
-        file.write(b'{"id": 2, "word": "two"}')
-    assert lines.done() == {1}
-    write(lines, {"id": 3})
-    assert lines.done() == {1, 3} and lines.own.read_bytes() == b'{"id": 1}\n{"id": 3}\n'
-
-
-@pytest.mark.parametrize("line", ['{"word": "two"}', "[]", "{"])
-def test_foreign_line_is_refused(ranks, line):
-    lines, _ = ranks
-    lines.folder.mkdir(parents=True)
-    lines.own.write_text(line + "\n" + '{"id": 1}\n')
-    with pytest.raises(ValueError, match=r"rank-00000\.jsonl, line 1: not written by raoe-train"):
-        lines.done()
-
-
-def test_lines_have_one_writer(ranks):
-    lines, other = ranks
-    with lines.writing():
-        with pytest.raises(ValueError, match="another process is writing to"), lines.writing():
-            raise AssertionError
-        with other.writing():
-            pass
+    second.merge([rows[3]])
+    assert not first.failed.exists()
 
 
 HOLDER = "import sys; from raoe_train.artifacts.resume import lock_output\n" \

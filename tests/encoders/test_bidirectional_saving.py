@@ -344,9 +344,9 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
     [
         ({"load_in_4bit": True}, "4-bit weights cannot be trained: set model.lora"),
         ({"bidirectional_layers": 9}, "from 0 to 2, got 9"),
-        ({"prompt": "no place for it"}, "must have {text}, for the sentence, exactly once"),
+        ({"prompt": "no place for it"}, "must have {text} exactly once"),
         ({"lora": {"rank": 4}}, "unknown key model.lora.rank"),
-        ({"name": "scratch", "lora": LORA}, "need a pretrained model and cannot be used with model.name scratch"),
+        ({"name": "scratch", "lora": LORA}, "need a pretrained model, not model.name scratch"),
     ],
 )
 def test_invalid_settings(tmp_path, changes, message):

@@ -130,11 +130,6 @@ def test_invalid_tasks(model, tasks):
         evaluate_encoder(model, ["same"], tasks)
     with pytest.raises(ValueError, match=r"^--data\.dir is missing: [^\n]*$"):  # once for all
         evaluate_encoder(model, ["stsb", "mr"])
-    for column in ("average", "dev"):
-        with pytest.raises(ValueError, match=f"a task cannot be called {column}, which is a column of reports"):
-            evaluate_encoder(model, ["plain", column], tasks)
-    with pytest.raises(ValueError, match="more than once"):
-        evaluate_encoder(model, ["plain", "plain"], tasks)
     for nothing in ([], "plain"):
         with pytest.raises(ValueError, match="tasks must list"):
             evaluate_encoder(model, nothing, tasks)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from raoe_train.data.files import write_rows
-from raoe_train.evaluation.classifiers import LogisticRegression
 from raoe_train.evaluation.tasks import read_tasks
+from raoe_train.evaluation.transfer import LogisticRegression
 from raoe_train.settings import Classifier
 
 APART = {"0": [-1.0, 0.0], "1": [1.0, 0.0]}

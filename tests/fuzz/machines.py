@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 
 from raoe_train.artifacts import resume
-from raoe_train.artifacts.resume import Lines, Output, beside
+from raoe_train.artifacts.resume import Output, SharedRows, beside
 from tests.faults.kills import changed
 
 KILLED = 9
@@ -77,7 +77,7 @@ def shards(folder: Path, rng: Random, steps: int) -> None:
 
 
 def lines(folder: Path, rng: Random, steps: int) -> None:
-    """Lines of two processes, which may be killed: the last process merges all of them once and in order."""
+    """Rows of two processes, which may be killed: the last process merges all of them once and in order."""
     for step in range(steps):
         output = Output(folder / str(step) / "lines.jsonl", {})
         ids = range(rng.randrange(1, 9))
@@ -85,11 +85,12 @@ def lines(folder: Path, rng: Random, steps: int) -> None:
         def write(rank: int, output: Output = output, ids: range = ids) -> Callable[[], object]:
             def work() -> None:
                 os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-                of = Lines(output)
-                with of.writing():
-                    for key in sorted({*ids[rank::2]} - of.done()):
-                        of.write({"id": key, "text": "é" * key, **({"reason": "x"} if key % 3 == 2 else {})})
-                if of.merge(ids, dict) is not None:
+                of = SharedRows(output)
+                for key in sorted({*ids[rank::2]} - {*of.read()}):
+                    of.write(key, {"id": key, "text": "é" * key, **({"reason": "x"} if key % 3 == 2 else {})})
+                rows = of.read()
+                if {*ids} == {*rows}:
+                    of.merge(rows[key] for key in ids)
                     output.finish({})
 
             return work

@@ -201,15 +201,12 @@ def _right_lists(records: list[Record]) -> list[Any]:
             except Exception:  # not a list, whatever its content
                 continue
         if isinstance(sentences, list) and len(sentences) > 2 and all(map(text, sentences)):
-            method = record.get("method")
-            its = {"sentences": sentences, "method": "" if method is None else str(method)}
-            results.append({"id": None if record.get("id") is None else str(record["id"]), **its})
+            results.append({"sentences": sentences})
     return results
 
 
 def _read_lists(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
-    rows, counts = made(*list_table(path, on_error=on_error))
-    return [{**row, "id": None if row["id"].startswith(("line ", "row ")) else row["id"]} for row in rows], counts
+    return made(*list_table(path, on_error=on_error))
 
 
 def _captions(rng: Random) -> Rows:

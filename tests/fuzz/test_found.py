@@ -96,8 +96,6 @@ def test_null_name_is_an_error(tmp_path):
     assert labelled_table(write(tmp_path / "a.jsonl", json.dumps(row) + "\n"))[0]["split"] == [""]
     row = {"sentence1": "a", "sentence2": "b", "subset": None}
     assert pair_table(write(tmp_path / "b.jsonl", json.dumps(row) + "\n"))[0]["subset"] == [""]
-    row = {"sentences": ["a", "b", "c"], "method": None}
-    assert list_table(write(tmp_path / "c.jsonl", json.dumps(row) + "\n"))[0]["method"] == [""]
 
 
 def test_lone_surrogate_is_an_error(tmp_path):

@@ -43,13 +43,6 @@ def configured(folder: Path, **values: object) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **values}))
 
 
-def a_layer_more(folder: Path) -> None:
-    """Add a layer to the weights but not to config.json."""
-    weights = load_file(folder / "model.safetensors")
-    more = {name.replace("layer.0.", "layer.1."): weight.clone() for name, weight in weights.items()}
-    save_file({**more, **weights}, folder / "model.safetensors", {"format": "pt"})
-
-
 @pytest.mark.parametrize("how", ["a linked folder", "a link to itself", "an adapter", "our adapter"])
 def test_fingerprint_covers_links_and_base_models(how, tmp_path):
     base, model = Path(saved_encoder(tmp_path / "base")), tmp_path / "model"
@@ -71,7 +64,8 @@ def test_fingerprint_covers_links_and_base_models(how, tmp_path):
     else:
         changed(base)
     after = fingerprint(str(model))
-    (model / ".DS_Store").write_bytes(b"0")
+    (model / ".git").mkdir()
+    (model / ".git" / "HEAD").write_bytes(b"0")
     assert after == fingerprint(str(model)) != before
 
 
@@ -90,7 +84,6 @@ def test_fingerprint_covers_links_and_base_models(how, tmp_path):
         lambda folder: configured(folder, hidden_act="gelx"),
         lambda folder: configured(folder, num_attention_heads=3),
         lambda folder: configured(folder, num_hidden_layers=2),
-        lambda folder: a_layer_more(folder),
     ],
 )
 def test_damaged_encoder_is_one_clear_error(damage, tmp_path):
@@ -238,8 +231,6 @@ def test_values_reformatted_by_tables(tmp_path):
     assert len(rt.read_pairs(file, on_error="skip", require=["score"])) == 5
     (tmp_path / "d.csv").write_text("sentence1,sentence2,label\na,b,1.0\na,c,2.0\na,d,0\n")
     assert list(rt.read_pairs(tmp_path / "d.csv")["label"]) == [1, 2, 0]
-    with pytest.raises(ValueError, match="two classes"):
-        rt.read_pairs(tmp_path / "d.csv", labels={"X": 0, "x": 1})
 
 
 class Reads(CoSENTLoss):
@@ -263,8 +254,6 @@ class Inherits(CoSENTLoss):
 def test_custom_forward_is_called():
     model = tiny_encoder()
     assert not fits(Reads(model)) and not fits(Both()) and fits(Inherits(model)) and fits(CoSENTLoss(model))
-    with pytest.raises(TypeError, match="RAOELoss has no keyword tau; "):
-        rt.losses.RAOELoss(model, tau=20)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "camembert"])

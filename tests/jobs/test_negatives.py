@@ -11,7 +11,7 @@ import pytest
 from raoe_train import run
 from raoe_train.data.rows import row_table
 from raoe_train.encoders import embed as frozen
-from raoe_train.jobs import negatives
+from raoe_train.jobs import mine as job
 from tests.tiny import SENTENCES, saved_encoder
 
 QUERIES, PASSAGES = [f"q{n}" for n in range(9)], [f"p{n}" for n in range(30)]
@@ -74,7 +74,7 @@ def expected(passages, num_negatives=3, range_min=0, range_max=None, max_score=2
     ],
 )
 def test_against_brute_force(files, monkeypatch, chunk, mining, arguments):
-    monkeypatch.setattr(negatives, "CHUNK", chunk)
+    monkeypatch.setattr(job, "CHUNK", chunk)
     rows, result = mined(files[0], **mining)
     passages = {*PASSAGES[11:], *(text for texts in POSITIVES.values() for text in texts)}
     wanted = expected(sorted(passages), **arguments)
@@ -105,7 +105,7 @@ def test_random_choice_depends_on_the_seed_alone(files):
 def test_an_interrupted_job_resumes(files, monkeypatch):
     folder, encoded = files
     with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
-        patch.setattr(negatives, "write_rows", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        patch.setattr(job, "write_rows", lambda *_: (_ for _ in ()).throw(OSError("full")))
         mined(folder)
     assert {kind for kind, text in encoded if text in QUERIES} == {"query"}
     assert {kind for kind, text in encoded if text in PASSAGES} == {"document"}
@@ -148,7 +148,7 @@ class Words:
 
 
 def test_scores_of_a_cross_encoder_replace_cosines(files, monkeypatch):
-    monkeypatch.setattr(negatives, "CrossEncoder", Words)
+    monkeypatch.setattr(job, "CrossEncoder", Words)
     rows, _ = mined(files[0], cross_encoder="cross", max_score=14.0, range_max=30)
     for row in rows:
         numbers = sorted((n for n in range(15) if f"p{n}" not in POSITIVES[row["anchor"]]), reverse=True)[:3]

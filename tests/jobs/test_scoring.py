@@ -72,7 +72,7 @@ def encoded(monkeypatch):
     return calls
 
 
-def test_scores(pairs, teachers, tmp_path, small_shards, drawn):
+def test_scores(pairs, teachers, tmp_path, small_shards):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.util import pairwise_cos_sim
 
@@ -98,9 +98,6 @@ def test_scores(pairs, teachers, tmp_path, small_shards, drawn):
     assert set(result["by_label"]) == {*LABELS[:3], "no label"}
     neutral = [value for value, row in zip(mean, before, strict=True) if row["label"] == "neutral"]
     assert result["by_label"]["neutral"]["mean"] == pytest.approx(np.mean(neutral))
-    assert (tmp_path / "scored.tsv.png").read_bytes()[:4] == b"\x89PNG"
-    legend = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
-    assert f"neutral ({len(neutral)} pairs, mean {np.mean(neutral):.3f})" in legend and len(legend) == 4
     assert not (tmp_path / "scored.tsv.parts").exists()
     data = read_pairs(output)  # training reads the written file
     assert data["score"] == pytest.approx(
@@ -294,7 +291,7 @@ def test_teachers():
     for names in (["a"], ["a", "a"], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="two different encoders"):
             resolved(names, {})
-    with pytest.raises(ValueError, match="is not one of the teachers a, b"):
+    with pytest.raises(ValueError, match="options for 'c', but the teachers are a, b"):
         resolved(["a", "b"], {"c": {}})
     with pytest.raises(ValueError, match=r"unknown key teacher\.propmt \(did you mean teacher\.prompt\?\)"):
         resolved(["a", "b"], {"a": {"propmt": "x"}})
@@ -353,4 +350,3 @@ def test_skipped_rows_are_counted(teachers, tmp_path):
     result = scored(path, teachers, tmp_path / "out.tsv", **{"data.on_error": "skip"})
     assert (result["rows"], result["left_out"]) == (2, {"blank line": 1, "malformed row": 1})
     assert result["by_label"] == {}
-    assert not (tmp_path / "out.tsv.png").exists()

@@ -77,5 +77,5 @@ def test_columns_and_losses():
     model, dataset = noisy(0.25, 0.3, columns=("a", "b"))
     assert rt.calibrate(model, RankMarginLoss(None), dataset, seed=1) == best(0.25, 0.3)
     for loss, pairs in ((torch.nn.Module(), dataset), (RankMarginLoss(None), dataset.remove_columns("score"))):
-        with pytest.raises(ValueError, match="calibrate needs a loss of scored pairs, and pairs with two columns"):
+        with pytest.raises(ValueError, match="calibrate needs a loss of scored pairs, and pairs with two texts"):
             rt.calibrate(model, loss, pairs)

@@ -181,12 +181,8 @@ def test_card_and_bad_input():
         "mini_batch_size": None, "mini_batch_num_tokens": None, "gather_across_devices": False,
     }  # fmt: skip
     assert "solatorio2024" in loss.citation
-    for settings, message in (
-        ({"margin": float("nan")}, "margin must be a finite number, got nan"),
-        ({"scale": 0}, "scale must be a number above 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            GISTLoss(None, embed, **settings)
+    with pytest.raises(ValueError, match="scale must be a number above 0"):
+        GISTLoss(None, embed, scale=0)
     with pytest.raises(ValueError, match=r"needs the batch's texts: use raoe_train\.TextCollator"):
         loss.compute_loss_from_embeddings([torch.eye(2), torch.eye(2)], None)
 

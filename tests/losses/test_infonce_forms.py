@@ -222,7 +222,7 @@ def test_learned_scale_stays_within_bounds():
         ({"directions": ["query_to_query"]}, "directions must include query_to_doc"),
         ({"directions": []}, "directions must include query_to_doc"),
         ({"partition_mode": "each"}, "partition_mode must be one of joint, per_direction, got 'each'"),
-        ({"partition_mode": "per_direction", "directions": GTE}, "partition_mode per_direction needs directions"),
+        ({"partition_mode": "per_direction", "directions": GTE}, "partition_mode per_direction needs query_to_doc"),
         ({"symmetric": True, "directions": GTE}, "symmetric sets directions and partition_mode"),
         ({"hardness_strength": -1.0}, "hardness_strength must be a number of at least 0, got -1"),
         ({"learn_scale": True, "scale": 200.0}, "with learn_scale the scale must be from 1 to 100, got 200"),

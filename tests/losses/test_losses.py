@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import random
-import warnings
 from functools import partial
 
 import pytest
@@ -190,17 +189,6 @@ def test_wrong_labels_are_errors(change, message):
         loss.compute_loss_from_embeddings(embeddings(), {"label": labels["label"]})
     with pytest.raises(ValueError, match="needs a score"):
         loss.compute_loss_from_embeddings(embeddings(), None)
-
-
-def test_a_batch_too_small_for_the_margin_warns_once():
-    _, labels = batch(tiny_encoder(), 4)
-    loss = RankMarginLoss(None, margin=3)
-    with pytest.warns(UserWarning, match="batch of 4 pairs no two ranks differ by more than margin=3"):
-        assert loss.compute_loss_from_embeddings(embeddings(4), labels) == 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loss.compute_loss_from_embeddings(embeddings(4), labels)
-        RankMarginLoss(None, margin=2).compute_loss_from_embeddings(embeddings(4), labels)
 
 
 def step(loss, model, features, labels, seed=11):

@@ -168,7 +168,7 @@ def test_contrastive_angle_errors_and_card():
         AnglEContrastiveLoss(None, angle_scale=0)
     with pytest.raises(ValueError, match="cosine_weight must be a number of at least 0, got -1"):
         AnglEContrastiveLoss(None, cosine_weight=-1)
-    with pytest.raises(ValueError, match="needs 3 or 4 columns, anchor, positive, negative, neutral; got 2"):
+    with pytest.raises(ValueError, match=r"needs anchor, positive, negative .neutral., got 2"):
         AnglEContrastiveLoss(None).compute_loss_from_embeddings([at(0), at(1)])
     with pytest.raises(ValueError, match="angle_weight must be a number of at least 0, got -1"):
         AnglEContrastiveLoss(None, angle_weight=-1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -88,10 +86,7 @@ def test_cached_equals_uncached(mini_batch_size):
 
 
 def test_bad_input():
-    for bias in (math.nan, math.inf):
-        with pytest.raises(ValueError, match="bias must be a finite number, got"):
-            SigmoidLoss(None, bias=bias)
     with pytest.raises(ValueError, match="with learn_scale the scale must be from 1 to 100"):
         SigmoidLoss(None, 0.5)
-    with pytest.raises(ValueError, match=r"SigmoidLoss needs columns anchor, positive .* got columns of \d+ rows"):
+    with pytest.raises(ValueError, match=r"SigmoidLoss needs columns of equal length: .* got columns of \d+ rows"):
         SigmoidLoss(None).compute_loss_from_embeddings(embeddings(1))

@@ -65,10 +65,8 @@ def check(decoder: PreTrainedConfig, layers: int) -> None:
     """Raise ValueError if the last `layers` layers of a decoder cannot be made bidirectional."""
     if decoder.model_type not in ARCHITECTURES:
         encoder = "" if getattr(decoder, "is_decoder", False) else ". Encoders are already bidirectional"
-        raise ValueError(
-            f"bidirectional layers need a decoder of type {', '.join(ARCHITECTURES)}, but this model is a "
-            f"{decoder.model_type!r}{encoder}"
-        )
+        kinds = ", ".join(ARCHITECTURES)
+        raise ValueError(f"bidirectional layers need a decoder of type {kinds}, got {decoder.model_type!r}{encoder}")
     depth = decoder.num_hidden_layers
     if not 0 <= layers <= depth:
         raise ValueError(f"bidirectional_layers must be a whole number from 0 to {depth}, got {layers!r}")
