@@ -12,17 +12,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs a reason in its commit. (Packed
 # rows, and batches planned in the collator, raised encoders, losses and training on 2026-11-27. Settings moved from
-# evaluation, generation and training to the root, and within jobs, so that help needs no torch.)
+# evaluation, generation and training to the root, and within jobs, so that help needs no torch; the
+# certificate of adapt raised training and evaluation, which took the bootstrap from benchmarks.)
 BUDGETS = {
     "artifacts": 541,
     "data": 1600,
     "encoders": 1697,
-    "evaluation": 1033,
+    "evaluation": 1028,
     "generation": 785,
     "jobs": 1526,
-    "losses": 2027,
-    "training": 1131,
-    "the root": 1001,
+    "losses": 2023,
+    "training": 1337,
+    "the root": 1007,
 }
 LONGEST = 400  # lines of a file
 
