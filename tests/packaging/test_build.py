@@ -93,13 +93,16 @@ def test_a_wheel_without_compiled_modules_trains_and_runs_the_readme(checkout, p
     examples = runs("README.md", text)
     run = partial(sh, check=False, OMP_NUM_THREADS="1")
     printed = outputs("README.md", folder, examples, lambda *words, cwd, env: run([python, "-I", *words], cwd=cwd))
+    assert "<- saved" in printed[0] and "saved to encoder" in printed[0]
     for example, output in zip(examples, printed, strict=True):
-        assert alike(example.kept, output, example.within), output
+        assert not example.compared or alike(example.kept, output, example.within), output
     (folder / "ENCODER").symlink_to(folder / "minilm")
     rows = [f"Dog {score} runs.\tAn animal moves.\t{score}" for score in range(20)]
     (folder / "pairs.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]))
     (command,) = (words for words in commands(text) if words[0] == "raoe-train")
-    sh(["bash", "-c", shlex.join(command)], cwd=folder, PATH=f"{python.parent}:{os.environ['PATH']}")
+    path = f"{python.parent}:{os.environ['PATH']}"
+    ended = sh(["bash", "-c", shlex.join(command)], check=False, cwd=folder, PATH=path)
+    assert ended.returncode == 1 and "the start is saved" in ended.stdout, ended  # two dev pairs prove nothing
     assert (folder / "DIR" / "model.safetensors").is_file()
 
 
