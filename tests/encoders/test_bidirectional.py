@@ -178,7 +178,7 @@ def test_invalid_calls():
     ("decoder", "layers", "message"),
     [
         (BertConfig(), 1, "'bert'. Encoders are already bidirectional"),
-        (GPT2Config(), 1, "decoder of type gemma, .* this model is a 'gpt2'"),
+        (GPT2Config(), 1, "decoder of type gemma, .* got 'gpt2'"),
         ("llama", 4, "from 0 to 3, got 4"),
         ("llama", -1, "from 0 to 3, got -1"),
     ],
