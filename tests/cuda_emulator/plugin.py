@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -19,11 +20,12 @@ from tests.cuda_emulator import emulate
 
 
 class _AsCpuModule(ModuleType):
-    """The CPU module's functions, by the emulated CUDA module's."""
+    """The CPU module's functions, by the emulated CUDA module's; the cosine, which has none, by the CPU module."""
 
-    def __init__(self, cuda: ModuleType) -> None:
+    def __init__(self, cuda: ModuleType, cpu: ModuleType) -> None:
         super().__init__("raoe_kernels._native_cpu")
         self._cuda = cuda
+        self.cosine, self.cosine_grad = cpu.cosine, cpu.cosine_grad
 
     def pairwise(self, *arguments) -> None:
         *arguments, _rows, _threads = arguments
@@ -42,7 +44,8 @@ def pytest_configure(config) -> None:
     sanitize = os.environ.get("RAOE_SANITIZE", "").split()
     cuda = emulate.build(Path(folder), emulate.SMALL_TILES if small else {}, sanitize=sanitize)
     cuda.schedule(int(os.environ.get("RAOE_EMULATED_ORDER", "0")), 3 if small else 132)
-    sys.modules["raoe_kernels._native_cpu"] = _AsCpuModule(cuda)
+    name = "raoe_kernels._native_cpu"
+    sys.modules[name] = _AsCpuModule(cuda, import_module(name))
     from raoe_kernels.pairwise import native, problem
 
     native.scaled = problem.scaled  # on a GPU torch does the scaling
