@@ -221,7 +221,7 @@ class Training:
     Args:
         num_train_epochs: passes over the data
         per_device_train_batch_size: rows in a batch, on each device
-        learning_rate: peak learning rate; auto chooses it by the data and the size of the encoder, for AutoLoss
+        learning_rate: peak learning rate; auto is for PearsonLoss and InfoNCELoss, by the size of the encoder
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
         bf16: train in bfloat16; auto does so if the device has bfloat16 units

@@ -124,12 +124,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
     checkpoint = on_rank_zero(lambda: newest_checkpoint(output.path / CHECKPOINTS, trainer.args.save_only_model))
     if checkpoint is not None:
         print(f"resuming from {checkpoint}")
-    first = certificate.weights_of(encoder) if config.evaluation.certificate else {}
+    guard: Any = None
+    if config.evaluation.certificate:
+        first, guard = certificate.weights_of(encoder), certificate.guard_of(data, texts, encoder, seed)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     chosen: dict[str, Any] = {}
     if config.evaluation.certificate:
         tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
-        guard = certificate.guard_of(data, texts, encoder, first, seed)
         chosen = certificate.choose(trainer, first, tried, [*dev.values()], guard, config.evaluation)
     metrics: dict[str, Any] = {
         **({"certificate": chosen, "failed": int(not chosen["accepted"])} if chosen else {}),

@@ -43,9 +43,9 @@ def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
                 weight.copy_(torch.lerp(first.float(), trained[name].float(), share))
 
 
-def guard_of(data: Data, training_texts: Iterable[str], encoder: Any, start: Weights, seed: int) -> Task:
+def guard_of(data: Data, training_texts: Iterable[str], encoder: Any, seed: int) -> Task:
     """The task that guards other texts, from data.guard or, without it, from the training texts: the correlation of the
-    cosines of pairs with their scores. Texts are paired at random, and the scores are their cosines at the start."""
+    cosines of pairs with their scores. Texts are paired at random, and their cosines before training are the scores."""
     sources, columns, texts = data.guard, data.columns, training_texts
     if scored := [has_column(source, columns, "score") for source in sources]:
         if all(scored):
@@ -59,7 +59,6 @@ def guard_of(data: Data, training_texts: Iterable[str], encoder: Any, start: Wei
     drawn = generator.permutation(len(texts))[: None if sources else GUARD_TEXTS]
     first = [texts[i] for i in drawn]
     second = [*first[1:], *first[:1]]  # a random order, so random pairs
-    mix(encoder, start, start, 0.0)
     scores = cosines(*np.split(encode_sentences(encoder, [*first, *second]), 2))
     return of_pairs(Dataset.from_dict({"sentence1": first, "sentence2": second, "score": scores}))
 

@@ -20,7 +20,7 @@ BUDGETS = {
     "encoders": 1697,
     "evaluation": 1028,
     "generation": 785,
-    "jobs": 1526,
+    "jobs": 1527,
     "losses": 2023,
     "training": 1337,
     "the root": 1007,
