@@ -22,7 +22,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
     "scikit-learn": {"kfold": 10},
     "senteval": {"kfold": 10, "batch_size": 64, "tenacity": 5, "epoch_size": 4},  # as in SentEval's README for papers
 }
-Strategy = Literal["no", "steps", "epoch"]
+
 
 @dataclass
 class Classifier:
@@ -270,7 +270,7 @@ class Training:
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: NonNegativeFloat = 1.0
     fp16: bool = False
-    eval_strategy: Strategy | None = None
+    eval_strategy: Literal["no", "steps", "epoch"] | None = None
     eval_steps: PositiveFloat | None = None
     save_strategy: Literal["no", "steps", "epoch", "best"] | None = None
     save_steps: PositiveFloat | None = None

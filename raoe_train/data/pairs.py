@@ -18,7 +18,7 @@ from raoe_train.data.columns import (
     parse_label,
     parse_score,
     parse_sentence,
-    resolve_labels,  # fmt: skip
+    resolve_labels,
 )
 from raoe_train.data.files import cell
 from raoe_train.data.settings import Pairs

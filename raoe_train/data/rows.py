@@ -181,15 +181,15 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of at least three sentences, the source first, as a column sentences. A second row with the same id is
-    malformed."""
+    """Read lists of sentences, the source first, as column sentences. A second row with the same id is malformed."""
     names: set[str] = set()
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
         row, name = parse_list(fields, source), fields.get("id")
-        if name is not None and str(name) in names:
-            raise RowProblem(f"id {name!r} is already used above", reason="duplicate id")
-        names.add(str(name))
+        if name is not None:
+            if str(name) in names:
+                raise RowProblem(f"id {name!r} is already used above", reason="duplicate id")
+            names.add(str(name))
         return row
 
     return read_table(source, parse, "list", on_error=on_error)

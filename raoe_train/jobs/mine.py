@@ -22,7 +22,7 @@ from raoe_train.data.mining import (
     labelled_table,
     make_draw,
     pairs,
-    random_pairs,  # fmt: skip
+    random_pairs,
     triplets,
 )
 from raoe_train.data.rows import row_table

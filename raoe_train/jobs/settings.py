@@ -121,7 +121,7 @@ class TrainConfig:
 
 
 def loss_class(name: str) -> Any:
-    """The loss with a name, which is a class of raoe_train.losses or an import path. ValueError if there is none."""
+    """Find a loss by its name in raoe_train.losses, or by its import path. ValueError if there is none."""
     from raoe_train import losses
 
     module, _, attribute = name.rpartition(".")

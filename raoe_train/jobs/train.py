@@ -126,12 +126,12 @@ def train(config: TrainConfig) -> dict[str, Any]:
         print(f"resuming from {checkpoint}")
     guard: Any = None
     if config.evaluation.certificate:
-        first, guard = certificate.weights_of(encoder), certificate.guard_of(data, texts, encoder, seed)
+        weights, guard = certificate.weights_of(encoder), certificate.guard_of(data, texts, encoder, seed)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     chosen: dict[str, Any] = {}
     if config.evaluation.certificate:
         tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
-        chosen = certificate.choose(trainer, first, tried, [*dev.values()], guard, config.evaluation)
+        chosen = certificate.choose(trainer, weights, tried, [*dev.values()], guard, config.evaluation)
     metrics: dict[str, Any] = {
         **({"certificate": chosen, "failed": int(not chosen["accepted"])} if chosen else {}),
         "before": before,
@@ -184,8 +184,8 @@ def by_data(config: TrainConfig) -> TrainConfig:
 def rate_for(encoder: Any, datasets: Any) -> float:
     """The learning rate "auto": 2e-5 for queries and passages, else 2e-4, or 5e-5 for large encoders, and print it."""
     size = sum(weight.numel() for weight in encoder.parameters())
-    is_large = size > LARGE
-    rate = 2e-5 if "anchor" in next(iter(datasets.values())).column_names else 5e-5 if is_large else 2e-4
+    has_queries = "anchor" in next(iter(datasets.values())).column_names
+    rate = 2e-5 if has_queries else 5e-5 if size > LARGE else 2e-4
     print(f"learning rate {rate:g}, for {size / 1e6:.0f}M parameters")
     return rate
 

@@ -21,13 +21,13 @@ from raoe_train.losses.distillation import ListMLELoss, RankDistillationLoss, Si
 from raoe_train.losses.in_batch import GISTLoss, SigmoidLoss
 from raoe_train.losses.infonce import AnglEContrastiveLoss, InfoNCELoss
 from raoe_train.losses.library import (
-                                       AutoLoss,
-                                       ContrastiveLoss,
-                                       CosineSimilarityLoss,
-                                       MultipleNegativesRankingLoss,
-                                       OnlineContrastiveLoss,  # fmt: skip
-                                       SoftmaxLoss,
-                                       TripletLoss,
+    AutoLoss,
+    ContrastiveLoss,
+    CosineSimilarityLoss,
+    MultipleNegativesRankingLoss,
+    OnlineContrastiveLoss,
+    SoftmaxLoss,
+    TripletLoss,
 )
 from raoe_train.losses.pairs import AnglELoss, CoSENTLoss, PairLoss, PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss

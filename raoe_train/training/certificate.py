@@ -68,9 +68,9 @@ def choose(
 ) -> dict[str, Any]:
     """Put the best candidate's weights into the trainer's encoder, and print a table of the candidates.
 
-    Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for settings.mixtures. The
-    winner is the best on the dev set of those that the paired bootstrap over its examples calls better than the start,
-    and whose guard falls by at most settings.guard_budget. If there is none, the start wins.
+    Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for settings.mixtures. One
+    qualifies if a paired bootstrap over the dev set's examples calls it better than the start, and its guard falls by
+    at most settings.guard_budget. The one with the best dev score wins; if none qualifies, the start does.
 
     Returns:
         The certificate: {"saved": name of the winner, "accepted": whether it is not the start, "reason": a sentence,
@@ -161,7 +161,7 @@ def _reason(saved: str, rows: Mapping[str, Any], inside: Mapping[str, Any], exam
         return "the start gives all of the guard's pairs the same cosine: the start is saved"
     if not inside:
         return f"every candidate lowers the guard by more than its budget of {budget:g}: the start is saved"
-    best = max(inside.values(), key=lambda row: -row["p"])
+    best = min(inside.values(), key=lambda row: row["p"])
     outside = "" if len(inside) == len(rows) - 1 else f" within the guard's budget of {budget:g}"
     evidence = f"{best['change']:+.2f}, p = {best['p']:.2f} by the paired bootstrap, {examples} examples"
     return f"no candidate{outside} is surely better than the start on the dev set ({evidence}): the start is saved"

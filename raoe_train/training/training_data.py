@@ -29,7 +29,7 @@ from raoe_train.evaluation.sts import of_pairs
 from raoe_train.losses.reads import LISTS, RANKING
 from raoe_train.settings import Teacher
 
-FEWEST = 16  # minimum number of pairs to hold some out for a dev set
+FEWEST = 16  # minimum number of rows to hold some out for a dev set
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:

@@ -176,3 +176,15 @@ def test_set_without_summary_is_made_again(tmp_path, monkeypatch):
     (copies / "TREC_10.label").write_text("")
     with pytest.raises(ValueError, match="trec has no rows"):
         rt.prepare(**{**keys, "output": str(tmp_path / "none")})
+
+
+def test_ids_of_lists(tmp_path):
+    def lines(*names):
+        ids = ({} if name is None else {"id": name} for name in names)
+        rows = [{"sentences": ["a", "b", f"c {n}"], **each} for n, each in enumerate(ids)]
+        (tmp_path / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(tmp_path / "lists.jsonl")
+
+    assert len(list_table(lines(None, "None", 1, None))[0]) == 4
+    with pytest.raises(ValueError, match=r"line 3: id '1' is already used"):
+        list_table(lines(None, 1, "1"))
