@@ -6,6 +6,7 @@ Layers are merged as {dotted key: value}; then each value is converted to the ty
 """
 
 import contextlib
+import copy
 import dataclasses
 import difflib
 import importlib
@@ -83,7 +84,7 @@ def recipe_path(recipe: str | Path) -> Path:
         return recipes[name]
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         if not Path(name).expanduser().is_file():
-            raise FileNotFoundError(f"no such file: {name}")
+            raise FileNotFoundError(f"no such file, or no regular one: {name}")
         return Path(name).expanduser()
     raise ValueError(f"unknown recipe {name!r}{nearest(name, recipes)}; shipped recipes: {', '.join(recipes)}")
 
@@ -118,10 +119,10 @@ def checked(config: T) -> T:
     return config.complete() if hasattr(config, "complete") else config
 
 
-def merge(config: type[T], layers: Iterable[Mapping[str, Any]], prefix: str = "") -> T:
-    """Create a configuration object from layers of settings, of which later ones override earlier ones. Keywords of a
-    class and keys in `others` are not checked; see `checked`."""
-    result = config()
+def merge(config: type[T] | T, layers: Iterable[Mapping[str, Any]], prefix: str = "") -> T:
+    """Create a configuration object from layers of settings, of which later ones override earlier ones and those of
+    `config`, if it is an object. Keywords of a class and keys in `others` are not checked; see `checked`."""
+    result = config() if isinstance(config, type) else copy.deepcopy(config)
     for layer in layers:
         _apply(result, layer, prefix)
     return _rebuild(result)
@@ -186,6 +187,12 @@ def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
         if section not in (None, Choice):
             keys |= keys_of(section, f"{prefix}{name}.")
     return keys
+
+
+def defaults_of(config: Any, prefix: str = "") -> dict[str, Any]:
+    """{dotted key: default} of all keys but the sections that are always there."""
+    keys = keys_of(config, prefix).items()
+    return {name: key.default for name, key in keys if not dataclasses.is_dataclass(key.default)}
 
 
 def hints_of(config: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@ have bidirectional layers, adapters and 4-bit weights."""
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -92,6 +92,18 @@ def load_encoder(
     if train and spec.training_head:
         add_head(model, seed, saved=_takes_first(spec.name, model.transformers_model.config))
     return model
+
+
+def low_precision(model: Any) -> dict[str, torch.dtype]:
+    """{name: dtype} of the trainable parameters in 16 bits, whose small updates would be rounded away."""
+    weights = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+    return {name: weight.dtype for name, weight in weights if weight.dtype in (torch.bfloat16, torch.float16)}
+
+
+def convert_parameters(model: Any, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Convert the parameters of these names, each to its dtype."""
+    for name, weight in model.named_parameters():
+        weight.data = weight.data.to(dtypes.get(name, weight.dtype))
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:

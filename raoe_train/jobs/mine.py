@@ -13,6 +13,7 @@ from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_
 
 from raoe_train.artifacts.provenance import digest, fingerprint
 from raoe_train.artifacts.resume import Output
+from raoe_train.config import defaults_of
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.mining import (
     COLUMNS,
@@ -89,7 +90,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
         "columns": columns,
         "mining": {key: getattr(mining, key) for key in (*LABELLED, "seed")},
     }
-    output = Output(path, settings, config.overwrite)
+    output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
     if finished := output.finished():
         print(f"{path} is already finished, from the same texts and settings")
         return finished
@@ -175,7 +176,7 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
         raise ValueError("mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin")
     settings = {"model": identity(model), "input": digest([pairs, corpus]), "mining": {**keywords, "seed": mining.seed},
                 "cross_encoder": fingerprint(cross or "")}  # fmt: skip
-    output = Output(path, settings, config.overwrite)
+    output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
     if finished := output.finished():
         print(f"{path} is already finished, from the same texts and settings")
         return finished

@@ -16,7 +16,9 @@ BY_PREMISE = "by_premise"  # name of PremiseBatchSampler as a batch_sampler
 
 
 def check_training(training: Training, has_dev: bool) -> None:
-    """Raise ValueError for evaluation settings that would have no effect."""
+    """Raise ValueError for settings that would have no effect or cannot work."""
+    if training.others.get("auto_find_batch_size"):
+        raise ValueError("training.auto_find_batch_size cannot be used: --dry_run shows the memory that a size needs")
     if training.patience is not None and not has_dev:
         raise ValueError("training.patience needs a dev set, data.dev or data.dev_share, to measure improvement")
     if training.eval_strategy not in (None, "no") and not has_dev:
