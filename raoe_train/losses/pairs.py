@@ -16,7 +16,7 @@ from raoe_train.config import PositiveFloat
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.lengths import change
 from raoe_train.losses.base import CachedLoss, OneSweep, attach_gradient
-from raoe_train.losses.gathering import gather_pairs
+from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.reads import SCORED_PAIRS, needs_label
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class PairLoss(CachedLoss):
         score, label = self.targets(labels, embeddings[0].shape[0])
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
-            similarity, score, label = gather_pairs(similarity.movedim(-1, 0), score, label)
-            similarity = similarity.movedim(0, -1)
+            similarity = gather_rows(similarity.movedim(-1, 0)).movedim(0, -1)
+            score, label = gather_rows(score), None if label is None else gather_rows(label)
         loss = self.of_pairs(similarity, score if self.by_order else score.to(similarity.dtype), label)
         if similarity.ndim == 1:
             return loss
