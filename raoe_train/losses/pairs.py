@@ -17,7 +17,7 @@ from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.lengths import change
 from raoe_train.losses.base import CachedLoss, OneSweep, attach_gradient
 from raoe_train.losses.gathering import gather_rows
-from raoe_train.losses.reads import SCORED_PAIRS, needs_label
+from raoe_train.losses.reads import SCORED_PAIRS
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -56,11 +56,6 @@ class PairLoss(CachedLoss):
     by_order = False  # whether only the order of scores counts; if not, scores get the dtype of similarity
     dims: tuple[int, ...] | None = None  # see OneSweep
     _checked_labels = False
-
-    @property
-    def needs_label(self) -> bool:
-        """Whether each pair must have an NLI label."""
-        return needs_label({"gate": getattr(self, "gate", "score")})
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         # Planned batches are on the CPU. Of others on a GPU only the first is checked, because reading waits for it.
@@ -119,8 +114,9 @@ class PairLoss(CachedLoss):
             label, score = labels[:, 0], labels[:, 1]
         else:
             score = labels
-        if score is None or (self.needs_label and label is None):
-            fields = "a score and an NLI label" if self.needs_label else "a score"
+        needs_label = self.needs_label(vars(self))
+        if score is None or (needs_label and label is None):
+            fields = "a score and an NLI label" if needs_label else "a score"
             columns = "in columns 'score' and 'label' (of raoe_train.ScoreLabelCollator) or as [label, score]"
             raise ValueError(f"{type(self).__name__} needs {fields} for each pair, {columns}")
         for name, column in (("score", score), ("label", label)):
@@ -129,7 +125,7 @@ class PairLoss(CachedLoss):
                 raise ValueError(f"{type(self).__name__} {problem}")
         score = score.reshape(-1).detach()
         score = score.int() if score.dtype == torch.bool else score
-        label = label.reshape(-1).detach() if self.needs_label and label is not None else None
+        label = label.reshape(-1).detach() if needs_label and label is not None else None
         if score.device.type != "cpu":
             return score, None if label is None else label.long()
         if score.is_floating_point() and bool(score.isnan().any()):
