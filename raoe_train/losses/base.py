@@ -4,7 +4,7 @@ import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +32,11 @@ class Loss(nn.Module, ABC):
 
     reads: ClassVar[Reads]
     asks_teacher: ClassVar[bool] = False
+
+    @classmethod
+    def needs_label(cls, keywords: Mapping[str, Any]) -> bool:
+        """Whether scored pairs must have NLI labels for a loss with these keywords."""
+        return False
 
 
 class CachedLoss(CachedLossMixin, Loss):

@@ -9,7 +9,7 @@ from torch import Tensor
 from raoe_kernels import cosent_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat
 from raoe_train.losses.base import OneSweep, check_numbers
-from raoe_train.losses.gathering import gather_pairs
+from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 from raoe_train.losses.pairs import AnglELoss
 from raoe_train.losses.reads import TRIPLETS
@@ -145,5 +145,5 @@ class AnglEContrastiveLoss(InfoNCELoss):
         similarity = torch.stack([similarity_of(first[:, :d], second[:, :d]) for d in widths], dim=1)
         score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(rest))])
         if self.gather_across_devices:
-            similarity, score, _ = gather_pairs(similarity, score, None)
+            similarity, score = gather_rows(similarity), gather_rows(score)
         return cosent_loss(similarity.T, score, scale=scale or self.current_scale).sum()

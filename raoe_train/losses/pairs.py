@@ -16,8 +16,8 @@ from raoe_train.config import PositiveFloat
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.lengths import change
 from raoe_train.losses.base import CachedLoss, OneSweep, attach_gradient
-from raoe_train.losses.gathering import gather_pairs
-from raoe_train.losses.reads import SCORED_PAIRS, needs_label
+from raoe_train.losses.gathering import gather_rows
+from raoe_train.losses.reads import SCORED_PAIRS
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -65,11 +65,6 @@ class PairLoss(CachedLoss):
     dims: tuple[int, ...] | None = None  # see OneSweep
     _checked_labels = False
 
-    @property
-    def needs_label(self) -> bool:
-        """Whether each pair must have an NLI label."""
-        return needs_label({"gate": getattr(self, "gate", "score")})
-
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         # Planned batches are on the CPU. Of others on a GPU only the first is checked, because reading waits for it.
         on_gpu = any(getattr(x, "is_cuda", False) for x in features[0].values())
@@ -100,8 +95,8 @@ class PairLoss(CachedLoss):
         score, label = self.targets(labels, embeddings[0].shape[0])
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
-            similarity, score, label = gather_pairs(similarity.movedim(-1, 0), score, label)
-            similarity = similarity.movedim(0, -1)
+            similarity = gather_rows(similarity.movedim(-1, 0)).movedim(0, -1)
+            score, label = gather_rows(score), None if label is None else gather_rows(label)
         loss = self.of_pairs(similarity, score if self.by_order else score.to(similarity.dtype), label)
         if similarity.ndim == 1:
             return loss
@@ -127,8 +122,9 @@ class PairLoss(CachedLoss):
             label, score = labels[:, 0], labels[:, 1]
         else:
             score = labels
-        if score is None or (self.needs_label and label is None):
-            fields = "a score and an NLI label" if self.needs_label else "a score"
+        needs_label = self.needs_label(vars(self))
+        if score is None or (needs_label and label is None):
+            fields = "a score and an NLI label" if needs_label else "a score"
             columns = "in columns 'score' and 'label' (of raoe_train.ScoreLabelCollator) or as [label, score]"
             raise ValueError(f"{type(self).__name__} needs {fields} for each pair, {columns}")
         for name, column in (("score", score), ("label", label)):
@@ -137,7 +133,7 @@ class PairLoss(CachedLoss):
                 raise ValueError(f"{type(self).__name__} {problem}")
         score = score.reshape(-1).detach()
         score = score.int() if score.dtype == torch.bool else score
-        label = label.reshape(-1).detach() if self.needs_label and label is not None else None
+        label = label.reshape(-1).detach() if needs_label and label is not None else None
         if score.device.type != "cpu":
             return score, None if label is None else label.long()
         if score.is_floating_point() and bool(score.isnan().any()):

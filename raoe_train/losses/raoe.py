@@ -1,5 +1,6 @@
 """RAOE's objectives: rank margin, gated angular and both together."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -44,7 +45,15 @@ class RankMarginLoss(OneSweep, PairLoss):
         return rank_margin_loss(similarity, score, margin=self.margin, scale=self.scale, ties=self.ties)
 
 
-class GatedAngularLoss(OneSweep, PairLoss):
+class _Gated(PairLoss):
+    """A loss with a gate, which needs labels unless its gate is the score alone."""
+
+    @classmethod
+    def needs_label(cls, keywords: Mapping[str, Any]) -> bool:
+        return keywords.get("gate", "label+score") != "score"
+
+
+class GatedAngularLoss(OneSweep, _Gated):
     """RAOE's angular objective (Eq. 3): of two pairs, the one with the larger label and the lower score must have the
     larger angle.
 
@@ -69,7 +78,7 @@ class GatedAngularLoss(OneSweep, PairLoss):
         return gated_angular_loss(similarity, score, label, scale=self.scale, gate=self.gate)
 
 
-class RAOELoss(RankMarginLoss):
+class RAOELoss(RankMarginLoss, _Gated):
     """RAOE (Eq. 1): ``rank_weight`` x rank margin + ``angle_weight`` x gated angular.
 
     ``forward`` returns both weighted parts as ``{"rank", "angle"}``: the trainer adds them and logs each. In your own

@@ -1,7 +1,7 @@
 """The training data of each loss: how to read a source into a dataset, and the collator that makes batches of it."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +18,6 @@ logger = logging.getLogger(__name__)
 
 Table = tuple[Any, dict[str, Any]]
 """(a datasets.Dataset, counts: {"dropped": {reason: rows}, …})."""
-Settings = Mapping[str, Any]
-"""Keywords of a loss."""
 SENTENCES = ["sentence1", "sentence2"]
 
 
@@ -28,14 +26,9 @@ class Reads:
     """The kind of training data that a loss needs."""
 
     name: str  # for messages, such as "triplets"
-    # (source, data, prompt, settings): `data` has the labels and score_scale of this source, `prompt` is model.prompt
-    read: Callable[[str, Data, str | None, Settings], Table]
+    # (source, data, prompt, with_label): `data` has the labels and score_scale of this source, `prompt` is model.prompt
+    read: Callable[[str, Data, str | None, bool], Table]
     collator: type[SentenceTransformerDataCollator] = RowCollator
-
-
-def needs_label(settings: Settings) -> bool:
-    """Whether a loss with these keywords needs NLI labels: RAOE's losses do, unless their gate is the score alone."""
-    return settings.get("gate", "score") != "score"
 
 
 def _table(source: str, data: Data, make: Callable[..., Table], *unread: str, **options: Any) -> Table:
@@ -44,10 +37,9 @@ def _table(source: str, data: Data, make: Callable[..., Table], *unread: str, **
     return make(source, columns=columns, on_error=data.on_error, **options)
 
 
-def _scored_pairs(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+def _scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     """Read columns sentence1, sentence2, score and, if the loss needs it, label. If the prompt has a {condition}, the
     source is a C-STS file."""
-    with_label = needs_label(settings)
     if is_conditional(prompt):
         if with_label:
             raise ValueError("C-STS has no NLI labels: use RankMarginLoss or CoSENTLoss, or loss.gate score")
@@ -57,22 +49,22 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, settings: Setting
     return _table(source, data, pair_table, **options)
 
 
-def _ranked_pairs(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+def _ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     """Read scored pairs. If all scores are equal: ValueError, or a warning if the loss also uses labels."""
-    dataset, counts = _scored_pairs(source, data, prompt, settings)
+    dataset, counts = _scored_pairs(source, data, prompt, with_label)
     scores = min_max(dataset.data.column("score")).as_py()
     if scores["min"] == scores["max"]:
         problem = f"{source}: all {len(dataset)} scores are {scores['min']:g}, so no pair ranks above another"
-        if not needs_label(settings):
+        if not with_label:
             raise ValueError(f"{problem}: the loss would be 0")
         logger.warning("%s: only the labels have an effect", problem)
     return dataset, counts
 
 
-def _cosines(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+def _cosines(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     """Read scored pairs to compare with cosines. Scores are mapped from data.score_scale to 0 … 1, unless the scale
     starts below 0 and is within -1 … 1: then they are used as cosines."""
-    dataset, counts = _scored_pairs(source, data, prompt, settings)
+    dataset, counts = _scored_pairs(source, data, prompt, with_label)
     scores = dataset["score"][:]
     lowest, highest = data.score_scale or (-1, 1)
     if not -1 <= lowest < 0 < highest <= 1:
@@ -84,27 +76,27 @@ def _cosines(source: str, data: Data, prompt: str | None, settings: Settings) ->
     return dataset, counts
 
 
-def _rows(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+def _rows(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     options = {"labels": data.labels, "neutral": data.neutral, "pairing": data.pairing}
     return _table(source, data, row_table, num_negatives=data.num_negatives, **options)
 
 
-def _triplets(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+def _triplets(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     """Read rows that all have one negative."""
-    dataset, counts = _rows(source, data, prompt, settings)
+    dataset, counts = _rows(source, data, prompt, with_label)
     names = {*dataset.column_names} - {"neutral"}
     if names != {"anchor", "positive", "negative"} or dataset.data.column("negative").null_count:
         raise ValueError(f"{source}: the loss needs one negative in every row: use InfoNCELoss for rows of any number")
     return dataset, counts
 
 
-def _one_negative(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+def _one_negative(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     if data.neutral:
         raise ValueError("TripletLoss has one negative: use data.neutral with InfoNCELoss or AnglEContrastiveLoss")
-    return _triplets(source, data, prompt, settings)
+    return _triplets(source, data, prompt, with_label)
 
 
-def _labelled(source: str, data: Data, prompt: str | None, settings: Settings, *, count: int, rule: str) -> Table:
+def _labelled(source: str, data: Data, prompt: str | None, with_label: bool, *, count: int, rule: str) -> Table:
     """Read pairs with labels 0 … count - 1."""
     labels = data.labels or ({"0": 0, "1": 1} if count == 2 else None)
     dataset, counts = _table(source, data, pair_table, "score", names=[*SENTENCES, "label"], labels=labels)
@@ -113,11 +105,11 @@ def _labelled(source: str, data: Data, prompt: str | None, settings: Settings, *
     return dataset, counts
 
 
-def _pairs(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+def _pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     return _table(source, data, pair_table, "score", "label", names=SENTENCES)
 
 
-def _lists(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
+def _lists(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     return list_table(source, on_error=data.on_error)
 
 

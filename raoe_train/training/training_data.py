@@ -44,7 +44,8 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
             labels=data.labels_of(source),
             score_scale=(scale[2 * number : 2 * number + 2] or scale[:2]) if scale else [],
         )
-        dataset, counts = reads.read(source, source_data, config.model.prompt, config.loss.init_args)
+        with_label = config.loss.chosen.needs_label(config.loss.init_args)
+        dataset, counts = reads.read(source, source_data, config.model.prompt, with_label)
         if data.max_rows is not None and len(dataset) > data.max_rows and not data.redraw:
             # in memory, because datasets would write an index file beside a memory-mapped table
             sample = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(data.max_rows), keep_in_memory=True)
