@@ -54,11 +54,13 @@ HOMES = {
 __all__ = [*HOMES]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = HOMES[name]
-    return getattr(importlib.import_module(home), name) if home else importlib.import_module(f"{__name__}.{name}")
+if not TYPE_CHECKING:  # a type checker would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = HOMES[name]
+        return getattr(importlib.import_module(home), name) if home else importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:

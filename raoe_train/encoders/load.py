@@ -49,7 +49,8 @@ def load_encoder(
             SimCSE; others get mean, with a warning unless they are well-known language models.
         sentences: texts to train the tokenizer of a model from scratch on.
         seed: seed for new weights (of a random model or an adapter).
-        train: add the adapter of `lora`; always done if `settings` has `lora`.
+        train: add the adapter of `lora`; always done if `settings` has `lora`. Trainable weights that were saved in 16
+            bits become float32 unless `dtype` is set; the attribute `saved_dtypes` of the encoder has their dtypes.
         settings: fields of raoe_train.encoders.settings.Model that override those of `encoder`.
 
     ValueError for an invalid setting, FileNotFoundError for a missing path.
@@ -91,6 +92,11 @@ def load_encoder(
         apply_template(model, spec.prompt)
     if train and spec.training_head:
         add_head(model, seed, saved=_takes_first(spec.name, model.transformers_model.config))
+    model.saved_dtypes = low = low_precision(model) if train and (spec.dtype is None or spec.lora) else {}
+    if low:
+        convert_parameters(model, dict.fromkeys(low, torch.float32))
+        kinds = " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in low.values()}))
+        print(f"{len(low)} weights in {kinds} are trained in float32, and saved in {kinds}")
     return model
 
 

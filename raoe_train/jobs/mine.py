@@ -101,7 +101,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
         unit = unit_rows(embeddings(model, sentences, "reference", model.cache or output.parts))
-        table = neighbours(unit, classes, mining)
+        table = neighbours(unit, classes, mining, loss)
         draw = make_draw(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
             examples, available = triplets(table, draw)
@@ -128,13 +128,17 @@ def mine(config: MineConfig) -> dict[str, Any]:
     return result
 
 
-def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining) -> Neighbours:
-    """Find the neighbours of each text above mining.threshold, from [n, d] unit rows and [n] classes."""
+def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str) -> Neighbours:
+    """Find the neighbours of each text above mining.threshold, from [n, d] unit rows and [n] classes. ValueError if no
+    text has those that an example for the loss needs."""
     (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
-    if not (own_count.any() or others_count.any()):
-        highest = f"{near.max():.3f} within a class and {near_others.max():.3f} between classes"
-        raise ValueError(f"no cosine exceeds mining.threshold {mining.threshold:g}: lower it; the highest is {highest}")
+    first, second = near[:, 0], near_others[:, 0]  # the highest
+    usable = {"triplet": np.minimum(first, second), "multiple_negatives": first}
+    highest = usable.get(loss, np.maximum(first, second)).max()
+    if highest <= mining.threshold:
+        advice = f"set it below {highest:.4f}" if np.isfinite(highest) else "no class has two texts"
+        raise ValueError(f"no {loss} example is above mining.threshold {mining.threshold:g}: {advice}")
     return Neighbours(own, others, own_count, others_count)
 
 

@@ -6,7 +6,7 @@ import os
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, overload
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import lock_output
@@ -14,7 +14,22 @@ from raoe_train.artifacts.writing import check_writable, explained
 from raoe_train.config import checked, marked, merge, parse
 
 
-def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
+class Job(Protocol):
+    """A job, as it is called."""
+
+    config: type
+
+    def __call__(self, recipe: Any = None, /, **settings: Any) -> dict[str, Any]: ...
+
+
+Work = Callable[[Any], dict[str, Any]]
+
+
+@overload
+def job(function: Work) -> Job: ...
+@overload
+def job(*, together: bool) -> Callable[[Work], Job]: ...
+def job(function: Work | None = None, *, together: bool = False) -> Any:
     """Turn a function of one configuration object into a job, which holds a lock on its output.
 
     A job is called with a recipe (a YAML file or the name of a shipped one) and settings that override it, nested
@@ -28,7 +43,6 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
         return functools.partial(job, together=together)
     work, config_class = function, typing.get_type_hints(function)["config"]
 
-    @functools.wraps(work)
     def call(recipe: Any = None, /, **settings: Any) -> dict[str, Any]:
         if isinstance(recipe, config_class):
             config = checked(merge(recipe, [settings])) if settings else recipe
@@ -46,6 +60,8 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
         with explained(output), lock:
             return work(config)
 
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # not the signature of `work`
+        setattr(call, name, getattr(work, name))
     call.config = config_class  # type: ignore[attr-defined]
     return call
 

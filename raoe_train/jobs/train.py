@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
@@ -23,7 +23,7 @@ from raoe_train.config import Choice, defaults_of, recipe_text
 from raoe_train.data.sources import has_column
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
-from raoe_train.encoders.load import convert_parameters, low_precision
+from raoe_train.encoders.load import convert_parameters
 from raoe_train.encoders.settings import SCRATCH
 from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.tasks import Task, evaluate_tasks
@@ -94,7 +94,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     defaults |= {f"recipe.loss.init_args.{k}": key.default for k, key in loss_keywords(config.loss.chosen).items()}
     output = on_rank_zero(lambda: Output(folder, recorded, config.overwrite, folder=True, defaults=defaults))
     if on_rank_zero(output.finished) and (finished := read_json(output.path / METRICS)):
-        print(f"{folder} is finished; nothing to do")
+        print(f"{folder} is finished with these settings; to train again, remove it or choose another output")
         clear_unfinished(output.path)
         return finished
     if not output.replaces:
@@ -133,7 +133,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     checkpoint = on_rank_zero(lambda: newest_checkpoint(output.path / CHECKPOINTS, trainer.args.save_only_model))
     if checkpoint is not None:
         print(f"resuming from {checkpoint}")
-    certified, guard = config.evaluation.certificate, None
+    certified, guard = config.evaluation.certificate, cast(Any, None)
     weights = certificate.weights_of(encoder) if certified or trainer.args.load_best_model_at_end else {}
     if certified:
         guard = certificate.guard_of(data, texts, encoder, seed)
@@ -143,7 +143,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     if certified:
         tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
         chosen = certificate.choose(trainer, weights, tried, [*dev.values()], guard, config.evaluation)
-    convert_parameters(encoder, trainer.saved_dtypes)
+    convert_parameters(encoder, encoder.saved_dtypes)
+    convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))  # so that `after` is of the rounded
     after, best_step = measure_encoder(tasks), trainer.state.best_global_step
     worse = measures.lower(after, before)
     if worse and not certified:
@@ -174,6 +175,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     def save() -> dict[str, Any]:
         plots = pictures(lambda: measures.plot_run(trainer.state.log_history, output.path / PICTURE))
+        convert_parameters(encoder, encoder.saved_dtypes)
         save_with_card(encoder, output, config, metrics, plots)
         if chosen:
             write_json(output.path / CERTIFICATE, chosen)
@@ -276,16 +278,12 @@ def build_trainer(
     if config.data.redraw:
         if "batch_sampler" in settings:
             raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
-        settings = {**settings, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows)}
-    low = low_precision(encoder) if config.model.dtype is None or config.model.lora else {}
-    if low:
-        convert_parameters(encoder, dict.fromkeys(low, torch.float32))
-        kinds = " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in low.values()}))
-        print(f"{len(low)} weights in {kinds} are trained in float32, and saved in {kinds}")
+        settings = {**settings, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows or 0)}
+    if encoder.saved_dtypes and not settings["fp16"]:
         # products stay in 16 bits where the device is fast at them, and where frozen weights have them
         is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
-        if not settings["fp16"] and (is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])):
-            settings = {**settings, "bf16": True}
+        fast = settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])
+        settings = {**settings, "bf16": fast}
     args = SentenceTransformerTrainingArguments(**split_batches(settings))
     if training.gradient_checkpointing:
         # from 5.17 on, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept
@@ -294,9 +292,7 @@ def build_trainer(
         check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
     loss = build_loss(config, encoder, datasets)
     keywords: Any = {name: getattr(training, name) for name in ("by_length", "packed", "keep")}
-    trainer = Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)
-    trainer.saved_dtypes = low
-    return trainer
+    return Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)
 
 
 def planned_steps(trainer: Trainer, training: Training) -> int:

@@ -90,7 +90,6 @@ class Trainer(SentenceTransformerTrainer):
         if (self.keep or packed is True) and not by_length:
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
         self.batch: Any = None  # of the current or last step
-        self.saved_dtypes: dict[str, torch.dtype] = {}  # of parameters that the job `train` converted
         self.left_out: dict[str, int] = {}
         self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss has not been read yet
         if args.auto_find_batch_size:
@@ -158,9 +157,9 @@ class Trainer(SentenceTransformerTrainer):
                 what = f"{rows - 1} in-batch negatives, up to {own} of its own and {own * (rows - 1)} of the other rows"
                 print(f"{name}: a row has {what}")
                 print("  accumulated batches add none; loss.mini_batch_size allows larger ones")
-        resume = arguments[0] if arguments else settings.get("resume_from_checkpoint")
+        resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
         if resume and self.is_world_process_zero():
-            _find_best(Path(self.args.output_dir if resume is True else resume))
+            _find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
         self.accelerator.wait_for_everyone()
         result = super().train(*arguments, **settings)
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
