@@ -1,6 +1,5 @@
 // Python passes addresses and sizes. It has checked shapes, dtypes and devices, and it owns all memory.
 #include "cosine/cosine.h"
-#include "infonce/widths.h"
 #include "pairwise/pairwise.h"
 #include "bindings.h"
 
@@ -9,6 +8,5 @@ PyMODINIT_FUNC PyInit__native_cpu() {
   using raoe::python::method;
   return raoe::python::module(
       "_native_cpu", method<&raoe::pairwise_cpu>("pairwise"), method<&raoe::scale_cpu>("scale"),
-      method<&raoe::cosine_cpu>("cosine"), method<&raoe::cosine_grad_cpu>("cosine_grad"),
-      method<&raoe::info_nce_widths_cpu>("info_nce_widths"));
+      method<&raoe::cosine_cpu>("cosine"), method<&raoe::cosine_grad_cpu>("cosine_grad"));
 }

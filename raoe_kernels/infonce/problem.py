@@ -17,7 +17,6 @@ from torch import Tensor
 from .._contract import register
 from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
-from .._native import missing_beyond_cpu
 
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
@@ -146,7 +145,7 @@ info_nce = register(OP, Problem, gradients=5, is_empty=_is_empty)
 WIDTHS = Op(
     "info_nce_loss of several widths",
     ("info_nce_loss",),
-    backends(f"{__package__}.widths", triton=triton_missing, native=missing_beyond_cpu),
+    backends(f"{__package__}.widths", triton=triton_missing),
 )
 info_nce_widths = register(
     WIDTHS, Problem, gradients=5, result=_losses, saved=(), scale=None, is_empty=_is_empty, name="infonce_widths"

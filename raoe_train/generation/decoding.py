@@ -9,7 +9,8 @@ processors get only the earlier tokens of this row, without padding.
 
 import functools
 import inspect
-from collections.abc import Container, Hashable, Iterable, Sequence
+import itertools
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -268,20 +269,7 @@ class GuidedDecoder:
 
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
         """Choose the next token of every slot; returns the answers that this finishes, and the batch of the others."""
-        mix: Any = guided_log_probs if self.sampling.do_sample or self._processors else guided_argmax
-        scores, slots = mix_logits(logits, batch, mix), batch.slots
-        for number, slot in enumerate(slots if self._processors else ()):
-            earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
-            scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
-        if self.sampling.do_sample:
-            uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
-            tokens = draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
-        elif mix is guided_argmax:  # scores are tokens
-            answers = torch.tensor([not row.far for row in batch.rows], device=scores.device).cumsum(0) - 1
-            tokens = scores.where(logits.gather(1, scores[answers, None]).isfinite().all(), -1)
-        else:
-            best = scores.max(-1)  # a NaN counts as the largest
-            tokens = torch.where(best.values.isfinite(), best.indices, -1)
+        slots, tokens = batch.slots, self._choose(batch, logits)
         finished: dict[Hashable, Answer] = {}
         for slot, token in zip(slots, tokens.tolist(), strict=True):
             if token < 0:
@@ -291,6 +279,20 @@ class GuidedDecoder:
                 text, context = self._text(slot.ids), batch.context(slot)
                 finished[slot.key] = Answer(slot.ids, text, reason, context)
         return list(finished.items()), batch.without(finished) if len(finished) < len(slots) else None
+
+    def _choose(self, batch: Batch, logits: Tensor) -> Tensor:
+        """[N] next tokens, -1 for an answer without a valid score."""
+        if not (self.sampling.do_sample or self._processors):
+            return best_tokens(logits, batch)
+        scores, slots = mix_logits(logits, batch), batch.slots
+        for number, slot in enumerate(slots if self._processors else ()):
+            earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
+            scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
+        if self.sampling.do_sample:
+            uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
+            return draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
+        best = scores.max(-1)  # a NaN counts as the largest
+        return torch.where(best.values.isfinite(), best.indices, -1)
 
     def _finish(self, slot: Slot) -> str | None:
         if slot.ids[-1] in self.eos:
@@ -318,18 +320,36 @@ class GuidedDecoder:
             raise ValueError(f"context and new tokens need {longest} positions, but the model has {self.limit}")
 
 
-def mix_logits(logits: Tensor, batch: Batch, mix: Any = guided_log_probs) -> Tensor:
+def mix_logits(logits: Tensor, batch: Batch) -> Tensor:
     """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far),
-    as in Eq. 4; plain logits for answers without a farther context. With mix=guided_argmax, the [N] best tokens."""
+    as in Eq. 4; plain logits for answers without a farther context."""
     near = [place for place, row in enumerate(batch.rows) if not row.far]
-    number = {place: answer for answer, place in enumerate(near)}
     scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
-    scores = scores.argmax(-1) if mix is guided_argmax else scores
+    for guidance, answers, far in _guided(batch):
+        scores[answers] = guided_log_probs(logits[[place - 1 for place in far]], logits[far], guidance=guidance)
+    return scores
+
+
+def best_tokens(logits: Tensor, batch: Batch) -> Tensor:
+    """[N] tokens with the highest scores of mix_logits, which need not be computed; -1 if one of them is not finite."""
+    tokens = logits[[place for place, row in enumerate(batch.rows) if not row.far]].argmax(-1)
+    for guidance, answers, far in _guided(batch):
+        tokens[answers] = guided_argmax(logits[[place - 1 for place in far]], logits[far], guidance=guidance)
+    is_valid = logits.gather(1, tokens[_answer_of_rows(batch), None]).isfinite().all()
+    return tokens.where(is_valid, -1)
+
+
+def _answer_of_rows(batch: Batch) -> list[int]:
+    """The number of each row's answer: its farther context follows the nearer one."""
+    return [count - 1 for count in itertools.accumulate(int(not row.far) for row in batch.rows)]
+
+
+def _guided(batch: Batch) -> Iterator[tuple[float, list[int], list[int]]]:
+    """Yield, for each guidance, the numbers of its answers and the places of their farther contexts."""
+    answers = _answer_of_rows(batch)
     for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
         far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]
-        pairs = [place - 1 for place in far]
-        scores[[number[place] for place in pairs]] = mix(logits[pairs], logits[far], guidance=guidance)
-    return scores
+        yield guidance, [answers[place] for place in far], far
 
 
 def stack_contexts(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:

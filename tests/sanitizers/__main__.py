@@ -26,13 +26,11 @@ SANITIZERS = {
     "tsan": ["-fsanitize=thread"],
 }
 PARTS = ("driver", "module", "emulator")
-SOURCES = ("pairwise/cpu/pairwise.cpp", "pairwise/cpu/scale.cpp", "cosine/cosine_cpu.cpp", "infonce/widths_cpu.cpp")
+SOURCES = ("pairwise/cpu/pairwise.cpp", "pairwise/cpu/scale.cpp", "cosine/cosine_cpu.cpp")
 # Small chunks, so that a few hundred elements need many chunks and threads.
 SMALL = {
     "pairwise/cpu/pairwise.cpp": {"pairs_a_thread = 1 << 15": "pairs_a_thread = 1 << 4"},
     "pairwise/cpu/order.h": {"chunk = 1 << 14": "chunk = 1 << 5"},
-    "infonce/widths_cpu.cpp": {"cells_a_part = 1 << 15": "cells_a_part = 1 << 5", "rows_a_part = 32": "rows_a_part = 2",
-                               "block = 1024": "block = 64"},
     "cosine/cosine_cpu.cpp": {"elements_a_task = 1 << 15": "elements_a_task = 1 << 6",
                               "elements_a_thread = 1 << 17": "elements_a_thread = 1 << 7"},
 }  # fmt: skip

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "cosine/cosine.h"
-#include "infonce/widths.h"
 #include "pairwise/pairwise.h"
 
 extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*)());
@@ -141,7 +140,7 @@ void compare(Random& random, bool hostile, std::vector<const Array*> given, cons
     first.push_back(Array::filled(each, 0xA5));
     second.push_back(Array::filled(each, 0x5A));
   }
-  const int threads = static_cast<int>(1 + random.below(8));
+  const int threads = static_cast<int>(1 + random.below(6));
   {
     const Hostile other(hostile, given, random.engine());
     call(first, 1);
@@ -177,7 +176,7 @@ void pairwise(Random& random, std::int64_t most, bool hostile) {
   args.ties = static_cast<raoe::Ties>(random.below(5));
   args.rank = rank, args.angle = angle, args.parts = parts;
   args.tau = random.once_in(3) ? std::exp2(random.uniform(-1000, 1000)) : random.uniform(0.1, 50);
-  args.threshold = random.once_in(4) ? std::int64_t{1} << random.below(63) : 1 + random.below(8);
+  args.threshold = random.once_in(4) ? std::int64_t{1} << random.below(63) : 1 + random.below(6);
   args.rank_weight = random.uniform(-2, 2), args.angle_weight = random.once_in(5) ? 0 : 1;
   compare(random, hostile, {&similarity, &scores, &labels}, {results, grad ? results * static_cast<std::size_t>(n) : 0},
           [&](const std::vector<Array>& out, int threads) {
@@ -221,31 +220,6 @@ void cosine(Random& random, std::int64_t most, bool hostile) {
   });
 }
 
-template <class T>
-void widths(Random& random, std::int64_t most, bool hostile) {
-  const std::int64_t count = 1 + random.below(4), columns = random.size(std::max<std::int64_t>(1, most / count));
-  const std::int64_t rows = random.size(std::max<std::int64_t>(1, most / count / columns));
-  const Array dots = Array::of<T>(random, count * rows * columns), of_rows = Array::of<T>(random, count * rows);
-  const Array of_columns = Array::of<T>(random, count * columns), factors = Array::of<T>(random, count);
-  const Array along = Array::of<T>(random, count * columns);
-  Array own = Array::filled(static_cast<std::size_t>(rows) * 8, 0), ignored = Array::of<std::uint8_t>(random, rows * columns);
-  for (std::int64_t i = 0; i < rows; ++i) static_cast<std::int64_t*>(own.get())[i] = random.below(columns);
-  const bool grad = random.below(4) > 0, some = random.once_in(2);
-  const std::size_t losses = static_cast<std::size_t>(count * rows) * sizeof(T);
-  // Arrays that are changed in place are results, too.
-  compare(random, hostile, {&of_rows, &of_columns, &ignored}, {losses, grad ? losses : 0, dots.bytes, grad ? along.bytes : 0},
-          [&](const std::vector<Array>& out, int threads) {
-            std::memcpy(out[2].get(), dots.get(), dots.bytes);
-            if (grad) std::memcpy(out[3].get(), along.get(), along.bytes);
-            raoe::info_nce_widths_cpu(
-                {out[2].get(), of_rows.get(), of_columns.get(), static_cast<const std::int64_t*>(own.get()),
-                 some ? static_cast<const std::uint8_t*>(ignored.get()) : nullptr, factors.get(), out[0].get(),
-                 grad ? out[1].get() : nullptr, grad ? out[3].get() : nullptr, count, rows, columns,
-                 sizeof(T) == 8 ? raoe::Float::f64 : raoe::Float::f32},
-                threads);
-          });
-}
-
 }  // namespace
 
 int main(int count, char** words) {
@@ -257,12 +231,10 @@ int main(int count, char** words) {
   for (current = 0; current < cases; ++current) {
     std::seed_seq both{seed, current};
     Random random{std::mt19937_64(both)};
-    switch (random.below(8)) {
+    switch (random.below(6)) {
       case 0: cosine<float>(random, most, hostile); break;
       case 1: cosine<double>(random, most, hostile); break;
-      case 2: widths<float>(random, most, hostile); break;
-      case 3: widths<double>(random, most, hostile); break;
-      case 4: pairwise<double>(random, most, hostile); break;
+      case 2: pairwise<double>(random, most, hostile); break;
       default: pairwise<float>(random, most, hostile);
     }
   }

@@ -47,28 +47,22 @@ class _Side(NamedTuple):
     whole: Tensor | None
 
 
-# (products, scale / |row|, 1 / |column|, own columns, columns left out, weights, `along` of the columns) -> losses and
-# `along` of the rows, both (K, n); see `weigh_in_torch`.
-Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor | None]]
-
-
-def sweep(problem: Problem, weights: Tensor, needs: Needs, weigh: Weigh | None = None) -> tuple[Tensor, Gradients]:
-    """Compute losses and gradients as weights.py describes. `weigh` is weigh_in_torch (default) or native.weigh."""
-    weigh, dims = weigh or weigh_in_torch, problem.dims or ()
+def sweep(problem: Problem, weights: Tensor, needs: Needs) -> tuple[Tensor, Gradients]:
+    """Compute losses and gradients as weights.py describes."""
+    dims = problem.dims or ()
     a, poison_a = _side((problem.anchors,), dims, needs[0])
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])
     factor = mean_factor(problem, poison_a + poison_k)
     targets, positives = own_columns(problem), len(problem.positives)
     part = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
     shares = weights * factor if any(needs) else None
-    total = _direction(a, k, targets, problem.scale, shares, lambda chunk: is_ignored(problem, chunk), part, weigh)
+    total = _direction(a, k, targets, problem.scale, shares, lambda chunk: is_ignored(problem, chunk), part)
     if problem.symmetric:
         own = torch.arange(len(problem.anchors), device=targets.device)
         rows, grads = [x[targets] for x in k.rows], [torch.zeros_like(x) for x in a.rows if k.grads]
         back = _Side(rows, k.inverse[:, targets].contiguous(), grads, torch.zeros_like(a.along), None)
         total = total + _direction(
-            back, a, own, problem.scale, shares, lambda chunk: _ignored_back(problem, targets[chunk]),
-            slice(None), weigh,
+            back, a, own, problem.scale, shares, lambda chunk: _ignored_back(problem, targets[chunk]), slice(None)
         )
         for sums, row_grads in zip(k.grads, grads, strict=True):
             add_rows(sums, targets, row_grads)
@@ -85,7 +79,6 @@ def _direction(
     weights: Tensor | None,
     ignore_mask: Callable[[slice], Tensor | None],
     part: slice,
-    weigh: Weigh,
 ) -> Tensor:
     """Return (K,) sums of the rows' losses, and add `weights` times their gradients to the sides' sums."""
     anchors, count, like = len(row_side.rows[0]), len(col_side.rows[0]), col_side.rows[0]
@@ -102,7 +95,7 @@ def _direction(
             torch.mm(rows, columns.T, out=dots)
         mask = ignore_mask(chunk)
         mask = None if mask is None else mask.contiguous()
-        losses, along = weigh(
+        losses, along = _weigh(
             products, of_rows[:, chunk].contiguous(), col_side.inverse, targets[chunk], mask, weights, col_side.along
         )
         total += losses.sum(1)
@@ -116,7 +109,7 @@ def _direction(
     return total
 
 
-def weigh_in_torch(
+def _weigh(
     products: Tensor,
     of_rows: Tensor,
     of_columns: Tensor,
@@ -125,8 +118,12 @@ def weigh_in_torch(
     weights: Tensor | None,
     along_columns: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the rows' losses from the segments' products (K, n, C). If `weights` is not None, replace the products by
-    their gradients, summed over the widths, return also the rows' sums of <dL/dx, x>, and add up the columns' sums."""
+    """Return the rows' losses (K, n) from the segments' products (K, n, C).
+
+    `of_rows` is scale / |row|, `of_columns` 1 / |column|, `own` the column of each row's positive, and `mask` is True
+    for columns that are left out. If `weights` is not None, replace the products by their gradients, summed over the
+    widths, return also the rows' sums of <dL/dx, x>, and add up the columns' sums in `along_columns`.
+    """
     own, row_losses, along_rows = own[:, None], [], []
     for before, after in pairwise(products):
         after += before
