@@ -107,7 +107,7 @@ class Data(Rows):
             return self.labels
         names = {part: _names_of(part) for each in (*self.train, *(self.dev or [])) for part in pool(each)}
         if unknown := {*self.labels} - {name for known in names.values() for name in known}:
-            sources = ", ".join(known[0] for known in names.values())
+            sources = ", ".join(known[1] for known in names.values())
             raise ValueError(f"data.labels has an entry for {min(unknown)!r}, but the sources are {sources}")
         maps = []
         for part in pool(source):

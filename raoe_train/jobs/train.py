@@ -31,7 +31,7 @@ from raoe_train.jobs.settings import TrainConfig, loss_keywords
 from raoe_train.jobs.shared import job, require
 from raoe_train.losses import AutoLoss
 from raoe_train.losses.reads import LISTS
-from raoe_train.settings import Training
+from raoe_train.settings import Teacher, Training
 from raoe_train.training import certificate, measures
 from raoe_train.training.arguments import check_training, multiplies_bfloat16, split_batches, trainer_settings
 from raoe_train.training.callbacks import Interruption, LogFile, keep_events
@@ -222,8 +222,9 @@ def check_config(config: TrainConfig) -> None:
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
         hint = " (--teacher.information ranking needs no teacher: only the order of each list)" if lists else ""
         raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{hint}")
-    if teacher.name is not None and not (loss.asks_teacher or lists):
-        raise ValueError(f"{name} does not use a teacher: remove --teacher.name")
+    changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key)]
+    if changed and not (loss.asks_teacher or lists):
+        raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")
     if data.redraw and data.max_rows is None:
         raise ValueError("data.redraw needs --data.max_rows, the number of rows to draw in each epoch")
     if data.shuffle_lists and not lists:

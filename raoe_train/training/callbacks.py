@@ -50,7 +50,8 @@ class Meter(TrainerCallback):
         """Count a batch."""
         columns = inputs["plan"].rows if "plan" in inputs else [v for k, v in inputs.items() if k.endswith("input_ids")]
         self.unit = "pairs" if len(columns) == 2 else "rows"
-        self.rows += len(columns[0]) if columns else 0
+        rows = len(columns[0]) if columns else 0
+        self.rows, self.total_rows = self.rows + rows, self.total_rows + rows
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first_step = state.global_step  # more than 0 where a run resumes
@@ -74,7 +75,8 @@ class Meter(TrainerCallback):
     on_save = on_evaluate
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.last_step = state.global_step
+        self.last_step, total = state.global_step, torch.tensor(self.total_rows, device=args.device)
+        self.total_rows = self.trainer.accelerator.reduce(total, "sum").item()
         self.peak = peak_mb(self.cuda)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -87,7 +89,6 @@ class Meter(TrainerCallback):
         rows = self.trainer.accelerator.reduce(torch.tensor(self.rows, device=args.device), "sum").item()
         seconds, self.logged = self.seconds - self.logged, self.seconds
         self.rows = 0
-        self.total_rows += rows
         if rows and seconds > 0:
             logs[f"{self.unit}_per_second"] = rows / seconds
         scales = self.trainer.scales

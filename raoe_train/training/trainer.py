@@ -99,6 +99,7 @@ class Trainer(SentenceTransformerTrainer):
         if low := low_precision(self.model):
             logger.warning("%d weights to train are in 16 bits, which rounds small updates away: load the encoder with "
                            "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
+        _check_prompts(args.prompts, self.train_dataset, self.eval_dataset)
         if args.prompts is None:
             args.prompts = _own_prompts(self.model, train_dataset)  # the collator reads prompts from args only
         if data_collator is None:
@@ -317,6 +318,20 @@ def _in_our_order(data: Any) -> Any:
         return data
     labels = [label if label in (None, -1) else numbers[label] for label in data["label"]]
     return data.remove_columns("label").add_column("label", labels)
+
+
+def _check_prompts(prompts: Any, *data: Any) -> None:
+    """Raise ValueError for prompts of columns or datasets that do not exist."""
+    names, tables = set[str](), list[Any]()
+    for each in data:
+        names |= {*each} if isinstance(each, Mapping) else set()
+        tables += each.values() if isinstance(each, Mapping) else [each]
+    columns = {name for table in tables for name in getattr(table, "column_names", None) or []}
+    mappings = [prompts, *prompts.values()] if isinstance(prompts, Mapping) else []
+    for place, each in enumerate(mappings):
+        known = columns if place else columns | names
+        if isinstance(each, Mapping) and columns and (unknown := {*each} - known):
+            raise ValueError(f"prompts has {min(unknown)!r}, which is no column or dataset: {', '.join(sorted(known))}")
 
 
 def _find_best(folder: Path) -> None:
