@@ -118,3 +118,13 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
         return value.to(device) if isinstance(value, torch.Tensor) else value
 
     return {name: {key: move(value) for key, value in given.items()} for name, given in table.items()}
+
+
+def loss_of(call, leaves, given, learned=True, **more):
+    """call's loss, of leaves in leaves_of's order."""
+    given = dict(given)
+    if learned:
+        *leaves, given["scale"] = leaves
+    if "all_anchors" in given:
+        given["all_anchors"] = leaves[3]
+    return call(*leaves[:3], **given, **more)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from raoe_kernels import bidirectional_attention, dual_attention, use_backend
+from raoe_kernels import bidirectional_attention, dual_attention
 from raoe_kernels._dispatch import Backend
 from raoe_kernels.attention import OP
 from raoe_kernels.attention.autograd import Problem, by_case
@@ -72,71 +72,6 @@ def test_wrong(number, op):
         kind, message = TypeError, "unexpected keyword argument"
     with pytest.raises(kind, match=message):
         op(*inputs, **options)
-
-
-BACKENDS = ["reference", "scan", pytest.param("triton", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("form", ["full", "lengths", "left", "packed"])
-@pytest.mark.parametrize("causal, dropout_p", [([False], 0.0), ([True], 0.3), ([True, False], 0.0)])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_opcheck(backend, causal, dropout_p, form):
-    batch = Batch(form, [3, 1], 4, dtype=torch.float32, rubbish=0.5)
-    where = [batch.where.get(name) for name in ("lengths", "padding_mask", "cu_seqlens")]
-    where = [None if x is None else x.to(DEVICE) for x in where]
-    inputs = [x.to(DEVICE).requires_grad_() for x in (batch.q, batch.k, batch.v)]
-    seed = torch.tensor(2**40 + 7, device=DEVICE) if dropout_p else None
-    arguments = *inputs, *where, seed, 4, 0.3, causal, dropout_p, backend
-    torch.library.opcheck(torch.ops.raoe_kernels.attention.default, arguments)
-
-
-@pytest.mark.parametrize("form", ["lengths", "left", "packed"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_fullgraph_gives_the_same(backend, form):
-    def step(q, k, v, **where):
-        causal, full = dual_attention(q, k, v, **where, backend=backend)
-        earlier = bidirectional_attention(q, k, v, **where, causal=True, backend=backend)
-        return causal + 2 * full - earlier - 3 * bidirectional_attention(q, k, v, **where, scale=0.2, backend=backend)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    for lengths in ([3, 1], [2, 6]):
-        batch = Batch(form, lengths, 6, heads=(4, 2), dtype=torch.float32, rubbish=0.5)
-        inputs = [x.to(DEVICE).requires_grad_() for x in (batch.q, batch.k, batch.v)]
-        where = {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in batch.where.items()}
-        eager, traced = step(*inputs, **where), compiled(*inputs, **where)
-        torch.testing.assert_close(traced, eager)
-        found = (torch.autograd.grad(x, inputs, batch.upstream[0].to(DEVICE)) for x in (traced, eager))
-        for x, y in zip(*found, strict=True):
-            torch.testing.assert_close(x, y)
-
-
-def test_a_block_around_the_call_names_the_backend():
-    batch = Batch("lengths", [3, 1], 4, dtype=torch.float32)
-    with use_backend("reference"):
-        named = bidirectional_attention(batch.q, batch.k, batch.v, **batch.where)
-    expected = bidirectional_attention(batch.q, batch.k, batch.v, **batch.where, backend="reference")
-    assert torch.equal(named, expected)
-
-
-@pytest.mark.parametrize("form", ["full", "lengths", "left", "packed"])
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-def test_triton_looks_at_padding_once_and_with_three_operations(form, monkeypatch):
-    from raoe_kernels.attention import triton_kernels
-
-    class Launcher:
-        def __getitem__(self, grid):
-            return lambda *args, **options: None
-
-    monkeypatch.setattr(triton_kernels, "attention_spans", Launcher())
-    batch = Batch(form, [3, 1], 4, dtype=torch.float32)
-    where = (batch.where.get(name) for name in ("lengths", "padding_mask", "cu_seqlens"))
-    padding = Padding(*where, 4)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        prepared = triton_kernels.spans(batch.q, padding)
-    found = [event.name for event in profile.events() if event.cpu_parent is None and event.name.startswith("aten::")]
-    assert len(found) <= 3, found
-    assert triton_kernels.spans(batch.q, prepared) is prepared
 
 
 @pytest.mark.slow

@@ -46,16 +46,6 @@ def test_a_named_backend_never_falls_back():
         op("no compiler").select(CPU)
 
 
-def test_gpus_with_little_shared_memory_for_a_block(monkeypatch):
-    pytest.importorskip("triton")
-    from raoe_kernels.triton_rows import has_99_kib
-
-    capabilities = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (11, 0), (12, 0), (12, 1))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
-    small = [x for i, x in enumerate(capabilities) if has_99_kib.__wrapped__(torch.device("cuda", i))]
-    assert small == [(8, 6), (8, 9), (12, 0), (12, 1)] and not has_99_kib(CPU)
-
-
 def test_where_triton_cannot_run_it_says_why(monkeypatch):
     triton, gpu = pytest.importorskip("triton"), torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

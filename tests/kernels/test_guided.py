@@ -88,20 +88,6 @@ def test_is_equation_4(guidance, place):
         assert best[row] == expected.index(max(expected))
 
 
-def test_is_what_transformers_processor_gives(place):
-    device, backend = place
-    transformers = pytest.importorskip("transformers")
-    current, previous = logits((2, 50), torch.float32)
-
-    class Output(dict):
-        logits = previous[:, None]
-
-    processor = transformers.UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, lambda *_, **__: Output())
-    expected = processor(torch.zeros(2, 1, dtype=torch.long), current)
-    result = guided_log_probs(current.to(device), previous.to(device), guidance=1.5, backend=backend)
-    torch.testing.assert_close(result.cpu(), expected)
-
-
 def test_transformers_processors_sample_from_it(place):
     """The README's own example, on a row of which everything is known."""
     device, backend = place

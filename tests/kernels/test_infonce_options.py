@@ -8,64 +8,7 @@ import pytest
 import torch
 
 from raoe_kernels import info_nce_loss
-from raoe_kernels.infonce import scan
-from tests.kernels.contrast_cases import rows
-from tests.kernels.test_infonce_forms import FOUR, PLACES
-
-
-@pytest.fixture(params=PLACES, ids="-".join)
-def place(request, monkeypatch):
-    monkeypatch.setattr(scan, "BUFFER", 600)  # two or three rows at a time
-    return request.param
-
-
-def same_as(theirs, leaves, *inputs, **given):
-    """Their loss, and its gradients by the leaves, and ours."""
-    expected = theirs.item(), *torch.autograd.grad(theirs, leaves)
-    loss = info_nce_loss(*inputs, **given)
-    assert loss.item() == pytest.approx(expected[0], rel=1e-12)
-    for x, y in zip(torch.autograd.grad(loss, leaves), expected[1:], strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hardness", [None, "in_batch_negatives", "hard_negatives", "all_negatives"])
-@pytest.mark.parametrize("mode, directions", [
-    ("joint", FOUR), ("joint", FOUR[:3]), ("joint", (FOUR[0], FOUR[3])), ("joint", FOUR[:1]),
-    ("per_direction", ("query_to_doc", "doc_to_query")),
-])  # fmt: skip
-def test_is_sentence_transformers_loss(mode, directions, hardness, place):
-    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
-    device, backend = place
-    given = {"directions": directions, "partition_mode": mode, "hardness_mode": hardness, "hardness_strength": 8.0}
-    leaves = [x.requires_grad_() for x in rows((6, 6, 6, 6), 24, torch.float64, device)]
-    stock = losses.MultipleNegativesRankingLoss(None, scale=15.0, **given)
-    a, p, *negatives = leaves
-    theirs = stock.compute_loss_from_embeddings(leaves, None)
-    same_as(theirs, leaves, a, p, torch.cat(negatives), scale=15.0, backend=backend, **given)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy, margin", [("absolute", 0.0), ("absolute", 0.3), ("relative", 0.4)])
-@pytest.mark.parametrize("anchors, positives", [(True, True), (False, True), (True, False)])
-def test_is_sentence_transformers_guided_loss(anchors, positives, strategy, margin, place):
-    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
-    device, backend = place
-    stock = torch.nn.Module.__new__(losses.CachedGISTEmbedLoss)  # its constructor wants two models
-    torch.nn.Module.__init__(stock)
-    stock.__dict__ |= {
-        "mini_batch_size": 4, "show_progress_bar": False, "gather_across_devices": False, "temperature": 1 / 15,
-        "margin": margin, "margin_strategy": strategy, "contrast_anchors": anchors, "contrast_positives": positives,
-        "similarity_fct": torch.nn.CosineSimilarity(dim=-1), "cross_entropy_loss": torch.nn.CrossEntropyLoss(),
-    }  # fmt: skip
-    leaves = [x.requires_grad_() for x in rows((7, 7, 7, 7), 24, torch.float64, device)]
-    guide = rows((7, 7, 7, 7), 3, torch.float64, device, seed=4)
-    theirs = stock.calculate_loss([[x] for x in leaves], [[x] for x in guide])
-    names = (("query_to_query", anchors), ("positive_to_positive", positives))
-    given = {"directions": ("query_to_doc", *(name for name, there in names if there)), "guide_margin": margin}
-    given |= {"guide": (*guide[:2], torch.cat(guide[2:])), "margin_strategy": strategy}
-    same_as(theirs, leaves, *leaves[:2], torch.cat(leaves[2:]), scale=15.0, backend=backend, **given)
-
+from tests.kernels.test_infonce_forms import FOUR
 
 A, P, N = torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)
 I3 = torch.arange(3)

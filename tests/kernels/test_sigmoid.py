@@ -148,16 +148,6 @@ def test_is_open_clips_loss(place):
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-14)
 
 
-def test_numbers_are_tensors_that_nobody_learns(place):
-    device, backend = place
-    a, p = rows((5, 6), 7, torch.float32, device)
-    scale, bias = numbers((3.5, -2.25), a)
-    assert torch.equal(
-        sigmoid_loss(a, p, scale=3.5, bias=-2.25, backend=backend),
-        sigmoid_loss(a, p, scale=scale, bias=bias, backend=backend),
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_is_learned_may_have_a_dtype_of_its_own(dtype, place):
     device, backend = place
@@ -210,27 +200,6 @@ def test_any_scale(scale, place):
     assert grads[3].item() == pytest.approx(-1.5 * 2 / (1 + math.exp(-scale)), rel=1e-5)
 
 
-@pytest.mark.parametrize("needs", [(1, 0, 0, 0, 0), (0, 1, 0, 0, 1), (0, 0, 1, 1, 0), (0, 0, 0, 1, 0), (0, 0, 0, 0, 1),
-                                   (0, 1, 1, 0, 0), (0, 0, 0, 0, 0), (1, 1, 0, 1, 1)])  # fmt: skip
-def test_partial_gradients(needs, place, poisoned):
-    device, backend = place
-    inputs = rows((4, 5, 3), 9, torch.float64, device)
-    targets = torch.tensor([7, 1, 1, -1], device=device)
-    expected = run(inputs, backend, upstream=1.0, targets=targets)
-    leaves = [*inputs, *numbers((10.0, -10.0), inputs[0])]
-    for x, need in zip(leaves, needs, strict=True):
-        x.requires_grad_(bool(need))
-    loss = sigmoid_loss(*leaves[:3], scale=leaves[3], bias=leaves[4], targets=targets, backend=backend)
-    assert loss.requires_grad == any(needs) and torch.equal(loss.detach(), expected[0])
-    if any(needs):
-        loss.backward()
-    for x, need, grad in zip(leaves, needs, expected[1:], strict=True):
-        if need:
-            torch.testing.assert_close(x.grad, grad, rtol=1e-12, atol=1e-16)
-        else:
-            assert x.grad is None
-
-
 A, P, N = torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)
 T = torch.tensor([0, 1, 2])
 WRONG = [
@@ -261,5 +230,3 @@ def test_wrong(number):
     call, kind, message = WRONG[number]
     with pytest.raises(kind, match=message):
         call()
-
-
