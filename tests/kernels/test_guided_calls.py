@@ -81,24 +81,21 @@ def test_scan_stores_no_log_softmax(monkeypatch):
 
 @pytest.mark.parametrize("function", [guided_log_probs, guided_argmax])
 @pytest.mark.parametrize(
-    ("error", "message", "current", "previous", "guidance"),
+    ("current", "previous", "guidance", "error", "key"),
     [
-        (TypeError, "current must be a tensor, got 3.0", 3.0, torch.zeros(2, 3), 1.5),
-        (TypeError, r"previous must be a tensor, got \[1\]", torch.zeros(2, 3), [1], 1.5),
-        (TypeError, "current must be float16, .* got int64 tensor", torch.zeros(2, 3).long(), torch.zeros(2, 3), 1.5),
-        (ValueError, "current must have 1 dimension, got", torch.zeros(()), torch.zeros(()), 1.5),
-        (ValueError, r"same shape, .* \(2, 3\) .* \(3,\)", torch.zeros(2, 3), torch.zeros(3), 1.5),
-        (ValueError, "same shape, dtype", torch.zeros(2, 3), torch.zeros(2, 3).double(), 1.5),
-        (ValueError, "device", torch.zeros(2, 3), torch.zeros(2, 3, device="meta"), 1.5),
-        (ValueError, "guidance must be a finite number >= 0, got -0.5", torch.zeros(3), torch.zeros(3), -0.5),
-        (ValueError, "guidance must be a finite number >= 0, got nan", torch.zeros(3), torch.zeros(3), NAN),
-        (ValueError, "guidance must be a finite number >= 0, got inf", torch.zeros(3), torch.zeros(3), INF),
-        (TypeError, "guidance must be a Python number", torch.zeros(3), torch.zeros(3), torch.tensor(1.5)),
-        (TypeError, "guidance must be a number, got '1.5'", torch.zeros(3), torch.zeros(3), "1.5"),
+        (3.0, torch.zeros(2, 3), 1.5, TypeError, "current"),
+        (torch.zeros(2, 3), [1], 1.5, TypeError, "previous"),
+        (torch.zeros(2, 3).long(), torch.zeros(2, 3), 1.5, TypeError, "current"),
+        (torch.zeros(()), torch.zeros(()), 1.5, ValueError, "current"),
+        (torch.zeros(2, 3), torch.zeros(3), 1.5, ValueError, "current and previous"),
+        (torch.zeros(2, 3), torch.zeros(2, 3, device="meta"), 1.5, ValueError, "current and previous"),
+        (torch.zeros(3), torch.zeros(3), -0.5, ValueError, "guidance"),
+        (torch.zeros(3), torch.zeros(3), NAN, ValueError, "guidance"),
+        (torch.zeros(3), torch.zeros(3), "1.5", TypeError, "guidance"),
     ],
 )
-def test_argument_errors(function, error, message, current, previous, guidance):
-    with pytest.raises(error, match=message):
+def test_argument_errors(function, current, previous, guidance, error, key):
+    with pytest.raises(error, match=key):
         function(current, previous, guidance=guidance)
 
 

@@ -201,21 +201,3 @@ def test_any_number_of_threads_gives_the_same_bits():
         torch.set_num_threads(before)
     for found in results[1:]:
         assert all(torch.equal(x, y) for x, y in zip(found, results[0], strict=True))
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"dims": (4, 2)}, r"dims must increase strictly and lie within 1 to 8, got \(4, 2\)"),
-        ({"dims": ()}, "dims must be one or more integers"),
-        ({"dims": (4, 9)}, "dims must increase"),
-        ({"dims": (4,), "directions": ("query_to_doc", "query_to_query")}, "dims cannot be combined with joint"),
-        ({"dims": (4,), "scale": torch.tensor(20.0)}, "dims cannot be combined with a tensor for scale"),
-        ({"dims": (4,), "guide": (torch.ones(2, 8),) * 2}, "dims cannot be combined with a guide"),
-        ({"dims": (4,), "hardness_mode": "all_negatives", "hardness_strength": 1.0},
-         "dims cannot be combined with hardness_mode"),
-    ],
-)
-def test_wrong_dims(keywords, message):
-    with pytest.raises(ValueError, match=message):
-        info_nce_loss(torch.ones(2, 8), torch.ones(2, 8), **keywords)

@@ -81,17 +81,6 @@ def test_regularizer_is_zero_at_the_start_and_without_gradients():
     assert not isinstance(loss.train(False)(features, labels), dict)
 
 
-def test_starting_encoder_is_frozen_and_not_a_submodule():
-    model = tiny_encoder(dropout=0.1)
-    term = Keep(model, 1.0)
-    loss = ByLength(ours.CoSENTLoss(model), keep=term)
-    assert not any(parameter.requires_grad for parameter in term.start.parameters()) and not term.start.training
-    assert len([*loss.parameters()]) == len([*model.parameters()])
-    before = copy.deepcopy(term.start.state_dict())
-    moved(model)
-    assert all(torch.equal(value, before[name]) for name, value in term.start.state_dict().items())
-
-
 def trained(folder: Any, keep: float, loss: Any = theirs.CoSENTLoss) -> tuple[Any, Any]:
     model = tiny_encoder(double=False)
     model.model_card_data.generate_widget_examples = False

@@ -11,11 +11,8 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses as theirs
-from transformers import BertConfig, BertModel
 
 import raoe_train as rt
-from benchmarks.timing import operations
-from benchmarks.train_step import drawn, rows_of
 from raoe_kernels.attention import OP, triton_kernels
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
@@ -47,7 +44,7 @@ def step(made: Any, features: Any, labels: Any, packed: bool, keep: bool = False
     optimizer.step()
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
     monkeypatch.setattr(lengths, "CPU_FORWARD", 1)
     monkeypatch.setattr(lengths, "LAYER_SECONDS", 1e-9)  # several runs
@@ -79,28 +76,6 @@ def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
         step(Reads, pairs, labels, packed)
 
 
-def test_a_packed_step_dispatches_few_operations(monkeypatch, without_launches):
-    """MiniLM's layers, 512 pairs of SNLI's lengths: at most 0.6 of the operations of two runs, and of those of
-    sentence-transformers, which embeds the columns one by one."""
-    model = tiny_encoder(double=False)
-    sizes = {"vocab_size": 30522, "hidden_size": 96, "num_hidden_layers": 6, "num_attention_heads": 12}
-    model[0].model = BertModel(BertConfig(**sizes, intermediate_size=12), add_pooling_layer=False)
-    columns = [rows_of(each, "cpu") for each in drawn("SNLI", 8)]  # their number does not depend on the batch
-    padded = operations(lambda i: theirs.CoSENTLoss(model)(columns, torch.rand(8)).backward())
-    features, score = [rows_of(each, "cpu") for each in drawn("SNLI", 512)], torch.rand(512)
-    model.to("meta")
-    counts: dict[bool, int] = {}
-    for packed in (False, True):
-        loss = ByLength(ours.CoSENTLoss(model), packed=packed)
-        monkeypatch.setattr("raoe_train.encoders.lengths.forward_cost", lambda *_: 6000)
-        plan = loss.plan(features, score)
-        assert len(plan.runs) == 2 - packed
-        batch = plan.to("meta")
-        counts[packed] = operations(lambda i, loss=loss, batch=batch: loss(batch).backward())
-    assert counts[True] <= 0.6 * counts[False]
-    assert counts[True] <= 0.6 * padded
-
-
 def test_planned_batches():
     model = tiny_encoder(double=False)
     pairs = pairwise(SENTENCES[:10])
@@ -128,6 +103,7 @@ def batch_of(collate: Any, rows: Any) -> tuple[list[dict[str, Any]], Any]:
             for name in ("sentence1", "sentence2")], made["label"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"packed": True}, {"keep": 1.0}])
 def test_workers_plan_the_same_batches(tmp_path, settings):
     """The trained weights are equal whether the batch is planned in the step, in the process, or in workers."""
