@@ -98,21 +98,6 @@ def test_stopped_run_resumes(machine, tmp_path):
     assert [step.title for step in asked] == ["test-cosine"]
 
 
-def test_a_step_over_its_limit_is_not_repeated(machine, tmp_path):
-    asked, outcomes = machine
-    outcomes["profile"] = "over its limit"
-    assert do(tmp_path, "profile", "steps")[1] and do(tmp_path, "profile")[1]
-    assert [step.title for step in asked] == ["profile", "train_step 512"]
-
-
-def test_changed_sources_start_a_new_run(machine, tmp_path, monkeypatch):
-    asked, _ = machine
-    do(tmp_path, "test-cosine")
-    monkeypatch.setattr(gpu, "sources", lambda: "other ones")
-    do(tmp_path, "test-cosine")
-    assert len(asked) == 2
-
-
 def test_failed_tests_hide_ratios_of_their_op_only(machine, tmp_path):
     asked, outcomes = machine
     outcomes |= {"test-cosine": "failed", "build": "failed"}
@@ -128,13 +113,6 @@ def test_failed_tests_hide_ratios_of_their_op_only(machine, tmp_path):
         "build",
         "test-cosine",
     ]
-
-
-def test_no_step_starts_without_enough_time(machine, tmp_path):
-    asked, _ = machine
-    _, finished = do(tmp_path, "test-cosine", minutes=(gpu.TO_STOP + gpu.LEAST) / 60)
-    assert not finished and asked == []
-    assert do(tmp_path, "test-cosine", minutes=1)[1]
 
 
 def test_output_of_a_step_is_streamed_and_stopped_in_time(machine, tmp_path, monkeypatch):
@@ -158,20 +136,6 @@ def test_output_of_a_step_is_streamed_and_stopped_in_time(machine, tmp_path, mon
     assert run.stream(gpu.Step("limited", ["-c", child], "op", limit=0.3))[0] == "over its limit"
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     assert run.stream(gpu.Step("stubborn", ["-c", stubborn], "op"))[0] == "stopped"
-
-
-def test_modules_of_other_sources_are_not_used(monkeypatch):
-    monkeypatch.setattr(gpu._build, "info", lambda: {"sources": "other ones"})
-    monkeypatch.setattr(gpu.raoe_kernels, "backends", lambda device: {"raoe_loss": {"native": True}})
-    assert not gpu.brought_along()
-    digests = []
-    monkeypatch.setattr(gpu._build, "info", lambda: {"sources": digests[0]})
-    spec = gpu.spec_from_file_location("build_modules", ROOT / "csrc" / "build_modules.py")
-    spec.loader.exec_module(module := gpu.module_from_spec(spec))
-    digests.append(module.sources())
-    assert gpu.brought_along()
-    monkeypatch.setattr(gpu.raoe_kernels, "backends", lambda device: {"raoe_loss": {"native": "not for this GPU"}})
-    assert not gpu.brought_along()
 
 
 def faked(tmp_path, *command, **environment):
@@ -229,14 +193,3 @@ def test_whole_run_on_a_faked_gpu(tmp_path):
     assert "test_gpu_pairwise.py" in log and "Backends on cuda" in log
     again = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
     assert again.returncode == 0 and "## what is here" in again.stdout and "## test-" not in again.stdout
-
-
-@pytest.mark.slow
-def test_failing_step_on_a_faked_gpu(tmp_path):
-    """The exit status shows it; later steps still run, without ratios."""
-    command = ["-m", "benchmarks.gpu", "--results", str(tmp_path), "test-listwise", "listwise"]
-    process = faked(tmp_path, *command, PYTEST_ADDOPTS="--no-such-option")
-    rows = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
-    assert process.returncode == 1 and "failed, exit 4" in process.stdout, process.stdout + process.stderr
-    assert [row["outcome"] for row in rows if "outcome" in row] == ["failed", "passed"]
-    assert {row["tested"] for row in rows if "median_s" in row} == {False}

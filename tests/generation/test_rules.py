@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -179,26 +177,6 @@ def test_inputs_that_cannot_be_used_are_counted(tmp_path):
     with pytest.raises(ValueError, match=r"no usable sentences to start chains from \(5 bad, 3 empty"):
         path.write_text("a\nb\n\n\n\nc\nd\ne\n")
         read_starts(data, lambda _: "bad")
-
-
-def test_input_that_is_not_text(tmp_path):
-    path = tmp_path / "in.txt"
-    path.write_bytes(b"a man\n\xff\xfe\ntwo dogs\n")
-    with pytest.raises(ValueError, match=r"line 2: not UTF-8; to skip and count such rows, use data\.on_error skip"):
-        read_starts(Sentences(input=str(path)), lambda _: None)
-    kept, skipped = read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
-    assert (kept, skipped) == ([(1, "a man"), (3, "two dogs")], {"not a text": 1})
-    path = tmp_path / "in.jsonl"
-    rows = [{"sentence": "a man"}, {"sentence": 7}, {"sentence": "two\nlines"}, {"sentence": "dogs"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{\n\n")
-    kept, skipped = read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
-    assert (kept, skipped) == ([(1, "a man"), (4, "dogs")], {"not a text": 2, "more than one line": 1, "empty": 1})
-    path = tmp_path / "in.tsv"
-    path.write_text("id\tpremise\n1\ta man\n2\tdogs\n")
-    with pytest.raises(ValueError, match=r"no column for sentence \(looked for sentence, text\)"):
-        read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
-    kept, _ = read_starts(Sentences(input=str(path), columns={"sentence": "premise"}), lambda _: None)
-    assert kept == [(1, "a man"), (2, "dogs")]
 
 
 # Seeds

@@ -86,15 +86,6 @@ def test_a_launcher_before_the_compiler(build, tools, tmp_path):
             build.host_compiler({**tools, "CXX": cxx})
 
 
-@pytest.mark.parametrize(("knows", "archs"), [("75 80 90 100 120", [75, 80, 90, 100]), ("80 90", [80, 90])])
-def test_architectures_that_nvcc_knows(build, tools, monkeypatch, knows, archs):
-    monkeypatch.setenv("TOOLS_ARCHS", knows)
-    result, flags = build._arch_flags("nvcc", {})  # no GPU here
-    assert result == archs == build._arch_flags("nvcc", {"RAOE_KERNELS_CUDA_ARCHS": "all"})[0]
-    assert flags[-1].endswith(f"code=compute_{archs[-1]}")
-    assert f"-gencode=arch=compute_{archs[0]},code=sm_{archs[0]}" in flags
-
-
 def test_the_gpus_of_this_machine_are_the_default(build, tools, tmp_path, monkeypatch):
     monkeypatch.setenv("TOOLS_ARCHS", "75 80 90 100 120")
     smi = tmp_path / "nvidia-smi"
@@ -133,15 +124,3 @@ def test_old_module_stays_until_the_new_one_is_complete(build, tools, tmp_path, 
     build.build(package, {**tools, "RAOE_KERNELS_BUILD": "auto"})
     reason = json.loads((package / "_build_info.json").read_text())["modules"]["cpu"]["reason"]
     assert not module.exists() and "this tool fails" in reason
-
-
-@pytest.mark.parametrize("jobs", ["x", "1.5"])
-def test_max_jobs_is_a_number(build, tools, tmp_path, jobs):
-    with pytest.raises(build.BuildError, match=f"MAX_JOBS must be a number such as 4, got '{jobs}'"):
-        build.build(tmp_path / "package", {**tools, "MAX_JOBS": jobs})
-
-
-def test_a_python_without_gil_has_no_compiled_modules(build, tools, tmp_path, monkeypatch):
-    monkeypatch.setattr(build.sysconfig, "get_config_var", lambda name: int(name == "Py_GIL_DISABLED"))
-    info = build.build(tmp_path / "package", tools)
-    assert all("has no GIL" in module["reason"] for module in info["modules"].values())

@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModel
 
 from benchmarks.studies import bellm
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.pretrain import small_llama
 from raoe_train.data.files import write_rows
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
-from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.evaluation.tasks import read_tasks
-from tests.evaluation.encoder import evaluate_encoder
 from tests.tiny import SENTENCES
 
 SIZES = {
@@ -102,28 +100,6 @@ def test_embeddings_are_those_of_shorter_models(architecture):
     assert np.abs(np.diff(layers, axis=0)).max(axis=(1, 2)).min() > 1e-3
 
 
-def test_scores(task):
-    model = encoder(pooling="mean")
-    found = bellm.by_layer(copy.deepcopy(model), read_tasks(["a", "b"], task), batch_size=4)
-    whole = model[0].model
-    for count in (1, 2, 3):
-        model[0].model = shorter(whole, count)
-        expected = evaluate_encoder(model, ["a", "b"], task)
-        for name in "ab":
-            assert found["tasks"][name][count - 1] == pytest.approx(expected["tasks"][name]["spearman"])
-        assert found["average"][count - 1] == pytest.approx(expected["average"])
-    assert found["layers"] == [1, 2, 3] and len(set(found["average"])) == 3
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_layers_keep_their_direction(layers):
-    plain = decoder("llama")
-    found, _ = bellm.encode_by_layer(around(BidirectionalModel.around(copy.deepcopy(plain), layers)), SENTENCES)
-    for count in (1, 2, 3, 4):
-        short = BidirectionalModel.around(shorter(plain, count), max(0, layers - (4 - count))).eval()
-        np.testing.assert_allclose(found[count - 1], around(short).encode(SENTENCES), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "settings, pivot",
     [
@@ -146,41 +122,6 @@ def test_dependency(settings, pivot, task):
     assert found["dependency"][-1] == pytest.approx(np.mean(expected), abs=1e-6) and np.ptp(expected) > 0.01
     assert found["quartiles"] == pytest.approx(np.percentile(expected, (25, 50, 75)), abs=1e-6)
     assert len(found["dependency"]) == 3
-
-
-def test_dependency_has_mean_ranks_and_nan_where_undefined():
-    # ranks 4 2.5 2.5 1 | 1.5 1.5 3 4 | 2 2 2 4, centred 1.5 0 0 -1.5 | -1 -1 .5 1.5 | -.5 -.5 -.5 1.5
-    ties = torch.tensor([[4.0, 4, 4, 9], [3, 2, 2, 1], [1, 1, 2, 3]])
-    first, second = -3.75 / np.sqrt(4.5 * 4.5), 3 / np.sqrt(4.5 * 3)
-    assert bellm.dependency(ties, -1) == pytest.approx((first + second) / 2)
-    assert np.isnan(bellm.dependency(torch.ones(1, 4), 0))
-    assert np.isnan(bellm.dependency(torch.tensor([[1.0, 1, 1, 1], [1, 2, 3, 4]]), 0))
-
-
-def test_words():
-    """The first word of what the model writes after each sentence alone."""
-    language_model = str(FOLDER / "llama")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(language_model), encoder(pooling="mean").tokenizer
-    expected = []
-    for text in SENTENCES:
-        ids = tokenizer([PROMPT.replace("{text}", text)], return_tensors="pt")["input_ids"]
-        answer = model.generate(ids, max_new_tokens=bellm.NEW_TOKENS, do_sample=False)[0, ids.shape[1] :]
-        expected.append((bellm.WORD.findall(tokenizer.decode(answer, skip_special_tokens=True)) or [""])[0])
-    for size in (1, 4):
-        assert bellm.representative_words(language_model, PROMPT, SENTENCES, size) == expected
-    assert len(set(expected)) > 2
-
-
-def test_word_report(monkeypatch):
-    monkeypatch.setattr(bellm, "TOP", 2)
-    report = bellm.word_report(["The", "dog", "", "isn't"], ["The cat, the dog.", "the CAT isn't there", "a dog", "x"])
-    assert report == {  # the 3, cat and dog 2
-        "sentences": 4,
-        "wordless": 1,
-        "rare_share": pytest.approx(2 / 3),
-        "most_common": [("the", 1), ("dog", 1), ("isn't", 1)],
-        "examples": [("The cat, the dog.", "The"), ("the CAT isn't there", "dog"), ("a dog", ""), ("x", "isn't")],
-    }
 
 
 def test_the_command(task, tmp_path, capsys):

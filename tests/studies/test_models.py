@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 import raoe_train as rt
 from benchmarks.studies import models
-from benchmarks.studies.__main__ import main
 
 PAIRS = [
     ("A man plays a guitar.", "Someone makes music.", "entailment"),
@@ -53,30 +51,3 @@ def test_a_step_of_bellm(tmp_path, nli, smollm2, four_bit):
     encoder = rt.load_encoder(str(tmp_path / "encoder"), device="cpu")
     music, guitar, dog = encoder.encode(["Someone makes music.", "A man plays a guitar.", "The stock market fell."])
     assert music.shape == (576,) and np.dot(music, guitar) > np.dot(dog, guitar)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_guided_chain(tmp_path, smollm2):
-    (tmp_path / "sentences.txt").write_text("A man plays a guitar on a stage.\n")
-    settings = {"steps": 3, "max_new_tokens": 24, "prompt": "few-shot", "verify": False}
-    result = rt.generate(
-        model={"name": smollm2, "device": "cpu"}, data={"input": str(tmp_path / "sentences.txt")},
-        generation=settings, output=str(tmp_path / "chains.jsonl"),
-    )  # fmt: skip
-    (line,) = (tmp_path / "chains.jsonl").read_text().splitlines()
-    sentences = json.loads(line)["sentences"]
-    assert result["chains"] == 1 and len(sentences) == 4
-    assert all(sentence.isprintable() and 1 < len(sentence.split()) < 24 for sentence in sentences)
-
-
-def test_models_of_other_names_or_checksums_are_errors(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        main(["models", "gpt", "--output", str(tmp_path)])
-    refused = type("refused", (), {"returncode": 1, "stderr": "hashes do not match"})
-    monkeypatch.setattr(models.subprocess, "run", lambda *command, **how: refused)
-    assert main(["models", "mpnet", "--output", str(tmp_path / "new")]) == 2
-    assert "hashes do not match" in capsys.readouterr().err and not (tmp_path / "new").exists()
-    assert main(["models", "mpnet", "--output", str(tmp_path), "--fast"]) == 2
-    (tmp_path / "smollm2").mkdir()  # exists already
-    assert main(["models", "smollm2", "--output", str(tmp_path)]) == 0
