@@ -45,7 +45,8 @@ def _pairs(rng: Random) -> Rows:
 def _labelled(rng: Random) -> Rows:
     rows = []
     for n in range(rng.randrange(1, 9)):
-        rows.append({"text": say(rng, n), "label": rng.choice(("0", "1", "desc")), "split": rng.choice(("dev", "test"))})
+        label, split = rng.choice(("0", "1", "desc")), rng.choice(("train", "test"))
+        rows.append({"text": say(rng, n), "label": label, "split": split})
     return rows
 
 

@@ -87,6 +87,9 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
     both = ("query_to_doc", "doc_to_query")
     gist = ("query_to_doc", "query_to_query", "positive_to_positive")
     table = {
+        "plain": {},
+        "symmetric": {"symmetric": True, "scale": 60.0, "targets": targets, "ignore": (few, absent)},
+        "mask": {"ignore": mask, "targets": targets, "scale": 5.0},
         "joint-four": {"directions": all_four},
         "joint-four-targets-ids": {"directions": all_four, "targets": targets, "ignore": (few, absent), "scale": 5.0},
         "joint-queries": {"directions": ("query_to_doc", "query_to_query"), "scale": 60.0},

@@ -101,11 +101,3 @@ def test_true_is_no_margin_where_1_was_one_before():
 def test_numbers_of_other_libraries_are_numbers():
     plain = rank_margin_loss(C, S, margin=1, scale=20.0)
     assert torch.equal(rank_margin_loss(C, S, margin=np.int64(1), scale=np.float32(20)), plain)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32])
-def test_every_integer_dtype_is_a_label_and_a_score(dtype):
-    wide = torch.tensor([0, 1, 1, 0])
-    narrow = wide.to(dtype)
-    assert torch.equal(gated_angular_loss(C, narrow, narrow), gated_angular_loss(C, wide, wide))
-    assert torch.equal(rank_margin_loss(C, narrow, margin=0), rank_margin_loss(C, wide, margin=0))

@@ -143,28 +143,6 @@ def test_runs_of_like_length(form, way, place, monkeypatch):
             torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-12)
 
 
-def test_by_hand(place):
-    """Two real tokens and one of padding; keys chosen so that the weights are 1/4 and 3/4, values 1 and 5."""
-    device, backend = place
-    q = torch.tensor([1.0, 1.0, 7.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
-    k = torch.tensor([0.0, math.log(3), 9.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
-    v = torch.tensor([1.0, 5.0, 100.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
-    lengths = torch.tensor([2], device=device)
-    causal, full = dual_attention(q, k, v, lengths=lengths, backend=backend)
-    alone = bidirectional_attention(q, k, v, lengths=lengths, causal=True, backend=backend)
-    assert causal.flatten().tolist() == alone.flatten().tolist() == pytest.approx([1, 4, 0], abs=1e-14)
-    assert full.flatten().tolist() == pytest.approx([4, 4, 0], abs=1e-14)
-    grads = torch.autograd.grad((causal, full), (q, k, v), (torch.ones_like(full), 2 * torch.ones_like(full)))
-    # d out / d score of key 1 is p0 p1 (v1 - v0) = 3/4, of key 0 its negative; rows: full 2 and 2, causal 0 and 1
-    assert grads[0].flatten().tolist() == pytest.approx([2 * 0.75 * math.log(3), 3 * 0.75 * math.log(3), 0], abs=1e-14)
-    assert grads[1].flatten().tolist() == pytest.approx([-5 * 0.75, 5 * 0.75, 0], abs=1e-14)
-    assert grads[2].flatten().tolist() == pytest.approx([1 + 5 * 0.25, 5 * 0.75, 0], abs=1e-14)
-    grads = torch.autograd.grad(alone, (q, k, v), torch.ones_like(alone))
-    assert grads[0].flatten().tolist() == pytest.approx([0, 0.75 * math.log(3), 0], abs=1e-14)
-    assert grads[1].flatten().tolist() == pytest.approx([-0.75, 0.75, 0], abs=1e-14)
-    assert grads[2].flatten().tolist() == pytest.approx([1 + 0.25, 0.75, 0], abs=1e-14)
-
-
 @OPS
 def test_is_torch_s_attention_sentence_by_sentence(dual, place):
     """Each sentence alone through torch, unpadded: independent of this package's masks and packing."""

@@ -13,8 +13,6 @@ from raoe_kernels._dispatch import Backend
 from raoe_kernels.attention import OP
 from raoe_kernels.attention.autograd import Problem, by_case
 from raoe_kernels.attention.padding import Options, Padding
-from tests.kernels.attention_cases import Batch
-from tests.kernels.conftest import DEVICE
 
 Q = torch.rand(2, 4, 3, 8)
 K = torch.rand(2, 2, 3, 8)
@@ -65,18 +63,6 @@ def test_wrong(inputs, options, kind, key, op):
         op(*inputs, **options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["lengths", "left", "packed"])
-def test_backward_takes_what_forward_found_of_the_padding(form, monkeypatch):
-    from raoe_kernels.attention import triton_kernels
-
-    made = []
-    spans = triton_kernels.spans
-    monkeypatch.setattr(triton_kernels, "spans", lambda q, padding: made.append(padding.spans) or spans(q, padding))
-    Batch(form, [3, 1], 4, dtype=torch.float32, device=DEVICE).run(True, "triton")
-    assert [x is None for x in made] == [True, False, False]
-
-
 SCAN, TRITON = "raoe_kernels.attention.scan", "raoe_kernels.attention.triton_kernels"
 CAUSAL, DROPOUT, DUAL = ((True,), 0.0), ((True,), 0.1), ((True, False), 0.0)
 CASES = [
@@ -115,12 +101,3 @@ def test_auto_on_cuda_goes_by_case(form, dtype, d, longest, what, operator, expe
         options = Options(1.0, *what)
         problem = Problem(q, Padding(*where[form], longest), options, operator)
         assert OP.backends[by_case(problem)].module == expected
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-def test_a_named_backend_is_not_asked_for_the_case(monkeypatch):
-    monkeypatch.setattr(OP, "_chosen", {})
-    monkeypatch.setitem(OP.backends, "triton", Backend(TRITON))
-    monkeypatch.setattr(OP, "by_case", lambda problem: "scan")
-    names = {name: OP.select(torch.device("cuda"), name).__name__ for name in ("auto", "triton", "scan")}
-    assert names == {"auto": SCAN, "triton": TRITON, "scan": SCAN}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from importlib import import_module
 
 import pytest
 import torch
 
-from raoe_kernels.infonce import chunks
 from tests.kernels.conftest import available
 from tests.kernels.contrast_cases import DTYPES, HERE, IDS, INFONCE, SIGMOID, Recorder, rows, small_buffers
 
@@ -172,38 +170,6 @@ def test_the_logits_are_never_held(which, contrast, place):
         assert seen.largest >= 4 * 60 * 100
     else:  # the buffer of 2,400 bytes, and (C, D) float32, D to a multiple of 16; the logits are 24,000 bytes
         assert 4 * 100 * 4 <= seen.largest <= 4.5 * 4 * 100 * 4
-
-
-def test_no_gradient_work_where_none_is_needed(monkeypatch, contrast, place):
-    device, backend = place
-    if backend == "reference":
-        pytest.skip("it makes what it needs of what is there")
-    monkeypatch.setattr(import_module(f"raoe_kernels.{contrast.key}.scan"), "BUFFER", 1 << 20)
-    monkeypatch.setattr(chunks, "BUFFER", 1 << 20)
-    inputs = contrast.leaves(rows((10, 10, 6), 4, torch.float32, device))
-
-    def products(*needs, **given) -> int:
-        """needs: of anchors, positives, negatives, and scale and bias where they are learned."""
-        leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs, strict=False)]
-        with Recorder() as seen:
-            contrast(leaves, backend=backend, **given)
-        return seen.products()
-
-    none = (False,) * len(contrast.learned)
-    assert products(False, False, False, *none) == 1
-    assert products(True, False, False, *none) == products(False, False, True, *none) == 2
-    assert products(True, True, True, *(not x for x in none)) == 3
-    if contrast.also:  # the other direction's sums first; then all of the gradient from one matrix of weights
-        assert products(True, True, True, **contrast.also) == (4 if backend == "triton" else 6)
-    if none:
-        assert products(False, False, False, False, True) == 1
-        assert products(True, False, False, True, True) == products(False, False, True, False, True) == 2
-        # scale's derivative is of the rows' product, or of the pass between the products
-        assert products(False, False, False, True, False) == (1 if backend == "triton" else 2)
-    leaves = [x.requires_grad_() for x in inputs]
-    with torch.no_grad(), Recorder() as seen:
-        assert not contrast(leaves, backend=backend).requires_grad
-    assert seen.products() == 1
 
 
 def test_auto_on_the_cpu_is_scan(contrast):

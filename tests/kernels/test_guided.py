@@ -62,20 +62,6 @@ def eq_4(current, previous, guidance):
     return [guidance * a - (guidance - 1) * b for a, b in zip(p, q, strict=True)]
 
 
-def test_by_hand(place):
-    device, backend = place
-    # p = (1/2, 1/4, 1/4), q = (1/4, 1/2, 1/4), whatever is added to a row; p^3 / q^2 = (2, 1/16, 1/4)
-    current = tensor([[4.0, 2.0, 2.0]], device).log()
-    previous = tensor([[1.0, 2.0, 1.0]], device).log() - 7
-    result = guided_log_probs(current, previous, guidance=3, backend=backend)
-    assert result.exp().tolist()[0] == pytest.approx([2, 1 / 16, 1 / 4], rel=1e-14)
-    assert guided_argmax(current, previous, guidance=3, backend=backend).tolist() == [0]
-    # upstream (-2, 0.5, 3) sums to 1.5: d/dcurrent = 3 (G - 1.5 p), d/dprevious = -2 (G - 1.5 q)
-    _, by_current, by_previous = run(current, previous, backend, 3)
-    assert by_current.tolist()[0] == pytest.approx([3 * (-2.75), 3 * 0.125, 3 * 2.625], rel=1e-14)
-    assert by_previous.tolist()[0] == pytest.approx([-2 * -2.375, -2 * -0.25, -2 * 2.625], rel=1e-14)
-
-
 @pytest.mark.parametrize("guidance", [0, 0.4, 1, 1.5, 7])
 def test_is_equation_4(guidance, place):
     device, backend = place

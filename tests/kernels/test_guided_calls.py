@@ -51,34 +51,6 @@ def test_empty(shape, place):
             guided_argmax(current, previous, guidance=1.5, backend=backend)
 
 
-def test_a_row_does_not_depend_on_the_others(place):
-    device, backend = place
-    inputs = logits((5, 70), torch.float32, device)
-    alone = guided_log_probs(*(x[3] for x in inputs), guidance=1.5, backend=backend)
-    assert guided_log_probs(*inputs, guidance=1.5, backend=backend)[3].equal(alone)
-
-
-def test_scan_stores_no_log_softmax(monkeypatch):
-    """Beyond logits and result there are only chunks: with rows of 64 in chunks of 256, no tensor of 100 rows."""
-    from raoe_kernels.guided import scan
-    from raoe_kernels.guided.problem import Problem
-
-    monkeypatch.setattr(scan, "CHUNK", 256)
-    current, previous = logits((100, 64), torch.float32)
-    made = []
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor) and result.numel() >= current.numel():
-                made.append(result.untyped_storage().data_ptr())
-            return result
-
-    with Watch():
-        result, _ = scan.forward(Problem(current, previous, 1.5), (False, False))
-    assert set(made) == {result.untyped_storage().data_ptr()}
-
-
 @pytest.mark.parametrize("function", [guided_log_probs, guided_argmax])
 @pytest.mark.parametrize(
     ("current", "previous", "guidance", "error", "key"),

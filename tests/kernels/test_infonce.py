@@ -22,9 +22,7 @@ from tests.kernels.contrast_cases import (
     IDS,
     INFONCE,
     JUDGED,
-    by_hand,
     by_shape,
-    rows,
     small_buffers,
 )  # fmt: skip
 
@@ -82,64 +80,6 @@ def against_the_reference(contrast, *asked):
 
 # Unit axes at an angle of 90 degrees, of other norms than 1, and scale = log 3: a softmax of two is 3/4 and 1/4.
 ANCHORS, POSITIVES, NEGATIVES = [[1.0, 0.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]], [[0.0, -5.0]]
-
-
-@pytest.mark.parametrize(
-    "negatives, given, expected",
-    [
-        (False, {}, math.log(4 / 3)),
-        (False, {"symmetric": True}, math.log(4 / 3)),
-        (False, {"targets": [1, 0]}, math.log(4)),
-        (False, {"targets": [0, 0]}, (math.log(4 / 3) + math.log(4)) / 2),
-        # the column 0 looks for both: from anchor 0 (3 of 4), and from anchor 1 (1 of 4)
-        (False, {"targets": [0, 0], "symmetric": True}, (math.log(4 / 3) + math.log(4)) / 2),
-        # logits 1, 0, 0 and 0, 1, -1: of 3 + 1 + 1 and of 1 + 3 + 1/3
-        (True, {}, (math.log(5 / 3) + math.log(13 / 9)) / 2),
-        (True, {"symmetric": True}, (math.log(5 / 3) + math.log(13 / 9)) / 4 + math.log(4 / 3) / 2),
-        (True, {"targets": [2, 2]}, (math.log(5) + math.log(13)) / 2),
-        (True, {"ignore": [[0, 0, 1], [0, 0, 0]]}, (math.log(4 / 3) + math.log(13 / 9)) / 2),
-        (True, {"ignore": [[1, 1, 1], [1, 1, 1]]}, 0.0),  # nothing is left but the positive
-        (True, {"ignore": ([7, 8], [7, 7, 8])}, (math.log(5 / 3) - math.log(5 / 4) + math.log(4 / 3)) / 2),
-        # backwards, column 0 ignores anchor 1 (0 lost) and column 1 looks for anchor 1 among both
-        (True, {"ignore": [[0, 0, 1], [1, 0, 1]], "symmetric": True}, (math.log(4 / 3) + 0 + 0 + math.log(4 / 3)) / 4),
-        # both anchors have column 0: its ids leave the other anchor out of the way back
-        (False, {"ignore": ([5, 5], [5, 6]), "targets": [0, 0], "symmetric": True},
-         (math.log(4 / 3) + math.log(4)) / 4),
-    ],
-)  # fmt: skip
-def test_by_hand(negatives, given, expected, place):
-    device, backend = place
-    given = dict(given)
-    if "targets" in given:
-        given["targets"] = torch.tensor(given["targets"], device=device)
-    if isinstance(given.get("ignore"), list):
-        given["ignore"] = torch.tensor(given["ignore"], device=device).bool()
-    elif "ignore" in given:
-        given["ignore"] = tuple(torch.tensor(ids, device=device) for ids in given["ignore"])
-    inputs = by_hand(device, ANCHORS, POSITIVES, *([NEGATIVES] if negatives else []))
-    loss = info_nce_loss(*inputs, scale=LOG3, backend=backend, **given)
-    assert loss.item() == pytest.approx(expected, abs=1e-14)
-
-
-def test_gradient_by_hand(place):
-    device, backend = place
-    inputs = [x.requires_grad_() for x in by_hand(device, ANCHORS, POSITIVES)]
-    loss = info_nce_loss(*inputs, scale=LOG3, backend=backend)
-    by_anchors, by_positives = torch.autograd.grad(loss, inputs)
-    # dloss/dlogit = (softmax - own) / 2 = -+1/8; anchor 0 is pulled to column 0 and pushed from column 1, scale times;
-    # what points along the row itself is projected away, and the rest divided by the row's norm
-    assert by_anchors.flatten().tolist() == pytest.approx([0, LOG3 / 8, LOG3 / 8 / 2, 0], abs=1e-15)
-    assert by_positives.flatten().tolist() == pytest.approx([0, LOG3 / 8 / 3, LOG3 / 8, 0], abs=1e-15)
-
-
-def test_two_halves_of_a_gathered_batch_are_the_whole(place):
-    device, backend = place
-    a, p = rows((8, 8), 12, torch.float64, device)
-    whole = run((a, p), backend)
-    halves = [run((a[i : i + 4], p), backend, targets=torch.arange(i, i + 4, device=device)) for i in (0, 4)]
-    torch.testing.assert_close((halves[0][0] + halves[1][0]) / 2, whole[0], rtol=1e-13, atol=0)
-    torch.testing.assert_close(torch.cat([h[1] for h in halves]) / 2, whole[1], rtol=1e-11, atol=1e-14)
-    torch.testing.assert_close((halves[0][2] + halves[1][2]) / 2, whole[2], rtol=1e-11, atol=1e-14)
 
 
 def test_a_row_just_above_the_bound_counts(place):

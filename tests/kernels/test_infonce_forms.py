@@ -21,7 +21,8 @@ from tests.kernels.infonce_forms import cases, formula, loss_of
 
 PLACES = [(device, backend) for device in DEVICES for backend in ("reference", "scan")]
 CASES = list(cases())
-IN_TRITON = ("in-batch", "hard", "all-hard", "guided", "guided-mask-hard")  # of one direction
+# Of one direction
+IN_TRITON = ("plain", "symmetric", "mask", "in-batch", "hard", "all-hard", "guided", "guided-mask-hard")
 JOINT_IN_TRITON = ("joint-four", "joint-four-targets-ids", "joint-both-mask", "joint-documents", "joint-positives")
 SIZES = (6, 7, 14, 7)
 FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -99,25 +100,6 @@ def near(gradient, truth):
     assert (gradient.double().cpu() - truth.cpu()).norm() <= 4 * 2**-9 * truth.norm()
 
 
-def test_joint_directions_in_triton_of_more_anchors_than_positives(triton_place):
-    device, backend = triton_place
-    given = {"targets": torch.tensor([3, 0, 1, 1, 2, 2], device=device), "directions": FOUR, "scale": 5.0}
-    leaves = [x.requires_grad_() for x in rows((6, 4, 8), 5, torch.bfloat16, device)]
-    loss = info_nce_loss(*leaves, **given, backend=backend)
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    truth = info_nce_loss(*exact, **given, backend="reference")
-    assert loss.item() == pytest.approx(truth.item(), rel=1e-5)
-    for x, y in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(truth, exact), strict=True):
-        near(x, y)
-
-
-@pytest.mark.parametrize("dtype, scale", [(torch.float32, 20.0), (torch.float16, 20.0), (torch.bfloat16, 41.0)])
-def test_joint_directions_that_triton_refuses(dtype, scale, triton_place):
-    device, backend = triton_place
-    with pytest.raises(RuntimeError, match="with joint directions; use backend='scan'"):
-        info_nce_loss(*rows((4, 4), 8, dtype, device), scale=scale, directions=FOUR, backend=backend)
-
-
 @pytest.mark.parametrize("spoiled", range(2))
 def test_a_nan_of_the_guide_shows_in_triton(spoiled, triton_place):
     device, backend = triton_place
@@ -169,69 +151,6 @@ def by_the_rule(which, dtype, device, backend, learned=True, gradients=assert_gr
 
 # Unit axes, of other norms than 1, and scale = log 3: exp(scale cos) is 3, 1 or 1/3.
 LOG3 = math.log(3)
-E1, E2, DOWN = [4.0, 0.0], [0.0, 2.0], [0.0, -1.0]
-# The guide's: the first pair at 45 degrees, the second alike, and the two anchors apart.
-GUIDE = ([E1, E2], [[1.0, 1.0], E2])
-
-
-def mean_log(*ratios: float) -> float:
-    return sum(map(math.log, ratios)) / len(ratios)
-
-
-@pytest.mark.parametrize(
-    "negatives, given, expected",
-    [
-        # 3 its own; 1 the other document, 1 the other anchor
-        (None, {"directions": FOUR[:2]}, math.log(5 / 3)),
-        # and, backwards, its own again, and 1
-        (None, {"directions": ("query_to_doc", "doc_to_query")}, math.log(8 / 3)),
-        (None, {"directions": FOUR}, math.log(10 / 3)),
-        # -e2 is a document of the first, e1 one of the second: 1, 3 and 1/3, 1 for anchors, 3 and 1/3 between documents
-        ([DOWN, E1], {}, mean_log(8 / 3, 16 / 9)),
-        ([DOWN, E1], {"directions": ("query_to_doc", "doc_to_doc")}, mean_log(4, 20 / 9)),
-        ([DOWN, E1], {"directions": ("query_to_doc", "positive_to_positive")}, mean_log(3, 19 / 9)),
-        # one negative is no pair's own
-        ([DOWN], {"directions": ("query_to_doc", "doc_to_doc")}, mean_log(7 / 3, 17 / 9)),
-        # of four: the other anchor of the same id, and documents of that id, but for the own one
-        (None, {"directions": FOUR, "ignore": ([5, 5], [5, 6])}, math.log(8 / 3)),
-        # with log 3 times the cosine added, a logit of 3 is 9 and one of 1/3 is 1/9
-        ([E1, DOWN], {"hardness_mode": "hard_negatives"}, mean_log(14 / 3, 46 / 27)),
-        ([E1, DOWN], {"hardness_mode": "in_batch_negatives"}, mean_log(8 / 3, 16 / 9)),
-        ([DOWN, E1], {"hardness_mode": "in_batch_negatives"}, mean_log(14 / 3, 46 / 27)),
-        ([DOWN, E1], {"hardness_mode": "hard_negatives"}, mean_log(8 / 3, 16 / 9)),
-        ([E1, DOWN], {"hardness_mode": "all_negatives"}, mean_log(14 / 3, 46 / 27)),
-        ([E1, DOWN, E2], {"hardness_mode": "all_negatives"}, mean_log(5, 127 / 27)),
-        (None, {"guide": GUIDE}, math.log(4 / 3)),
-        (None, {"guide": GUIDE, "guide_margin": 0.5}, mean_log(4 / 3, 1)),
-        (None, {"guide": GUIDE, "guide_margin": 0.8}, mean_log(1, 1)),
-        (None, {"guide": GUIDE, "guide_margin": 0.8, "margin_strategy": "relative"}, mean_log(4 / 3, 1)),
-        # backwards, the guide has document 0 at 45 degrees to anchor 1, too, and document 1 at 90 to anchor 0
-        (None, {"guide": GUIDE, "guide_margin": 0.1, "directions": ("query_to_doc", "doc_to_query")},
-         mean_log(7 / 3, 8 / 3)),
-        # it has the anchors at 90 degrees, and the positives at 45
-        (None, {"guide": GUIDE, "guide_margin": 0.1, "directions": ("query_to_doc", "query_to_query",
-                "positive_to_positive")}, mean_log(5 / 3, 6 / 3)),
-    ],
-)  # fmt: skip
-def test_by_hand(negatives, given, expected, place):
-    device, backend = place
-
-    def tensors(value):
-        if isinstance(value, tuple) and not isinstance(value[0], str):
-            return tuple(torch.tensor(x, device=device) for x in value)
-        return value
-
-    given = {name: tensors(value) for name, value in given.items()}
-    if "hardness_mode" in given:
-        given["hardness_strength"] = LOG3
-    a, p = (torch.tensor([E1, E2], dtype=torch.float64, device=device) for _ in range(2))
-    n = None if negatives is None else torch.tensor(negatives, dtype=torch.float64, device=device)
-    assert info_nce_loss(a, p, n, scale=LOG3, backend=backend, **given).item() == pytest.approx(expected, abs=1e-14)
-    if set(given.get("directions", ())) == set(FOUR) and "ignore" not in given:
-        # the second row alone, in a batch of both
-        one = torch.tensor([1], device=device)
-        alone = info_nce_loss(a[1:], p, n, scale=LOG3, backend=backend, targets=one, all_anchors=a, **given)
-        assert alone.item() == pytest.approx(math.log(10 / 3), abs=1e-14)
 
 
 def test_a_guide_leaves_out_what_is_more_similar_than_the_pair_and_not_what_is_as_similar(place):
@@ -267,24 +186,6 @@ def test_any_exponent(more, place):
     grads = torch.autograd.grad(loss, leaves)
     assert all(grad.isfinite().all() for grad in grads)
     assert "scale" not in more or grads[3].item() == pytest.approx(2, rel=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("of_scale", [torch.bfloat16, torch.float32, torch.float64])
-def test_scale_has_a_dtype_of_its_own(dtype, of_scale, place):
-    device, backend = place
-    a, p = rows((4, 5), 6, dtype, device)
-    scale = torch.tensor(5.0, dtype=of_scale, device=device, requires_grad=True)
-    loss = info_nce_loss(a, p, scale=scale, backend=backend)
-    exact = scale.detach().double().requires_grad_()
-    expected = info_nce_loss(a.double(), p.double(), scale=exact, backend=backend)
-    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    (grad,) = torch.autograd.grad(loss, scale)
-    assert grad.dtype == of_scale
-    (by_scale,) = torch.autograd.grad(expected, exact)
-    assert grad.item() == pytest.approx(by_scale.item(), rel=1e-2 if of_scale == torch.bfloat16 else 1e-5)
-    assert info_nce_loss(a, p, scale=5.0, backend=backend).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

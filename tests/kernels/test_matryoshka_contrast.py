@@ -8,7 +8,7 @@ import torch
 from raoe_kernels import info_nce_loss
 from raoe_kernels.infonce import triton_kernels
 from raoe_kernels.infonce.problem import WIDTHS
-from raoe_kernels.infonce.widths import native, scan
+from raoe_kernels.infonce.widths import scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICE, PLACES
 
@@ -183,21 +183,3 @@ def test_threads_and_blocks_of_columns():
             assert all(torch.equal(x, y) for x, y in zip(found, run(given, (6, 24), "native", (1.0, 2.0)), strict=True))
     finally:
         torch.set_num_threads(before)
-
-
-def test_any_number_of_threads_gives_the_same_bits():
-    """Of what is ours between torch's products, whose own sums depend on it."""
-    seeded = torch.Generator().manual_seed(0)
-    products = torch.randn(2, 100, 700, generator=seeded)
-    of_rows, of_columns = (torch.rand(2, count, generator=seeded) for count in (100, 700))
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            made, along = products.clone(), torch.zeros(2, 700)
-            own, weights = torch.arange(100), torch.ones(2)
-            results.append([made, along, *native.weigh(made, of_rows, of_columns, own, None, weights, along)])
-    finally:
-        torch.set_num_threads(before)
-    for found in results[1:]:
-        assert all(torch.equal(x, y) for x, y in zip(found, results[0], strict=True))

@@ -121,18 +121,6 @@ def test_by_hand(negatives, bias, given, expected, place):
     assert loss.item() == pytest.approx(expected, abs=1e-14)
 
 
-def test_gradient_by_hand(place):
-    device, backend = place
-    _, by_anchors, by_positives, by_scale, by_bias = run(
-        by_hand(device, ANCHORS, POSITIVES), backend, upstream=1.0, scale=LOG3, bias=0.0
-    )
-    # dloss/dlogit is (3/4 - 1) / 2 at the positive and (1/2) / 2 at the other: each row is pushed from the other one,
-    # scale times; what points along the row itself is projected away, and the rest divided by the row's norm
-    assert by_anchors.flatten().tolist() == pytest.approx([0, LOG3 / 4, LOG3 / 4 / 2, 0], abs=1e-15)
-    assert by_positives.flatten().tolist() == pytest.approx([0, LOG3 / 4 / 3, LOG3 / 4, 0], abs=1e-15)
-    assert by_scale.item() == pytest.approx(-1 / 4) and by_bias.item() == pytest.approx(1 / 4)
-
-
 def test_is_open_clips_loss(place):
     """Of one process: mlfoundations/open_clip 89fb801, SigLipLoss._loss, is this of features over their norms, the
     scale's exponential and the bias."""
@@ -159,24 +147,6 @@ def test_what_is_learned_may_have_a_dtype_of_its_own(dtype, place):
     truth = run([a.double(), p.double()], "reference", 1.0, scale=3.0, bias=0.0)
     assert by_scale.item() == pytest.approx(truth[3].item(), rel=1e-4)
     assert by_bias.item() == pytest.approx(truth[4].item(), rel=1e-4)
-
-
-def test_columns_may_come_in_parts(place):
-    """Each part is a loss without positives, but for the one that has them: batches are gathered part by part."""
-    device, backend = place
-    a, p, n = rows((8, 8, 5), 12, torch.float64, device)
-    whole = run((a, p, n), backend)
-    own, none = torch.arange(4, 8, device=device), torch.full((4,), -1, device=device)
-    upper = run((a[4:], p, n), backend, targets=own)
-    parts = [(p[4:], own - 4), (p[:4], none), (n, none)]
-    found = [run((a[4:], columns), backend, targets=targets) for columns, targets in parts]
-    torch.testing.assert_close(sum(part[0] for part in found), upper[0], rtol=1e-13, atol=0)
-    for i in (1, -2, -1):  # of the anchors, of scale and of the bias
-        torch.testing.assert_close(sum(part[i] for part in found), upper[i], rtol=1e-11, atol=1e-14)
-    lower = run((a[:4], p, n), backend)
-    torch.testing.assert_close((lower[0] + upper[0]) / 2, whole[0], rtol=1e-13, atol=0)
-    for x, y, z in zip(lower[2:], upper[2:], whole[2:], strict=True):
-        torch.testing.assert_close((x + y) / 2, z, rtol=1e-11, atol=1e-14)
 
 
 def test_a_small_loss_keeps_its_digits(place):
