@@ -89,23 +89,6 @@ def test_overwriting_removes_only_recorded_files(tmp_path):
     assert json.loads(new.record.read_text())["files"] == ["b", "1_Pooling", "c"]
 
 
-def test_link_in_place_of_a_folder_is_replaced_and_not_followed(tmp_path):
-    output = Output(tmp_path / "out", SETTINGS, folder=True)
-    for folder in (output.path, tmp_path / "elsewhere" / "deep"):
-        folder.mkdir(parents=True)
-    mine = [tmp_path / "elsewhere" / name for name in ("config.json", "deep/config.json")]
-    for path in mine:
-        path.write_text("mine")
-    (output.path / "1_Pooling").symlink_to(tmp_path / "elsewhere")
-    with replacing_model(output) as saved:
-        for folder in ("1_Pooling", "1_Pooling/deep"):
-            (saved / folder).mkdir()
-            (saved / folder / "config.json").write_text("{}")
-    assert [path.read_text() for path in mine] == ["mine", "mine"]
-    assert (output.path / "1_Pooling/deep/config.json").read_text() == "{}"
-    assert not (output.path / "1_Pooling").is_symlink()
-
-
 def test_partial_record_is_accepted_and_damaged_record_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / ".partial.made_from.json").write_text('{"sett')

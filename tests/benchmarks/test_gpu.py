@@ -149,27 +149,6 @@ def faked(tmp_path, *command, **environment):
     return subprocess.run([sys.executable, *command], cwd=ROOT, env=known, capture_output=True, text=True)
 
 
-SKIPPED = """
-import pytest
-
-def test_message_without_a_gpu(): pytest.skip("why not")
-@pytest.mark.gpu
-def test_of_the_gpu(): pytest.skip("no reason")
-@pytest.mark.parametrize("place", [("cuda", "scan"), ("cuda", "triton"), ("cuda", "native"), ("cpu", "native")])
-def test_of_a_place(place): pytest.skip("no reason")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wish", ["cuda", "auto"])
-def test_on_a_gpu_compiled_kernels_are_not_skipped(tmp_path, wish):
-    (tmp_path / "test_skipped.py").write_text(SKIPPED)
-    command = ["-m", "pytest", "-q", "-p", "tests.kernels.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
-    process = faked(tmp_path, *command, str(tmp_path / "test_skipped.py"), RAOE_KERNELS_BUILD=wish)
-    assert ("3 failed, 3 skipped" if wish == "cuda" else "6 skipped") in process.stdout, process.stdout + process.stderr
-    assert ("skipped, and must run here: no reason" in process.stdout) == (wish == "cuda")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_whole_run_on_a_faked_gpu(tmp_path):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import __main__ as suite
-from benchmarks import chains, forms, gate, generation, gpu, ledger, report, smoke, timing, train_step, trainer
+from benchmarks import chains, forms, gate, generation, gpu, ledger, report, smoke, train_step, trainer
 from benchmarks.case import Case
 from raoe_train.encoders import packed
 
@@ -46,14 +44,6 @@ def test_page_names_the_backend_of_each_call_on_cuda():
     assert forms.table() in forms.PAGE.read_text(encoding="utf-8")
 
 
-def test_chosen_contenders(case, monkeypatch):
-    assert list(suite.chosen(case, ["their", "nobody"]).contenders) == ["theirs"]
-    assert not suite.chosen(case, ["nobody"]).contenders
-    monkeypatch.setattr(suite, "declared", lambda op: SimpleNamespace(SIZES={"cpu": [3]}, case=lambda *_: case))
-    with pytest.raises(SystemExit, match="no contender is called nobody; there are ours, theirs"):
-        suite.run("cosine", "cpu", None, None, False, ["nobody"])
-
-
 def test_the_gate(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, text in TESTS.items():
@@ -67,13 +57,6 @@ def test_the_gate(tmp_path, monkeypatch, capsys):
     assert not gate.passes("other", [str(tmp_path / "test_fails.py")], "cpu")
     monkeypatch.setattr(gate, "state", lambda: "other sources")
     assert not gate.passes("op", [str(tmp_path / "test_fails.py")], "cpu")
-
-
-def test_long_calls_are_made_once():
-    seen = []
-    rows = suite.measure(Case("long", {"a": seen.append, "b": seen.append}, once=True), "cpu")
-    assert seen == [0, 0] and [(row["contender"], row["rounds"]) for row in rows] == [("a", 1), ("b", 1)]
-    assert all(row["median_s"] > 0 and "peak_bytes" in row for row in rows)
 
 
 def test_failing_peer_does_not_hide_others(case, capsys):
@@ -95,13 +78,6 @@ def test_failing_peer_does_not_hide_others(case, capsys):
     assert "ValueError: is wrong" in capsys.readouterr().err
     with pytest.raises(ValueError, match="is wrong"):  # an error of our own raises
         suite.measure(replace(case, contenders={**case.contenders, "ours": raising(peers["broken"])}), "cpu")
-
-
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory to be had")
-def test_the_peak_of_a_call():
-    """256 MiB that are written and freed in the call; the kernel counts resident pages roughly."""
-    results = [timing.single(lambda i: torch.ones(1 << 26).sum(), "cpu")[1] for _ in range(2)]
-    assert all(abs(peak - (1 << 28)) < 1 << 26 for peak in results)
 
 
 # steps of MiniLM take minutes where cores are shared

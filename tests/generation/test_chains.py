@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from raoe_train import run
-from raoe_train.cli import load
 from raoe_train.generation import Chain
 from raoe_train.jobs import generate as job
 from tests.decoders import saved_decoder
@@ -251,23 +250,6 @@ def test_invalid_settings_are_reported_before_writing(writer, sentences, tmp_pat
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("generate", **{**options(writer, sentences, tmp_path / "chains.jsonl"), **more})
     assert files(tmp_path) == before
-
-
-def test_recipe():
-    config = load("generate", "ranking-sentences", {"generation.temperature": 0.7, "generation.do_sample": "true"})
-    wish = config.generation
-    assert (wish.method, wish.steps, wish.guidance, wish.verify) == ("guided", 32, 1.5, True)
-    assert (wish.temperature, wish.do_sample) == (0.7, True)
-
-
-def test_weights_without_a_head_are_refused(tmp_path, sentences):
-    from transformers import AutoConfig, AutoModel
-
-    name = saved_decoder(tmp_path)
-    config = AutoConfig.from_pretrained(name, tie_word_embeddings=False)
-    AutoModel.from_config(config).save_pretrained(name)
-    with pytest.raises(ValueError, match=r"is an incomplete language model: it has no lm_head\.weight"):
-        run("generate", **options(name, sentences, tmp_path / "chains.jsonl"))
 
 
 def test_seeds_determine_the_sources(writer, sentences, tmp_path):

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from raoe_train.generation import Context, GuidedDecoder, Request, Sampling
 from raoe_train.generation.decoding import mix_logits
@@ -124,43 +123,6 @@ def test_sliding_windows_are_not_cached(name):
     context = Context(tuple(INSTRUCTION), (), torch.zeros(32))
     plain = Request(INSTRUCTION, max_new_tokens=NEW)
     assert decoder.answers([replace(plain, known=context)]) == decoder.answers([plain])
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4),
-        BloomConfig(vocab_size=64, hidden_size=16, n_layer=2, n_head=2, initializer_range=0.4),
-    ],
-    ids=["looked up", "from the mask"],
-)
-def test_other_kinds_of_positions(config):
-    config.bos_token_id = config.eos_token_id = None
-    torch.manual_seed(0)
-    # Bloom's mask, too, is NaN beside padding in float64
-    double = isinstance(config, GPT2Config)
-    model = AutoModelForCausalLM.from_config(config).to(torch.float64 if double else torch.float32).eval()
-    with_it, without = Seeing(model), Seeing(model)
-    assert ids(grown(with_it, SOURCES[:1])) == ids(grown(without, SOURCES[:1], reuse=False))
-    for ours, theirs in zip(with_it.scores, without.scores, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-10 if double else 1e-4, rtol=0)
-    assert ids(grown(with_it, slots=3)) == ids(grown(without, reuse=False))
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(do_sample=True, temperature=1.3, top_p=0.9),
-        Sampling(repetition_penalty=1.8),
-        Sampling(do_sample=True, top_k=9, no_repeat_ngram_size=2),
-    ],
-    ids=["random", "history", "both"],
-)
-def test_sampling_with_cached_contexts(llama, sampling):
-    decoder = GuidedDecoder(llama, sampling=sampling)
-    expected = ids(grown(decoder, reuse=False))
-    assert ids(grown(decoder, slots=3)) == expected
-    assert expected != ids(grown(GuidedDecoder(llama)))
 
 
 # What is read

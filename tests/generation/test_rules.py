@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from raoe_train.data.settings import Sentences
-from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.generation.decoding import Answer
 from raoe_train.generation.growth import REDRAWS, Chain
 from raoe_train.generation.instructions import (
@@ -18,9 +17,9 @@ from raoe_train.generation.instructions import (
     verify_chain,
     verify_sentence,
 )
-from raoe_train.generation.seeds import draw_from_clusters, read_starts, select_seeds
-from raoe_train.settings import Generation, Seeds
-from tests.tiny import SENTENCES, tiny_encoder
+from raoe_train.generation.seeds import draw_from_clusters, read_starts
+from raoe_train.settings import Generation
+from tests.tiny import tiny_encoder
 
 SOURCE = "A man plays a guitar on the stage."
 
@@ -196,22 +195,6 @@ def test_seeds_come_from_every_cluster():
     assert np.bincount(groups[every]).tolist() == [20, 20, 20, 20, 12]  # all there are
     with pytest.raises(ValueError, match="n_clusters=153"):
         draw_from_clusters(rows, 153, 1)
-
-
-def test_seeds_of_sentences(tmp_path, monkeypatch):
-    tiny_encoder(double=False).save(str(tmp_path / "encoder"))
-    seeds = Seeds(FrozenEncoder(str(tmp_path / "encoder")), clusters=3, per_cluster=2)
-    chosen = select_seeds(SENTENCES, seeds)
-    assert chosen == select_seeds(SENTENCES, seeds) and 3 <= len(chosen) <= 6
-    monkeypatch.setenv("WORLD_SIZE", "2")  # one of them chooses, and waits for nobody
-    cached = Seeds(FrozenEncoder(seeds.encoder.name, cache=str(tmp_path / "cache")), 3, 2)
-    assert select_seeds(SENTENCES, cached) == chosen and not (tmp_path / "cache").exists()
-    monkeypatch.delenv("WORLD_SIZE")
-    assert select_seeds(SENTENCES, cached) == chosen and len(list(tmp_path.glob("cache/*/*.npy"))) == 1
-    plain, prompted = (Seeds(FrozenEncoder(seeds.encoder.name, prompt=prompt)).effective() for prompt in (None, "q: "))
-    assert plain["encoder"] == identity(seeds.encoder) != prompted["encoder"]
-    with pytest.raises(ValueError, match=r"seeds.clusters is 1000, but there are only 11 sentences"):
-        select_seeds(SENTENCES, Seeds(FrozenEncoder("no/such")))
 
 
 @pytest.mark.parametrize("wrong", ["Sure, here is it", "New sentence: A man sings.", "A dog is sleeping on the beach."])

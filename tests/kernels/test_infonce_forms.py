@@ -188,27 +188,6 @@ def test_any_exponent(more, place):
     assert "scale" not in more or grads[3].item() == pytest.approx(2, rel=1e-4)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-def test_no_anchors(dtype, place):
-    device, backend = place
-    leaves = [x.requires_grad_() for x in (*rows((0, 2, 4, 2), 3, dtype, device), torch.tensor(3.0, device=device))]
-    given = {"directions": FOUR, "guide": (leaves[3], *leaves[1:3])}
-    loss = info_nce_loss(*leaves[:3], all_anchors=leaves[3], scale=leaves[4], backend=backend, **given)
-    assert loss.item() == 0
-    for x, grad in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
-        assert grad.shape == x.shape and grad.dtype == x.dtype and grad.eq(0).all()
-
-
-def test_a_row_alone_has_no_negatives(place):
-    """Every direction but the way back, where its own pair is once more, is empty."""
-    device, backend = place
-    a, p = rows((1, 1), 4, torch.float64, device)
-    scale = torch.tensor(3.0, dtype=torch.float64, device=device, requires_grad=True)
-    loss = info_nce_loss(a, p, scale=scale, directions=("query_to_doc", *FOUR[1:2], FOUR[3]), backend=backend)
-    assert loss.item() == 0 and torch.autograd.grad(loss, scale)[0].item() == 0
-    assert info_nce_loss(a, p, directions=FOUR, backend=backend).item() == pytest.approx(math.log(2))
-
-
 @pytest.mark.parametrize(
     "which, bad",
     [*product(("all_anchors", "unused all_anchors", "guide", "scale"), (torch.nan, torch.inf)), ("scale", -3.0)],

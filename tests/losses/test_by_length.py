@@ -191,19 +191,6 @@ def test_dropout_of_cached_batches_is_replayed():
     assert abs((up - down) / (2 * step) / direction.square().sum() - 1) < 1e-5
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("most, passes", [(24, 2), (10**6, 1)])
-def test_a_batch_that_fits_into_a_mini_batch_is_encoded_once(packed, most, passes):
-    model = tiny_encoder()
-    features, labels = batch(model)
-    loss = ByLength(ours.CoSENTLoss(model, mini_batch_num_tokens=most), packed=packed)
-    plan, forwards = loss.plan(features, labels), []
-    model[0].register_forward_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
-    loss(plan).backward()
-    assert len(forwards) == passes * len(plan.runs) and sum(forwards) == len(plan.runs)
-    assert len(plan.runs) > 1 or most > 24
-
-
 def test_gradient_checkpointing_and_autocast():
     model = tiny_encoder(double=False)
     features, labels = batch(model)

@@ -59,15 +59,6 @@ def test_it_minimises_the_mean_over_whole_batches(size, batches):
     assert best(0.25, 0.3, batch_size=size) == min(means, key=means.get)
 
 
-def test_a_column_has_its_own_prompt():
-    model, dataset = noisy(0.25, 0.3, columns=("query", "answer"))
-    for name, text in (("query", "q: "), ("answer", "a: ")):
-        model.vectors |= {text + each: model.vectors[each] for each in dataset[name]}
-    model.vectors |= {key: [1.0, 0.0] for key in dataset["answer"]}  # without a prompt all are alike
-    prompts = {"query": "q: ", "answer": "a: "}
-    assert rt.calibrate(model, RankMarginLoss(None), dataset, seed=1, prompt=prompts) == best(0.25, 0.3)
-
-
 def test_columns_and_losses():
     model, dataset = noisy(0.25, 0.3, columns=("a", "b"))
     assert rt.calibrate(model, RankMarginLoss(None), dataset, seed=1) == best(0.25, 0.3)

@@ -9,16 +9,12 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
-from sentence_transformers.sentence_transformer.modules import Dense
 
-from raoe_train import run
-from raoe_train.encoders import embed as frozen
 from raoe_train.losses import ByLength, GISTLoss, InfoNCELoss
 from tests.losses.test_infonce_loss import assert_same, embeddings
 from tests.losses.test_losses import CACHED, step
 from tests.losses.test_ragged_rows import letters
 from tests.tiny import SENTENCES, tiny_encoder
-from tests.training.small_runs import SCRATCH
 
 WORDS = sorted({word for sentence in SENTENCES for word in sentence.split()})
 ROWS = 8
@@ -122,41 +118,3 @@ def test_card_and_bad_input():
         GISTLoss(None, letters, scale=0)
     with pytest.raises(ValueError, match=r"needs the batch's texts: use raoe_train\.TextCollator"):
         loss.compute_loss_from_embeddings([torch.eye(2), torch.eye(2)], None)
-
-
-def write_nli(path):
-    lines = ["anchor\tpositive\tnegative", *("\t".join(row) for row in zip(*texts(3, 16), strict=True))]
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
-    """A folder with an encoder whose cosines are spread: without the mean of some sentences'."""
-    folder, made = tmp_path_factory.mktemp("guide"), tiny_encoder(double=False).eval()
-    with torch.no_grad():
-        mean = torch.from_numpy(made.encode(SENTENCES)).mean(0)
-    dense = Dense(16, 16, activation_function=torch.nn.Identity())
-    dense.linear.weight.data, dense.linear.bias.data = torch.eye(16), -mean
-    made.append(dense)
-    made.save_pretrained(str(folder))
-    return str(folder)
-
-
-def test_recipe_and_teacher_cache(tmp_path, monkeypatch, teacher):
-    common = {
-        "model.name": "scratch", "model.device": "cpu", "model.scratch": SCRATCH, "teacher.device": "cpu",
-        "data.train": [write_nli(tmp_path / "nli.tsv")], "loss": "GISTLoss", "loss.scale": 20, "loss.margin": 0.05,
-        "training": {"max_steps": 3, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "logging_steps": 1},
-        "teacher.name": teacher,
-    }  # fmt: skip
-    asked = run("train", None, **common, output=str(tmp_path / "asked"))
-    for turn in ("first", "again"):
-        if turn == "again":
-            monkeypatch.setattr(frozen, "encode_sentences", None)  # nothing may be computed again
-        out = {"output": str(tmp_path / turn), "teacher.cache": str(tmp_path / "kept")}
-        result = run("train", None, **common, **out)
-        assert result["steps"] == 3 and result["scale"] == asked["scale"] == {"nli": 20.0}
-        lines = [(tmp_path / name / "log.jsonl").read_text().splitlines()[:3] for name in ("asked", turn)]
-        losses = [[json.loads(line)["loss"] for line in each] for each in lines]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-4) and min(losses[0]) > 0.01

@@ -91,19 +91,6 @@ def test_ragged_lists_equal_single_lists(fill):
     assert_same(together, sum(alone) / sum(LENGTHS), vectors)
 
 
-def test_ties():
-    vectors = embeddings(5)
-    equal, different = [torch.zeros(5, 5, dtype=torch.float64)], teachers([5])
-
-    def value(ties, squares):
-        return ListMLELoss(None, ties=ties).compute_loss_from_embeddings([vectors], labels(squares, [5])).item()
-
-    torch.manual_seed(3)
-    assert value("ordinal", equal) == pytest.approx(by_definition(vectors, equal, 20.0, [5]).item())
-    assert len({round(value("random", equal), 6) for _ in range(6)}) == 6
-    assert len({value(ties, different) for ties in ("ordinal", "random", "random")}) == 1
-
-
 def collated(model, lists=LISTS, squares=None, **settings):
     """(features, labels) as the trainer collates them."""
     rows = [{"sentences": list(texts)} for texts in lists]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
-from functools import partial
 
 import pytest
 import sentence_transformers
@@ -13,11 +11,9 @@ from packaging.version import Version
 from scipy.stats import pearsonr, rankdata
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses as stock
-from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, Matryoshka2dLoss
 
 from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, PearsonLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.collators import ScoreLabelCollator
-from raoe_train.losses.pairs import LossParts
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 
 # sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
@@ -196,26 +192,6 @@ def test_cached_replays_dropout():
     torch.testing.assert_close(cached, expected, **CACHED)
     _, other_masks = step(plain, model, features, labels, seed=12)
     assert not torch.allclose(other_masks, expected)
-
-
-@pytest.mark.parametrize("wrapper", [AdaptiveLayerLoss, partial(Matryoshka2dLoss, matryoshka_dims=[16, 8])])
-def test_wrappers_scale_and_add_losses(wrapper):
-    """Parts are scaled and added by name: their sum is what the wrapper makes of a loss that is one number."""
-    assert LossParts(rank=torch.tensor(6.0)) / 4 == {"rank": 1.5}
-    results = []
-    for parts in (True, False):
-        torch.manual_seed(0)
-        random.seed(0)
-        model = tiny_encoder()
-        features, labels = batch(model)
-        loss = RAOELoss(model)
-        if not parts:
-            whole, loss = loss, torch.nn.Module()
-            loss.forward = lambda *given, whole=whole: total(whole(*given))
-        made = total(wrapper(model, loss)(features, labels))
-        made.backward()
-        results.append((made.detach(), gradients(model)))
-    torch.testing.assert_close(results[0], results[1])
 
 
 def test_collator():

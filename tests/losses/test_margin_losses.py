@@ -42,29 +42,6 @@ def test_triplet_by_hand(settings, expected):
     assert value("TripletLoss", [ANCHOR, AT60, AT90], **settings) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "similar", "different"),
-    [
-        # half of d² and of (margin - d)², of a distance of 0.5 (cosine) or 1
-        ({"margin": 0.75}, 0.125, 0.03125),
-        ({"margin": 0.25}, 0.125, 0.0),
-        ({"margin": 1.5, "distance": "euclidean"}, 0.5, 0.125),
-        ({}, 0.125, 0.0),
-    ],
-)
-def test_contrastive_by_hand(settings, similar, different):
-    assert value("ContrastiveLoss", [ANCHOR, AT60], [1], **settings) == pytest.approx(similar, abs=1e-5)
-    assert value("ContrastiveLoss", [ANCHOR, AT60], [0], **settings) == pytest.approx(different, abs=1e-5)
-
-
-def test_online_contrastive_by_hand():
-    """Of pairs at distances 0.5 (different) and 1 (similar) both are hard: 1² + (0.75 - 0.5)², a sum."""
-    pairs = [ANCHOR * 2, AT60 + AT90]
-    assert value("OnlineContrastiveLoss", pairs, [0, 1], margin=0.75) == pytest.approx(1.0625, abs=1e-5)
-    # the other way round none is
-    assert value("OnlineContrastiveLoss", pairs, [1, 0], margin=0.75) == pytest.approx(0.0, abs=1e-5)
-
-
 def labelled(path):
     """Sentences of two classes, with test and train, each train sentence in three variants."""
     rows = [("test", n % 2, text) for n, text in enumerate(SENTENCES[:6])]

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import TrainerCallback
 
-from raoe_train import run
-from raoe_train.data.pairs import pair_table, read_pairs
-from raoe_train.data.rows import row_table
 from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
-from raoe_train.jobs import train as training
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     InfoNCELoss,
@@ -25,7 +19,7 @@ from raoe_train.losses import (
     SoftmaxLoss,
 )
 from raoe_train.settings import Teacher
-from tests.tiny import SENTENCES, gradients, saved_encoder, tiny_encoder
+from tests.tiny import SENTENCES, gradients, tiny_encoder
 
 
 def at(*degrees):
@@ -84,28 +78,6 @@ def test_softmax_by_hand(tmp_path):
     nli.write_text("label\tpremise\thypothesis\n7\tp\th\n")
     with pytest.raises(ValueError, match="classes must be 0, 1 or 2, got 7"):
         read(str(nli), Data(labels={"7": 7}), None, {})
-
-
-def test_softmax_trains_its_classifier(tmp_path):
-    """By recipe, with batches by length and a checkpoint that has the classifier."""
-    encoder, rows = saved_encoder(tmp_path / "encoder"), [f"{a}\t{a} {n % 3}\t{n % 3}" for n, a in enumerate(SENTENCES)]
-    (tmp_path / "nli.tsv").write_text("\n".join(["sentence1\tsentence2\tlabel", *rows]) + "\n")
-    model = {"name": encoder, "max_seq_length": 16, "device": "cpu"}
-    options = {"model": model, "data": {"train": [str(tmp_path / "nli.tsv")]}}
-    few = {"training": {"per_device_train_batch_size": 4, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}}
-    seen = []
-
-    class Looks(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            files = Path(args.output_dir, f"checkpoint-{state.global_step}").glob("loss_state_*.pt")
-            seen.append({path.name: torch.load(path) for path in files})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "LogFile", lambda path: Looks())
-        run("train", "sbert-softmax", **options, **few, output=str(tmp_path / "out"))
-    first, second = (each["loss_state_0.pt"] for each in seen)
-    weight = next(key for key in first if key.endswith("classifier.weight"))
-    assert first[weight].shape == (3, 48) and not torch.equal(first[weight], second[weight])
 
 
 def test_two_teachers_are_their_mean(tmp_path):
@@ -197,20 +169,3 @@ def test_distillation_errors():
         loss.compute_loss_from_embeddings(pair, torch.zeros(2))
     with pytest.raises(ValueError, match="does not support gather_across_devices"):
         RankDistillationLoss(None, by_length, gather_across_devices=True)
-
-
-def test_labels_that_are_left_out(tmp_path):
-    path = tmp_path / "nli.tsv"
-    labels = ["entailment", "neutral", "contradiction", "-"]
-    path.write_text("label\tpremise\thypothesis\n" + "".join(f"{label}\tp\th {label}\n" for label in labels))
-    chosen = {"entailment": 0, "neutral": None, "contradiction": 2}
-    pairs, counts = pair_table(str(path), labels=chosen)
-    assert pairs["label"] == [0, 2]
-    assert counts["dropped"] == {"label left out": 1, "no gold label": 1}
-    triplets, counts = row_table(str(path), labels=chosen)
-    assert (triplets["positive"], triplets["negative"]) == (["h entailment"], ["h contradiction"])
-    assert counts["dropped"] == {"label left out": 1, "no gold label": 1}
-    with pytest.raises(ValueError, match="labels drops every row: map one of neutral to a class"):
-        read_pairs(str(path), labels={"neutral": None})
-    with pytest.raises(ValueError, match="or to null, which drops such rows; got 'neutral': 'x'"):
-        read_pairs(str(path), labels={"neutral": "x"})

@@ -6,15 +6,11 @@ import json
 import re
 
 import numpy as np
-import pytest
 from scipy import stats
 
 from benchmarks.studies.__main__ import main
-from raoe_train import run
-from raoe_train.data.files import write_rows
 from raoe_train.evaluation.comparison import differences, interval, resample, spearman
 from raoe_train.evaluation.tasks import Outcomes
-from tests.tiny import SENTENCES, tiny_encoder
 
 
 def test_bootstrap_by_hand():
@@ -110,50 +106,6 @@ def test_names_from_files_are_escaped(tmp_path):
     rows = [line for line in shown.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} == {3}
     assert "&lt;script>" in shown
-
-
-@pytest.fixture(scope="module")
-def evaluated(tmp_path_factory):
-    """Two encoders on three sets, with examples."""
-    folder = tmp_path_factory.mktemp("evaluated")
-    write_rows(folder / "pairs.tsv", ["sentence1", "sentence2", "score"], [
-        {"sentence1": SENTENCES[i], "sentence2": SENTENCES[j], "score": (i * j) % 5}
-        for i in range(8) for j in range(i)
-    ])  # fmt: skip
-    write_rows(folder / "transfer.tsv", ["text", "label"], [
-        {"text": f"{SENTENCES[i % 11]} {SENTENCES[i % 5]} {i}", "label": i % 2} for i in range(60)
-    ])  # fmt: skip
-    write_rows(folder / "photos.tsv", ["image", "caption"], [
-        {"image": i // 5, "caption": f"{SENTENCES[i // 5]} {i % 5}"} for i in range(30)
-    ])  # fmt: skip
-    tasks = [f"sts:{folder}/pairs.tsv", f"transfer:{folder}/transfer.tsv", f"captions:{folder}/photos.tsv"]
-    for name in ("a", "b"):
-        encoder = folder / name
-        model = tiny_encoder(double=False)
-        if name == "b":
-            for parameter in model.parameters():
-                parameter.data *= 1.5
-        model.save_pretrained(str(encoder), create_model_card=False)
-        run("evaluate", model={"name": str(encoder)}, tasks=tasks, output=str(folder / f"{name}.json"))
-    return folder, tasks
-
-
-def test_differences_of_what_evaluate_wrote(evaluated, tmp_path, capsys):
-    folder, tasks = evaluated
-    words = ["report", str(folder / "a.json"), str(folder / "b.json"), "--output", str(tmp_path), "--resamples", "50"]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
-    output = json.loads((tmp_path / "report.json").read_text())
-    results = [json.loads((folder / f"{name}.json").read_text())["tasks"] for name in ("a", "b")]
-    rows = output["differences"]["b"]
-    assert list(rows) == tasks, "of several kinds there is no average"
-    for word, metric, examples in zip(tasks, ("spearman", "accuracy", "accuracy"), (28, 60, 6), strict=True):
-        row = rows[word]
-        assert row["difference"] == pytest.approx(results[1][word][metric] - results[0][word][metric])
-        assert row["low"] <= row["difference"] <= row["high"] and row["examples"] == examples
-        assert f"{row['difference']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})" in printed
-    assert len({(row["low"], row["high"]) for row in rows.values()}) == 3
-    assert (tmp_path / "scores.png").stat().st_size > 1000
 
 
 def test_incompatible_results(tmp_path, capsys):
