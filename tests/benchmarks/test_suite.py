@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as suite
-from benchmarks import chains, forms, gate, generation, gpu, ledger, report, smoke, train_step, trainer
+from benchmarks import chains, forms, gate, generation, gpu, ledger, report, train_step, trainer
 from benchmarks.case import Case
 from raoe_train.encoders import packed
 
@@ -118,19 +118,6 @@ def test_contenders_of_a_gpu_train_alike(monkeypatch):
         inputs = (inputs, score) if isinstance(inputs, list) else (inputs,)
         losses[way] = loss(*inputs).item()
     assert len(losses) == 4 and all(value == pytest.approx(losses["packed"], rel=1e-5) for value in losses.values())
-
-
-def test_smoke_fails_where_a_kernel_is_wrong(monkeypatch):
-    leaves, calls = [torch.rand(4, requires_grad=True)], []
-
-    def op(x, backend):
-        calls.append(backend)
-        return (x * (1 + len(calls) if backend == "native" else 1)).sum()
-
-    monkeypatch.setattr(smoke, "ours", lambda function, device: ["native", "scan"])
-    row = smoke.case("any", "title", "cpu", leaves, op, repeats=3).details("native")
-    assert row["changed"] == 3 and row["failed"] and row["difference"] > 0.1
-    assert smoke.case("any", "title", "cpu", leaves, op).details("scan") == {"difference": 0}
 
 
 def test_report(case, tmp_path):

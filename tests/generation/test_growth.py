@@ -139,35 +139,3 @@ def test_a_chain_ends_where_it_breaks_a_rule():
     for key, chain in run_(False).items():
         assert chain.reason is None
         assert chain.sentences[1:] == [w[0] if isinstance(w, tuple) else w for w in words[key]]
-
-
-def test_a_list_at_once():
-    texts = {
-        1: "1. one\n2. two\n3. three",
-        2: "1. one\n2. two",
-        3: ("1. one\n2. two\n3. thr", "length"),
-        4: "1. one\n2.\n3. three",
-        5: "I'm sorry, but I can't help.",
-        6: "1. one\n2. one\n3. one",
-    }
-    asked = []
-
-    def write(key, request):
-        asked.append(request)
-        return texts[key]
-
-    result = chains_of(write, ["source"] * 6, method="single-step", max_new_tokens=7)
-    assert {key: chain.reason for key, chain in result.items()} == {
-        1: None,
-        2: "wrong list length: 2 sentences instead of 3",
-        3: "not complete: cut off at max_new_tokens",
-        4: "empty",
-        5: "not a numbered list item: \"I'm sorry, but I can't help.\"",
-        6: "repeated: sentence 3 occurs for the 3rd time",
-    }
-    assert result[1].sentences == ["source", "one", "two", "three"]
-    assert result[4].sentences == ["source", "one", ""]  # it ends where it breaks a rule
-    assert all(request.far is None and request.max_new_tokens == 21 for request in asked) and len(asked) == 6
-    kept = chains_of(write, ["source"] * 6, method="single-step", verify=False)
-    assert all(chain.reason is None for chain in kept.values())
-    assert kept[2].sentences == ["source", "1. one", "2. two"]

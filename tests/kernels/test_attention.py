@@ -58,23 +58,27 @@ def assert_as_accurate_as_plain(ours, plain, truth, count):
         assert_accurate(f"result {i}", x, p, t, factor=factor, floor=ulps * torch.finfo(x.dtype).eps * largest)
 
 
+def agrees_with_the_reference(form, options, way, place):
+    """Of a backend, the reference in the same dtype, and in float64, by the rule; the results of the backend."""
+    (device, backend), (dual, extra) = place, WAYS[way]
+    skip_torch_s_dropout(backend, extra)
+    ours = Batch(form, device=device, **options).run(dual, backend, **extra)
+    options = {**options, "device": device if extra else "cpu"}  # each device draws its own seed of dropout
+    plain = Batch(form, **options).run(dual, "reference", **extra)
+    wide = Batch(form, **options)
+    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
+    wide.upstream = [x.double() for x in wide.upstream]
+    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference", **extra), 1 + dual)
+    return ours
+
+
 @EVERY_FORM
 @EVERY_WAY
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_against_the_reference(dtype, way, form, place, poisoned):
-    (device, backend), (dual, extra) = place, WAYS[way]
-    skip_torch_s_dropout(backend, extra)
-    options = dict(lengths=LENGTHS, longest=7, heads=(4, 2), d=20)
-    batch = Batch(form, dtype=dtype, device=device, **options)
-    options["device"] = device if extra else "cpu"  # each device draws its own seed of dropout
-    plain = Batch(form, dtype=dtype, **options).run(dual, "reference", **extra)
-    wide = Batch(form, dtype=dtype, **options)
-    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
-    wide.upstream = [x.double() for x in wide.upstream]
-    ours = batch.run(dual, backend, **extra)
-    assert all(x.dtype == dtype for x in ours)
-    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference", **extra), 1 + dual)
-    for x in ours:
+    options = dict(lengths=LENGTHS, longest=7, heads=(4, 2), d=20, dtype=dtype)
+    batch = Batch(form, **options)
+    for x in agrees_with_the_reference(form, options, way, place):
         assert batch.padding(x).eq(0).all()
         assert batch.tokens(x).ne(0).any()
 
@@ -83,14 +87,8 @@ def test_against_the_reference(dtype, way, form, place, poisoned):
 @pytest.mark.parametrize("form, way", [("left", "dual"), ("packed", "bidirectional"), ("packed", "causal-dropout")])
 def test_triton_briefly(form, way, poisoned):
     """Two tiles on either side of the diagonal, columns that are no power of two, grouped heads."""
-    dual, extra = WAYS[way]
-    options = dict(lengths=[35, 3], longest=36, heads=(2, 1), d=20)
-    ours = Batch(form, dtype=torch.float32, **options).run(dual, "triton", **extra)
-    truth = Batch(form, dtype=torch.float32, **options)
-    plain = truth.run(dual, "reference", **extra)
-    truth.q, truth.k, truth.v = (x.double() for x in (truth.q, truth.k, truth.v))
-    truth.upstream = [x.double() for x in truth.upstream]
-    assert_as_accurate_as_plain(ours, plain, truth.run(dual, "reference", **extra), 1 + dual)
+    options = dict(lengths=[35, 3], longest=36, heads=(2, 1), d=20, dtype=torch.float32)
+    agrees_with_the_reference(form, options, way, INTERPRETED)
 
 
 @EVERY_WAY
@@ -114,18 +112,6 @@ def test_tiles_of_half_precision(d, form, way, place, poisoned):
             pytest.skip("refused on GPUs with 99 KiB of shared memory for a block")
     options = dict(lengths=[65, 129, 17], longest=130, heads=(1, 1), d=d, dtype=torch.bfloat16)
     agrees_with_the_reference(form, options, way, place)
-
-
-def agrees_with_the_reference(form, options, way, place):
-    (device, backend), (dual, extra) = place, WAYS[way]
-    skip_torch_s_dropout(backend, extra)
-    ours = Batch(form, device=device, **options).run(dual, backend, **extra)
-    options["device"] = device if extra else "cpu"
-    plain = Batch(form, **options).run(dual, "reference", **extra)
-    wide = Batch(form, **options)
-    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
-    wide.upstream = [x.double() for x in wide.upstream]
-    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference", **extra), 1 + dual)
 
 
 @pytest.mark.parametrize("way", ["bidirectional", "dual", "causal"])
@@ -258,15 +244,6 @@ def test_under_gradient_checkpointing(form, way, place):
     results = results if dual else (results,)
     upstream = [x.to(device) for x in batch.upstream[: len(results)]]
     for x, y in zip(torch.autograd.grad(results, inputs, upstream), expected, strict=True):
-        assert torch.equal(x, y)
-
-
-def test_integers_are_a_mask_too(place):
-    device, backend = place
-    batch = Batch("holes", LENGTHS, 7, dtype=torch.float32, device=device)
-    expected = batch.run(True, backend)
-    batch.where["padding_mask"] = batch.where["padding_mask"].long()  # a tokenizer's attention_mask
-    for x, y in zip(batch.run(True, backend), expected, strict=True):
         assert torch.equal(x, y)
 
 

@@ -79,18 +79,6 @@ def nothing_to_contrast(sizes, dtype, contrast, device, backend):
     assert all(grad.ndim == 0 and grad.item() == 0 for grad in learned)
 
 
-def test_no_negatives_and_no_width(contrast, place):
-    device, backend = place
-    a, p, n = rows((3, 3, 0), 4, torch.float64, device)
-    loss, *grads = contrast.run((a, p, n), backend)
-    alone = contrast.run((a, p), backend)
-    assert torch.equal(loss, alone[0]) and torch.equal(grads[0], alone[1]) and grads[2].shape == (0, 4)
-    bias = {name: 0.0 for name in contrast.learned if name == "bias"}
-    loss, *grads = contrast.run([x[:, :0] for x in (a, p)], backend, **bias)
-    assert loss.item() == pytest.approx(3 * math.log(2) if bias else math.log(3))
-    assert [g.shape for g in grads[:2]] == [(3, 0), (3, 0)]
-
-
 # each kind of bad number, and each of the inputs
 @pytest.mark.parametrize("which, bad", [(0, torch.nan), (1, torch.inf), (2, 1e30), (2, torch.nan)])
 def test_a_bad_row_spoils_everything(which, bad, contrast, place):

@@ -22,6 +22,7 @@ from raoe_kernels import (
     list_mle_loss,
     pairwise_cosine,
     refine_similarity,
+    use_backend,
 )
 from tests.kernels.attention_cases import Batch
 from tests.kernels.conftest import HAS_GPU, PLACES
@@ -343,6 +344,19 @@ def test_compiled_gives_the_same(form, place):
         result = step(leaves, given)
         grads = torch.autograd.grad(result, leaves, upstream(result)) if leaves else ()
         assert_close([result.detach(), *grads], expected, 1e-4, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["reference", "scan", "auto"])
+def test_inductor_and_a_block_around_the_call(backend):
+    """The backend is looked up when the call runs, not when it was traced."""
+    (form,) = [form for form in FORMS if form.name == "raoe"]
+    compiled = torch.compile(lambda leaves, given: form.call([x * 1.0 for x in leaves], given, "auto"), fullgraph=True)
+    leaves, given = made(form, "cpu", torch.float32)
+    with use_backend(backend):
+        found = compiled(leaves, given)
+    expected = form.call(leaves, given, backend)
+    torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(expected, leaves))
 
 
 class Caught(torch.fx.Interpreter):

@@ -197,14 +197,6 @@ def test_with_guidance_1_previous_is_ignored(place):
     assert guided_argmax(current, nothing, guidance=1, backend=backend).equal(current.argmax(-1))
 
 
-def test_equal_contexts_change_nothing(place):
-    device, backend = place
-    current, _ = logits((3, 40), torch.float32, device, forbidden=(2,))
-    alone = guided_log_probs(current, current, guidance=1, backend=backend)
-    assert guided_log_probs(current, current.clone(), guidance=2.7, backend=backend).equal(alone)
-    assert guided_argmax(current, current.clone(), guidance=2.7, backend=backend).equal(current.argmax(-1))
-
-
 @pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("which", [0, 1])
 def test_nan_stays_in_its_row(which, bad, place):

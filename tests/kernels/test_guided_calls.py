@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from raoe_kernels import guided_argmax, guided_log_probs, use_backend
+from raoe_kernels import guided_argmax, guided_log_probs
 from tests.kernels.conftest import PLACES
 from tests.kernels.test_guided import logits, place, run
 
@@ -69,13 +69,3 @@ def test_empty(shape, place):
 def test_argument_errors(function, current, previous, guidance, error, key):
     with pytest.raises(error, match=key):
         function(current, previous, guidance=guidance)
-
-
-def test_backends_by_name():
-    x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match="backend must be one of"):
-        guided_log_probs(x, x, guidance=1.5, backend="cuda")
-    with pytest.raises(RuntimeError, match="cannot run guided on cpu: guided has no native backend"):
-        guided_argmax(x, x, guidance=1.5, backend="native")
-    with use_backend("native"):
-        assert guided_argmax(x, x, guidance=1.5).tolist() == [0, 0]

@@ -99,33 +99,6 @@ def test_zero_prefixes_have_similarity_and_gradient_zero(dtype, swept, poisoned)
         torch.testing.assert_close(x[1:2, :33], expected)
 
 
-@pytest.mark.parametrize("step", [(1, 1024), (4, 256)])
-def test_no_launch_loads_what_it_stores(step, place, poisoned, monkeypatch):
-    """On a GPU, a warp may load after another one stored. Then a launch that runs twice gives other results."""
-    device, backend = place
-    if backend != "triton":
-        pytest.skip("about Triton's launches")
-    from raoe_kernels.cosine import triton_kernels
-
-    class Twice:
-        def __init__(self, kernel):
-            self.kernel = kernel
-
-        def __getitem__(self, grid):
-            def launch(*arguments, **options):
-                for _ in range(2):
-                    self.kernel[grid](*arguments, **options)
-
-            return launch
-
-    monkeypatch.setattr(triton_kernels, "FEW_ROWS", step)
-    inputs, dims = rows((5, 64), torch.float32, device), (16, 32, 64)
-    expected = run(*inputs, dims, backend)
-    for kernel in ("cosine_forward", "cosine_backward"):
-        monkeypatch.setattr(triton_kernels, kernel, Twice(getattr(triton_kernels, kernel)))
-    assert all(map(torch.equal, run(*inputs, dims, backend), expected))
-
-
 def test_nan_spoils_the_widths_that_hold_it(swept):
     device, backend = swept
     a, b = rows((3, 8), torch.float32, device)

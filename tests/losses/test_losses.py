@@ -173,27 +173,6 @@ def test_cached_equals_uncached(loss, mini_batch_size):
     torch.testing.assert_close(cached, gradient, **CACHED)
 
 
-def test_cached_replays_dropout():
-    """As the same mini-batches embedded in one graph, with the same dropout masks."""
-    model = tiny_encoder(dropout=0.3)
-    features, labels = batch(model)
-    _, cached = step(RAOELoss(model, mini_batch_size=4), model, features, labels)
-
-    class InOneGraph(RAOELoss):
-        def forward(self, sentence_features, labels):
-            columns = []
-            for column in sentence_features:
-                parts = self.embed_minibatch_iter(column, with_grad=True, copy_random_state=False)
-                columns.append(torch.cat([part for part, _ in parts]))
-            return self.compute_loss_from_embeddings(columns, labels)
-
-    plain = InOneGraph(model, mini_batch_size=4)
-    _, expected = step(plain, model, features, labels)
-    torch.testing.assert_close(cached, expected, **CACHED)
-    _, other_masks = step(plain, model, features, labels, seed=12)
-    assert not torch.allclose(other_masks, expected)
-
-
 def test_collator():
     model = tiny_encoder(double=False, prompt="query: {text}")
     rows = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from raoe_kernels.attention import OP, triton_kernels
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.losses.by_length import ByLength, Keep
-from raoe_train.losses.collators import PlanningCollator, ScoreLabelCollator
 from tests.tiny import SENTENCES, batch, tiny_encoder, total
 
 
@@ -74,33 +72,6 @@ def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
 
     with pytest.raises(RuntimeError, match=r"Tensor\.item\(\) cannot be called on meta tensors"):
         step(Reads, pairs, labels, packed)
-
-
-def test_planned_batches():
-    model = tiny_encoder(double=False)
-    pairs = pairwise(SENTENCES[:10])
-    rows = [{"sentence1": a, "sentence2": b, "score": n / 9, "label": n % 3} for n, (a, b) in enumerate(pairs)]
-    collate = ScoreLabelCollator(preprocess_fn=model.preprocess)
-    loss = ByLength(ours.RAOELoss(model))
-    planned = PlanningCollator(collate, {"nli": loss, "other": theirs.MSELoss(model)})
-    batch = planned([{**row, "dataset_name": "nli"} for row in rows])
-    assert [*batch] == ["dataset_name", "rows", "plan"] and len(batch["rows"]) == 9
-    columns, labels = batch_of(collate, rows)
-    texts = lengths.texts_of(batch["plan"].runs)
-    for column, places in zip(columns, batch["plan"].rows, strict=True):
-        real = zip(column["input_ids"], column["attention_mask"].bool(), strict=True)
-        assert [texts[place] for place in places] == [ids[mask].tolist() for ids, mask in real]
-    assert batch["plan"].labels["labels"]["label"].tolist() == [0, 1, 2] * 3
-    torch.testing.assert_close(total(loss(batch["plan"])), total(loss(columns, labels)), rtol=0, atol=0)
-    assert "sentence1_input_ids" in planned([{**row, "dataset_name": "other"} for row in rows])
-    with pytest.raises(ValueError, match="got a NaN score"):
-        planned([{**row, "score": float("nan"), "dataset_name": "nli"} for row in rows])
-
-
-def batch_of(collate: Any, rows: Any) -> tuple[list[dict[str, Any]], Any]:
-    made = collate(rows)
-    return [{key.removeprefix(f"{name}_"): value for key, value in made.items() if key.startswith(name)}
-            for name in ("sentence1", "sentence2")], made["label"]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -96,13 +96,3 @@ def test_the_page_and_its_numbers(files, encoder, tmp_path, capsys):
     assert f"## {s[5]}" in page and s[4] not in page  # beyond the length
     assert (tmp_path / "page" / "similarity.png").read_bytes().startswith(b"\x89PNG")
     assert not re.search(r"\bnan\b", page, re.IGNORECASE)
-
-
-def test_missing_sentence_is_an_error_or_skipped(files, encoder, tmp_path, capsys):
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text(files[0].read_text() + '{"id": 3, "sentences": ["a", null, "b"]}\n')
-    words = ["report", str(broken), "--model", str(encoder), "--output", str(tmp_path / "page")]
-    assert main(words) == 2
-    assert "line 3" in capsys.readouterr().err
-    assert main([*words, "--on_error", "skip"]) == 0
-    assert "| broken | 2 |" in (tmp_path / "page" / "report.md").read_text()

@@ -11,7 +11,6 @@ import yaml
 from benchmarks.studies import jobs
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.sweep import sweep
-from benchmarks.studies.sweep_report import COSTS
 from tests.training.small_runs import SCRATCH, settings
 
 EPOCH = {"num_train_epochs": 1, "per_device_train_batch_size": 8}
@@ -156,19 +155,3 @@ def test_cells_are_trained_once_and_failures_do_not_stop_others(tmp_path, capsys
     study["compare"] = []
     (third,) = (row for row in run(tmp_path, study, only=["third-seed2"])["results"] if row["variant"] == "third")
     assert third["before"]["spearman"] == pytest.approx(lines[1]["after"]["spearman"])
-
-
-@pytest.mark.slow
-def test_a_measured_cell_has_a_process_of_its_own(tmp_path):
-    import torch
-
-    ballast = torch.ones(250_000_000)  # 1 GB in this process
-    study = table(tmp_path, variants={"raoe": {}, "bad": {"model.name": "./no"}}, seeds=[1], measure=True)
-    result = run(tmp_path, study)
-    assert result["failed"] == ["bad-seed1"]
-    (row,) = result["results"]
-    report = (tmp_path / "out" / "report.md").read_text()
-    assert "| minutes | peak MB | s / 1,000 steps |" in report
-    paid = [f"{cost(row):.2f}" for cost in COSTS.values()]
-    assert f" | {paid[0]} | {paid[1]} |" in report
-    assert 50 < row["peak_memory_mb"] < ballast.nbytes / 1e6 + 300
