@@ -91,8 +91,7 @@ def of_contrast(name: str, contrast: Contrast, which: str, **more: Any) -> Form:
     def call(leaves: list[Tensor], given: dict[str, Any], backend: str) -> Tensor:
         return contrast(leaves, backend=backend, **given)
 
-    backends = tuple(backend for backend in ALL if backend != ("triton" if "dims" in more else "native"))
-    return Form(name, contrast.loss.__name__, make, call, backends, multiplies=True)
+    return Form(name, contrast.loss.__name__, make, call, ALL[: 2 if "dims" in more else 3], multiplies=True)
 
 
 def of_infonce(which: str) -> Form:
