@@ -20,7 +20,8 @@ def without_interpreter() -> None:
     os.environ.pop("TRITON_INTERPRET", None)
 
 
-REST = ("adversary", "benchmarks", "cuda_emulator", "faults", "packaging", "sanitizers", "third_party", "versions")
+REST = ("adversary", "benchmarks", "cuda_emulator", "faults", "fuzz", "packaging", "sanitizers", "studies",
+        "third_party", "versions")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

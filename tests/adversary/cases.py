@@ -1,11 +1,7 @@
-"""Input of careless or hostile users: words for options, files for data, recipes; and unusual valid input."""
+"""Input of careless or hostile users: words for options, files for data, recipes."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -15,12 +11,10 @@ from raoe_train.cli import JOBS, job_of
 
 @dataclass(frozen=True)
 class Case:
-    """A command in a folder with these files. It must end with a one-sentence error; but with `pairs`, it is valid and
-    must write these pairs and nothing else."""
+    """A command in a folder with these files, which must end with a one-sentence error."""
 
     words: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
-    pairs: tuple[str, str] | None = None
 
 
 # Options that every job needs before it reads files. The models do not exist, so no case can succeed.
@@ -85,35 +79,6 @@ RECIPES = {
 }
 
 
-# Valid texts that look unusual. The last two cannot be in a TSV file.
-OTHER = "nothing of the kind"
-ODD = ("null", "NaN", "-0", "1e5", "=SUM(A1)", "'", '"', 'she said "no", twice', "a,b;c|d", "#!", "{text}", "%s", "\\n",
-       "<script>", "~/x", "../x", "\u202eabc", "\U0001f469\u200d\U0001f680", "e\u0301", "\u0130stanbul", "\ufffd",
-       "x" * 5000, "two\nlines", "a\ttab")  # fmt: skip
-
-
-def right() -> Iterator[Case]:
-    """Two texts of two classes in all formats and line ends: they make one pair."""
-    for text in ODD:
-        for name in ("t.tsv", "t.csv", "t.jsonl", "odd name é.csv.gz"):
-            for start, end in (("", "\n"), ("\ufeff", "\r\n")):
-                rows = [("text", "class", "note"), (text, "x", ""), (OTHER, "y", "more")]
-                made = io.StringIO(newline="")
-                if ".jsonl" in name:
-                    made.write("".join(json.dumps(dict(zip(rows[0], row, strict=True))) + end for row in rows[1:]))
-                elif ".csv" in name:
-                    csv.writer(made, lineterminator=end).writerows(rows)
-                elif text in ODD[-2:] or '"' in text:
-                    continue
-                else:
-                    made.write("".join("\t".join(row) + end for row in rows))
-                content = (start + made.getvalue()).encode()
-                content = gzip.compress(content) if name.endswith(".gz") else content
-                words = ("mine", "--data.input", name, "--data.columns", "sentence=text", "label=class")
-                words += ("--loss", "mse", "--mining.count", "1", "--output", "out.jsonl")
-                yield Case(words, {name: content}, (text, OTHER))
-
-
 def keys(config: Any, where: str = "") -> Iterator[str]:
     """The dotted keys of a configuration object."""
     for each in fields(config):
@@ -126,7 +91,6 @@ def keys(config: Any, where: str = "") -> Iterator[str]:
 
 def cases() -> Iterator[Case]:
     """All cases, always in the same order."""
-    yield from right()
     for job, needs in NEEDS.items():
         for key in keys(job_of(job).config()):  # type: ignore[attr-defined]
             taken = {f"--{key}"} & set(needs)

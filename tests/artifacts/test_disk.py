@@ -32,7 +32,10 @@ def small(folder, output="out"):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("file", ["optimizer.pt", "trainer_state.json", "config_sentence_transformers.json"])
+@pytest.mark.parametrize(
+    "file",
+    ["optimizer.pt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("trainer_state.json", "modules.json"))],
+)
 def test_full_disk_at_a_checkpoint(tmp_path, file):
     """The checkpoint of step 8 cannot be written; the run resumes from that of step 4."""
     options = small(tmp_path)

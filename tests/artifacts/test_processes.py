@@ -146,16 +146,6 @@ def test_processes_train_on_the_global_batch(tmp_path, alone, by, processes, min
     assert metrics["after"]["spearman"] == pytest.approx(before["after"]["spearman"], abs=0.5)
 
 
-def test_rows_that_do_not_fill_whole_batches(tmp_path):
-    """Several processes drop them. So does one process with the same setting, with equal rows in each step."""
-    results = []
-    for processes in (1, 2, 4):
-        (tmp_path / str(processes)).mkdir()
-        changes = {"training": {"dataloader_drop_last": True}}
-        results.append(trained(tmp_path / str(processes), processes, "hand", rows=(43, 19), **changes)[0])
-    assert results[1] == pytest.approx(results[0], rel=1e-4) and results[2] == pytest.approx(results[0], rel=1e-4)
-
-
 @pytest.mark.parametrize(
     ("processes", "saved", "killed", "sources"),
     # in the first epoch of 7 steps, after its end, in the second; 3 processes: of 6 rows and 9 steps
@@ -177,15 +167,6 @@ def test_interrupted_run_resumes_with_all_processes(tmp_path, processes, saved, 
         results.append((losses(output), load_file(output / "model.safetensors")))
     (expected, weights), (result, rest) = results
     assert result == expected and all(torch.equal(weights[name], rest[name]) for name in weights)
-
-
-def test_error_is_printed_once_and_stops_all_processes(tmp_path):
-    path, output = recipe(tmp_path, "out", 2)
-    output.mkdir()
-    (output / "something").touch()
-    process = launch(2, "-m", "raoe_train", "train", str(path), expect=2)
-    message = [line for line in process.stderr.splitlines() if line.startswith("raoe-train: ")]
-    assert len(message) == 1 and "was not written by raoe-train" in message[0]
 
 
 @pytest.fixture(scope="module")

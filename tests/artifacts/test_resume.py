@@ -89,31 +89,6 @@ def test_overwriting_removes_only_recorded_files(tmp_path):
     assert json.loads(new.record.read_text())["files"] == ["b", "1_Pooling", "c"]
 
 
-def test_link_in_place_of_a_folder_is_replaced_and_not_followed(tmp_path):
-    output = Output(tmp_path / "out", SETTINGS, folder=True)
-    for folder in (output.path, tmp_path / "elsewhere" / "deep"):
-        folder.mkdir(parents=True)
-    mine = [tmp_path / "elsewhere" / name for name in ("config.json", "deep/config.json")]
-    for path in mine:
-        path.write_text("mine")
-    (output.path / "1_Pooling").symlink_to(tmp_path / "elsewhere")
-    with replacing_model(output) as saved:
-        for folder in ("1_Pooling", "1_Pooling/deep"):
-            (saved / folder).mkdir()
-            (saved / folder / "config.json").write_text("{}")
-    assert [path.read_text() for path in mine] == ["mine", "mine"]
-    assert (output.path / "1_Pooling/deep/config.json").read_text() == "{}"
-    assert not (output.path / "1_Pooling").is_symlink()
-
-
-def test_kill_while_old_files_are_removed_leaves_no_finished_output(tmp_path, monkeypatch):
-    old = finished(tmp_path / "out", folder=True)
-    monkeypatch.setattr(resume, "remove", lambda path: [path.unlink(), 1 / 0])
-    with pytest.raises(ZeroDivisionError):
-        Output(tmp_path / "out", OTHER, overwrite=True, folder=True).begin()
-    assert old.finished() is None
-
-
 def test_partial_record_is_accepted_and_damaged_record_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / ".partial.made_from.json").write_text('{"sett')
@@ -150,19 +125,6 @@ def test_shards_are_computed_once_and_again_if_damaged(tmp_path, caplog):
     assert squares(tmp_path, made=made) == [n * n for n in range(10)]
     assert made[4:] == [[3, 4, 5], [9]]
     assert [each.getMessage() for each in caplog.records] == [f"{tmp_path}/000001.npy is damaged: computing it again"]
-
-
-def test_ranks_share_shards(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    made: dict[str, list] = {}
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        made[rank] = []
-        resume.share(tmp_path, range(10), 3, lambda run, to=made[rank]: (to.append(run[0]), np.asarray(run))[1], "x")
-    assert made == {"0": [0, 6], "1": [3, 9]}
-    monkeypatch.setenv("RANK", "0")
-    paths = [tmp_path / f"{number:06d}.npy" for number in range(4)]
-    assert resume.gather(paths).tolist() == list(range(10))
 
 
 def test_rows_of_all_processes_are_merged_in_order(tmp_path):

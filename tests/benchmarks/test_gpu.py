@@ -98,21 +98,6 @@ def test_stopped_run_resumes(machine, tmp_path):
     assert [step.title for step in asked] == ["test-cosine"]
 
 
-def test_a_step_over_its_limit_is_not_repeated(machine, tmp_path):
-    asked, outcomes = machine
-    outcomes["profile"] = "over its limit"
-    assert do(tmp_path, "profile", "steps")[1] and do(tmp_path, "profile")[1]
-    assert [step.title for step in asked] == ["profile", "train_step 512"]
-
-
-def test_changed_sources_start_a_new_run(machine, tmp_path, monkeypatch):
-    asked, _ = machine
-    do(tmp_path, "test-cosine")
-    monkeypatch.setattr(gpu, "sources", lambda: "other ones")
-    do(tmp_path, "test-cosine")
-    assert len(asked) == 2
-
-
 def test_failed_tests_hide_ratios_of_their_op_only(machine, tmp_path):
     asked, outcomes = machine
     outcomes |= {"test-cosine": "failed", "build": "failed"}
@@ -128,13 +113,6 @@ def test_failed_tests_hide_ratios_of_their_op_only(machine, tmp_path):
         "build",
         "test-cosine",
     ]
-
-
-def test_no_step_starts_without_enough_time(machine, tmp_path):
-    asked, _ = machine
-    _, finished = do(tmp_path, "test-cosine", minutes=(gpu.TO_STOP + gpu.LEAST) / 60)
-    assert not finished and asked == []
-    assert do(tmp_path, "test-cosine", minutes=1)[1]
 
 
 def test_output_of_a_step_is_streamed_and_stopped_in_time(machine, tmp_path, monkeypatch):
@@ -160,20 +138,6 @@ def test_output_of_a_step_is_streamed_and_stopped_in_time(machine, tmp_path, mon
     assert run.stream(gpu.Step("stubborn", ["-c", stubborn], "op"))[0] == "stopped"
 
 
-def test_modules_of_other_sources_are_not_used(monkeypatch):
-    monkeypatch.setattr(gpu._build, "info", lambda: {"sources": "other ones"})
-    monkeypatch.setattr(gpu.raoe_kernels, "backends", lambda device: {"raoe_loss": {"native": True}})
-    assert not gpu.brought_along()
-    digests = []
-    monkeypatch.setattr(gpu._build, "info", lambda: {"sources": digests[0]})
-    spec = gpu.spec_from_file_location("build_modules", ROOT / "csrc" / "build_modules.py")
-    spec.loader.exec_module(module := gpu.module_from_spec(spec))
-    digests.append(module.sources())
-    assert gpu.brought_along()
-    monkeypatch.setattr(gpu.raoe_kernels, "backends", lambda device: {"raoe_loss": {"native": "not for this GPU"}})
-    assert not gpu.brought_along()
-
-
 def faked(tmp_path, *command, **environment):
     known = {key: value for key, value in os.environ.items() if not key.startswith(("RAOE_", "PYTEST_"))}
     known |= {
@@ -183,27 +147,6 @@ def faked(tmp_path, *command, **environment):
     }
     known |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "FAKED_BUILD": "0", "RAOE_COMMIT": "abc"} | environment
     return subprocess.run([sys.executable, *command], cwd=ROOT, env=known, capture_output=True, text=True)
-
-
-SKIPPED = """
-import pytest
-
-def test_message_without_a_gpu(): pytest.skip("why not")
-@pytest.mark.gpu
-def test_of_the_gpu(): pytest.skip("no reason")
-@pytest.mark.parametrize("place", [("cuda", "scan"), ("cuda", "triton"), ("cuda", "native"), ("cpu", "native")])
-def test_of_a_place(place): pytest.skip("no reason")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wish", ["cuda", "auto"])
-def test_on_a_gpu_compiled_kernels_are_not_skipped(tmp_path, wish):
-    (tmp_path / "test_skipped.py").write_text(SKIPPED)
-    command = ["-m", "pytest", "-q", "-p", "tests.kernels.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
-    process = faked(tmp_path, *command, str(tmp_path / "test_skipped.py"), RAOE_KERNELS_BUILD=wish)
-    assert ("3 failed, 3 skipped" if wish == "cuda" else "6 skipped") in process.stdout, process.stdout + process.stderr
-    assert ("skipped, and must run here: no reason" in process.stdout) == (wish == "cuda")
 
 
 @pytest.mark.slow
@@ -229,14 +172,3 @@ def test_whole_run_on_a_faked_gpu(tmp_path):
     assert "test_gpu_pairwise.py" in log and "Backends on cuda" in log
     again = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
     assert again.returncode == 0 and "## what is here" in again.stdout and "## test-" not in again.stdout
-
-
-@pytest.mark.slow
-def test_failing_step_on_a_faked_gpu(tmp_path):
-    """The exit status shows it; later steps still run, without ratios."""
-    command = ["-m", "benchmarks.gpu", "--results", str(tmp_path), "test-listwise", "listwise"]
-    process = faked(tmp_path, *command, PYTEST_ADDOPTS="--no-such-option")
-    rows = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
-    assert process.returncode == 1 and "failed, exit 4" in process.stdout, process.stdout + process.stderr
-    assert [row["outcome"] for row in rows if "outcome" in row] == ["failed", "passed"]
-    assert {row["tested"] for row in rows if "median_s" in row} == {False}

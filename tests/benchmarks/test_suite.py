@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import __main__ as suite
-from benchmarks import chains, forms, gate, generation, gpu, ledger, lora, report, smoke, timing, train_step, trainer
+from benchmarks import chains, forms, gate, generation, gpu, ledger, report, train_step, trainer
 from benchmarks.case import Case
 from raoe_train.encoders import packed
 
@@ -46,14 +44,6 @@ def test_page_names_the_backend_of_each_call_on_cuda():
     assert forms.table() in forms.PAGE.read_text(encoding="utf-8")
 
 
-def test_chosen_contenders(case, monkeypatch):
-    assert list(suite.chosen(case, ["their", "nobody"]).contenders) == ["theirs"]
-    assert not suite.chosen(case, ["nobody"]).contenders
-    monkeypatch.setattr(suite, "declared", lambda op: SimpleNamespace(SIZES={"cpu": [3]}, case=lambda *_: case))
-    with pytest.raises(SystemExit, match="no contender is called nobody; there are ours, theirs"):
-        suite.run("cosine", "cpu", None, None, False, ["nobody"])
-
-
 def test_the_gate(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, text in TESTS.items():
@@ -67,30 +57,6 @@ def test_the_gate(tmp_path, monkeypatch, capsys):
     assert not gate.passes("other", [str(tmp_path / "test_fails.py")], "cpu")
     monkeypatch.setattr(gate, "state", lambda: "other sources")
     assert not gate.passes("op", [str(tmp_path / "test_fails.py")], "cpu")
-
-
-def test_calls_alternate_between_copies():
-    seen = []
-    timing.measure({"a": seen.append}, "cpu", rounds=3, block=1e-9)
-    assert seen == [0, 0, 0, 0, 0, 0], "one call a block: each block starts with the first copy"
-    seen.clear()
-    timing._block(seen.append, 3, "cpu")
-    assert seen == [0, 1, 2]
-
-
-def test_before_runs_ahead_of_each_call():
-    seen = []
-    timing._block(seen.append, 2, "cpu", before=lambda i: seen.append(f"before {i}"))
-    assert seen == ["before 0", 0, "before 1", 1]
-    rows = suite.measure(Case("after", {"a": seen.append}, before=lambda i: seen.append("again")), "cpu")
-    assert "again" in seen and len(rows) == 1
-
-
-def test_long_calls_are_made_once():
-    seen = []
-    rows = suite.measure(Case("long", {"a": seen.append, "b": seen.append}, once=True), "cpu")
-    assert seen == [0, 0] and [(row["contender"], row["rounds"]) for row in rows] == [("a", 1), ("b", 1)]
-    assert all(row["median_s"] > 0 and "peak_bytes" in row for row in rows)
 
 
 def test_failing_peer_does_not_hide_others(case, capsys):
@@ -112,59 +78,6 @@ def test_failing_peer_does_not_hide_others(case, capsys):
     assert "ValueError: is wrong" in capsys.readouterr().err
     with pytest.raises(ValueError, match="is wrong"):  # an error of our own raises
         suite.measure(replace(case, contenders={**case.contenders, "ours": raising(peers["broken"])}), "cpu")
-
-
-def test_a_failed_contender_shows_in_the_exit_status(case, monkeypatch, capsys):
-    def broken(i):
-        raise ValueError("is wrong")
-
-    module = SimpleNamespace(
-        TESTS=[],
-        SIZES={"cpu": [3]},
-        case=lambda size, device: replace(case, contenders={**case.contenders, "b": broken}),
-    )
-    monkeypatch.setattr(suite, "declared", lambda op: module)
-    monkeypatch.setattr("sys.argv", ["benchmarks", "cosine", "--device", "cpu", "--untested"])
-    assert suite.main() == 1
-    assert "failed: b (3 pairs)" in capsys.readouterr().out
-
-
-def test_cosent_is_skipped_if_its_matrices_do_not_fit(monkeypatch):
-    import sentence_transformers
-
-    from benchmarks.ops import pairwise
-
-    for version, largest in (("6.0.1", 8192), ("6.2.0", 1 << 20)):
-        monkeypatch.setattr(sentence_transformers, "__version__", version)
-        for pairs in pairwise.SIZES["cuda"]:
-            if pairs <= largest:
-                pairwise._cosent(pairs)
-            else:
-                with pytest.raises(MemoryError, match=r"6\.0\.1 makes B x B matrices, several of \d+ GB"):
-                    pairwise._cosent(pairs)
-
-
-def test_one_row_of_eight_may_differ_by_rounding():
-    from benchmarks.generation import same_tokens
-
-    same_tokens("ours", [[1, 2]] * 7 + [[1, 3]], [[1, 2]] * 8)
-    for rows, apart in ((8, 2), (1, 1)):
-        with pytest.raises(AssertionError, match=f"{apart} of {rows} rows differ from transformers'"):
-            same_tokens("ours", [[1, 3]] * apart + [[1, 2]] * (rows - apart), [[1, 2]] * rows)
-
-
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory to be had")
-def test_the_peak_of_a_call():
-    """256 MiB that are written and freed in the call; the kernel counts resident pages roughly."""
-    results = [timing.single(lambda i: torch.ones(1 << 26).sum(), "cpu")[1] for _ in range(2)]
-    assert all(abs(peak - (1 << 28)) < 1 << 26 for peak in results)
-
-
-def test_quantiles_and_ratio():
-    assert timing.quantiles([5.0]) == (5.0, 5.0, 5.0)
-    low, median, high = timing.quantiles([float(k) for k in range(11)])
-    assert (low, median, high) == (1.0, 5.0, 9.0)
-    assert timing.ratio([2.0, 8.0, 3.0], [1.0, 2.0, 3.0]) == 2.0
 
 
 # steps of MiniLM take minutes where cores are shared
@@ -207,35 +120,6 @@ def test_contenders_of_a_gpu_train_alike(monkeypatch):
     assert len(losses) == 4 and all(value == pytest.approx(losses["packed"], rel=1e-5) for value in losses.values())
 
 
-def test_details_of_rows(case, monkeypatch, capsys):
-    assert timing.operations(lambda i: torch.ones(3).sum()) == 2
-    counted = {"ours": {"operations": 7}, "theirs": {"difference": float("nan"), "failed": True}}
-    rows = suite.measure(replace(case, details=counted.__getitem__), "cpu")
-    assert [row.get("failed") for row in rows] == [None, True, None] and "host_s" in rows[0]
-    assert "7 operations" in suite.table(case, rows, tested=True)
-    assert timing.profiled(lambda i: torch.ones(3).sum(), "cpu") == {"kernels": 0, "busy_s": 0}
-    assert "aten::sum" in capsys.readouterr().out
-
-
-def test_smoke_fails_where_a_kernel_is_wrong(monkeypatch):
-    leaves, calls = [torch.rand(4, requires_grad=True)], []
-
-    def op(x, backend):
-        calls.append(backend)
-        return (x * (1 + len(calls) if backend == "native" else 1)).sum()
-
-    monkeypatch.setattr(smoke, "ours", lambda function, device: ["native", "scan"])
-    row = smoke.case("any", "title", "cpu", leaves, op, repeats=3).details("native")
-    assert row["changed"] == 3 and row["failed"] and row["difference"] > 0.1
-    assert smoke.case("any", "title", "cpu", leaves, op).details("scan") == {"difference": 0}
-
-
-def test_largest_number_that_fits():
-    for most in (9, 16, 17, 31, 100, 128):
-        result = lora.largest(lambda count, most=most: count <= most, 8, 128)
-        assert result <= most and most - result <= most / 8
-
-
 def test_report(case, tmp_path):
     lines = tmp_path / "rows.jsonl"
     about = {"op": "pairwise", "device": "cpu", "commit": "abc", "cpu": "a CPU", "tested": True}
@@ -249,27 +133,6 @@ def test_report(case, tmp_path):
     lines.write_text("{}\nnonsense\n")
     with pytest.raises(ValueError, match=r"rows\.jsonl:2: not a line of benchmark JSON"):
         report.write([lines], tmp_path / "out")
-
-
-def test_ledger_agrees_with_result_files(tmp_path):
-    about = {"gpu": "a GPU", "commit": "abc", "date": "2026-01-02"}
-    old = about | {"date": "2026-01-01", "commit": "old"}
-    rows = [
-        {"op": "pairwise", "tests": "passed", **about},
-        {"op": "pairwise", "tests": "failed", **old},
-        {"op": "pairwise", "contender": "ours", "median_s": 1.0, "date": "2026-01-01", "commit": "of a CPU"},
-        {"op": "cosine", "contender": "absent", "missing": "why", **about},
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "README.md").write_text(f"before\n{ledger.START}\nanything\n{ledger.END}\nafter\n")
-    ledger.update(("pairwise", "cosine"), tmp_path)
-    page = (tmp_path / "README.md").read_text()
-    assert page.startswith("before\n") and page.endswith("\nafter\n") and "anything" not in page
-    assert "| pairwise | passed: a GPU, 2026-01-02, abc | never |" in page
-    assert "| cosine | never | never |" in page
-    (tmp_path / "README.md").write_text("no place for it")
-    with pytest.raises(ValueError, match="has no lines"):
-        ledger.update(("pairwise",), tmp_path)
 
 
 def test_committed_ledger_is_up_to_date():

@@ -106,44 +106,7 @@ def lines(folder: Path, rng: Random, steps: int) -> None:
         assert not bad or [json.loads(line)["id"] for line in failed.read_text("utf-8").splitlines()] == bad
 
 
-def runs(folder: Path, rng: Random, steps: int) -> None:
-    """A folder with a model: if finished, it has the requested settings and all files, and no file of another model."""
-    models = {"a": {"model.safetensors", "modules.json"}, "b": {"adapter", "modules.json"}}
-    for _ in range(steps):
-        which, data = rng.choice("ab"), rng.choice("ab")
-        output = Output(folder / "run", {"model": which, "data": data}, overwrite=True, folder=True)
-
-        def begin(output: Output = output) -> None:
-            if output.finished() is None:
-                output.begin("log")
-
-        def save(output: Output = output, which: str = which, data: str = data) -> None:
-            with resume.replacing_model(output) as saved:
-                for name in sorted(models[which]):
-                    (saved / name).write_text(which + data)
-            output.finish({"of": [which, data]})
-
-        def check(output: Output = output, which: str = which, data: str = data) -> None:
-            if (result := output.finished()) is not None:
-                there = {path.name for path in output.path.iterdir()} & set.union(*models.values())
-                assert result["of"] == [which, data] and there == models[which]
-                assert {(output.path / name).read_text() for name in there} == {which + data}
-
-        if rng.random() < 0.7:
-            assert ended(child(begin, folder, rng.randrange(1, 16))) <= {0, KILLED}
-        for rest in ("aa", "ab", "ba", "bb"):  # whichever process comes next
-            check(Output(folder / "run", {"model": rest[0], "data": rest[1]}, True, folder=True), *rest)
-        begin()
-        if rng.random() < 0.5 and output.finished() is None:
-            assert ended(child(save, folder, rng.randrange(1, 16))) <= {0, KILLED}
-        check()
-        if rng.random() < 0.6 and output.finished() is None:
-            save()
-            assert output.finished() is not None
-        check()
-
-
-MACHINES: dict[str, Callable[[Path, Random, int], None]] = {"shards": shards, "lines": lines, "runs": runs}
+MACHINES: dict[str, Callable[[Path, Random, int], None]] = {"shards": shards, "lines": lines}
 
 
 def driven(name: str, folder: Path, seed: int, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Mutations of valid files: damaged values, columns and bytes, and other spellings of equal content."""
+"""Mutations of valid files: damaged values, columns and bytes."""
 
 from __future__ import annotations
 
@@ -91,26 +91,20 @@ def spoilt_bytes(content: bytes, rng: Random) -> bytes:
     return content[:at] + bytes(other - at) + content[other:]
 
 
-def written(rows: Rows, kind: str, rng: Random, plain: bool) -> bytes:
-    """Write rows in a format with libraries' writers; unless `plain`, in another spelling of equal content."""
+def written(rows: Rows, kind: str) -> bytes:
+    """Write rows in a format with libraries' writers."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    if not plain:
-        rng.shuffle(names)
     if kind == "parquet":
-        return _parquet(rows, names, rng, plain)
+        return _parquet(rows, names)
     if kind == "jsonl":
-        return _jsonl(rows, names, rng, plain)
+        lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
+        return "".join(lines).encode(errors="surrogatepass")
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     if kind == "tsv":
-        content = "".join("\t".join(row) + "\n" for row in cells)
-    else:
-        file = io.StringIO(newline="")
-        quoting = csv.QUOTE_MINIMAL if plain else rng.choice((csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC))
-        csv.writer(file, lineterminator="\n" if plain else rng.choice(("\n", "\r\n")), quoting=quoting).writerows(cells)
-        content = file.getvalue()
-    if not plain and kind == "tsv" and "\r" not in content:
-        content = content.replace("\n", rng.choice(("\n", "\r\n")))
-    return _at_the_ends(content.encode(errors="surrogatepass"), rng, plain)
+        return "".join("\t".join(row) + "\n" for row in cells).encode(errors="surrogatepass")
+    file = io.StringIO(newline="")
+    csv.writer(file, lineterminator="\n").writerows(cells)
+    return file.getvalue().encode(errors="surrogatepass")
 
 
 def _cell(value: Any) -> str:
@@ -119,24 +113,7 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)[:4000]
 
 
-def _jsonl(rows: Rows, names: list[str], rng: Random, plain: bool) -> bytes:
-    lines = []
-    for row in rows:
-        ascii_, space = (False, None) if plain else (rng.random() < 0.5, rng.choice(((" , ", " : "), (",", ":"))))
-        ordered = {name: row[name] for name in names if name in row}
-        lines.append(json.dumps(ordered, ensure_ascii=ascii_, separators=space, default=str))
-    end = "\n" if plain else rng.choice(("\n", "\r\n", " \n"))
-    return _at_the_ends((end.join(lines) + end).encode(errors="surrogatepass"), rng, plain)
-
-
-def _at_the_ends(content: bytes, rng: Random, plain: bool) -> bytes:
-    if plain:
-        return content
-    content = b"\xef\xbb\xbf" * rng.randrange(2) + content
-    return content if rng.random() < 0.5 else content.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _parquet(rows: Rows, names: list[str], rng: Random, plain: bool) -> bytes:
+def _parquet(rows: Rows, names: list[str]) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
@@ -147,35 +124,15 @@ def _parquet(rows: Rows, names: list[str], rng: Random, plain: bool) -> bytes:
             columns.append(pyarrow.array(values))
         except (pyarrow.ArrowException, OverflowError, ValueError, TypeError):  # values that no column has
             columns.append(pyarrow.array([str(value)[:4000].encode("utf-8", "replace").decode() for value in values]))
-    how: dict[str, Any] = {}
-    if not plain:
-        how = {
-            "compression": rng.choice(("none", "snappy", "gzip", "zstd", "lz4")), "use_dictionary": rng.random() < 0.5,
-            "row_group_size": rng.choice((1, 3, 1000)), "data_page_version": rng.choice(("1.0", "2.0")),
-            "write_page_checksum": rng.random() < 0.5, "version": rng.choice(("1.0", "2.4", "2.6")),
-        }  # fmt: skip
-        columns = [_as_another(column, rng) for column in columns]
-    elif rng.random() < 0.05:  # schemas allow a column twice
-        names, columns = [*names, names[0]], [*columns, columns[-1]]
     file = io.BytesIO()
     try:
-        pyarrow.parquet.write_table(pyarrow.table(columns, names=names), file, **how)
+        pyarrow.parquet.write_table(pyarrow.table(columns, names=names), file)
     except (pyarrow.ArrowException, UnicodeError):
         return b"PAR1"
     return file.getvalue()
 
 
-def _as_another(column: Any, rng: Random) -> Any:
-    import pyarrow
-
-    if column.type == pyarrow.string():
-        return rng.choice((column, column.cast(pyarrow.large_string()), column.dictionary_encode()))
-    return column
-
-
-def packed(content: bytes, rng: Random, plain: bool) -> bytes:
-    """Compress with gzip; unless `plain`, as several members, some of them empty."""
-    if plain:
-        return gzip.compress(content, mtime=0)
+def packed(content: bytes, rng: Random) -> bytes:
+    """Compress with gzip, as several members, some of them empty."""
     at = rng.randrange(len(content) + 1)
     return b"".join(gzip.compress(part, rng.randrange(10), mtime=0) for part in (content[:at], b"", content[at:]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 
 import numpy as np
@@ -13,13 +11,8 @@ import pytest
 
 from benchmarks.studies.jobs import read_outcomes
 from raoe_train.artifacts.provenance import file_digest
-from raoe_train.cli import load
-from raoe_train.data.files import read_rows, write_rows
-from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import pair_table
-from raoe_train.data.rows import list_table
 from raoe_train.evaluation.tasks import Outcomes, write_outcomes
-from raoe_train.training.run_directory import newest_checkpoint
 
 PAIR = {"sentence1": "a", "sentence2": "b", "score": 0.5}
 
@@ -42,41 +35,6 @@ def test_duplicate_parquet_column_is_an_error(tmp_path):
         pair_table(tmp_path / "a.parquet")
 
 
-@pytest.mark.parametrize("footer", [False, True])
-def test_damaged_parquet_is_named(tmp_path, footer):
-    write_rows(tmp_path / "a.parquet", list(PAIR), [PAIR] * 9)
-    content = bytearray((tmp_path / "a.parquet").read_bytes())
-    at = len(content) - 8 - int.from_bytes(content[-8:-4], "little") if footer else 4
-    content[at : at + 20] = b"\xff" * 20
-    with pytest.raises(ValueError, match=r"a\.parquet, after row 0"):
-        pair_table(write(tmp_path / "a.parquet", bytes(content)))
-
-
-def test_a_changed_byte_of_our_own_parquet_is_noticed(tmp_path):
-    write_rows(tmp_path / "a.parquet", list(PAIR), [{**PAIR, "sentence1": "the very sentence"}])
-    content = (tmp_path / "a.parquet").read_bytes()
-    assert b"very" in content.split(b"ARROW:schema")[0]
-    with pytest.raises(ValueError, match=r"a\.parquet, after row 0.*CRC"):
-        pair_table(write(tmp_path / "a.parquet", content.replace(b"very", b"vary", 1)))
-
-
-def test_invalid_utf_8_in_parquet_is_an_error(tmp_path):
-    text = pyarrow.array([b"\xff"]).view(pyarrow.utf8())
-    table = pyarrow.table([text, ["b"]], names=["sentence1", "sentence2"])
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet, after row 0: 'utf-8'") as error:
-        pair_table(tmp_path / "a.parquet")
-    assert type(error.value) is ValueError
-
-
-def test_line_ends_inside_quotes_are_kept(tmp_path):
-    texts = ["one\r\ntwo", "one\ntwo", "one\rtwo"]
-    write_rows(tmp_path / "a.csv", ["text"], [{"text": text} for text in texts])
-    assert [fields["text"] for _, fields in read_rows(tmp_path / "a.csv")] == texts
-    by_hand = write(tmp_path / "b.csv.gz", gzip.compress(b'text,n\r\n"one\r\ntwo",1\r\nx,2'))
-    assert [fields for _, fields in read_rows(by_hand)] == [{"text": texts[0], "n": "1"}, {"text": "x", "n": "2"}]
-
-
 @pytest.mark.parametrize("score", ["1_0", "0_1.5"])
 def test_underscore_in_a_number_is_an_error(tmp_path, score):
     path = write(tmp_path / "a.tsv", f"sentence1\tsentence2\tscore\na\tb\t{score}\n")
@@ -84,78 +42,11 @@ def test_underscore_in_a_number_is_an_error(tmp_path, score):
         pair_table(path)
 
 
-@pytest.mark.parametrize("label", [[], {"a": 1}, [["x"]]])
-def test_list_as_label_is_an_error(tmp_path, label):
-    path = write(tmp_path / "a.jsonl", json.dumps({"text": "a", "label": label}) + "\n")
-    with pytest.raises(ValueError, match=r"line 1: label is .*, not a name"):
-        labelled_table(path)
-
-
-def test_null_name_is_an_error(tmp_path):
-    row = {"text": "a", "label": "x", "split": None}
-    assert labelled_table(write(tmp_path / "a.jsonl", json.dumps(row) + "\n"))[0]["split"] == [""]
-    row = {"sentence1": "a", "sentence2": "b", "subset": None}
-    assert pair_table(write(tmp_path / "b.jsonl", json.dumps(row) + "\n"))[0]["subset"] == [""]
-
-
-def test_lone_surrogate_is_an_error(tmp_path):
-    path = write(tmp_path / "a.tsv", "sentence\tsentence2\tlabel\na\tb\t1\n")
-    with pytest.raises(ValueError, match="line 2: no column for sentence1"):
-        labelled_table(path)
-
-
-def test_numeric_split_names(tmp_path):
-    rows = [{"sentence1": f"a{n}", "sentence2": "b", "split": n % 2} for n in range(4)]
-    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    assert pair_table(path + "#1")[0]["sentence1"] == ["a1", "a3"]
-
-
-@pytest.mark.parametrize("text", ["[{[]: 1}]", "[" + "-" * 100_000 + "1]", "[" * 5000, "[1\x00"])
-def test_text_in_place_of_a_list(tmp_path, text):
-    path = write(tmp_path / "a.jsonl", json.dumps({"list_sent": text}) + "\n")
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 1: "):
-        list_table(path)
-
-
-def test_class_beyond_64_bits_is_an_error(tmp_path):
-    path = write(tmp_path / "a.tsv", "sentence1\tsentence2\tlabel\na\tb\tyes\n")
-    with pytest.raises(ValueError, match="labels must map to classes"):
-        pair_table(path, labels={"yes": 10**30})
-
-
-@pytest.mark.parametrize("text", ["seed: !!bool x", "seed: !!timestamp x", "seed: !!int x", "\x00"])
-def test_yaml_without_a_value(tmp_path, text):
-    path = write(tmp_path / "r.yaml", text)
-    with pytest.raises(ValueError, match=r"r\.yaml is not valid YAML"):
-        load("score", path)
-
-
-def test_copied_checkpoint_is_ignored(tmp_path):
-    for name in ("checkpoint-2", "checkpoint-10", "checkpoint-10 (copy)", "checkpoint-best"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trainer_state.json").write_text('{"global_step": 1}')
-    assert newest_checkpoint(tmp_path, only_model=True).name == "checkpoint-10"
-
-
 @pytest.mark.parametrize("values", [np.array([[1.0]]), np.array(["a"]), np.array([])], ids=["matrix", "text", "none"])
 def test_examples_are_lists_of_numbers(tmp_path, values):
     write_outcomes(tmp_path / "r.json", {"stsb": Outcomes(values)}, {})
     with pytest.raises(ValueError, match=r"r\.json\.examples\.npz cannot be read"):
         read_outcomes(tmp_path / "r.json", {})
-
-
-def test_damaged_examples_are_named(tmp_path):
-    write_outcomes(tmp_path / "r.json", {"stsb": Outcomes(np.random.default_rng(0).random(99))}, {})
-    path = tmp_path / "r.json.examples.npz"
-    content = bytearray(path.read_bytes())
-    for at in range(0, len(content), 7):  # whatever part of a zip it is
-        changed = content.copy()
-        changed[at] ^= 0x55
-        path.write_bytes(changed)
-        try:
-            read_outcomes(tmp_path / "r.json", {})
-        except ValueError as error:
-            assert type(error) is ValueError and path.name in str(error)
 
 
 def test_digest_ignores_the_time_of_a_file(tmp_path):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from raoe_train import run
-from raoe_train.artifacts.resume import SharedRows
-from raoe_train.cli import load
 from raoe_train.generation import Chain
 from raoe_train.jobs import generate as job
 from tests.decoders import saved_decoder
-from tests.forked import Python, python
 from tests.tiny import SENTENCES
 
 STEPS = 4
@@ -202,38 +197,6 @@ def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops
         assert not any(stop in text for stop in stops or [] for text in line["sentences"][1:])
 
 
-def test_foreign_and_outdated_outputs_are_refused(writer, sentences, tmp_path):
-    output = tmp_path / "chains.jsonl"
-    output.write_text('{"id": 1, "sentences": ["of somebody else"]}\n')
-    with pytest.raises(ValueError, match="was not written by raoe-train"):
-        run("generate", **options(writer, sentences, output))
-    assert "somebody" in output.read_text() and files(tmp_path) == ["chains.jsonl", "in.txt"]
-    with pytest.raises(ValueError, match="was not written by raoe-train"):  # overwriting does not remove it either
-        run("generate", **options(writer, sentences, output), overwrite=True)
-    output.unlink()
-    run("generate", **options(writer, sentences, output))
-    first = output.read_bytes()
-    sentences.write_text("another man\n")
-    with pytest.raises(ValueError, match=r"with other settings or inputs \(different: input\)"):
-        run("generate", **options(writer, sentences, output))
-    assert output.read_bytes() == first
-    assert run("generate", **options(writer, sentences, output), overwrite=True)["chains"] == 1
-    output.unlink()  # a deleted result is made again
-    assert run("generate", **options(writer, sentences, output))["chains"] == 1
-    assert len(lines(output)) == 1
-
-
-def test_damaged_row_is_made_again(writer, sentences, tmp_path, monkeypatch):
-    output = tmp_path / "chains.jsonl"
-    with monkeypatch.context() as patch:
-        patch.setattr(SharedRows, "merge", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
-        with pytest.raises(RuntimeError, match="killed"):
-            run("generate", **options(writer, sentences, output))
-    (row,) = tmp_path.glob("chains.jsonl.parts/*/4.json")
-    row.write_text(row.read_text()[:40])
-    assert run("generate", **options(writer, sentences, output))["run"]["chains"] == 1
-
-
 def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
     whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
     run("generate", **options(writer, sentences, whole))
@@ -258,48 +221,6 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
     assert "chains.jsonl.parts" not in files(tmp_path)
     monkeypatch.setenv("RANK", "0")
     assert run("generate", **options(writer, sentences, output)) == result
-
-
-@pytest.mark.slow
-def test_resume_after_a_kill(writer, sentences, tmp_path):
-    """After repeated SIGKILL every chain is in the output once, and none was generated twice."""
-    sentences.write_text("".join(f"{text} number {n}\n" for n in range(20) for text in SENTENCES))
-    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
-    run("generate", **options(writer, sentences, whole))
-    keys = [f"--{key}={value}" for key, value in options(writer, sentences, output).items() if key != "generation"]
-    keys += [f"--generation.{k}={v}" for k, v in options(writer, sentences, output)["generation"].items()]
-    command = ["-m", "raoe_train", "generate", *keys]
-    done: set[str] = set()
-    for _ in range(3):
-        process, written = Python(*command), set[str]()
-        while process.running() and len(written) < len(done) + 20:
-            time.sleep(0.002)
-            rows = tmp_path.glob("chains.jsonl.parts/*/[0-9]*.json")
-            written = {path.name for path in rows if '"sentences"' in path.read_text()}
-        assert process.running(), "it ended before it could be killed"
-        process.kill()
-        assert done < written and len(written) < 220
-        done = written
-    assert python(*command).returncode == 0
-    assert output.read_bytes() == whole.read_bytes()
-    result = json.loads((tmp_path / "chains.jsonl.json").read_text())
-    assert result["run"]["chains"] <= 220 - len(done)
-
-
-@pytest.mark.slow
-def test_processes_at_the_same_time(writer, sentences, tmp_path):
-    """The process that ends last merges, whichever it is."""
-    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
-    expected = run("generate", **options(writer, sentences, whole))
-    code = "import json, sys, raoe_train; print(json.dumps(raoe_train.run('generate', **json.loads(sys.argv[1]))))"
-    words = json.dumps(options(writer, sentences, output))
-    environments = [{**os.environ, "RANK": str(rank), "WORLD_SIZE": "3"} for rank in range(3)]
-    ended = [one.end() for one in [Python("-c", code, words, env=environment) for environment in environments]]
-    assert [one.returncode for one in ended] == [0, 0, 0]
-    message = [one.stdout.splitlines()[-1] for one in ended]
-    assert output.read_bytes() == whole.read_bytes()
-    assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt", "whole.jsonl", "whole.jsonl.json"]
-    assert any(json.loads(line).get("chains") == expected["chains"] for line in message)
 
 
 # Settings
@@ -329,23 +250,6 @@ def test_invalid_settings_are_reported_before_writing(writer, sentences, tmp_pat
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("generate", **{**options(writer, sentences, tmp_path / "chains.jsonl"), **more})
     assert files(tmp_path) == before
-
-
-def test_recipe():
-    config = load("generate", "ranking-sentences", {"generation.temperature": 0.7, "generation.do_sample": "true"})
-    wish = config.generation
-    assert (wish.method, wish.steps, wish.guidance, wish.verify) == ("guided", 32, 1.5, True)
-    assert (wish.temperature, wish.do_sample) == (0.7, True)
-
-
-def test_weights_without_a_head_are_refused(tmp_path, sentences):
-    from transformers import AutoConfig, AutoModel
-
-    name = saved_decoder(tmp_path)
-    config = AutoConfig.from_pretrained(name, tie_word_embeddings=False)
-    AutoModel.from_config(config).save_pretrained(name)
-    with pytest.raises(ValueError, match=r"is an incomplete language model: it has no lm_head\.weight"):
-        run("generate", **options(name, sentences, tmp_path / "chains.jsonl"))
 
 
 def test_seeds_determine_the_sources(writer, sentences, tmp_path):

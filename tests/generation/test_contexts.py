@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from raoe_train.generation import Context, GuidedDecoder, Request, Sampling
 from raoe_train.generation.decoding import mix_logits
@@ -126,43 +125,6 @@ def test_sliding_windows_are_not_cached(name):
     assert decoder.answers([replace(plain, known=context)]) == decoder.answers([plain])
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4),
-        BloomConfig(vocab_size=64, hidden_size=16, n_layer=2, n_head=2, initializer_range=0.4),
-    ],
-    ids=["looked up", "from the mask"],
-)
-def test_other_kinds_of_positions(config):
-    config.bos_token_id = config.eos_token_id = None
-    torch.manual_seed(0)
-    # Bloom's mask, too, is NaN beside padding in float64
-    double = isinstance(config, GPT2Config)
-    model = AutoModelForCausalLM.from_config(config).to(torch.float64 if double else torch.float32).eval()
-    with_it, without = Seeing(model), Seeing(model)
-    assert ids(grown(with_it, SOURCES[:1])) == ids(grown(without, SOURCES[:1], reuse=False))
-    for ours, theirs in zip(with_it.scores, without.scores, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-10 if double else 1e-4, rtol=0)
-    assert ids(grown(with_it, slots=3)) == ids(grown(without, reuse=False))
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(do_sample=True, temperature=1.3, top_p=0.9),
-        Sampling(repetition_penalty=1.8),
-        Sampling(do_sample=True, top_k=9, no_repeat_ngram_size=2),
-    ],
-    ids=["random", "history", "both"],
-)
-def test_sampling_with_cached_contexts(llama, sampling):
-    decoder = GuidedDecoder(llama, sampling=sampling)
-    expected = ids(grown(decoder, reuse=False))
-    assert ids(grown(decoder, slots=3)) == expected
-    assert expected != ids(grown(GuidedDecoder(llama)))
-
-
 # What is read
 
 
@@ -180,24 +142,6 @@ def test_shared_prefix_of_contexts_is_not_computed_again(llama):
         assert same >= len(INSTRUCTION)
         expected += [(1, len(prompts[number]) - same)] + [(2, 1)] * (len(answer.ids) - 1)
     assert decoder.shapes == expected
-
-
-def test_tails_of_rows_are_as_wide_as_the_longest(llama):
-    decoder = Seeing(llama)
-    rows = [prompt(source) for source in SOURCES]
-    first = decoder.answers([Request(row, max_new_tokens=1, keep=True) for row in rows])
-    assert decoder.shapes == [(5, max(map(len, rows)))]
-    decoder.shapes.clear()
-    steps = [(prompt([60] * n), number) for n, number in ((3, 0), (6, 1), (1, 2))]
-    requests = [Request(row, rows[number], 1.5, 1, known=first[number].context) for row, number in steps]
-    result = decoder.answers(requests)
-    assert decoder.shapes == [(3, 6 + len(CLOSING))]
-    decoder.shapes.clear()
-    # one of which nothing is known has its own forward pass, and a place in the middle
-    new = Request(rows[4], [62, 61, 60], 1.5, 1)
-    mixed = decoder.answers([requests[0], new, *requests[1:]])
-    assert decoder.shapes == [(2, len(rows[4])), (3, 6 + len(CLOSING))]
-    assert [answer.ids for answer in mixed] == [a.ids for a in (result[0], *decoder.answers([new]), *result[1:])]
 
 
 def test_fully_cached_context(llama):
@@ -221,26 +165,3 @@ def test_fully_cached_context(llama):
         (expected,) = decoder.answers([request])
         assert result == expected
         close(result.context, expected.context, 1e-10)
-
-
-def test_context_is_returned_only_on_request(llama):
-    decoder = GuidedDecoder(llama, sampling=Sampling(eos_token_id=[]))
-    requests = [Request(prompt(source), prompt([60]), 1.5, 2 + n) for n, source in enumerate(SOURCES)]
-    assert all(answer.context is None for answer in decoder.answers(requests))
-    requests[1::2] = [replace(request, keep=True) for request in requests[1::2]]
-    result = decoder.answers(requests)
-    assert [answer.context is None for answer in result] == [True, False, True, False, True]
-    for answer, request in zip(result, requests, strict=True):
-        if answer.context is None:
-            continue
-        assert answer.context.ids == tuple(request.near)
-        tensors = [tensor for layer in answer.context.layers for tensor in layer] + [answer.context.logits]
-        # a view would hold the keys and values of the whole batch
-        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
-        before = [tensor.clone() for tensor in tensors]
-        decoder.answers([Request(prompt([8, 9]), request.near, 1.5, NEW, keep=True, known=answer.context)])
-        assert all(map(torch.equal, tensors, before))
-    # the first token may be the last
-    (one,) = decoder.answers([Request(prompt([8]), max_new_tokens=1, keep=True)])
-    (more,) = decoder.answers([Request(prompt([8]), max_new_tokens=5, keep=True)])
-    close(one.context, more.context, 1e-10)

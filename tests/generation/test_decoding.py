@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, GPT2Config, GraniteConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, GraniteConfig
 
 from raoe_train.generation import GuidedDecoder, Request, Sampling
 from raoe_train.generation.decoding import draw, uniforms
@@ -91,16 +91,6 @@ def test_answer_does_not_depend_on_its_batch(model):
     assert [answer.finish for answer in alone].count("length") > 1
 
 
-def test_positions_that_are_looked_up():
-    """GPT-2's positions are rows of a table, which has no row for padding."""
-    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4)
-    config.bos_token_id = config.eos_token_id = None
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).double().eval()
-    requests = guided()
-    assert ids(GuidedDecoder(model).answers(requests)) == [with_guidance(model, request) for request in requests]
-
-
 @pytest.mark.parametrize("name", WINDOWS)
 def test_sliding_windows_run_without_joining(name):
     decoder = GuidedDecoder(tiny_language_model(name, torch.float32))
@@ -108,16 +98,6 @@ def test_sliding_windows_run_without_joining(name):
     assert not decoder.can_join
     with pytest.raises(ValueError, match="cannot join"):
         decoder.add([("b", guided()[1])])
-
-
-def test_half_precision(llama):
-    model = tiny_language_model("llama", torch.bfloat16)
-    rows = contexts()
-    plain = [generated(model, row) for row in rows]
-    alone = [GuidedDecoder(model).answers([Request(row, row, 1.5, NEW)])[0].ids for row in rows]
-    assert alone == plain
-    mixed = ids(GuidedDecoder(model).answers(guided()))
-    assert all(len(row) == NEW or row[-1] == 2 for row in mixed)
 
 
 class Recorder:
@@ -164,17 +144,6 @@ def test_requests_join_a_running_batch(llama):
     assert {key: result[key] for key in (0, 3, 4)} == {key: alone[key] for key in (0, 3, 4)}
     assert result["short"].ids == alone[1].ids[:2]
     assert max(rows for rows, _ in seen.body) == 6
-
-
-def test_default_end_token_is_the_models():
-    model = tiny_language_model("phi3")
-    plain = GuidedDecoder(model).answers(guided())
-    ended = [answer for answer in plain if answer.finish == "eos"]
-    assert ended and all(answer.ids[-1] == 2 and 2 not in answer.ids[:-1] for answer in ended)
-    token = next(answer.ids[3] for answer in plain if len(answer.ids) > 5 and answer.ids[3] not in answer.ids[:3])
-    other = GuidedDecoder(model, sampling=Sampling(eos_token_id=[token, 2]))
-    for before, after in zip(plain, other.answers(guided()), strict=True):
-        assert after.ids == (before.ids[: before.ids.index(token) + 1] if token in before.ids else before.ids)
 
 
 # Whatever a model does to its logits

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from raoe_train.data.settings import Sentences
-from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.generation.decoding import Answer
 from raoe_train.generation.growth import REDRAWS, Chain
 from raoe_train.generation.instructions import (
@@ -20,9 +17,9 @@ from raoe_train.generation.instructions import (
     verify_chain,
     verify_sentence,
 )
-from raoe_train.generation.seeds import draw_from_clusters, read_starts, select_seeds
-from raoe_train.settings import Generation, Seeds
-from tests.tiny import SENTENCES, tiny_encoder
+from raoe_train.generation.seeds import draw_from_clusters, read_starts
+from raoe_train.settings import Generation
+from tests.tiny import tiny_encoder
 
 SOURCE = "A man plays a guitar on the stage."
 
@@ -181,26 +178,6 @@ def test_inputs_that_cannot_be_used_are_counted(tmp_path):
         read_starts(data, lambda _: "bad")
 
 
-def test_input_that_is_not_text(tmp_path):
-    path = tmp_path / "in.txt"
-    path.write_bytes(b"a man\n\xff\xfe\ntwo dogs\n")
-    with pytest.raises(ValueError, match=r"line 2: not UTF-8; to skip and count such rows, use data\.on_error skip"):
-        read_starts(Sentences(input=str(path)), lambda _: None)
-    kept, skipped = read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
-    assert (kept, skipped) == ([(1, "a man"), (3, "two dogs")], {"not a text": 1})
-    path = tmp_path / "in.jsonl"
-    rows = [{"sentence": "a man"}, {"sentence": 7}, {"sentence": "two\nlines"}, {"sentence": "dogs"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{\n\n")
-    kept, skipped = read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
-    assert (kept, skipped) == ([(1, "a man"), (4, "dogs")], {"not a text": 2, "more than one line": 1, "empty": 1})
-    path = tmp_path / "in.tsv"
-    path.write_text("id\tpremise\n1\ta man\n2\tdogs\n")
-    with pytest.raises(ValueError, match=r"no column for sentence \(looked for sentence, text\)"):
-        read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
-    kept, _ = read_starts(Sentences(input=str(path), columns={"sentence": "premise"}), lambda _: None)
-    assert kept == [(1, "a man"), (2, "dogs")]
-
-
 # Seeds
 
 
@@ -218,22 +195,6 @@ def test_seeds_come_from_every_cluster():
     assert np.bincount(groups[every]).tolist() == [20, 20, 20, 20, 12]  # all there are
     with pytest.raises(ValueError, match="n_clusters=153"):
         draw_from_clusters(rows, 153, 1)
-
-
-def test_seeds_of_sentences(tmp_path, monkeypatch):
-    tiny_encoder(double=False).save(str(tmp_path / "encoder"))
-    seeds = Seeds(FrozenEncoder(str(tmp_path / "encoder")), clusters=3, per_cluster=2)
-    chosen = select_seeds(SENTENCES, seeds)
-    assert chosen == select_seeds(SENTENCES, seeds) and 3 <= len(chosen) <= 6
-    monkeypatch.setenv("WORLD_SIZE", "2")  # one of them chooses, and waits for nobody
-    cached = Seeds(FrozenEncoder(seeds.encoder.name, cache=str(tmp_path / "cache")), 3, 2)
-    assert select_seeds(SENTENCES, cached) == chosen and not (tmp_path / "cache").exists()
-    monkeypatch.delenv("WORLD_SIZE")
-    assert select_seeds(SENTENCES, cached) == chosen and len(list(tmp_path.glob("cache/*/*.npy"))) == 1
-    plain, prompted = (Seeds(FrozenEncoder(seeds.encoder.name, prompt=prompt)).effective() for prompt in (None, "q: "))
-    assert plain["encoder"] == identity(seeds.encoder) != prompted["encoder"]
-    with pytest.raises(ValueError, match=r"seeds.clusters is 1000, but there are only 11 sentences"):
-        select_seeds(SENTENCES, Seeds(FrozenEncoder("no/such")))
 
 
 @pytest.mark.parametrize("wrong", ["Sure, here is it", "New sentence: A man sings.", "A dog is sleeping on the beach."])

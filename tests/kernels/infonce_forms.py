@@ -87,6 +87,9 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
     both = ("query_to_doc", "doc_to_query")
     gist = ("query_to_doc", "query_to_query", "positive_to_positive")
     table = {
+        "plain": {},
+        "symmetric": {"symmetric": True, "scale": 60.0, "targets": targets, "ignore": (few, absent)},
+        "mask": {"ignore": mask, "targets": targets, "scale": 5.0},
         "joint-four": {"directions": all_four},
         "joint-four-targets-ids": {"directions": all_four, "targets": targets, "ignore": (few, absent), "scale": 5.0},
         "joint-queries": {"directions": ("query_to_doc", "query_to_query"), "scale": 60.0},
@@ -118,3 +121,13 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
         return value.to(device) if isinstance(value, torch.Tensor) else value
 
     return {name: {key: move(value) for key, value in given.items()} for name, given in table.items()}
+
+
+def loss_of(call, leaves, given, learned=True, **more):
+    """call's loss, of leaves in leaves_of's order."""
+    given = dict(given)
+    if learned:
+        *leaves, given["scale"] = leaves
+    if "all_anchors" in given:
+        given["all_anchors"] = leaves[3]
+    return call(*leaves[:3], **given, **more)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 from triton.runtime import interpreter
 
-ONE_BY_ONE = interpreter.ScanOps.generic_scan, interpreter.ReduceOps.generic_reduce
 LAUNCH, PREPARE = interpreter.GridExecutor.__call__, interpreter._patch_lang
 prepared: set[str] = set()  # the modules, in this launch
 
@@ -63,7 +62,7 @@ def reduce(op, blocks):
     return [op.to_tensor(x, dtype) for x, dtype in zip(data, types, strict=True)]
 
 
-def install(scan=scan, reduce=reduce):
+def install():
     interpreter.ScanOps.generic_scan, interpreter.ReduceOps.generic_reduce = scan, reduce
     if hasattr(interpreter, "_LangPatchScope"):  # earlier ones put nothing back
         interpreter.GridExecutor.__call__, interpreter._patch_lang = launch, prepare

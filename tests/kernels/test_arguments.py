@@ -26,25 +26,20 @@ WRONG = [
     (lambda: rank_margin_loss(C[None, None], S), ValueError, r"similarity must have 1 dimension.*\(1, 1, 4\)"),
     (lambda: rank_margin_loss(C.long(), S), TypeError, "similarity must be float16.*int64"),
     (lambda: rank_margin_loss([0.1], S), TypeError, "similarity must be a tensor.*list"),
-    (lambda: rank_margin_loss(C, [1, 2, 3, 4]), TypeError, "scores must be a tensor"),
     (lambda: rank_margin_loss(C, None), TypeError, "scores must be a tensor, got None"),
     (lambda: rank_margin_loss(C, S.clone().requires_grad_()), ValueError, "scores must not require grad"),
     (lambda: rank_margin_loss(C, S.to(torch.complex64)), TypeError, "scores must hold real numbers"),
     (lambda: rank_margin_loss(C, L.to(torch.uint64)), TypeError, "scores must hold real numbers.*uint64"),
     (lambda: rank_margin_loss(C, S, margin=-1), ValueError, "margin must be a finite number >= 0, got -1"),
-    (lambda: rank_margin_loss(C, S, margin=float("nan")), ValueError, "margin"),
     (lambda: rank_margin_loss(C, S, margin="2"), TypeError, "margin must be a number.*'2'"),
     (lambda: rank_margin_loss(C, S, margin=True), TypeError, "margin must be a number"),
     (lambda: rank_margin_loss(C, S, scale=0), ValueError, "scale must be a finite number > 0, got 0"),
-    (lambda: rank_margin_loss(C, S, scale=-20.0), ValueError, "scale"),
     (lambda: rank_margin_loss(C, S, scale=float("inf")), ValueError, "scale"),
     (lambda: rank_margin_loss(C, S, scale=torch.tensor(20.0)), TypeError, "scale must be a Python number.*tensor"),
     (lambda: rank_margin_loss(C, S, ties="first"), ValueError, "ties must be one of 'average'.*'first'"),
     (lambda: rank_margin_loss(C, S, backend="cuda"), ValueError, "backend must be one of 'auto'.*'cuda'"),
-    (lambda: cosent_loss(C, S, scale=0), ValueError, "scale"),
     (lambda: gated_angular_loss(C, S, L.float()), TypeError, "labels must be integers.*float32"),
     (lambda: gated_angular_loss(C, S, L[:2]), ValueError, r"labels must have shape \(4,\)"),
-    (lambda: gated_angular_loss(C, S, None), TypeError, "labels must be a tensor, got None"),
     (lambda: gated_angular_loss(C, S, L, gate="both"), ValueError, "gate must be one of 'label.score'"),
     (lambda: gated_angular_loss(C, None, L), TypeError, "scores must be a tensor, got None"),
     (lambda: raoe_loss(C, S, L, rank_weight=float("inf")), ValueError, "rank_weight must be a finite number"),
@@ -59,9 +54,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(WRONG)))
-def test_wrong(number):
-    call, kind, message = WRONG[number]
+@pytest.mark.parametrize("call, kind, message", WRONG)
+def test_wrong(call, kind, message):
+    """The messages of all kinds of errors; other files look at the type and the argument alone."""
     with pytest.raises(kind, match=message):
         call()
 
@@ -101,11 +96,3 @@ def test_true_is_no_margin_where_1_was_one_before():
 def test_numbers_of_other_libraries_are_numbers():
     plain = rank_margin_loss(C, S, margin=1, scale=20.0)
     assert torch.equal(rank_margin_loss(C, S, margin=np.int64(1), scale=np.float32(20)), plain)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32])
-def test_every_integer_dtype_is_a_label_and_a_score(dtype):
-    wide = torch.tensor([0, 1, 1, 0])
-    narrow = wide.to(dtype)
-    assert torch.equal(gated_angular_loss(C, narrow, narrow), gated_angular_loss(C, wide, wide))
-    assert torch.equal(rank_margin_loss(C, narrow, margin=0), rank_margin_loss(C, wide, margin=0))

@@ -58,23 +58,27 @@ def assert_as_accurate_as_plain(ours, plain, truth, count):
         assert_accurate(f"result {i}", x, p, t, factor=factor, floor=ulps * torch.finfo(x.dtype).eps * largest)
 
 
+def agrees_with_the_reference(form, options, way, place):
+    """Of a backend, the reference in the same dtype, and in float64, by the rule; the results of the backend."""
+    (device, backend), (dual, extra) = place, WAYS[way]
+    skip_torch_s_dropout(backend, extra)
+    ours = Batch(form, device=device, **options).run(dual, backend, **extra)
+    options = {**options, "device": device if extra else "cpu"}  # each device draws its own seed of dropout
+    plain = Batch(form, **options).run(dual, "reference", **extra)
+    wide = Batch(form, **options)
+    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
+    wide.upstream = [x.double() for x in wide.upstream]
+    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference", **extra), 1 + dual)
+    return ours
+
+
 @EVERY_FORM
 @EVERY_WAY
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_against_the_reference(dtype, way, form, place, poisoned):
-    (device, backend), (dual, extra) = place, WAYS[way]
-    skip_torch_s_dropout(backend, extra)
-    options = dict(lengths=LENGTHS, longest=7, heads=(4, 2), d=20)
-    batch = Batch(form, dtype=dtype, device=device, **options)
-    options["device"] = device if extra else "cpu"  # each device draws its own seed of dropout
-    plain = Batch(form, dtype=dtype, **options).run(dual, "reference", **extra)
-    wide = Batch(form, dtype=dtype, **options)
-    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
-    wide.upstream = [x.double() for x in wide.upstream]
-    ours = batch.run(dual, backend, **extra)
-    assert all(x.dtype == dtype for x in ours)
-    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference", **extra), 1 + dual)
-    for x in ours:
+    options = dict(lengths=LENGTHS, longest=7, heads=(4, 2), d=20, dtype=dtype)
+    batch = Batch(form, **options)
+    for x in agrees_with_the_reference(form, options, way, place):
         assert batch.padding(x).eq(0).all()
         assert batch.tokens(x).ne(0).any()
 
@@ -83,14 +87,8 @@ def test_against_the_reference(dtype, way, form, place, poisoned):
 @pytest.mark.parametrize("form, way", [("left", "dual"), ("packed", "bidirectional"), ("packed", "causal-dropout")])
 def test_triton_briefly(form, way, poisoned):
     """Two tiles on either side of the diagonal, columns that are no power of two, grouped heads."""
-    dual, extra = WAYS[way]
-    options = dict(lengths=[35, 3], longest=36, heads=(2, 1), d=20)
-    ours = Batch(form, dtype=torch.float32, **options).run(dual, "triton", **extra)
-    truth = Batch(form, dtype=torch.float32, **options)
-    plain = truth.run(dual, "reference", **extra)
-    truth.q, truth.k, truth.v = (x.double() for x in (truth.q, truth.k, truth.v))
-    truth.upstream = [x.double() for x in truth.upstream]
-    assert_as_accurate_as_plain(ours, plain, truth.run(dual, "reference", **extra), 1 + dual)
+    options = dict(lengths=[35, 3], longest=36, heads=(2, 1), d=20, dtype=torch.float32)
+    agrees_with_the_reference(form, options, way, INTERPRETED)
 
 
 @EVERY_WAY
@@ -116,18 +114,6 @@ def test_tiles_of_half_precision(d, form, way, place, poisoned):
     agrees_with_the_reference(form, options, way, place)
 
 
-def agrees_with_the_reference(form, options, way, place):
-    (device, backend), (dual, extra) = place, WAYS[way]
-    skip_torch_s_dropout(backend, extra)
-    ours = Batch(form, device=device, **options).run(dual, backend, **extra)
-    options["device"] = device if extra else "cpu"
-    plain = Batch(form, **options).run(dual, "reference", **extra)
-    wide = Batch(form, **options)
-    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
-    wide.upstream = [x.double() for x in wide.upstream]
-    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference", **extra), 1 + dual)
-
-
 @pytest.mark.parametrize("way", ["bidirectional", "dual", "causal"])
 @pytest.mark.parametrize("form", ["lengths", "left", "packed"])
 def test_runs_of_like_length(form, way, place, monkeypatch):
@@ -141,28 +127,6 @@ def test_runs_of_like_length(form, way, place, monkeypatch):
         monkeypatch.setattr(sentences, "WASTE", waste)
         for x, y in zip(Batch(form, **options).run(dual, backend, **extra), expected, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-12)
-
-
-def test_by_hand(place):
-    """Two real tokens and one of padding; keys chosen so that the weights are 1/4 and 3/4, values 1 and 5."""
-    device, backend = place
-    q = torch.tensor([1.0, 1.0, 7.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
-    k = torch.tensor([0.0, math.log(3), 9.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
-    v = torch.tensor([1.0, 5.0, 100.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
-    lengths = torch.tensor([2], device=device)
-    causal, full = dual_attention(q, k, v, lengths=lengths, backend=backend)
-    alone = bidirectional_attention(q, k, v, lengths=lengths, causal=True, backend=backend)
-    assert causal.flatten().tolist() == alone.flatten().tolist() == pytest.approx([1, 4, 0], abs=1e-14)
-    assert full.flatten().tolist() == pytest.approx([4, 4, 0], abs=1e-14)
-    grads = torch.autograd.grad((causal, full), (q, k, v), (torch.ones_like(full), 2 * torch.ones_like(full)))
-    # d out / d score of key 1 is p0 p1 (v1 - v0) = 3/4, of key 0 its negative; rows: full 2 and 2, causal 0 and 1
-    assert grads[0].flatten().tolist() == pytest.approx([2 * 0.75 * math.log(3), 3 * 0.75 * math.log(3), 0], abs=1e-14)
-    assert grads[1].flatten().tolist() == pytest.approx([-5 * 0.75, 5 * 0.75, 0], abs=1e-14)
-    assert grads[2].flatten().tolist() == pytest.approx([1 + 5 * 0.25, 5 * 0.75, 0], abs=1e-14)
-    grads = torch.autograd.grad(alone, (q, k, v), torch.ones_like(alone))
-    assert grads[0].flatten().tolist() == pytest.approx([0, 0.75 * math.log(3), 0], abs=1e-14)
-    assert grads[1].flatten().tolist() == pytest.approx([-0.75, 0.75, 0], abs=1e-14)
-    assert grads[2].flatten().tolist() == pytest.approx([1 + 0.25, 0.75, 0], abs=1e-14)
 
 
 @OPS
@@ -182,33 +146,6 @@ def test_is_torch_s_attention_sentence_by_sentence(dual, place):
 
 
 @EVERY_WAY
-def test_every_form_says_the_same(way, place):
-    """Dropout's mask, too, goes by a token's place in its sentence (and holes take places)."""
-    (device, backend), (dual, extra) = place, WAYS[way]
-    skip_torch_s_dropout(backend, extra)
-    forms = [form for form in FORMS[1:] if form != "holes" or "dropout_p" not in extra]
-    batches = {form: Batch(form, LENGTHS, 9, heads=(4, 2), device=device) for form in forms}
-    found = {form: [b.tokens(x) for x in b.run(dual, backend, **extra)] for form, b in batches.items()}
-    for form in forms[1:]:
-        for x, expected in zip(found[form], found["lengths"], strict=True):
-            torch.testing.assert_close(x, expected, rtol=1e-11, atol=1e-12)
-
-
-@OPS
-@EVERY_FORM
-def test_padding_has_no_influence_without_a_gradient(form, dual, place, poisoned):
-    """Nor to the bit where nothing is kept for a gradient."""
-    device, backend = place
-    with torch.no_grad():
-        clean, dirty = (
-            Batch(form, LENGTHS, 9, rubbish=x, dtype=torch.float32, device=device).run(dual, backend)
-            for x in (0.0, math.nan)
-        )
-    for x, y in zip(dirty, clean, strict=True):
-        assert torch.equal(x, y)
-
-
-@EVERY_WAY
 @EVERY_FORM
 @pytest.mark.parametrize("lengths", [LENGTHS, [8, 7, 8, 6]], ids=["ragged", "alike"])
 def test_padding_has_no_influence(lengths, form, way, place, poisoned):
@@ -220,111 +157,6 @@ def test_padding_has_no_influence(lengths, form, way, place, poisoned):
         dirty = Batch(form, rubbish=rubbish, **options).run(dual, backend, **extra)
         for x, y in zip(dirty, clean, strict=True):
             assert torch.equal(x, y), rubbish
-
-
-@OPS
-@pytest.mark.parametrize("form", ["lengths", "left", "packed"])
-def test_a_sentence_alone_and_in_a_batch(form, dual, place):
-    device, backend = place
-    lengths = [4, 70, 0, 11]
-    batch = Batch(form, lengths, 75, heads=(2, 1), dtype=torch.float32, device=device)
-    together = [batch.tokens(x).split(lengths) for x in batch.run(dual, backend)]
-    for i, count in enumerate(lengths):
-        if not count:
-            continue
-        alone = Batch("full", [count], count, heads=(2, 1), dtype=torch.float32, device=device)
-        alone.q, alone.k, alone.v, *alone.upstream = (
-            batch.tokens(x).split(lengths)[i].transpose(0, 1)[None].contiguous()
-            for x in (batch.q, batch.k, batch.v, *batch.upstream)
-        )
-        for x, expected in zip(alone.run(dual, backend), together, strict=True):
-            if backend == "triton":  # one table of tiles for all lengths, counted from the first real token
-                assert torch.equal(alone.tokens(x), expected[i])
-            torch.testing.assert_close(alone.tokens(x), expected[i], rtol=1e-5, atol=1e-6)
-
-
-@EVERY_FORM
-def test_the_last_token_has_seen_everything_already(form, place):
-    """With one bidirectional last layer, last-token pooling reads a row that is the causal one."""
-    device, backend = place
-    lengths = [5, 66, 1]
-    batch = Batch(form, lengths, 66, dtype=torch.float32, device=device)
-    causal, full = (batch.tokens(x) for x in batch.run(True, backend)[:2])
-    last = torch.tensor(batch.lengths).cumsum(0) - 1
-    assert (causal - full).abs().max() > 0.1
-    torch.testing.assert_close(causal[last], full[last], rtol=1e-5, atol=1e-6)
-    if backend == "triton":
-        assert torch.equal(causal[last], full[last])
-
-
-def test_dual_is_causal_and_bidirectional(place):
-    device, backend = place
-    batch = Batch("left", [3, 66], 70, dtype=torch.float32, device=device)
-    alone = [batch.run(False, backend, causal=causal)[0] for causal in (True, False)]
-    for x, y in zip(batch.run(True, backend)[:2], alone, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("form", ["holes", "packed"])
-def test_causal_kernels_of_triton_stop_at_the_diagonal(form, place):
-    """Tiles of 32: NaN in the last key and value does not reach the gradients of queries of the first tile, nor NaN in
-    the first query those of the later keys and values. (Nowhere else: 0 times NaN is NaN.)"""
-    device, backend = place
-    if backend != "triton":
-        pytest.skip("computes later keys, too")
-    options = dict(lengths=[70], longest=75, heads=(1, 1), dtype=torch.float32, device=device)
-    expected = Batch(form, **options).run(False, backend, causal=True)
-    first, last = (Batch(form, **options) for _ in range(2))
-    token = first.real[0].nonzero()[:, 0] if form == "holes" else torch.arange(70)
-    for x, at in ((first.q, 0), (last.k, -1), (last.v, -1)):
-        x.select(-2 if form == "holes" else 0, int(token[at]))[:] = torch.nan
-    (out, dq, _, _), (_, _, dk, dv) = (x.run(False, backend, causal=True) for x in (last, first))
-    early, late = token - token[0] < 32, token - token[0] >= 64
-    for x, y, which in zip((out, dq, dk, dv), expected, (early, early, late, late), strict=True):
-        assert torch.equal(first.tokens(x)[which], first.tokens(y)[which])
-
-
-@OPS
-@EVERY_FORM
-def test_strides_do_not_matter(form, dual, place, poisoned):
-    device, backend = place
-    batch = Batch(form, LENGTHS, 7, heads=(4, 2), dtype=torch.float32, device=device)
-    expected = batch.run(dual, backend)
-    inputs = []
-    for x in (batch.q, batch.k, batch.v):
-        # last dimension 2 apart, rows of a wider matrix, heads and tokens exchanged, an offset
-        wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 3), torch.nan, dtype=x.dtype).transpose(-3, -2).contiguous()
-        view = wide.to(device).transpose(-3, -2)[..., 1 : 1 + 2 * x.shape[-1] : 2]
-        view.copy_(x)
-        inputs.append(view.requires_grad_())
-    op = dual_attention if dual else bidirectional_attention
-    where = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.where.items()}
-    results = op(*inputs, **where, backend=backend)
-    results = results if dual else (results,)
-    upstream = [x.to(device).mT.contiguous().mT for x in batch.upstream[: len(results)]]
-    for x, y in zip((*results, *torch.autograd.grad(results, inputs, upstream)), expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
-
-
-@OPS
-@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
-def test_partial_gradients(needs, dual, place):
-    device, backend = place
-    batch = Batch("lengths", LENGTHS, 7, dtype=torch.float32, device=device, rubbish=0.0)
-    expected = batch.run(dual, backend)[1 + dual :]
-    inputs = [
-        x.to(device).clone().requires_grad_(need) for x, need in zip((batch.q, batch.k, batch.v), needs, strict=True)
-    ]
-    op = dual_attention if dual else bidirectional_attention
-    results = op(*inputs, lengths=batch.where["lengths"].to(device), backend=backend)
-    results = results if dual else (results,)
-    assert all(x.requires_grad == any(needs) for x in results)
-    if any(needs):
-        torch.autograd.backward(results, [x.to(device) for x in batch.upstream[: len(results)]])
-    for x, need, y in zip(inputs, needs, expected, strict=True):
-        assert (x.grad is None) == (not need)
-        if need:
-            torch.testing.assert_close(x.grad, y, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("part", [0, 1])
@@ -397,44 +229,6 @@ def test_large_scores_do_not_overflow(dual, place):
         torch.testing.assert_close(x.cpu().double(), t, rtol=1e-3, atol=1e-3)
 
 
-@EVERY_WAY
-@pytest.mark.parametrize("form", ["lengths", "holes", "packed"])
-def test_gradcheck(form, way, place):
-    (device, backend), (dual, extra) = place, WAYS[way]
-    batch = Batch(form, [3, 1, 2], 4, heads=(2, 1), d=3, device=device, rubbish=0.5)
-    inputs = [x.to(device).requires_grad_() for x in (batch.q, batch.k, batch.v)]
-    where = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.where.items()}
-    op = dual_attention if dual else bidirectional_attention
-
-    def seeded(q, k, v):
-        torch.manual_seed(2)
-        return op(q, k, v, **where, **extra, backend=backend)
-
-    # Along one random direction where every element would be a minute.
-    assert torch.autograd.gradcheck(seeded, inputs, fast_mode=place == INTERPRETED)
-
-
-@OPS
-def test_equal_calls_are_equal_to_the_bit(dual, place):
-    device, backend = place
-    batch = Batch("holes", [70, 3], 90, heads=(4, 1), dtype=torch.float32, device=device)
-    for x, y in zip(batch.run(dual, backend), batch.run(dual, backend), strict=True):
-        assert torch.equal(x, y)
-
-
-@OPS
-def test_inputs_are_not_modified(dual, place):
-    device, backend = place
-    batch = Batch("left", LENGTHS, 7, device=device)
-    inputs = [x.to(device) for x in (batch.q, batch.k, batch.v)]
-    before = [x.clone() for x in inputs]
-    with torch.no_grad():
-        op = dual_attention if dual else bidirectional_attention
-        op(*inputs, padding_mask=batch.real.to(device), backend=backend)
-    for x, y in zip(inputs, before, strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
-
-
 @pytest.mark.parametrize("way", ["dual", "causal-dropout"])
 @pytest.mark.parametrize("form", ["lengths", "packed"])
 def test_under_gradient_checkpointing(form, way, place):
@@ -450,15 +244,6 @@ def test_under_gradient_checkpointing(form, way, place):
     results = results if dual else (results,)
     upstream = [x.to(device) for x in batch.upstream[: len(results)]]
     for x, y in zip(torch.autograd.grad(results, inputs, upstream), expected, strict=True):
-        assert torch.equal(x, y)
-
-
-def test_integers_are_a_mask_too(place):
-    device, backend = place
-    batch = Batch("holes", LENGTHS, 7, dtype=torch.float32, device=device)
-    expected = batch.run(True, backend)
-    batch.where["padding_mask"] = batch.where["padding_mask"].long()  # a tokenizer's attention_mask
-    for x, y in zip(batch.run(True, backend), expected, strict=True):
         assert torch.equal(x, y)
 
 

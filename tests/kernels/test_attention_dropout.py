@@ -3,7 +3,7 @@ And calls of torch's FlashAttention, which needs a GPU to run."""
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
@@ -96,24 +96,6 @@ def test_masks_are_independent(p, place):
 
 
 @EVERY_PLACE
-def test_a_seed_decides_and_each_call_draws_another(place):
-    assert torch.equal(masks(place, seed=3)[0], masks(place, seed=3)[0])
-    q = torch.ones(1, 2, 32, 16, device=place[0])
-    results = [bidirectional_attention(q, q, q, dropout_p=0.5, backend=place[1]) for _ in range(4)]
-    assert not any(torch.equal(x, y) for x, y in pairwise(results))
-
-
-@EVERY_PLACE
-def test_without_dropout_no_number_is_drawn(place):
-    device, backend = place
-    torch.manual_seed(1)
-    state = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
-    q = torch.ones(1, 2, 3, 4, device=device, requires_grad=True)
-    bidirectional_attention(q, q, q, backend=backend, dropout_p=0.0, causal=True).sum().backward()
-    assert torch.equal(state, torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state())
-
-
-@EVERY_PLACE
 @pytest.mark.parametrize("form", ["left", "packed"])
 def test_compiled(form, place):
     """Forward and backward of the operator drop the same: scan's, too, whose forward pass runs twice there."""
@@ -131,44 +113,6 @@ def test_compiled(form, place):
     for x, y in zip((found, *grads), batch.run(False, exact, **options), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-13)
     assert not torch.equal(step(*inputs, **where, **options, backend=backend), found)
-
-
-def flash_forward(q, k, v, ends, ends_k, longest, longest_k, dropout_p, is_causal, debug, *, scale):
-    """What torch's packed FlashAttention computes, without dropout; tokens outside are left as they are: NaN."""
-    assert (longest, dropout_p, debug) == (longest_k, 0.25, False) and torch.equal(ends, ends_k)
-    result = torch.full_like(q, torch.nan)
-    for begin, end in pairwise(ends.tolist()):
-        x = (x[begin:end].transpose(0, 1).float() for x in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(*x, is_causal=is_causal, scale=scale)
-        result[begin:end] = out.transpose(0, 1).to(q.dtype)
-    return result, q.new_zeros(1), torch.tensor([5, 6]), torch.tensor(7), q.new_zeros(0)
-
-
-def flash_backward(grad, q, k, v, out, lse, *numbers, scale):
-    *numbers, random, unused = numbers
-    assert (random.tolist(), unused.item()) == ([5, 6], 7)
-    with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-        inside = flash_forward(*inputs, *numbers, False, scale=scale)[0][1:8]
-    assert torch.equal(inside, out[1:8]) and out[[0, 8]].eq(0).all()
-    grads = torch.autograd.grad(inside, inputs, grad[1:8])
-    for x in grads:
-        x[[0, 8]] = torch.nan
-    return grads
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_flash_attention_s_own_tokens_outside_are_zeroed(causal, monkeypatch):
-    monkeypatch.setattr(scan, "takes_packed", lambda q, padding: True)
-    monkeypatch.setattr(scan, "_flash_forward", flash_forward)
-    monkeypatch.setattr(scan, "_flash_backward", flash_backward)
-    batch = Batch("packed", [1, 3, 4, 1], 5, heads=(4, 2), dtype=torch.bfloat16)
-    batch.where["cu_seqlens"] = batch.where["cu_seqlens"][1:-1].contiguous()  # a token before, one behind
-    ours = batch.run(False, "scan", dropout_p=0.25, causal=causal)
-    expected = batch.run(False, "reference", causal=causal)
-    for x, y in zip(ours, expected, strict=True):
-        assert x[[0, 8]].eq(0).all()
-        torch.testing.assert_close(x, y, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import raoe_kernels
-from raoe_kernels import __main__ as report
 from raoe_kernels import _dispatch, _native, rank_margin_loss, use_backend
 from raoe_kernels._dispatch import Backend, Op
 
@@ -44,16 +43,6 @@ def test_a_named_backend_never_falls_back():
         op().select(CPU, "triton")
     with use_backend("native"), pytest.raises(RuntimeError, match="no compiler"):
         op("no compiler").select(CPU)
-
-
-def test_gpus_with_little_shared_memory_for_a_block(monkeypatch):
-    pytest.importorskip("triton")
-    from raoe_kernels.triton_rows import has_99_kib
-
-    capabilities = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (11, 0), (12, 0), (12, 1))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
-    small = [x for i, x in enumerate(capabilities) if has_99_kib.__wrapped__(torch.device("cuda", i))]
-    assert small == [(8, 6), (8, 9), (12, 0), (12, 1)] and not has_99_kib(CPU)
 
 
 def test_where_triton_cannot_run_it_says_why(monkeypatch):
@@ -142,15 +131,6 @@ def test_a_module_that_does_not_run_on_a_gpu_falls_through(gpus):
         toy.select(torch.device("cuda:1"), "native")
     assert gpus == [0, 1], "asked once for each GPU, with that GPU current"
     assert raoe_kernels.backends("cuda")["raoe_loss"]["native"] is True  # the current one
-
-
-def test_the_report_says_why_and_where(gpus, monkeypatch):
-    tables = report.tables()
-    assert list(tables) == ["cpu", "cuda:0", "cuda:1"]
-    assert any("do not run on Old GPU" in line for line in tables["cuda:1"])
-    monkeypatch.setattr(_native, "_load", lambda kind: SimpleNamespace(unusable=str))
-    _native._unusable.cache_clear()
-    assert list(report.tables()) == ["cpu", "cuda:0, cuda:1"]
 
 
 def test_without_a_gpu_the_cuda_module_is_no_backend(monkeypatch):

@@ -4,9 +4,6 @@ dtype that has these forms against the float64 reference."""
 from __future__ import annotations
 
 import math
-import weakref
-from importlib import import_module
-from inspect import signature
 from itertools import product
 
 import pytest
@@ -20,11 +17,12 @@ from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
 from tests.kernels.conftest import PLACES as TRITON_PLACES
 from tests.kernels.contrast_cases import DTYPES, Recorder, rows
-from tests.kernels.infonce_forms import cases, formula
+from tests.kernels.infonce_forms import cases, formula, loss_of
 
 PLACES = [(device, backend) for device in DEVICES for backend in ("reference", "scan")]
 CASES = list(cases())
-IN_TRITON = ("in-batch", "hard", "all-hard", "guided", "guided-mask-hard")  # of one direction
+# Of one direction
+IN_TRITON = ("plain", "symmetric", "mask", "in-batch", "hard", "all-hard", "guided", "guided-mask-hard")
 JOINT_IN_TRITON = ("joint-four", "joint-four-targets-ids", "joint-both-mask", "joint-documents", "joint-positives")
 SIZES = (6, 7, 14, 7)
 FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -49,16 +47,6 @@ def leaves_of(dtype, given, device="cpu", learned=True, seed=0):
     made = made if "all_anchors" in given else made[:3]
     scale = torch.tensor(given.get("scale", 20.0), dtype=torch.float64, device=device).to(dtype)
     return [x.requires_grad_() for x in (*made, *([scale] if learned else []))]
-
-
-def loss_of(call, leaves, given, learned=True, **more):
-    """call's loss, of leaves in leaves_of's order."""
-    given = dict(given)
-    if learned:
-        *leaves, given["scale"] = leaves
-    if "all_anchors" in given:
-        given["all_anchors"] = leaves[3]
-    return call(*leaves[:3], **given, **more)
 
 
 def run(dtype, which, device, backend, learned=True):
@@ -112,115 +100,6 @@ def near(gradient, truth):
     assert (gradient.double().cpu() - truth.cpu()).norm() <= 4 * 2**-9 * truth.norm()
 
 
-def test_joint_directions_in_triton_of_more_anchors_than_positives(triton_place):
-    device, backend = triton_place
-    given = {"targets": torch.tensor([3, 0, 1, 1, 2, 2], device=device), "directions": FOUR, "scale": 5.0}
-    leaves = [x.requires_grad_() for x in rows((6, 4, 8), 5, torch.bfloat16, device)]
-    loss = info_nce_loss(*leaves, **given, backend=backend)
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    truth = info_nce_loss(*exact, **given, backend="reference")
-    assert loss.item() == pytest.approx(truth.item(), rel=1e-5)
-    for x, y in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(truth, exact), strict=True):
-        near(x, y)
-
-
-def test_weights_of_one_chunk_at_a_time(triton_place, monkeypatch):
-    """On a GPU they are most of the memory."""
-    device, backend = triton_place
-    module = import_module("raoe_kernels.infonce.triton_fused")
-    products, launched = module.info_nce_products, []
-
-    class Launches:
-        def __getitem__(self, grid):
-            def launch(rows, columns, weights, *more, **options):
-                assert all(earlier() is None for first, earlier in launched if first != more[7])
-                launched.append((more[7], weakref.ref(weights)))
-                return products[grid](rows, columns, weights, *more, **options)
-
-            return launch
-
-    monkeypatch.setattr(module, "info_nce_products", Launches())
-    leaves = [x.requires_grad_() for x in rows((6, 6, 8), 5, torch.bfloat16, device)]
-    info_nce_loss(*leaves, directions=FOUR, scale=5.0, backend=backend).backward()
-    assert [first for first, _ in launched] == [0, 0, 0, 0, 3, 3, 3, 3]
-
-
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
-@pytest.mark.parametrize("which", JOINT_IN_TRITON)
-def test_some_gradients_of_joint_directions(which, wanted, triton_place):
-    device, backend = triton_place
-    given = cases(device=device)[which]
-    leaves = leaves_of(torch.bfloat16, given, device, learned=False)
-    expected = torch.autograd.grad(loss_of(info_nce_loss, leaves, given, learned=False, backend=backend), leaves)
-    fewer = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(leaves)]
-    loss = loss_of(info_nce_loss, fewer, given, learned=False, backend=backend)
-    grads = torch.autograd.grad(loss, [fewer[i] for i in wanted])
-    assert all(torch.equal(x, expected[i]) for x, i in zip(grads, wanted, strict=True))
-    with torch.no_grad():
-        assert torch.equal(loss_of(info_nce_loss, leaves, given, learned=False, backend=backend), loss)
-
-
-@pytest.mark.parametrize("positives", [16, 17])
-def test_gradient_of_the_negatives_alone_has_no_empty_product(positives, triton_place, monkeypatch):
-    """16 columns need no padding, so positive_to_positive has no column that is not a frozen positive."""
-    device, backend = triton_place
-    leaves = [x.requires_grad_() for x in rows((positives, positives, 8), 5, torch.bfloat16, device)]
-    given = {"directions": ("query_to_doc", "positive_to_positive"), "scale": 5.0, "backend": backend}
-    expected = torch.autograd.grad(info_nce_loss(*leaves, **given), leaves[2])
-    sizes, multiply = [], chunks.product
-    monkeypatch.setattr(chunks, "product", lambda x, *more, **to: sizes.append(x.numel()) or multiply(x, *more, **to))
-    loss = info_nce_loss(leaves[0].detach(), leaves[1].detach(), leaves[2], **given)
-    assert torch.equal(*torch.autograd.grad(loss, leaves[2]), *expected)
-    assert sizes and all(sizes)
-
-
-def test_without_targets_no_row_is_added_by_index(triton_place):
-    device, backend = triton_place
-    leaves = [x.requires_grad_() for x in rows(SIZES[:3], 5, torch.bfloat16, device)]
-    for targets, expected in ((None, False), (torch.arange(6, device=device), True)):
-        with Recorder() as recorded:
-            info_nce_loss(*leaves, directions=FOUR, targets=targets, scale=5.0, backend=backend)
-        assert any(call.startswith(("aten.index_put", "aten.index_add")) for call in recorded.calls) == expected
-
-
-@pytest.mark.parametrize("given", [{"directions": FOUR}, {"symmetric": True}], ids=["four", "symmetric"])
-@pytest.mark.parametrize("place", [here for here in TRITON_PLACES if here[1] != "native"], indirect=True, ids="-".join)
-def test_ids_of_32_bits_change_no_bit(given, place, monkeypatch):
-    """Only the kernel of bfloat16 rows loads them as they are."""
-    device, backend = place
-    leaves = [x.requires_grad_() for x in rows(SIZES[:3], 5, torch.bfloat16, device)]
-    ids = [x.to(device) for x in cases()["joint-four-targets-ids"]["ignore"]]
-    results, dtypes = [], []
-    if backend == "triton":
-        from raoe_kernels.infonce import triton_fused
-
-        kernel = triton_fused.info_nce_products
-        place_of = [*signature(kernel.fn).parameters].index("row_ids")
-
-        class Launcher:
-            def __getitem__(self, grid):
-                return lambda *inputs, **options: (
-                    dtypes.append(inputs[place_of].dtype) or kernel[grid](*inputs, **options)
-                )
-
-        monkeypatch.setattr(triton_fused, "info_nce_products", Launcher())
-    for anchors, columns in ((torch.int64, torch.int64), (torch.int32, torch.int32), (torch.int16, torch.int32)):
-        ignore = ids[0].to(anchors), ids[1].to(columns)
-        loss = info_nce_loss(*leaves, ignore=ignore, scale=5.0, backend=backend, **given)
-        results.append((loss, *torch.autograd.grad(loss, leaves)))
-    assert all(torch.equal(x, y) for others in results[1:] for x, y in zip(others, results[0], strict=True))
-    launches = len(dtypes) // 3
-    assert (launches > 0) == (backend == "triton" and "directions" in given)
-    assert dtypes == [*[torch.int64] * launches, *[torch.int32] * launches, *[torch.int64] * launches]
-
-
-@pytest.mark.parametrize("dtype, scale", [(torch.float32, 20.0), (torch.float16, 20.0), (torch.bfloat16, 41.0)])
-def test_joint_directions_that_triton_refuses(dtype, scale, triton_place):
-    device, backend = triton_place
-    with pytest.raises(RuntimeError, match="with joint directions; use backend='scan'"):
-        info_nce_loss(*rows((4, 4), 8, dtype, device), scale=scale, directions=FOUR, backend=backend)
-
-
 @pytest.mark.parametrize("spoiled", range(2))
 def test_a_nan_of_the_guide_shows_in_triton(spoiled, triton_place):
     device, backend = triton_place
@@ -255,24 +134,6 @@ def test_halves_against_the_reference(which, dtype, multiplied, poisoned):
     assert multiplied == {dtype, torch.bfloat16}
 
 
-@HALVES
-def test_halves_leave_each_norm_its_range(dtype, multiplied):
-    """Norms that are powers of two change no bit, and rows that count as zero are found by nothing."""
-    given, found = cases()["guided-four"], []
-    leaves = [x.detach() for x in leaves_of(dtype, given, learned=False)]
-    powers = [2.0**60, 1.0, 2.0**-20] if dtype == torch.bfloat16 else [2.0**8, 1.0]
-    for by in (torch.tensor([1.0]), torch.tensor(powers)):
-        scaled = [(x * by.repeat(len(x))[: len(x), None]).to(dtype).requires_grad_() for x in leaves]
-        loss = loss_of(info_nce_loss, scaled, given, learned=False, backend="scan")
-        grads = torch.autograd.grad(loss * 1024, scaled)
-        found.append([loss.detach(), *(g.float() * by.repeat(len(g))[: len(g), None] for g in grads)])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0 if dtype == torch.bfloat16 else 1e-2)
-    leaves[0][0], leaves[1][3] = 1e-7, 0
-    loss = loss_of(info_nce_loss, leaves, given, learned=False, backend="scan")
-    torch.testing.assert_close(loss, loss_of(info_nce_loss, leaves, given, learned=False, backend="reference"))
-
-
 def by_the_rule(which, dtype, device, backend, learned=True, gradients=assert_gradient_accurate):
     given = cases()[which]
     ours = run(dtype, which, device, backend, learned)
@@ -290,78 +151,6 @@ def by_the_rule(which, dtype, device, backend, learned=True, gradients=assert_gr
 
 # Unit axes, of other norms than 1, and scale = log 3: exp(scale cos) is 3, 1 or 1/3.
 LOG3 = math.log(3)
-E1, E2, DOWN = [4.0, 0.0], [0.0, 2.0], [0.0, -1.0]
-# The guide's: the first pair at 45 degrees, the second alike, and the two anchors apart.
-GUIDE = ([E1, E2], [[1.0, 1.0], E2])
-
-
-def mean_log(*ratios: float) -> float:
-    return sum(map(math.log, ratios)) / len(ratios)
-
-
-@pytest.mark.parametrize(
-    "negatives, given, expected",
-    [
-        # 3 its own; 1 the other document, 1 the other anchor
-        (None, {"directions": FOUR[:2]}, math.log(5 / 3)),
-        # and, backwards, its own again, and 1
-        (None, {"directions": ("query_to_doc", "doc_to_query")}, math.log(8 / 3)),
-        (None, {"directions": FOUR}, math.log(10 / 3)),
-        # -e2 is a document of the first, e1 one of the second: 1, 3 and 1/3, 1 for anchors, 3 and 1/3 between documents
-        ([DOWN, E1], {}, mean_log(8 / 3, 16 / 9)),
-        ([DOWN, E1], {"directions": ("query_to_doc", "doc_to_doc")}, mean_log(4, 20 / 9)),
-        ([DOWN, E1], {"directions": ("query_to_doc", "positive_to_positive")}, mean_log(3, 19 / 9)),
-        # one negative is no pair's own
-        ([DOWN], {"directions": ("query_to_doc", "doc_to_doc")}, mean_log(7 / 3, 17 / 9)),
-        # of four: the other anchor of the same id, and documents of that id, but for the own one
-        (None, {"directions": FOUR, "ignore": ([5, 5], [5, 6])}, math.log(8 / 3)),
-        # with log 3 times the cosine added, a logit of 3 is 9 and one of 1/3 is 1/9
-        ([E1, DOWN], {"hardness_mode": "hard_negatives"}, mean_log(14 / 3, 46 / 27)),
-        ([E1, DOWN], {"hardness_mode": "in_batch_negatives"}, mean_log(8 / 3, 16 / 9)),
-        ([DOWN, E1], {"hardness_mode": "in_batch_negatives"}, mean_log(14 / 3, 46 / 27)),
-        ([DOWN, E1], {"hardness_mode": "hard_negatives"}, mean_log(8 / 3, 16 / 9)),
-        ([E1, DOWN], {"hardness_mode": "all_negatives"}, mean_log(14 / 3, 46 / 27)),
-        ([E1, DOWN, E2], {"hardness_mode": "all_negatives"}, mean_log(5, 127 / 27)),
-        (None, {"guide": GUIDE}, math.log(4 / 3)),
-        (None, {"guide": GUIDE, "guide_margin": 0.5}, mean_log(4 / 3, 1)),
-        (None, {"guide": GUIDE, "guide_margin": 0.8}, mean_log(1, 1)),
-        (None, {"guide": GUIDE, "guide_margin": 0.8, "margin_strategy": "relative"}, mean_log(4 / 3, 1)),
-        # backwards, the guide has document 0 at 45 degrees to anchor 1, too, and document 1 at 90 to anchor 0
-        (None, {"guide": GUIDE, "guide_margin": 0.1, "directions": ("query_to_doc", "doc_to_query")},
-         mean_log(7 / 3, 8 / 3)),
-        # it has the anchors at 90 degrees, and the positives at 45
-        (None, {"guide": GUIDE, "guide_margin": 0.1, "directions": ("query_to_doc", "query_to_query",
-                "positive_to_positive")}, mean_log(5 / 3, 6 / 3)),
-    ],
-)  # fmt: skip
-def test_by_hand(negatives, given, expected, place):
-    device, backend = place
-
-    def tensors(value):
-        if isinstance(value, tuple) and not isinstance(value[0], str):
-            return tuple(torch.tensor(x, device=device) for x in value)
-        return value
-
-    given = {name: tensors(value) for name, value in given.items()}
-    if "hardness_mode" in given:
-        given["hardness_strength"] = LOG3
-    a, p = (torch.tensor([E1, E2], dtype=torch.float64, device=device) for _ in range(2))
-    n = None if negatives is None else torch.tensor(negatives, dtype=torch.float64, device=device)
-    assert info_nce_loss(a, p, n, scale=LOG3, backend=backend, **given).item() == pytest.approx(expected, abs=1e-14)
-    if set(given.get("directions", ())) == set(FOUR) and "ignore" not in given:
-        # the second row alone, in a batch of both
-        one = torch.tensor([1], device=device)
-        alone = info_nce_loss(a[1:], p, n, scale=LOG3, backend=backend, targets=one, all_anchors=a, **given)
-        assert alone.item() == pytest.approx(math.log(10 / 3), abs=1e-14)
-
-
-def test_scale_by_hand(place):
-    device, backend = place
-    a = torch.tensor([E1, E2], dtype=torch.float64, device=device)
-    scale = torch.tensor(LOG3, dtype=torch.float64, device=device, requires_grad=True)
-    # log(1 + exp(-scale)), of which -1/3 / (4/3)
-    (grad,) = torch.autograd.grad(info_nce_loss(a, a, scale=scale, backend=backend), scale)
-    assert grad.item() == pytest.approx(-1 / 4)
 
 
 def test_a_guide_leaves_out_what_is_more_similar_than_the_pair_and_not_what_is_as_similar(place):
@@ -397,94 +186,6 @@ def test_any_exponent(more, place):
     grads = torch.autograd.grad(loss, leaves)
     assert all(grad.isfinite().all() for grad in grads)
     assert "scale" not in more or grads[3].item() == pytest.approx(2, rel=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("of_scale", [torch.bfloat16, torch.float32, torch.float64])
-def test_scale_has_a_dtype_of_its_own(dtype, of_scale, place):
-    device, backend = place
-    a, p = rows((4, 5), 6, dtype, device)
-    scale = torch.tensor(5.0, dtype=of_scale, device=device, requires_grad=True)
-    loss = info_nce_loss(a, p, scale=scale, backend=backend)
-    exact = scale.detach().double().requires_grad_()
-    expected = info_nce_loss(a.double(), p.double(), scale=exact, backend=backend)
-    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    (grad,) = torch.autograd.grad(loss, scale)
-    assert grad.dtype == of_scale
-    (by_scale,) = torch.autograd.grad(expected, exact)
-    assert grad.item() == pytest.approx(by_scale.item(), rel=1e-2 if of_scale == torch.bfloat16 else 1e-5)
-    assert info_nce_loss(a, p, scale=5.0, backend=backend).item() == pytest.approx(loss.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("which", ["joint-four-targets-ids", "guided-gist", "joint-all-anchors"])
-def test_gradcheck(which, place):
-    device, backend = place
-    given = cases(device=device)[which]
-    leaves = leaves_of(torch.float64, given, device)
-    call = lambda *x: loss_of(info_nce_loss, x, given, backend=backend)  # noqa: E731
-    assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
-
-
-@pytest.mark.parametrize("buffer", [1, 2000, 1 << 20])
-@pytest.mark.parametrize("which", ["all-hard-joint", "each-all-anchors", "guided-hard", "guided-four"])
-def test_chunks_change_nothing(which, buffer, monkeypatch):
-    expected = run(torch.float64, which, "cpu", "scan")
-    monkeypatch.setattr(scan, "BUFFER", buffer)
-    for x, y in zip(run(torch.float64, which, "cpu", "scan"), expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-14)
-
-
-@pytest.mark.parametrize("which", ["joint-four-targets-ids", "hard", "guided-four"])
-def test_each_gradient_alone_is_the_same(which, place, poisoned):
-    device, backend = place
-    given = cases(device=device)[which]
-    leaves = leaves_of(torch.float64, given, device)
-    together = torch.autograd.grad(loss_of(info_nce_loss, leaves, given, backend=backend), leaves)
-    for i, expected in enumerate(together):
-        alone = [x.detach().requires_grad_(i == j) for j, x in enumerate(leaves)]
-        (grad,) = torch.autograd.grad(loss_of(info_nce_loss, alone, given, backend=backend), alone[i])
-        torch.testing.assert_close(grad, expected, rtol=1e-11, atol=1e-14)
-
-
-def test_views_do_not_matter_and_equal_calls_give_equal_bits(place):
-    device, backend = place
-    given = cases(device=device)["guided-four"]
-    leaves = leaves_of(torch.float32, given, device)
-    expected = loss_of(info_nce_loss, leaves, given, backend=backend)
-    grads = torch.autograd.grad(expected, leaves)
-    views = [torch.stack((x.detach(), x.detach()), -1)[..., 0].requires_grad_() for x in leaves]
-    given["guide"] = [x.t().contiguous().t() for x in given["guide"]]
-    given["targets"] = given["targets"].repeat_interleave(2)[::2]
-    again = loss_of(info_nce_loss, views, given, backend=backend)
-    torch.testing.assert_close(again, expected, rtol=1e-6, atol=0)
-    for x, y in zip(torch.autograd.grad(again, views, retain_graph=True), grads, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-7)
-    third = loss_of(info_nce_loss, views, given, backend=backend)
-    assert torch.equal(third, again)
-    for x, y in zip(torch.autograd.grad(third, views), torch.autograd.grad(again, views), strict=True):
-        assert torch.equal(x, y)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-def test_no_anchors(dtype, place):
-    device, backend = place
-    leaves = [x.requires_grad_() for x in (*rows((0, 2, 4, 2), 3, dtype, device), torch.tensor(3.0, device=device))]
-    given = {"directions": FOUR, "guide": (leaves[3], *leaves[1:3])}
-    loss = info_nce_loss(*leaves[:3], all_anchors=leaves[3], scale=leaves[4], backend=backend, **given)
-    assert loss.item() == 0
-    for x, grad in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
-        assert grad.shape == x.shape and grad.dtype == x.dtype and grad.eq(0).all()
-
-
-def test_a_row_alone_has_no_negatives(place):
-    """Every direction but the way back, where its own pair is once more, is empty."""
-    device, backend = place
-    a, p = rows((1, 1), 4, torch.float64, device)
-    scale = torch.tensor(3.0, dtype=torch.float64, device=device, requires_grad=True)
-    loss = info_nce_loss(a, p, scale=scale, directions=("query_to_doc", *FOUR[1:2], FOUR[3]), backend=backend)
-    assert loss.item() == 0 and torch.autograd.grad(loss, scale)[0].item() == 0
-    assert info_nce_loss(a, p, directions=FOUR, backend=backend).item() == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize(
@@ -530,72 +231,6 @@ def test_no_matrix_of_logits_is_held(which, place, monkeypatch):
         assert seen.largest >= 4 * cells
     else:  # (N + C, D) in float32, or a row of the logits of all directions; a mask of all would be `cells` bytes
         assert seen.largest <= 4 * 320 * 4 < cells / 3
-
-
-@pytest.mark.parametrize("which, parts", [("plain", 1), ("guide", 2), ("halves", 2)])
-def test_the_buffer_has_room_for_what_goes_with_logits(which, parts, monkeypatch, multiplied):
-    monkeypatch.setattr(scan, "BUFFER", 20000)
-    inputs = rows((80, 80, 160), 4, torch.bfloat16 if which == "halves" else torch.float32)
-    given = {"guide": inputs} if which == "guide" else {}
-    with Recorder() as seen:
-        info_nce_loss(*inputs, backend="scan", **given)
-    assert 4 * 240 * 4 < seen.largest <= 20000 / parts
-
-
-def test_products_of_four_directions(monkeypatch):
-    monkeypatch.setattr(scan, "BUFFER", 1 << 20)
-    inputs = rows((6, 6, 6), 4, torch.float32)
-
-    def products(*needs, **given) -> int:
-        leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs, strict=True)]
-        with Recorder() as seen:
-            info_nce_loss(*leaves, backend="scan", **given)
-        return seen.products()
-
-    assert products(True, True, True, directions=FOUR) == 12
-    assert products(False, False, False, directions=FOUR) == 4
-    scale = torch.tensor(1.0, requires_grad=True)  # from the rows' gradient, which is a product already
-    assert products(True, True, True, scale=scale) == 3
-    assert products(False, False, False, scale=scale) == 2
-    assert products(False, False, False, hardness_mode="hard_negatives", hardness_strength=1) == 1
-    assert products(True, True, True, guide=inputs) == 4
-
-
-def test_both_ways_are_the_symmetric_loss(place):
-    device, backend = place
-    inputs = rows((5, 6, 3), 4, torch.float64, device)
-    ids = torch.arange(5, device=device) % 2, torch.arange(9, device=device) % 3
-    both = {"directions": ["doc_to_query", "query_to_doc"], "partition_mode": "per_direction"}
-    assert torch.equal(
-        info_nce_loss(*inputs, ignore=ids, backend=backend, **both),
-        info_nce_loss(*inputs, ignore=ids, backend=backend, symmetric=True),
-    )
-
-
-@pytest.mark.parametrize("backend", ["reference", "scan"])
-@pytest.mark.parametrize("which", ["joint-four-targets-ids", "in-batch", "guided-four"])
-def test_fullgraph_gives_the_same(which, backend):
-    given = cases()[which]
-    leaves = leaves_of(torch.float32, given)
-
-    def step(*x):
-        return loss_of(info_nce_loss, [x[0] * 1.0, *x[1:]], given, backend=backend) * 2
-
-    eager, traced = step(*leaves), torch.compile(step, fullgraph=True, backend="aot_eager")(*leaves)
-    torch.testing.assert_close(traced, eager)
-    for x, y in zip(torch.autograd.grad(traced, leaves), torch.autograd.grad(eager, leaves), strict=True):
-        torch.testing.assert_close(x, y)
-
-
-@pytest.mark.parametrize("which", ["joint-four-targets-ids", "guided-four"])
-def test_opcheck(which, place, monkeypatch):
-    device, backend = place
-    given = cases(device=device)[which]
-    leaves, seen = leaves_of(torch.float32, given, device), []
-    monkeypatch.setattr(api, "info_nce", lambda problem, backend: seen.append(problem))
-    loss_of(info_nce_loss, leaves, given, backend=backend)
-    needs = [x is not None for x in seen[0][:5]]
-    torch.library.opcheck(torch.ops.raoe_kernels.infonce.default, (*seen[0], needs, backend))
 
 
 @pytest.mark.parametrize("which", CASES)

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from raoe_kernels import list_mle_loss, refine_similarity
+from raoe_kernels import list_mle_loss
 from raoe_kernels.listwise import scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
@@ -51,47 +51,6 @@ def plackett_luce(scores):
     for k, chosen in enumerate(scores):
         total += math.log(sum(math.exp(x) for x in scores[k:])) - chosen
     return total
-
-
-def test_list_mle_by_hand(place):
-    device, backend = place
-    # weights exp(s): 1, 3, 2 in the teacher's order 3, 2, 1: 3/6 x 2/3 x 1 = 1/3, and 2/6 x 3/4 x 1 = 1/4
-    student = tensor([[1.0, 3.0, 2.0], [3.0, 1.0, 2.0]], device).log()
-    teacher = tensor([[0.1, 0.9, 0.5], [0.2, 0.1, 0.7]], device)
-    loss, grad = run(student, teacher, backend=backend, scale=1)
-    assert loss.item() == pytest.approx((math.log(3) + math.log(4)) / 2, rel=1e-14)
-    # first row: 3 of 6, 2 of 3, 1 of 1, so the gradients are 1/6 + 1/3 + 1 - 1, 3/6 - 1, 2/6 + 2/3 - 1
-    assert grad[0].tolist() == pytest.approx([0.5 / 2, -0.5 / 2, 0.0], abs=1e-15)
-    assert grad[1].tolist() == pytest.approx([(3 / 6 + 3 / 4 - 1) / 2, (1 / 6 + 1 / 4) / 2, (2 / 6 - 1) / 2], abs=1e-15)
-
-
-def test_allranks_vector(place):
-    """tests/losses/test_listmle.py of allegro/allRank (c884756): 0.5 ranked before 0.3, and a padded item."""
-    device, backend = place
-    mask = torch.tensor([[True, True, False]], device=device)
-    student, teacher = tensor([[0.5, 0.3, 0.5]], device), tensor([[1.0, 0.0, -1.0]], device)
-    loss = list_mle_loss(student, teacher, scale=1, mask=mask, backend=backend)
-    assert loss.item() == pytest.approx(0.5981389284133911, rel=1e-6)
-    assert loss.item() == pytest.approx(math.log(1 + math.exp(-0.2)), rel=1e-13)
-
-
-@pytest.mark.parametrize("width", [2, 3, 40])
-def test_padding_is_not_drawn(width, place):
-    """huggingface/sentence-transformers #3827: 1.5 ranked before 0.3 costs 0.2633 however wide the batch is padded."""
-    device, backend = place
-    student = torch.zeros(1, width, device=device)
-    student[0, :2] = torch.tensor([1.5, 0.3])
-    teacher, mask = torch.arange(width, 0, -1, device=device)[None], torch.arange(width, device=device)[None] < 2
-    loss = list_mle_loss(student, teacher, scale=1, mask=mask, backend=backend)
-    assert loss.item() == pytest.approx(0.2633, abs=5e-5)
-
-
-def test_probabilities_of_all_orders_sum_to_one(place):
-    device, backend = place
-    student = tensor([[0.3, -0.4, 0.9, 0.1]], device)
-    orders = tensor(list(itertools.permutations(range(4))), device)
-    losses = [list_mle_loss(student, order[None], scale=2, backend=backend).item() for order in orders]
-    assert sum(math.exp(-x) for x in losses) == pytest.approx(1, rel=1e-13)
 
 
 def test_list_mle_is_plackett_luce(place):
@@ -151,41 +110,6 @@ def test_on_both_sides_of_where_exponentials_fit(beyond, ascending, place):
     torch.testing.assert_close(ours[1].double(), truth[1], rtol=2e-5, atol=2e-5)
 
 
-def test_scan_is_the_softmax_of_what_is_left(place):
-    """At a spread where the authors' log(sum + 1e-7) flips gradient signs: scale 20, cosines 1.5 apart."""
-    device, backend = place
-    student = torch.linspace(0.9, -0.6, 12, device=device, dtype=torch.float32)[None]
-    teacher = torch.arange(12, device=device)[None].neg()
-    _, grad = run(student, teacher, backend=backend)
-    wide = student.double().requires_grad_()
-    loss = sum((20 * wide[0, k:]).logsumexp(0) - 20 * wide[0, k] for k in range(12))
-    (truth,) = torch.autograd.grad(loss, wide)
-    torch.testing.assert_close(grad.double(), truth, rtol=1e-4, atol=1e-4)
-    clear = truth.abs() > 1e-3
-    assert clear.sum() == 6 and grad[clear].sign().equal(truth[clear].sign().float())
-
-
-def test_the_order_of_columns_does_not_matter(place):
-    device, backend = place
-    student, _, mask = lists((3, 9), device=device, ragged=True)
-    teacher = torch.rand(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
-    loss, grad = run(student, teacher, mask, backend)
-    order = torch.randperm(9, generator=torch.Generator().manual_seed(2)).to(device)
-    moved = run(student[:, order], teacher[:, order], mask[:, order], backend)
-    torch.testing.assert_close(moved[0], loss)
-    torch.testing.assert_close(moved[1], grad[:, order])
-
-
-def test_equals_keep_their_order(place):
-    device, backend = place
-    student = tensor([[0.5, -0.3, 0.8, 0.1]], device)
-    equal = run(student, torch.zeros(1, 4, device=device), backend=backend)
-    in_order = run(student, tensor([[4.0, 3, 2, 1]], device), backend=backend)
-    signed = run(student, tensor([[0.0, -0.0, 0.0, -0.0]], device), backend=backend)
-    for x in (equal, signed):
-        assert x[0].equal(in_order[0]) and x[1].equal(in_order[1])
-
-
 def test_random_ties_shuffle_equals_only(place):
     device, backend = place
     student = tensor([[0.5, -0.3, 0.8, 0.1]], device)
@@ -200,19 +124,6 @@ def test_random_ties_shuffle_equals_only(place):
     assert sorted(seen) == pytest.approx(possible, abs=1e-8)
 
 
-def test_random_ties_are_the_generator_s_and_the_same_on_every_backend():
-    student, teacher, mask = lists((6, 12), ragged=True)
-    runs = [
-        run(student, teacher, mask, backend, ties="random", generator=torch.Generator().manual_seed(seed))
-        for backend, seed in (("reference", 1), ("scan", 1), ("scan", 2))
-    ]
-    for x, y in zip(runs[0], runs[1], strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
-    assert not torch.isclose(runs[1][0], runs[2][0])
-    alone = torch.arange(72.0).reshape(6, 12)  # no ties: nothing to shuffle
-    assert run(student, alone, mask, ties="random")[0].equal(run(student, alone, mask)[0])
-
-
 def test_what_is_masked_has_no_influence(place, poisoned):
     device, backend = place
     student, teacher, mask = lists((4, 9), torch.float32, device, ragged=True)
@@ -224,27 +135,13 @@ def test_what_is_masked_has_no_influence(place, poisoned):
     assert grad[~mask].eq(0).all() and grad[1].eq(0).all() and grad[0][mask[0]].ne(0).all()
 
 
-def test_a_mask_is_a_shorter_list_and_empty_lists_count(place):
-    device, backend = place
-    student, teacher, _ = lists((3, 8), device=device)
-    mask = torch.zeros(3, 8, dtype=torch.bool, device=device)
-    mask[0, [0, 3, 4]] = True
-    mask[2, 5] = True
-    alone = run(student[:1, [0, 3, 4]], teacher[:1, [0, 3, 4]], backend=backend)
-    loss, grad = run(student, teacher, mask, backend)
-    torch.testing.assert_close(loss, alone[0] / 3)
-    torch.testing.assert_close(grad[0, [0, 3, 4]], alone[1][0] / 3)
-    assert grad[1:].abs().max() < 1e-15  # one item and none
-    assert run(student, teacher, torch.zeros_like(mask), backend)[0] == 0
-
-
-def test_an_infinite_teacher_sorts(place):
+def test_teachers_may_be_infinite_or_beyond_a_float(place):
     device, backend = place
     student, _, _ = lists((1, 5), device=device)
-    infinite = run(student, tensor([[0.0, -INF, INF, 3.0, -INF]], device), backend=backend)
-    finite = run(student, tensor([[3.0, 2.0, 5.0, 4.0, 1.0]], device), backend=backend)
-    for x, y in zip(infinite, finite, strict=True):
-        assert x.equal(y)
+    expected = run(student, tensor([[3.0, 2.0, 5.0, 4.0, 1.0]], device), backend=backend)[0]
+    infinite = tensor([[0.0, -INF, INF, 3.0, -INF]], device)
+    large = 2**53 + torch.tensor([[3, 2, 5, 4, 1]], device=device)
+    assert all(run(student, teacher, backend=backend)[0].equal(expected) for teacher in (infinite, large))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16])
@@ -253,14 +150,6 @@ def test_teachers_of_any_dtype(dtype, place):
     student, _, _ = lists((2, 4), device=device)
     teacher = torch.tensor([[1, 0, 1, 0], [0, 0, 1, 1]], device=device)
     assert run(student, teacher.to(dtype), backend=backend)[0].equal(run(student, teacher.double(), backend=backend)[0])
-
-
-def test_large_integers_are_not_rounded(place):
-    device, backend = place
-    student, _, _ = lists((1, 3), device=device)
-    big = 2**53
-    teacher = torch.tensor([[big, big + 2, big + 1]], device=device)
-    assert run(student, teacher, backend=backend)[0].equal(run(student, teacher - big, backend=backend)[0])
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -289,20 +178,6 @@ def test_lists_of_nothing_cost_nothing(shape, place):
     assert loss.item() == 0 and loss.shape == () and student.grad.equal(torch.zeros(shape, device=device))
 
 
-def test_strides_and_unchanged_inputs(place):
-    device, backend = place
-    student, teacher, mask = lists((4, 6), torch.float32, device, ragged=True)
-    expected = run(student, teacher, mask, backend)
-    wide = torch.full((4, 3, 9), 7.0, device=device)
-    wide[:, 1, 2:8] = student
-    wide.requires_grad_()
-    before = wide.detach().clone()
-    loss = list_mle_loss(wide[:, 1, 2:8], teacher.t().contiguous().t(), mask=mask.t().contiguous().t(), backend=backend)
-    (grad,) = torch.autograd.grad(loss, wide)
-    assert loss.equal(expected[0]) and grad[:, 1, 2:8].equal(expected[1])
-    assert grad.sum().item() == pytest.approx(expected[1].sum().item(), abs=1e-5) and wide.detach().equal(before)
-
-
 def test_half_precision_gradients_survive_loss_scaling(place):
     device, backend = place
     student, teacher, _ = lists((2000, 2), torch.float16, device)
@@ -311,70 +186,27 @@ def test_half_precision_gradients_survive_loss_scaling(place):
     torch.testing.assert_close(scaled.double() / 2**20, small, rtol=2e-3, atol=0)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_gradcheck(ragged, place):
-    device, backend = place
-    student, teacher, mask = lists((3, 5), device=device, ragged=ragged)
-    assert torch.autograd.gradcheck(
-        lambda s: list_mle_loss(s, teacher, scale=3, mask=mask, backend=backend), student.requires_grad_()
-    )
-
-
-def test_no_grad_and_double_backward(place):
-    device, backend = place
-    student, teacher, _ = lists((3, 5), device=device)
-    student.requires_grad_()
-    with torch.no_grad():
-        assert not list_mle_loss(student, teacher, backend=backend).requires_grad
-    assert not list_mle_loss(student.detach(), teacher, backend=backend).requires_grad
-    with pytest.raises(RuntimeError, match="listwise has no second derivative"):
-        torch.autograd.grad(list_mle_loss(student, teacher, backend=backend), student, create_graph=True)
-
-
-def test_autocast(place):
-    device, backend = place
-    student, teacher, _ = lists((3, 5), torch.bfloat16, device)
-    phi = lists((4, 4), torch.bfloat16, device)[0]
-    outside = *run(student, teacher, backend=backend), refine_similarity(phi, 0.5, backend=backend)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        inside = *run(student, teacher, backend=backend), refine_similarity(phi, 0.5, backend=backend)
-    for x, y in zip(inside, outside, strict=True):
-        assert x.dtype == y.dtype and x.equal(y)
-
-
-def test_equal_inputs_give_bit_equal_results(place):
-    device, backend = place
-    inputs = lists((5, 40), torch.float32, device, ragged=True)
-    for x, y in zip(run(*inputs, backend), run(*inputs, backend), strict=True):
-        assert x.equal(y)
-
-
 S, M = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
-    ("error", "message", "student", "teacher", "options"),
+    ("student", "teacher", "options", "error", "key"),
     [
-        (TypeError, "student must be a tensor, got 1", 1, S, {}),
-        (TypeError, "student must be float16, .* int64 tensor", S.long(), S, {}),
-        (ValueError, "student must have 2 dimensions", S[0], S[0], {}),
-        (TypeError, "teacher must be a tensor, got None", S, None, {}),
-        (ValueError, r"teacher must have shape \(2, 3\)", S, S[:1], {}),
-        (ValueError, "on student's device cpu, got float32 tensor .* on meta", S, S.to("meta"), {}),
-        (ValueError, "teacher must not require grad", S, torch.zeros(2, 3, requires_grad=True), {}),
-        (TypeError, "teacher must hold real numbers", S, S.to(torch.complex64), {}),
-        (TypeError, "mask must be a bool tensor, got float32", S, S, {"mask": S}),
-        (TypeError, "mask must be a tensor", S, S, {"mask": [True]}),
-        (ValueError, r"mask must have shape .* \(3,\)", S, S, {"mask": M[0]}),
-        (ValueError, "scale must be a finite number > 0, got 0", S, S, {"scale": 0}),
-        (ValueError, "scale must be a finite number > 0, got inf", S, S, {"scale": INF}),
-        (TypeError, "scale must be a Python number", S, S, {"scale": torch.tensor(1.0)}),
-        (ValueError, "ties must be one of 'ordinal', 'random', got 'average'", S, S, {"ties": "average"}),
-        (ValueError, "generator requires ties='random'", S, S, {"generator": torch.Generator()}),
-        (ValueError, "backend must be one of", S, S, {"backend": "cuda"}),
-        (RuntimeError, "listwise has no triton backend", S, S, {"backend": "triton"}),
+        (S.long(), S, {}, TypeError, "student"),
+        (S[0], S[0], {}, ValueError, "student"),
+        (S, None, {}, TypeError, "teacher"),
+        (S, S[:1], {}, ValueError, "teacher"),
+        (S, S.to("meta"), {}, ValueError, "teacher"),
+        (S, torch.zeros(2, 3, requires_grad=True), {}, ValueError, "teacher must not require grad"),
+        (S, S.to(torch.complex64), {}, TypeError, "teacher"),
+        (S, S, {"mask": S}, TypeError, "mask"),
+        (S, S, {"mask": M[0]}, ValueError, "mask"),
+        (S, S, {"scale": INF}, ValueError, "scale"),
+        (S, S, {"ties": "average"}, ValueError, "ties"),
+        (S, S, {"generator": torch.Generator()}, ValueError, "generator requires ties='random'"),
+        (S, S, {"backend": "triton"}, RuntimeError, "listwise has no triton backend"),
     ],
 )
-def test_list_mle_argument_errors(error, message, student, teacher, options):
-    with pytest.raises(error, match=message):
+def test_list_mle_argument_errors(student, teacher, options, error, key):
+    with pytest.raises(error, match=key):
         list_mle_loss(student, teacher, **options)

@@ -9,7 +9,6 @@ import torch
 
 import raoe_kernels
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
-from tests.kernels.conftest import DEVICE
 
 NAN = math.nan
 
@@ -139,52 +138,6 @@ def test_subnormal_scores_are_ordered(place):
     assert rank_margin_loss(c, zeros, margin=0, backend=backend).item() == 0
 
 
-def test_infinite_similarity_never_crashes(place):
-    device, backend = place
-    for values in ([math.inf, 0.1, 0.2], [-math.inf, 0.1, math.inf], [math.inf] * 3):
-        c, s, l = batch(device, values, [0, 1, 2], [2, 1, 0])
-        raoe_loss(c, s, l, backend=backend).backward()
-
-
-def test_no_gradient_work_without_need(place):
-    device, backend = place
-    c, s, l = batch(device, [0.1, 0.2, 0.7], [3, 2, 1], [0, 1, 2])
-    with torch.no_grad():
-        assert not raoe_loss(c, s, l, backend=backend).requires_grad
-    plain = raoe_loss(c.detach(), s, l, backend=backend)
-    assert not plain.requires_grad
-    assert torch.equal(plain, raoe_loss(c, s, l, backend=backend).detach())
-
-
-def test_one_part_alone_can_be_differentiated(place):
-    device, backend = place
-    c, s, l = batch(device, [0.1, 0.2, 0.7, 0.3], [3, 2, 1, 0], [0, 1, 2, 2])
-    for which in (0, 1):
-        parts = raoe_loss(c, s, l, margin=0, return_parts=True, backend=backend)
-        (grad,) = torch.autograd.grad(parts[which], c)
-        alone = raoe_loss(c, s, l, margin=0, backend=backend, **{("angle_weight", "rank_weight")[which]: 0.0})
-        (expected,) = torch.autograd.grad(alone, c)
-        torch.testing.assert_close(grad, expected, rtol=1e-6, atol=1e-7)
-
-
-def test_backward_twice_with_retain_graph(place):
-    device, backend = place
-    c, s, l = batch(device, [0.1, 0.2, 0.7], [3, 2, 1], [0, 1, 2])
-    loss = raoe_loss(c, s, l, margin=0, backend=backend)
-    loss.backward(retain_graph=True)
-    once = c.grad.clone()
-    loss.backward()
-    assert torch.equal(c.grad, 2 * once) and once.ne(0).any()
-
-
-def test_double_backward_is_refused(place):
-    device, backend = place
-    c, s, l = batch(device, [0.1, 0.2, 0.7], [3, 2, 1], [0, 1, 2])
-    loss = raoe_loss(c, s, l, backend=backend)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(loss, c, create_graph=True)
-
-
 def test_half_gradients_survive_loss_scaling(place):
     """The gradient is kept in float32 until the upstream factor is in it: a scale of 2^-20 and back loses nothing."""
     device, backend = place
@@ -206,17 +159,6 @@ def test_scores_of_every_dtype_are_compared_as_they_are(dtype, place):
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5) and loss.item() > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_changes_nothing(dtype, place):
-    device, backend = place
-    c, s, l = batch(device, [0.41, 0.22, 0.73, -0.54], [3, 2, 1, 0], [0, 1, 2, 2])
-    outside = raoe_loss(c, s, l, backend=backend)
-    with torch.autocast(device, dtype=dtype):
-        inside = raoe_loss(c, s, l, backend=backend)
-    assert inside.dtype == torch.float32 and torch.equal(inside, outside)
-    assert torch.equal(torch.autograd.grad(inside, c)[0], torch.autograd.grad(outside, c)[0])
-
-
 def test_threads_do_not_change_the_bits():
     if raoe_kernels.backends("cpu")["raoe_loss"]["native"] is not True:
         pytest.fail("the native backend is missing")
@@ -232,31 +174,3 @@ def test_threads_do_not_change_the_bits():
     for loss, grad in results[1:]:
         torch.testing.assert_close(loss, results[0][0], rtol=1e-6, atol=0)
         torch.testing.assert_close(grad, results[0][1], rtol=1e-5, atol=1e-10)
-
-
-class Launch:
-    """A Triton kernel that is not run: the interpreter would count as torch operations."""
-
-    def __getitem__(self, grid):
-        return lambda *arguments, **constants: None
-
-
-@pytest.mark.parametrize("backend", ["native", "triton"])
-def test_torch_operations_of_a_call(backend, monkeypatch):
-    """Two results to allocate, and in backward one more: of a small batch, where a GPU would wait for Python."""
-    if backend == "triton":
-        kernels = pytest.importorskip("raoe_kernels.pairwise.triton_kernels")
-        monkeypatch.setattr(kernels, "one_block", Launch())
-    device = DEVICE if backend == "triton" else "cpu"
-    c, s, l = batch(device, [0.4, 0.2, 0.7, -0.5], [3, 2, 1, 0], [0, 1, 2, 2])
-
-    def operations(call):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
-            result = call()
-        return result, [e.name for e in seen.events() if e.name.startswith("aten::")]
-
-    loss, names = operations(lambda: raoe_loss(c, s, l, backend=backend))
-    assert names == ["aten::empty"] * 2
-    one = torch.ones((), device=device)
-    _, names = operations(lambda: torch.autograd.grad(loss, c, one))
-    assert names == [{"native": "aten::empty", "triton": "aten::mul"}[backend]]

@@ -6,13 +6,10 @@ kernels that fail the gates.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -131,11 +128,6 @@ def compiled(arches: list[int], chosen: str) -> list[Compiled]:
     return list(report(arches, chosen))
 
 
-def staged(stages: int) -> list[Compiled]:
-    (variant,) = [variant for variant in variants() if variant.name == "info_nce_products bf16 all loss"]
-    return [compile_variant(variant._replace(stages=stages), 86)]
-
-
 def complaints(rows: list[Compiled], shared_limit: dict[int, int] = SHARED_LIMIT) -> list[str]:
     """What is wrong with compiled kernels: spills above the table, shared memory above the chip's, no registers."""
     found = []
@@ -203,13 +195,6 @@ def test_quick_ones_compile_for_every_architecture(elsewhere):
 def test_blocks_fit_into_99_kib_of_shared_memory(name, elsewhere):
     rows = elsewhere(compiled, [86, 89, 120], name)
     assert len(rows) == 3 and complaints(rows) == []
-
-
-@pytest.mark.parametrize("stages", [2, 3, 4])
-def test_the_stages_of_a_launch_are_compiled(stages, elsewhere):
-    """Each stage but one holds a tile of anchors and one of columns: 16 and 32 KiB. Four do not fit into 99 KiB."""
-    (row,) = elsewhere(staged, stages)
-    assert row.shared == (stages - 1) * 48 << 10 and len(complaints([row])) == (stages == 4)
 
 
 @pytest.mark.slow
@@ -317,16 +302,3 @@ def test_gates_see_what_is_wrong(gate, good, bad, elsewhere):
     assert gate(elsewhere(planted, good)) == [] and len(gate(elsewhere(planted, bad))) > 0
     if gate is narrow:
         assert wide(elsewhere(planted, good)) == (2, 2)
-
-
-def refusal() -> str:
-    """What the interpreter's process says when it is asked to compile."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    with pytest.raises(RuntimeError) as caught:
-        list(report([90], "cosine_forward fp32"))
-    return str(caught.value)
-
-
-def test_the_interpreter_is_refused():
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        assert "TRITON_INTERPRET" in pool.submit(refusal).result()

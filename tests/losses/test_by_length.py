@@ -68,13 +68,6 @@ def test_decoders_padded_on_either_side(tmp_path, side, settings):
         compared(model, ours.RAOELoss(model, **cached), features, labels, 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_float32_too(dtype):
-    model = tiny_encoder(double=False).to(dtype)
-    features, labels = batch(model)
-    compared(model, ours.RAOELoss(model), features, labels, {torch.float32: 1e-5, torch.float64: 1e-12}[dtype])
-
-
 def columns_of(model: Any, columns: int) -> list[dict[str, Any]]:
     """Columns of five distinct texts per row, some of which also occur in other rows."""
     return [model.preprocess([SENTENCES[(row + 2 * column) % 11] for row in range(7)]) for column in range(columns)]
@@ -198,28 +191,6 @@ def test_dropout_of_cached_batches_is_replayed():
     assert abs((up - down) / (2 * step) / direction.square().sum() - 1) < 1e-5
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("most, passes", [(24, 2), (10**6, 1)])
-def test_a_batch_that_fits_into_a_mini_batch_is_encoded_once(packed, most, passes):
-    model = tiny_encoder()
-    features, labels = batch(model)
-    loss = ByLength(ours.CoSENTLoss(model, mini_batch_num_tokens=most), packed=packed)
-    plan, forwards = loss.plan(features, labels), []
-    model[0].register_forward_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
-    loss(plan).backward()
-    assert len(forwards) == passes * len(plan.runs) and sum(forwards) == len(plan.runs)
-    assert len(plan.runs) > 1 or most > 24
-
-
-def test_prompts_that_pooling_leaves_out():
-    model = tiny_encoder()
-    model[1].include_prompt = False
-    features, labels = batch(model)
-    features[1] = model.preprocess([SENTENCES[row] for row in range(9)], prompt="query: ")
-    compared(model, ours.CoSENTLoss(model), features, labels)
-    compared(model, ours.CoSENTLoss(model, mini_batch_size=2), features, labels)
-
-
 def test_gradient_checkpointing_and_autocast():
     model = tiny_encoder(double=False)
     features, labels = batch(model)
@@ -227,18 +198,6 @@ def test_gradient_checkpointing_and_autocast():
         compared(model, ours.CoSENTLoss(model), features, labels, 0.05)
     model.transformers_model.gradient_checkpointing_enable({"use_reentrant": False})
     compared(model, ours.CoSENTLoss(model), features, labels, 1e-5)
-
-
-@pytest.mark.slow
-def test_a_compiled_model():
-    model = tiny_encoder(double=False)
-    features, labels = batch(model)
-    expected = total(ours.CoSENTLoss(model)([dict(each) for each in features], labels))
-    compiled = ByLength(ours.CoSENTLoss(model))
-    compiled.model = compiled.loss.model = torch.compile(model)
-    counted = Counted(model)
-    torch.testing.assert_close(total(compiled([dict(each) for each in features], labels)), expected)
-    assert all(shape[1] % 16 == 0 for shape in counted.shapes)
 
 
 def test_batches_without_tokens_are_unchanged():

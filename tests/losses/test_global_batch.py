@@ -29,8 +29,7 @@ from raoe_train.losses import (
     SigmoidLoss,
 )
 from tests.forked import together
-from tests.losses.test_infonce_forms import GTE
-from tests.losses.test_infonce_loss import ROWS, tokenised
+from tests.losses.test_infonce_loss import GTE, ROWS, tokenised
 from tests.losses.test_listmle_loss import LISTS, collated, teachers
 from tests.tiny import REPLAYS_IN_DOUBLE, SENTENCES, batch, tiny_encoder, total
 
@@ -194,6 +193,7 @@ def compare(rank: int, world: int, folder: str, dtype: torch.dtype) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_one_process_in_a_group(tmp_path, monkeypatch):
     monkeypatch.setattr(lengths, "CPU_FORWARD", 1)  # compare sets it, and this process has more tests to run
     compare(0, 1, str(tmp_path), torch.float64)

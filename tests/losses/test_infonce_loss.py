@@ -1,20 +1,31 @@
-"""InfoNCELoss: the formula without false negatives, caching and Matryoshka."""
+"""InfoNCELoss and SigmoidLoss: forms of sentence-transformers, ids of texts, learned scales, wrong input. Their formula
+without false negatives, cached, by length and of several widths: test_ragged_rows.py."""
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
+from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
-from raoe_train.losses import InfoNCELoss
-from raoe_train.losses.in_batch import text_ids
-from tests.losses.test_losses import CACHED, step
-from tests.tiny import SENTENCES, gradients, tiny_encoder
+from raoe_train.losses import ByLength, InfoNCELoss, SigmoidLoss
+from raoe_train.losses.in_batch import related_as_ids, text_ids
+from tests.tiny import SENTENCES, tiny_encoder
+
+GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 # Rows of anchor, positive and two hard negatives, by numbers of SENTENCES. Rows 0 and 1 share the anchor, 1 and 2 the
 # positive; a negative of 2 is 4's anchor, and one of 3 is 0's positive; 5 and 6 are a chain, 5 -> 6 -> 7.
 ROWS = [(0, 1, 2, 7), (0, 3, 4, 5), (8, 3, 9, 1), (10, 2, 1, 3)]
 ROWS += [(9, 4, 5, 8), (5, 6, 10, 9), (6, 7, 8, 4), (1, 8, 0, 6)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_encoder()
 
 
 def tokenised(model, columns=4, rows=ROWS):
@@ -27,68 +38,10 @@ def embeddings(columns=3, rows=8, width=6, seed=0):
     return [column.clone().requires_grad_() for column in made]
 
 
-def false_negatives(texts):
-    """[anchor i][column j]: a chain of pairs (anchor, positive) leads from one text to the other, or they are equal."""
-    group = {text: {text} for row in texts for text in row}
-    for anchor, positive, *_ in texts:
-        whole = group[anchor] | group[positive]
-        group |= dict.fromkeys(whole, whole)
-    columns = [row[column] for column in range(1, len(texts[0])) for row in texts]
-    return [[text in group[row[0]] for text in columns] for row in texts]
-
-
-def by_definition(columns, texts, scale, symmetric):
-    """Mean of -log softmax over what remains of the logits, row by row."""
-    anchors, *rest = [torch.nn.functional.normalize(column) for column in columns]
-    logits = scale * anchors @ torch.cat(rest).T
-    rows = len(logits)
-    drop = torch.zeros_like(logits, dtype=torch.bool)
-    if texts is not None:
-        drop = torch.tensor(false_negatives(texts)) & ~torch.eye(rows, logits.shape[1], dtype=torch.bool)
-    logits = logits.masked_fill(drop, -torch.inf)
-    loss = -logits.log_softmax(1).diagonal().mean()
-    if symmetric:
-        loss = (loss - logits[:, :rows].log_softmax(0).diagonal().mean()) / 2
-    return loss
-
-
 def assert_same(found, expected, columns):
     torch.testing.assert_close(found, expected)
     for a, b in zip(torch.autograd.grad(found, columns), torch.autograd.grad(expected, columns), strict=True):
         torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("columns", [2, 3, 4])
-def test_equals_the_formula(columns, symmetric):
-    inputs = embeddings(columns)
-    result = InfoNCELoss(None, 5.0, symmetric=symmetric).compute_loss_from_embeddings(inputs)
-    assert result.dtype == torch.float64
-    assert_same(result, by_definition(inputs, None, 5.0, symmetric), inputs)
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("columns", [2, 3])
-@pytest.mark.parametrize("kinds", [1, 3, 8, 14, 30, 1 << 60])
-def test_false_negatives_are_left_out(kinds, columns, symmetric):
-    inputs = embeddings(columns, 12)
-    for seed in range(4):
-        texts = torch.randint(kinds, (12, columns), generator=torch.Generator().manual_seed(seed)) - kinds // 2
-        loss = InfoNCELoss(None, 5.0, symmetric=symmetric)
-        result = loss.compute_loss_from_embeddings(inputs, texts=texts)
-        assert_same(result, by_definition(inputs, texts.tolist(), 5.0, symmetric), inputs)
-        with_all = loss.compute_loss_from_embeddings(inputs)
-        assert (with_all - result > 1e-3) == (kinds < 1 << 60)
-
-
-def test_a_chain_of_pairs():
-    """1 and 4 share the positive 2, so 1, 2 and 4 are not negatives of each other; 7 is one of all."""
-    assert false_negatives([(1, 2), (4, 2), (7, 4)]) == [[True] * 3] * 3
-    texts = [(1, 2, 9), (4, 2, 7), (7, 8, 4)]
-    assert false_negatives(texts)[0] == [True, True, False, False, False, True]
-    inputs = embeddings(3, 3)
-    result = InfoNCELoss(None, symmetric=True).compute_loss_from_embeddings(inputs, texts=torch.tensor(texts))
-    assert_same(result, by_definition(inputs, texts, 20.0, True), inputs)
 
 
 TEXTS = [[2, 27, 38, 3], [2, 38, 27, 3], [2, 27, 27, 3], [2, 27, 3], [2, 3], [3, 2], [], [2, 27, 38, 3, 3]]
@@ -127,60 +80,91 @@ def test_no_texts_to_compare():
             InfoNCELoss(None)([column, column])
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_finds_the_duplicates_of_a_batch(symmetric):
-    model = tiny_encoder()
-    columns = [model(dict(column))["sentence_embedding"] for column in tokenised(model)]
-    assert sum(map(sum, false_negatives(ROWS))) > len(ROWS), "or there are no duplicates to find"
-    for settings, texts in (({}, ROWS), ({"mask_duplicates": False}, None)):
-        value, gradient = step(InfoNCELoss(model, symmetric=symmetric, **settings), model, tokenised(model), None)
-        expected = by_definition(columns, texts, 20.0, symmetric)
-        torch.testing.assert_close(value, expected.detach())
-        model.zero_grad(set_to_none=True)
-        expected.backward(retain_graph=True)
-        torch.testing.assert_close(gradient, gradients(model))
-    assert InfoNCELoss(model)(tokenised(model), torch.full((8,), 7)) == InfoNCELoss(model)(tokenised(model))
+@pytest.mark.parametrize("negatives", [0, 1, 3])
+@pytest.mark.parametrize("partition", ["joint", "per_direction"])
+def test_every_choice_of_directions_and_hardness(model, partition, negatives):
+    inputs = embeddings(2 + negatives, 7, seed=3)
+    rest = ("doc_to_query",) if partition == "per_direction" else GTE[1:]
+    chosen = [c for n in range(len(rest) + 1) for c in itertools.combinations(rest, n)]
+    for more, mode in itertools.product(chosen, (None, "in_batch_negatives", "hard_negatives", "all_negatives")):
+        options = {"directions": ("query_to_doc", *more), "partition_mode": partition, "hardness_mode": mode}
+        options["hardness_strength"] = 0.0 if mode is None else 3.0
+        result = InfoNCELoss(None, 7.0, **options).compute_loss_from_embeddings(inputs)
+        expected = stock.MultipleNegativesRankingLoss(None, 7.0, **options).compute_loss_from_embeddings(inputs, None)
+        cached = stock.CachedMultipleNegativesRankingLoss(model, 7.0, mini_batch_size=3, **options)
+        torch.testing.assert_close(result, cached.calculate_loss([[column] for column in inputs]))
+        assert_same(result, expected, inputs)
 
 
-@pytest.mark.parametrize("mini_batch_size", [1, 3, 100])
-def test_cached_equals_uncached(mini_batch_size):
-    model = tiny_encoder()
-    value, gradient = step(InfoNCELoss(model, symmetric=True), model, tokenised(model), None)
-    assert gradient.abs().max() > 1e-3
-    loss = InfoNCELoss(model, symmetric=True, mini_batch_size=mini_batch_size)
-    cached_value, cached = step(loss, model, tokenised(model), None)
-    torch.testing.assert_close(cached_value, value, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(cached, gradient, **CACHED)
-    with torch.no_grad():
-        torch.testing.assert_close(loss(tokenised(model)), value)
+def test_a_long_chain_is_one_group():
+    chain = torch.stack([torch.arange(1000).flip(0), torch.arange(1000).flip(0) + 1], dim=1)
+    assert len(torch.cat(related_as_ids(chain)).unique()) == 1
 
 
-def test_inside_matryoshka():
-    model = tiny_encoder()
-    dims, weights = [16, 4], [1.0, 0.5]
-    columns = [model(dict(column))["sentence_embedding"] for column in tokenised(model)]
-    expected = sum(
-        weight * by_definition([column[:, :dim] for column in columns], ROWS, 20.0, True)
-        for dim, weight in zip(dims, weights, strict=True)
-    )
-    model.zero_grad()
-    expected.backward()
-    by_hand = gradients(model).clone()
-    for mini_batch_size in (None, 3):
-        inner = InfoNCELoss(model, symmetric=True, mini_batch_size=mini_batch_size)
-        value, gradient = step(MatryoshkaLoss(model, inner, dims, weights), model, tokenised(model), None)
-        torch.testing.assert_close(value, expected.detach())
-        torch.testing.assert_close(gradient, by_hand, **CACHED)
+@pytest.mark.parametrize("kind", [partial(InfoNCELoss, learn_scale=True), SigmoidLoss], ids=["infonce", "sigmoid"])
+@pytest.mark.parametrize("wrapped", ["plain", "by length", "matryoshka"])
+def test_scaled_loss_scales_the_gradient_of_what_it_learns(model, kind, wrapped):
+    """A quarter of the loss, as gradient accumulation takes it, has a quarter of each gradient, cached too."""
+
+    def gradient(factor, **cached):
+        loss = kind(model, **cached).double()
+        around = {"plain": lambda: loss, "by length": lambda: ByLength(loss),
+                  "matryoshka": lambda: ByLength(MatryoshkaLoss(model, loss, [16, 4]))}[wrapped]()  # fmt: skip
+        model.zero_grad()
+        (factor * around(tokenised(model), None)).backward()
+        (factor * around(tokenised(model), None)).backward()  # of a second batch on top
+        return torch.stack([x.grad for name, x in loss.named_parameters() if not name.startswith("model.")])
+
+    whole = gradient(1.0)
+    assert whole.abs().min() > 1e-3
+    for cached in ({}, {"mini_batch_size": 3}):
+        torch.testing.assert_close(gradient(0.25, **cached), whole / 4, rtol=1e-6, atol=1e-9)
+
+
+def test_learned_scale_stays_within_bounds():
+    loss = InfoNCELoss(None, 99.0, learn_scale=True)
+    for beyond, bound in ((5.0, 100.0), (-1.0, 1.0)):
+        loss.log_scale.data.fill_(beyond)
+        assert loss.current_scale == pytest.approx(bound)
+        loss.compute_loss_from_embeddings([column.detach().float() for column in embeddings(2)])
+        assert float(loss.log_scale.detach().exp()) == pytest.approx(bound)
+    assert loss.get_config_dict()["scale"] == 99.0 and list(loss.state_dict()) == ["log_scale"]
+
+
+def test_initial_scale_and_bias_are_the_papers():
+    loss = SigmoidLoss(None)
+    assert loss.differentiable_scale().item() == pytest.approx(10) and loss.current_scale == 10
+    assert loss.logit_bias.item() == -10
+    assert {name for name, _ in loss.named_parameters()} == {"log_scale", "logit_bias"}
+    assert not [*SigmoidLoss(None, learn_scale=False).parameters()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"directions": ["query_to_query"]}, "directions"),
+        ({"directions": []}, "directions"),
+        ({"partition_mode": "each"}, "partition_mode"),
+        ({"partition_mode": "per_direction", "directions": GTE}, "partition_mode"),
+        ({"symmetric": True, "directions": GTE}, "symmetric"),
+        ({"hardness_strength": -1.0}, "hardness_strength"),
+        ({"learn_scale": True, "scale": 200.0}, "scale must be from 1 to 100, got 200"),
+    ],
+)
+def test_invalid_settings(settings, key):
+    with pytest.raises(ValueError, match=key):
+        InfoNCELoss(None, **settings).compute_loss_from_embeddings(embeddings(2))
 
 
 def test_bad_input():
-    for scale in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=r"scale must be a number above 0, got "):
+    for scale in (0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="scale"):
             InfoNCELoss(None, scale)
-    with pytest.raises(ValueError, match="mini_batch_size must be a number above 0, got 0"):
+    with pytest.raises(ValueError, match="mini_batch_size"):
         InfoNCELoss(None, mini_batch_size=0)
-    loss, columns = InfoNCELoss(None), embeddings(3)
-    with pytest.raises(ValueError, match=r"needs columns of equal length: .* got columns of \d+ rows"):
-        loss.compute_loss_from_embeddings(columns[:1])
-    with pytest.raises(ValueError, match=r"columns of equal length.* got columns of 8, 8, 7 rows"):
-        loss.compute_loss_from_embeddings([*columns[:2], columns[2][1:]])
+    with pytest.raises(ValueError, match="with learn_scale the scale must be from 1 to 100"):
+        SigmoidLoss(None, 0.5)
+    columns = embeddings(3)
+    for given in (columns[:1], [*columns[:2], columns[2][1:]]):
+        with pytest.raises(ValueError, match="needs columns of equal length"):
+            InfoNCELoss(None).compute_loss_from_embeddings(given)

@@ -70,28 +70,6 @@ def test_cached_gradients_are_those_of_the_whole_batch(kind, cached, monkeypatch
     assert (gradients(plain) - its).abs().max() > 1e-3 * its.abs().max()  # the regularizer has a gradient
 
 
-def test_regularizer_is_zero_at_the_start_and_without_gradients():
-    model = tiny_encoder()
-    loss = ByLength(ours.CoSENTLoss(model), keep=Keep(model, 3.0))
-    features, labels = batch(model)
-    parts = loss(features, labels)
-    assert parts["keep"].item() < 1e-15
-    with torch.no_grad():
-        assert not isinstance(loss(features, labels), dict)
-    assert not isinstance(loss.train(False)(features, labels), dict)
-
-
-def test_starting_encoder_is_frozen_and_not_a_submodule():
-    model = tiny_encoder(dropout=0.1)
-    term = Keep(model, 1.0)
-    loss = ByLength(ours.CoSENTLoss(model), keep=term)
-    assert not any(parameter.requires_grad for parameter in term.start.parameters()) and not term.start.training
-    assert len([*loss.parameters()]) == len([*model.parameters()])
-    before = copy.deepcopy(term.start.state_dict())
-    moved(model)
-    assert all(torch.equal(value, before[name]) for name, value in term.start.state_dict().items())
-
-
 def trained(folder: Any, keep: float, loss: Any = theirs.CoSENTLoss) -> tuple[Any, Any]:
     model = tiny_encoder(double=False)
     model.model_card_data.generate_widget_examples = False

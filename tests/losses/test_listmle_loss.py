@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from raoe_train import ListCollator
 from raoe_train.losses import ListMLELoss
 from tests.losses.test_losses import CACHED, step
-from tests.tiny import SENTENCES, gradients, tiny_encoder
+from tests.tiny import SENTENCES, tiny_encoder
 
 LENGTHS = [4, 3, 7, 5]
 LISTS = [SENTENCES[:4], SENTENCES[4:7], SENTENCES[3:10], SENTENCES[6:11]]
@@ -63,23 +61,6 @@ def assert_same(found, expected, vectors):
     torch.testing.assert_close(a, b)
 
 
-def test_by_hand():
-    """Three unit vectors at 0, 60 and 90 degrees, whose cosines are 1/2, 0 and sqrt(3)/2."""
-    angles = torch.tensor([0.0, math.pi / 3, math.pi / 2], dtype=torch.float64)
-    vectors = torch.stack([angles.cos(), angles.sin()], 1) * torch.tensor([[2.0], [1.0], [5.0]])
-    near = math.sqrt(3) / 2
-    # Row by row the cosines in the order that the teacher wants, itself at its place in each.
-    teacher = torch.tensor([[3.0, 2.0, 1.0], [1.0, 3.0, 2.0], [3.0, 2.0, 1.0]])
-    orders = [[1, 0.5, 0], [1, near, 0.5], [0, near, 1]]
-    scale = 2.0
-    cost = sum(
-        sum(math.log(sum(math.exp(scale * c) for c in order[k:])) - scale * order[k] for k in range(3))
-        for order in orders
-    )
-    loss = ListMLELoss(None, scale).compute_loss_from_embeddings([vectors], labels([teacher], [3]))
-    assert loss.item() == pytest.approx(cost / 3, rel=1e-12)
-
-
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 def test_equals_the_papers_formula(scale):
     vectors, squares = embeddings(), teachers()
@@ -108,48 +89,6 @@ def test_ragged_lists_equal_single_lists(fill):
     ]
     together = loss.compute_loss_from_embeddings([vectors], labels(squares, fill=fill))
     assert_same(together, sum(alone) / sum(LENGTHS), vectors)
-
-
-def test_equal_lengths_are_averaged_list_by_list():
-    vectors, loss = embeddings(8), ListMLELoss(None)
-    squares = teachers([4, 4])
-    parts = [
-        loss.compute_loss_from_embeddings([part], labels([square], [4]))
-        for part, square in zip(vectors.split(4), squares, strict=True)
-    ]
-    together = loss.compute_loss_from_embeddings([vectors], labels(squares, [4, 4]))
-    torch.testing.assert_close(together, (parts[0] + parts[1]) / 2)
-    (gradient,) = torch.autograd.grad(parts[0], vectors)
-    assert gradient[:4].abs().min() > 0 and not gradient[4:].any()
-
-
-def test_ties():
-    vectors = embeddings(5)
-    equal, different = [torch.zeros(5, 5, dtype=torch.float64)], teachers([5])
-
-    def value(ties, squares):
-        return ListMLELoss(None, ties=ties).compute_loss_from_embeddings([vectors], labels(squares, [5])).item()
-
-    torch.manual_seed(3)
-    assert value("ordinal", equal) == pytest.approx(by_definition(vectors, equal, 20.0, [5]).item())
-    assert len({round(value("random", equal), 6) for _ in range(6)}) == 6
-    assert len({value(ties, different) for ties in ("ordinal", "random", "random")}) == 1
-
-
-def test_half_precision_and_zero_vectors():
-    vectors, squares = embeddings().detach(), teachers()
-    expected = ListMLELoss(None).compute_loss_from_embeddings([vectors], labels(squares))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = ListMLELoss(None).compute_loss_from_embeddings([vectors.float()], labels(squares))
-    assert result.dtype == torch.float32
-    assert result.item() == pytest.approx(expected.item(), rel=1e-5)
-    half = vectors.bfloat16()
-    result = ListMLELoss(None).compute_loss_from_embeddings([half], labels(squares))
-    expected = ListMLELoss(None).compute_loss_from_embeddings([half.double()], labels(squares))
-    assert result.item() == pytest.approx(expected.item(), rel=1e-5)
-    nothing = torch.zeros(3, 4, requires_grad=True)
-    loss = ListMLELoss(None).compute_loss_from_embeddings([nothing], labels(teachers([3]), [3]))
-    assert loss.item() == pytest.approx(math.log(6)) and torch.autograd.grad(loss, nothing)[0].isfinite().all()
 
 
 def collated(model, lists=LISTS, squares=None, **settings):
@@ -182,18 +121,6 @@ def test_the_collator():
             collator([row])
     with pytest.raises(ValueError, match=r"3 sentences need 3 x 3 values, got 4"):
         collator([{"sentences": ["a", "b", "c"], "label": [1.0, 2.0, 3.0, 4.0]}])
-
-
-def test_a_batch_of_the_encoder():
-    model, squares = tiny_encoder(), [square.float().double() for square in teachers()]
-    features, made = collated(model, squares=squares)
-    value, gradient = step(ListMLELoss(model), model, features, made)
-    vectors = model(dict(features[0]))["sentence_embedding"]
-    expected = by_definition(vectors, squares, 20.0)
-    torch.testing.assert_close(value, expected.detach())
-    model.zero_grad(set_to_none=True)
-    expected.backward()
-    torch.testing.assert_close(gradient, gradients(model))
 
 
 @pytest.mark.parametrize("mini_batch_size", [1, 4, 100])

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import math
-import random
-from functools import partial
 
 import pytest
 import sentence_transformers
@@ -15,11 +11,9 @@ from packaging.version import Version
 from scipy.stats import pearsonr, rankdata
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses as stock
-from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, Matryoshka2dLoss, MatryoshkaLoss
 
 from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, PearsonLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.collators import ScoreLabelCollator
-from raoe_train.losses.pairs import LossParts
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 
 # sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
@@ -99,21 +93,6 @@ def test_raoe_equals_the_papers_formula(gate):
     torch.testing.assert_close(alone, angle)
 
 
-@pytest.mark.parametrize(("ties", "expected"), [("ordinal", math.log(2)), ("average", 0)])
-def test_only_ordinal_ranks_order_equal_scores(ties, expected):
-    """One pair then, of equal cosines: log(1 + exp(0))."""
-    for loss in (RankMarginLoss(None, margin=0, ties=ties), RAOELoss(None, margin=0, ties=ties)):
-        assert total(loss.of_pairs(torch.zeros(2), torch.ones(2), None)).item() == pytest.approx(expected)
-
-
-def test_scores_keep_their_digits():
-    """Beyond those of float32, as embeddings are; of equal cosines the one pair in order adds 1."""
-    score = torch.tensor([1, 1 + 1e-12], dtype=torch.float64)
-    assert CoSENTLoss(None).compute_loss_from_embeddings([torch.ones(2, 3)] * 2, score).item() == pytest.approx(
-        math.log(2)
-    )
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "arguments"),
     [
@@ -132,23 +111,6 @@ def test_drop_in_for_sentence_transformers(ours, theirs, arguments):
         torch.testing.assert_close(got, expected)
         for a, b in zip(torch.autograd.grad(got, mine), torch.autograd.grad(expected, other), strict=True):
             torch.testing.assert_close(a, b)
-
-
-def test_angle_accepts_triplets():
-    columns = [*embeddings(5), *embeddings(5, seed=2)]
-    for labels in (None, torch.tensor([0.9, 0.2, 0.4, 1.0, 0.4], dtype=torch.float64)):
-        if labels is None:
-            torch.testing.assert_close(
-                AnglELoss(None).compute_loss_from_embeddings(columns, None),
-                stock.AnglELoss(None).compute_loss_from_embeddings(columns, None),
-            )
-        else:
-            torch.testing.assert_close(
-                AnglELoss(None).compute_loss_from_embeddings(columns, labels),
-                stock.AnglELoss(None).compute_loss_from_embeddings(columns, labels),
-            )
-    with pytest.raises(ValueError, match="compares 2 columns of sentences, got 4"):
-        CoSENTLoss(None).compute_loss_from_embeddings(columns, torch.zeros(5))
 
 
 @pytest.mark.parametrize("loss", OURS)
@@ -200,7 +162,7 @@ def step(loss, model, features, labels, seed=11):
 
 
 @pytest.mark.parametrize("loss", OURS)
-@pytest.mark.parametrize("mini_batch_size", [1, 4, 100])
+@pytest.mark.parametrize("mini_batch_size", [1, 4])
 def test_cached_equals_uncached(loss, mini_batch_size):
     model = tiny_encoder()
     features, labels = batch(model)
@@ -209,88 +171,6 @@ def test_cached_equals_uncached(loss, mini_batch_size):
     cached_value, cached = step(loss(model, mini_batch_size=mini_batch_size), model, features, labels)
     torch.testing.assert_close(cached_value, value, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(cached, gradient, **CACHED)
-
-
-def test_cached_replays_dropout():
-    """As the same mini-batches embedded in one graph, with the same dropout masks."""
-    model = tiny_encoder(dropout=0.3)
-    features, labels = batch(model)
-    _, cached = step(RAOELoss(model, mini_batch_size=4), model, features, labels)
-
-    class InOneGraph(RAOELoss):
-        def forward(self, sentence_features, labels):
-            columns = []
-            for column in sentence_features:
-                parts = self.embed_minibatch_iter(column, with_grad=True, copy_random_state=False)
-                columns.append(torch.cat([part for part, _ in parts]))
-            return self.compute_loss_from_embeddings(columns, labels)
-
-    plain = InOneGraph(model, mini_batch_size=4)
-    _, expected = step(plain, model, features, labels)
-    torch.testing.assert_close(cached, expected, **CACHED)
-    _, other_masks = step(plain, model, features, labels, seed=12)
-    assert not torch.allclose(other_masks, expected)
-
-
-def test_cached_raoe_logs_its_parts():
-    model = tiny_encoder()
-    features, labels = batch(model)
-    plain = RAOELoss(model)([dict(f) for f in features], labels)
-    cached = RAOELoss(model, mini_batch_size=4)([dict(f) for f in features], labels)
-    assert list(cached) == ["rank", "angle"]
-    for name in plain:
-        torch.testing.assert_close(cached[name].detach(), plain[name].detach())
-    with torch.no_grad():
-        cached = RAOELoss(model, mini_batch_size=4)([dict(f) for f in features], labels)
-    torch.testing.assert_close(total(cached), total(plain).detach())
-
-
-@pytest.mark.parametrize("loss", [RAOELoss, CoSENTLoss])
-def test_inside_matryoshka(loss):
-    model = tiny_encoder()
-    features, labels = batch(model)
-    dims, weights = [16, 4], [1.0, 0.5]
-    inner, expected = loss(model), torch.zeros((), dtype=torch.float64)
-    for dim, weight in zip(dims, weights, strict=True):
-        columns = [model(dict(f))["sentence_embedding"][:, :dim] for f in features]
-        expected = expected + weight * total(inner.compute_loss_from_embeddings(columns, labels))
-    model.zero_grad()
-    expected.backward()
-    by_hand = gradients(model).clone()
-    for mini_batch_size in (None, 4):
-        wrapped = MatryoshkaLoss(model, loss(model, mini_batch_size=mini_batch_size), dims, weights)
-        value, gradient = step(wrapped, model, features, labels)
-        torch.testing.assert_close(value, expected.detach())
-        torch.testing.assert_close(gradient, by_hand, **CACHED)
-
-
-def test_what_the_model_card_needs():
-    for loss in OURS:
-        made = loss(None, scale=10.0)
-        assert json.loads(json.dumps(made.get_config_dict()))["scale"] == 10.0
-        assert made.citation.strip().startswith("@")
-    assert RAOELoss(None, gate="label").get_config_dict()["gate"] == "label"
-    assert CoSENTLoss(None).get_config_dict()["similarity_fct"] == "pairwise_cos_sim"
-
-
-@pytest.mark.parametrize("wrapper", [AdaptiveLayerLoss, partial(Matryoshka2dLoss, matryoshka_dims=[16, 8])])
-def test_wrappers_scale_and_add_losses(wrapper):
-    """Parts are scaled and added by name: their sum is what the wrapper makes of a loss that is one number."""
-    assert LossParts(rank=torch.tensor(6.0)) / 4 == {"rank": 1.5}
-    results = []
-    for parts in (True, False):
-        torch.manual_seed(0)
-        random.seed(0)
-        model = tiny_encoder()
-        features, labels = batch(model)
-        loss = RAOELoss(model)
-        if not parts:
-            whole, loss = loss, torch.nn.Module()
-            loss.forward = lambda *given, whole=whole: total(whole(*given))
-        made = total(wrapper(model, loss)(features, labels))
-        made.backward()
-        results.append((made.detach(), gradients(model)))
-    torch.testing.assert_close(results[0], results[1])
 
 
 def test_collator():

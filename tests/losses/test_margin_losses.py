@@ -10,7 +10,6 @@ import torch
 
 from raoe_train import losses as ours
 from raoe_train import run
-from raoe_train.cli import load
 from tests.tiny import SENTENCES, tiny_encoder
 
 # Unit vectors at 0, 60 and 90 degrees from the anchor: cosine distances 0.5 and 1, euclidean 1 and sqrt 2.
@@ -43,67 +42,6 @@ def test_triplet_by_hand(settings, expected):
     assert value("TripletLoss", [ANCHOR, AT60, AT90], **settings) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "similar", "different"),
-    [
-        # half of d² and of (margin - d)², of a distance of 0.5 (cosine) or 1
-        ({"margin": 0.75}, 0.125, 0.03125),
-        ({"margin": 0.25}, 0.125, 0.0),
-        ({"margin": 1.5, "distance": "euclidean"}, 0.5, 0.125),
-        ({}, 0.125, 0.0),
-    ],
-)
-def test_contrastive_by_hand(settings, similar, different):
-    assert value("ContrastiveLoss", [ANCHOR, AT60], [1], **settings) == pytest.approx(similar, abs=1e-5)
-    assert value("ContrastiveLoss", [ANCHOR, AT60], [0], **settings) == pytest.approx(different, abs=1e-5)
-
-
-def test_online_contrastive_by_hand():
-    """Of pairs at distances 0.5 (different) and 1 (similar) both are hard: 1² + (0.75 - 0.5)², a sum."""
-    pairs = [ANCHOR * 2, AT60 + AT90]
-    assert value("OnlineContrastiveLoss", pairs, [0, 1], margin=0.75) == pytest.approx(1.0625, abs=1e-5)
-    # the other way round none is
-    assert value("OnlineContrastiveLoss", pairs, [1, 0], margin=0.75) == pytest.approx(0.0, abs=1e-5)
-
-
-def test_multiple_negatives_by_hand():
-    """Anchors at 0 and 90 degrees, their positives at 60 each: cosines 0.5, 0.5 and sin 60, sin 60 times 2."""
-    result = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, AT60 + AT60], scale=2.0)
-    assert result == pytest.approx(math.log(2), abs=1e-5)
-    sharp = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, ANCHOR + AT90], scale=2.0)
-    assert sharp == pytest.approx(math.log(1 + math.exp(-2)), abs=1e-5)
-
-
-@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
-def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
-    """No difference of distances reaches 2 or -2, so nothing is ever cut: the paper's 5, 7.5 and 10 train alike."""
-    generator = torch.Generator().manual_seed(0)
-    gradients = []
-    for margin in (2.0, 5.0, 7.5, 10.0, 1.0):
-        rows = torch.randn(3, 200, 4, generator=generator.manual_seed(0), dtype=torch.float64, requires_grad=True)
-        unit = torch.nn.functional.normalize(rows, dim=-1)
-        loss = ours.TripletLoss(None, margin, distance)
-        (gradient,) = torch.autograd.grad(loss.compute_loss_from_embeddings(list(unit), None), rows)
-        gradients.append(gradient)
-    assert all(torch.equal(gradients[0], other) for other in gradients[1:4])
-    assert not torch.allclose(gradients[0], gradients[4])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"loss": "TripletLoss", "loss.distance": "manhattan"}, "manhattan"),
-        ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "loss.margin must be a number at least 0, got -0.1"),
-        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "unknown key loss.mini_batch_size"),
-        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "unknown key loss.margin"),
-        ({"loss": "CosineSimilarityLoss", "loss.distance": "cosine"}, "unknown key loss.distance"),
-    ],
-)
-def test_invalid_arguments_of_losses(settings, message):
-    with pytest.raises(ValueError, match=message):
-        load("train", None, settings)
-
-
 def labelled(path):
     """Sentences of two classes, with test and train, each train sentence in three variants."""
     rows = [("test", n % 2, text) for n, text in enumerate(SENTENCES[:6])]
@@ -120,7 +58,9 @@ def encoder(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize("loss", ["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"])
+@pytest.mark.parametrize(
+    "loss", ["triplet", *(pytest.param(name, marks=pytest.mark.slow) for name in LOSSES if name != "triplet")]
+)
 def test_trains_on_mined_examples(tmp_path, encoder, loss):
     """And learns: what was mined for a loss has a lower one afterwards."""
     source, mined = labelled(tmp_path / "polarity" / "set.tsv"), str(tmp_path / "mined.jsonl")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,16 +10,12 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses as theirs
-from transformers import BertConfig, BertModel
 
 import raoe_train as rt
-from benchmarks.timing import operations
-from benchmarks.train_step import drawn, rows_of
 from raoe_kernels.attention import OP, triton_kernels
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.losses.by_length import ByLength, Keep
-from raoe_train.losses.collators import PlanningCollator, ScoreLabelCollator
 from tests.tiny import SENTENCES, batch, tiny_encoder, total
 
 
@@ -47,7 +42,7 @@ def step(made: Any, features: Any, labels: Any, packed: bool, keep: bool = False
     optimizer.step()
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
     monkeypatch.setattr(lengths, "CPU_FORWARD", 1)
     monkeypatch.setattr(lengths, "LAYER_SECONDS", 1e-9)  # several runs
@@ -79,55 +74,7 @@ def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
         step(Reads, pairs, labels, packed)
 
 
-def test_a_packed_step_dispatches_few_operations(monkeypatch, without_launches):
-    """MiniLM's layers, 512 pairs of SNLI's lengths: at most 0.6 of the operations of two runs, and of those of
-    sentence-transformers, which embeds the columns one by one."""
-    model = tiny_encoder(double=False)
-    sizes = {"vocab_size": 30522, "hidden_size": 96, "num_hidden_layers": 6, "num_attention_heads": 12}
-    model[0].model = BertModel(BertConfig(**sizes, intermediate_size=12), add_pooling_layer=False)
-    columns = [rows_of(each, "cpu") for each in drawn("SNLI", 8)]  # their number does not depend on the batch
-    padded = operations(lambda i: theirs.CoSENTLoss(model)(columns, torch.rand(8)).backward())
-    features, score = [rows_of(each, "cpu") for each in drawn("SNLI", 512)], torch.rand(512)
-    model.to("meta")
-    counts: dict[bool, int] = {}
-    for packed in (False, True):
-        loss = ByLength(ours.CoSENTLoss(model), packed=packed)
-        monkeypatch.setattr("raoe_train.encoders.lengths.forward_cost", lambda *_: 6000)
-        plan = loss.plan(features, score)
-        assert len(plan.runs) == 2 - packed
-        batch = plan.to("meta")
-        counts[packed] = operations(lambda i, loss=loss, batch=batch: loss(batch).backward())
-    assert counts[True] <= 0.6 * counts[False]
-    assert counts[True] <= 0.6 * padded
-
-
-def test_planned_batches():
-    model = tiny_encoder(double=False)
-    pairs = pairwise(SENTENCES[:10])
-    rows = [{"sentence1": a, "sentence2": b, "score": n / 9, "label": n % 3} for n, (a, b) in enumerate(pairs)]
-    collate = ScoreLabelCollator(preprocess_fn=model.preprocess)
-    loss = ByLength(ours.RAOELoss(model))
-    planned = PlanningCollator(collate, {"nli": loss, "other": theirs.MSELoss(model)})
-    batch = planned([{**row, "dataset_name": "nli"} for row in rows])
-    assert [*batch] == ["dataset_name", "rows", "plan"] and len(batch["rows"]) == 9
-    columns, labels = batch_of(collate, rows)
-    texts = lengths.texts_of(batch["plan"].runs)
-    for column, places in zip(columns, batch["plan"].rows, strict=True):
-        real = zip(column["input_ids"], column["attention_mask"].bool(), strict=True)
-        assert [texts[place] for place in places] == [ids[mask].tolist() for ids, mask in real]
-    assert batch["plan"].labels["labels"]["label"].tolist() == [0, 1, 2] * 3
-    torch.testing.assert_close(total(loss(batch["plan"])), total(loss(columns, labels)), rtol=0, atol=0)
-    assert "sentence1_input_ids" in planned([{**row, "dataset_name": "other"} for row in rows])
-    with pytest.raises(ValueError, match="got a NaN score"):
-        planned([{**row, "score": float("nan"), "dataset_name": "nli"} for row in rows])
-
-
-def batch_of(collate: Any, rows: Any) -> tuple[list[dict[str, Any]], Any]:
-    made = collate(rows)
-    return [{key.removeprefix(f"{name}_"): value for key, value in made.items() if key.startswith(name)}
-            for name in ("sentence1", "sentence2")], made["label"]  # fmt: skip
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"packed": True}, {"keep": 1.0}])
 def test_workers_plan_the_same_batches(tmp_path, settings):
     """The trained weights are equal whether the batch is planned in the step, in the process, or in workers."""

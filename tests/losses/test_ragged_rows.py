@@ -1,4 +1,5 @@
-"""Rows that lack negatives: gradients equal those of a float64 reference that knows only the texts that exist."""
+"""In-batch losses, of full rows and of rows that lack negatives: gradients equal those of a float64 reference that
+knows only the texts that exist."""
 
 from __future__ import annotations
 
@@ -64,8 +65,9 @@ def model() -> Any:
     return tiny_encoder()
 
 
-def drawn(seed: int, duplicates: bool, rows: int = 6) -> list[dict[str, str | None]]:
-    """Rows with 0 to 4 negatives at any place, and always a place without; with duplicates, of few texts."""
+def drawn(seed: int, duplicates: bool, rows: int = 6, ragged: bool = True) -> list[dict[str, str | None]]:
+    """Rows with 4 negatives, or, ragged, 0 to 4 at any place, and always a place without; with duplicates, of few
+    texts."""
     rng = Random(seed)
     texts = [" ".join(pair) for pair in itertools.permutations(WORDS[:: 9 if duplicates else 3], 2)]
     rng.shuffle(texts)
@@ -73,9 +75,9 @@ def drawn(seed: int, duplicates: bool, rows: int = 6) -> list[dict[str, str | No
     result = []
     for row in range(rows):
         cells = [rng.choice(texts) if duplicates else texts.pop() for _ in names]
-        result.append({name: text if n < 2 or rng.random() < 0.6 else None
+        result.append({name: text if n < 2 or rng.random() < (0.6 if ragged else 2) else None
                        for n, (name, text) in enumerate(zip(names, cells, strict=True))})  # fmt: skip
-        if row == 0:
+        if row == 0 and ragged:
             result[0]["negative_3"] = None
     return result
 
@@ -163,14 +165,16 @@ def collated(model: Any, kind: Any, rows: list[dict[str, str | None]]) -> tuple[
     return columns_of(kind.reads.collator(model.preprocess)(rows))
 
 
-@pytest.mark.parametrize("around", [None, ByLength, "packed"])
-@pytest.mark.parametrize("mini_batch_size", [None, 2])
-@pytest.mark.parametrize("duplicates", [False, True])
+@pytest.mark.parametrize(
+    ("ragged", "duplicates", "mini_batch_size", "around"),
+    [(True, True, None, None), (True, False, 2, "packed"), (False, True, 2, None), (False, True, None, ByLength)],
+    ids=["ragged", "ragged, packed, cached", "cached", "by length"],
+)
 @pytest.mark.parametrize("number", range(len(FORMS)))
-def test_gradients_equal_the_reference(model, number, duplicates, mini_batch_size, around, monkeypatch):
+def test_gradients_equal_the_reference(model, number, ragged, duplicates, mini_batch_size, around, monkeypatch):
     monkeypatch.setattr(lengths, "CPU_FORWARD", 1)  # several runs
     kind, form = FORMS[number]
-    rows = drawn(number + 100 * duplicates + 7 * (mini_batch_size or 0), duplicates)
+    rows = drawn(number + 100 * duplicates + 7 * (mini_batch_size or 0), duplicates, ragged=ragged)
     value, gradient = expected(model, kind, form, rows)
     assert gradient.abs().max() > 1e-3
     loss = loss_of(model, kind, form, mini_batch_size=mini_batch_size)
@@ -184,13 +188,12 @@ def test_gradients_equal_the_reference(model, number, duplicates, mini_batch_siz
     model[0].model.config._attn_implementation = "sdpa"  # not as packing leaves it
 
 
-@pytest.mark.parametrize("duplicates", [False, True])
 @pytest.mark.parametrize("number", [n for n, (_, form) in enumerate(FORMS) if form.get("mask_duplicates", True)])
-def test_two_shares_equal_the_reference(model, number, duplicates, monkeypatch):
+def test_two_shares_equal_the_reference(model, number, monkeypatch):
     """Two processes, one after the other: what each gathers is recorded in a first pass. Real ones:
     test_global_batch.py."""
     kind, form = FORMS[number]
-    rows = drawn(number + 50, duplicates, rows=8)
+    rows = drawn(number + 50, duplicates=True, rows=8)
     value, gradient = expected(model, kind, form, rows)
     shares = [collated(model, kind, rows[:4]), collated(model, kind, rows[4:])]
     recorded: list[list[torch.Tensor]] = [[], []]
@@ -227,34 +230,6 @@ def test_no_text_is_encoded_for_a_missing_negative(model, collator):
     full = [{name: text or "x" for name, text in row.items()} for row in rows]
     assert "missing" not in (columns_of(collator(model.preprocess)(full))[1] or {})
     assert collator(model.preprocess)([]) == ({} if collator is RowCollator else {"label": {"texts": []}})
-
-
-def test_columns_of_distinct_lengths_are_planned(model):
-    """negative_2's features are not those of `negative`, whose name is the start of theirs."""
-    rows = [{"anchor": "a", "positive": "b", "negative": "the train", "negative_2": "people walk in the snow"}] * 2
-    features, _ = columns_of(RowCollator(model.preprocess)(rows))
-    assert {*map(frozenset, features)} == {frozenset(model.preprocess(["a"]))}
-    assert ByLength(InfoNCELoss(model)).plan(features) is not None
-
-
-def test_several_positives_of_a_query_are_no_negatives_of_each_other(model):
-    rows = [
-        {"anchor": "nobody reads", "positive": text, "negative": "the dog"} for text in ("people walk", "the train")
-    ]
-    rows.append({"anchor": "a child", "positive": "a book", "negative": None})
-    value, gradient = expected(model, InfoNCELoss, {}, rows)
-    model.zero_grad(set_to_none=True)
-    result = InfoNCELoss(model, 5.0)(*collated(model, InfoNCELoss, rows))
-    result.backward()
-    torch.testing.assert_close(result.detach(), value)
-    torch.testing.assert_close(gradients(model), gradient, **CACHED)
-    unit = [normalize(model(model.preprocess([*filter(None, row.values())]))["sentence_embedding"]) for row in rows]
-    dog, other = unit[0][2], unit[2]  # the candidates of row 0: its positive, "the dog" twice, and the other row's
-    logits = 5 * torch.stack([unit[0][1], dog, dog, other[1]]) @ unit[0][0]
-    own = 5 * torch.stack([unit[1][1], dog, dog, other[1]]) @ unit[1][0]
-    last = 5 * torch.stack([other[1], unit[0][1], unit[1][1], dog, dog]) @ other[0]
-    by_hand = torch.stack([x.logsumexp(0) - x[0] for x in (logits, own, last)]).mean()
-    torch.testing.assert_close(result.detach(), by_hand.detach())
 
 
 def test_what_cannot_be_is_refused(model):

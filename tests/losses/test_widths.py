@@ -8,9 +8,8 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_train import losses
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.pairs import calibrate
 from tests.losses.test_losses import CACHED, step
-from tests.tiny import SENTENCES, batch, tiny_encoder, total
+from tests.tiny import SENTENCES, batch, tiny_encoder
 
 DIMS = [16, 4, 10]
 PAIRS = [
@@ -50,21 +49,6 @@ def test_equals_matryoshka_loss(loss, settings, mini_batch_size, by_length):
     assert value > alone[0] and not torch.allclose(gradient, alone[1])
 
 
-@pytest.mark.parametrize("mini_batch_size", [None, 4])
-def test_its_parts_are_sums_of_the_widths_parts(mini_batch_size):
-    model = tiny_encoder()
-    features, labels = batch(model)
-    columns = [model(dict(column))["sentence_embedding"] for column in features]
-    parts = [
-        losses.RAOELoss(model).compute_loss_from_embeddings([column[:, :dim] for column in columns], labels)
-        for dim in DIMS
-    ]
-    result = losses.RAOELoss(model, mini_batch_size=mini_batch_size, matryoshka_dims=DIMS)(features, labels)
-    assert list(result) == ["rank", "angle"]
-    for name in result:
-        torch.testing.assert_close(result[name].detach(), sum(each[name] for each in parts).detach())
-
-
 def test_one_width_less_than_all():
     model = tiny_encoder()
     features, labels = batch(model)
@@ -72,27 +56,6 @@ def test_one_width_less_than_all():
         value, _ = step(losses.CoSENTLoss(model, matryoshka_dims=[5]), model, features, labels)
     cut = [model(dict(column))["sentence_embedding"][:, :5] for column in features]
     torch.testing.assert_close(value, losses.CoSENTLoss(model).compute_loss_from_embeddings(cut, labels).detach())
-
-
-def test_scale_is_measured_on_all_dimensions():
-    from datasets import Dataset
-
-    model = tiny_encoder()
-    rows = {"sentence1": SENTENCES[:8], "sentence2": SENTENCES[3:11], "score": [0.1 * k for k in range(8)]}
-    results = [
-        calibrate(model, losses.CoSENTLoss(model, **dims), Dataset.from_dict(rows), batch_size=8, seed=1)
-        for dims in ({}, {"matryoshka_dims": [4, 16]})
-    ]
-    assert results[0] == results[1]
-
-
-def test_without_gradients():
-    model = tiny_encoder()
-    features, labels = batch(model)
-    with torch.no_grad():
-        plain = total(losses.RAOELoss(model, matryoshka_dims=DIMS)([dict(f) for f in features], labels))
-        cached = losses.RAOELoss(model, matryoshka_dims=DIMS, mini_batch_size=3)(features, labels)
-    torch.testing.assert_close(total(cached), plain)
 
 
 @pytest.mark.parametrize(

@@ -149,21 +149,6 @@ def test_build_option_that_fails_is_an_error(checkout, python, wish, environ, mi
     assert result.returncode and missing in result.stdout + result.stderr
 
 
-def test_auto_installs_without_a_compiler_and_records_the_reason(checkout, python, tmp_path):
-    pip(python, "install", "--no-deps", checkout, CXX="/no/such/compiler")
-    info = json.loads((installed(python, tmp_path) / "_build_info.json").read_text())
-    assert all("/no/such/compiler" in module["reason"] for module in info["modules"].values())
-
-
-def test_auto_installs_when_compiling_fails_and_records_the_reason(checkout, python, tmp_path):
-    pip(python, "install", "--no-deps", checkout, CXXFLAGS="-include /no/such/header.h", CUDA_HOME="/x")
-    package = installed(python, tmp_path)
-    info = json.loads((package / "_build_info.json").read_text())
-    assert "no/such/header.h" in info["modules"]["cpu"]["reason"]
-    assert "CUDA_HOME=/x" in info["modules"]["cuda"]["reason"]
-    assert not list(package.glob("*.so"))
-
-
 def test_sdist_builds_outside_the_checkout(checkout, tmp_path):
     """The archive has every header: the modules are compiled from it, outside the checkout."""
     archive = sdist(checkout, tmp_path)

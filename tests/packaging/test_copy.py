@@ -65,17 +65,6 @@ with contextlib.redirect_stdout(io.StringIO()) as printed:
 assert "Backends on cpu" in printed.getvalue()
 print(json.dumps(table["raoe_loss"]["native"]))
 """
-BESIDE = """
-import importlib, sys, torch
-sys.path[:0] = sys.argv[1::2]
-copy, ours = (importlib.import_module(name) for name in (sys.argv[2], "raoe_kernels"))
-x = torch.rand(9, requires_grad=True)
-for package in (copy, ours):
-    call = lambda x: package.raoe_loss(x, torch.arange(9), torch.arange(9) % 3)
-    torch.testing.assert_close(torch.compile(call, backend="aot_eager", fullgraph=True)(x), call(x))
-namespaces = {package._operator.NAMESPACE for package in (copy, ours)}
-assert namespaces == {"raoe_kernels", "raoe_kernels_" + sys.argv[2]}, namespaces
-"""
 
 
 @pytest.fixture
@@ -95,7 +84,3 @@ def test_a_copy_under_another_name_works_alone(folder):
     native = python(folder, HERE + COPY_ALONE, "-I")
     if list((ROOT / "raoe_kernels").glob("_native_cpu*")):
         assert native == "true\n", "the compiled module beside it was not found"
-
-
-def test_a_copy_beside_the_package_has_operators_of_its_own(folder):
-    python(folder, BESIDE)

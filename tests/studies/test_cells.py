@@ -45,23 +45,6 @@ def test_expand(tmp_path):
         chosen(cells, ["nothing"])
 
 
-def test_cells_with_the_same_settings_are_one_run(tmp_path):
-    curve = {"grid": {"loss.init_args.margin": [1, 2]}, "seeds": [2]}
-    variants = {"small": {"loss.init_args.margin": 2}, "curve": curve}
-    assert {cell.name: cell.run for cell in cells_of(tmp_path, variants=variants)} == {
-        "small-seed1": "small-seed1",
-        "small-seed2": "small-seed2",
-        "curve-margin-1-seed2": "curve-margin-1-seed2",
-        "curve-margin-2-seed2": "small-seed2",
-    }
-
-
-def test_starting_encoder_is_evaluated_once(tmp_path):
-    variants = {"a": {}, "b": {"loss.init_args.margin": 3}, "cls": {"model.pooling": "cls"}, "c": {"after": "a"}}
-    before = {c.name: c.overrides["evaluation"]["before"] for c in cells_of(tmp_path, variants=variants)}
-    assert [name for name, evaluated in before.items() if evaluated] == ["a-seed1", "cls-seed1"]
-
-
 def test_scale_overrides_every_variant(tmp_path):
     options = {"seeds": [1], "variants": {
         "short": {"data.max_rows": 7, "loss.init_args.margin": 3},
@@ -105,16 +88,6 @@ def test_scale_overrides_every_variant(tmp_path):
 def test_invalid_studies(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         cells_of(tmp_path, **changes)
-
-
-def test_placeholders(tmp_path):
-    path = tmp_path / "study.yaml"
-    path.write_text('variants: {a: {data.train: ["{data_dir}/x.tsv#train", "{output}/y.tsv"]}}\nseeds: [1]\n')
-    (cell,) = expand(read_study(path), WORDS)
-    assert cell.overrides["data"] == {"dir": "D", "train": ["D/x.tsv#train", "O/y.tsv"]}
-    assert cell.overrides["model"] == {"name": "M"}
-    with pytest.raises(ValueError, match="--data_dir is missing"):
-        expand(read_study(path), {**WORDS, "data_dir": None})
 
 
 def test_needed_preparations(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from sentence_transformers import util
 
 from benchmarks.studies.__main__ import main
-from benchmarks.studies.drift import drift, unrelated
+from benchmarks.studies.drift import drift
 from tests.tiny import SENTENCES, tiny_encoder
 
 
@@ -39,35 +39,6 @@ def test_drift_by_hand():
     two_apart = [cos(20), cos(5), cos(20), cos(30), cos(5)]
     assert result["by_distance"][2] == pytest.approx(np.mean(two_apart))
     assert result["by_distance"][4] == pytest.approx(cos(40)) and np.isnan(result["by_distance"][5])
-
-
-def test_chains_that_repeat_one_sentence():
-    result = drift([at(0, 30, 30, 30)], length=4)
-    assert (result["repeated"], result["descending"], result["interval"]) == (1, None, None)
-    result = drift([at(0, 30, 30, 30), at(0, 10, 20)], length=4)  # some samples have no neighbours that differ
-    assert (result["repeated"], result["descending"], result["interval"]) == (pytest.approx(2 / 3), 1, [1, 1])
-
-
-def test_sentences_beyond_the_length_are_ignored():
-    result = drift([at(0, 10, 20, 15, 40)], length=3)
-    assert (result["neighbours"], result["descending"]) == (1, 1.0)
-    np.testing.assert_allclose(result["to_source"], [1, cos(10), cos(20)])
-    result = drift([at(0, 10)], length=3)
-    assert result["neighbours"] == 0 and result["descending"] is None and result["interval"] is None
-
-
-def test_chains_are_resampled_whole():
-    """Whole chains that descend or rise: the interval is as wide as for their number, not that of their pairs."""
-    down, up = at(*range(0, 80, 4)), at(0, *range(76, 0, -4))
-    result = drift([down, up] * 8, length=20)
-    assert result["descending"] == 0.5
-    # a binomial count of 16 at 1/2: 0.5 -+ 1.96 x 0.125
-    assert result["interval"] == pytest.approx([0.255, 0.745], abs=0.01)
-
-
-def test_unrelated_by_hand():
-    assert unrelated(at(0, 60, 120)) == pytest.approx((0.5 + 0.5 - 0.5) / 3)
-    assert unrelated(at(0)) is None
 
 
 @pytest.fixture(scope="module")
@@ -125,65 +96,3 @@ def test_the_page_and_its_numbers(files, encoder, tmp_path, capsys):
     assert f"## {s[5]}" in page and s[4] not in page  # beyond the length
     assert (tmp_path / "page" / "similarity.png").read_bytes().startswith(b"\x89PNG")
     assert not re.search(r"\bnan\b", page, re.IGNORECASE)
-
-
-def report(results, encoder, folder, *options):
-    words = ["report", *map(str, results), "--model", str(encoder), "--output", str(folder), *options]
-    assert main(words) == 0
-    return json.loads((folder / "report.json").read_text())
-
-
-def test_places_that_no_chain_has_are_null(files, encoder, tmp_path):
-    result = report([files[1]], encoder, tmp_path / "page")
-    assert result["chains"]["iterative"]["to_source"][4:] == [None] * 12
-    assert "NaN" not in (tmp_path / "page" / "report.json").read_text()
-
-
-def test_sources_that_no_two_files_share(files, encoder, tmp_path):
-    first, _, write = files
-    more = write("c.jsonl", "guided", [(1, SENTENCES[3:7])])
-    result = report([first, more], encoder, tmp_path / "page")
-    assert list(result["chains"]) == ["guided", "c"]
-    # no source has a chain of both: those of the first file are shown
-    assert [case["source"] for case in result["cases"]] == [SENTENCES[0], SENTENCES[5]]
-    assert list(result["cases"][0]["chains"]) == ["guided"]
-
-
-def test_chains_are_drawn(files, encoder, tmp_path):
-    many = files[2]("many.jsonl", "guided", [(n, [f"a {n}", "b", "c", "d"]) for n in range(20)])
-
-    def drawn(seed):
-        result = report([many], encoder, tmp_path / "x", "--max_chains", "5", "--examples", "9", "--seed", seed)
-        return [case["source"] for case in result["cases"]]
-
-    first = drawn("1")
-    assert len(first) == 5 and first == drawn("1") and first != drawn("2")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--length", "2"], "--length at least 3"),
-        (["--max_chains", "0"], "must be at least 1"),
-        (["--resamples", "0"], "must be at least 1"),
-        (["nowhere.jsonl"], "no such file"),
-        (["--model.device", "no"], "device"),
-        (["--lenght", "4"], "unknown option --lenght"),
-    ],
-)
-def test_invalid_input(files, encoder, tmp_path, words, message, capsys):
-    asked = ["report", str(files[0])]
-    asked = [*asked, *words] if not words[0].startswith("--") else asked
-    more = words if words[0].startswith("--") else []
-    assert main([*asked, "--model", str(encoder), "--output", str(tmp_path / "page"), *more]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_missing_sentence_is_an_error_or_skipped(files, encoder, tmp_path, capsys):
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text(files[0].read_text() + '{"id": 3, "sentences": ["a", null, "b"]}\n')
-    words = ["report", str(broken), "--model", str(encoder), "--output", str(tmp_path / "page")]
-    assert main(words) == 2
-    assert "line 3" in capsys.readouterr().err
-    assert main([*words, "--on_error", "skip"]) == 0
-    assert "| broken | 2 |" in (tmp_path / "page" / "report.md").read_text()

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from benchmarks.studies import jobs
 from benchmarks.studies.sweep import sweep
 from raoe_train import run
-from raoe_train.encoders.load import load_encoder
 from tests.studies.papers import BERTS, DECODERS, mined, prepared, stand_ins
 
 LLAMA = next(iter(DECODERS))
@@ -54,40 +48,6 @@ def test_a_dry_run_of_each_recipe(papers, monkeypatch, recipe):
     assert sorted(papers.rglob("*")) == before
 
 
-SWEEPS = {"raoe-ablation": 51, "bellm-study": 5, "ranking-study": 19, "efficiency": 5, "margins": 144}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("study", SWEEPS)
-def test_the_cells_of_each_study(papers, monkeypatch, capsys, study):
-    monkeypatch.chdir(papers)
-    model = {"raoe-ablation": "bert-base-uncased", "ranking-study": BERTS[2], "bellm-study": LLAMA}.get(study)
-    before = sorted(papers.rglob("*"))
-    assert sweep(study, "out", data_dir="data", scale="paper", model=model, dry_run=True)["failed"] == []
-    names = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("[prepare]")]
-    assert len(set(names)) == len(names) == SWEEPS[study]
-    assert sorted(papers.rglob("*")) == before  # nothing is made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("data/nli/mnli.jsonl.gz", r"no such file: data/nli/mnli\.jsonl\.gz"),  # which is scored
-        ("data/sts/sts15.jsonl.gz", "no task 'sts15' in data"),
-    ],
-)
-def test_missing_data_is_reported_before_anything_is_prepared(tmp_path, monkeypatch, missing, message):
-    monkeypatch.chdir(tmp_path)
-    stand_ins(tmp_path)
-    prepared(tmp_path)
-    (tmp_path / missing).unlink()
-    monkeypatch.setattr(jobs, "run", lambda *job: pytest.fail(f"{job} was started"))
-    with pytest.raises((OSError, ValueError), match=message):
-        sweep("raoe-ablation", "ablation", data_dir="data", scale="paper", model="bert-base-uncased")
-    assert not (tmp_path / "ablation").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "only", "model"),
@@ -111,21 +71,3 @@ def test_three_steps_at_the_papers_settings(tmp_path, monkeypatch, study, only, 
     assert found["failed"] == [] and {row["variant"] for row in found["results"]} >= {name[:-7] for name in only}
     for row in found["results"]:
         assert row["steps"] == 3 and list(row["after"]["tasks"]) == [task]
-
-
-@pytest.mark.slow
-def test_stage_two_of_a_decoder_goes_on_from_its_adapter(tmp_path, monkeypatch):
-    """4 bits, LoRA, the prompt and the last token as stage 1 left them; what is trained is the same adapter."""
-    monkeypatch.chdir(tmp_path)
-    stand_ins(tmp_path)
-    prepared(tmp_path)
-    few = {"max_steps": 1, "per_device_train_batch_size": 24, "save_strategy": "no"}  # a margin of 16 ranks
-    cpu = {"device": "cpu", "lora": {"r": 4}}
-    run("train", "raoe-qwen2.5-7b", model=cpu, data={"train": ["out/nli.jsonl.gz"]}, training=few, output="s1")
-    stsb = {"train": ["data/sts/stsb.jsonl.gz#train"]}
-    asked = {"model": {**cpu, "name": "s1"}, "data": stsb}
-    run("train", "raoe-s2-qwen2.5-7b", **asked, training=few, output="s2")
-    first, second = (load_file(*Path(stage).rglob("adapter_model.safetensors")) for stage in ("s1", "s2"))
-    assert first.keys() == second.keys() and any(not torch.equal(first[key], second[key]) for key in first)
-    said = [load_encoder(stage, device="cpu").encode("a man plays").shape for stage in ("s1", "s2")]
-    assert said == [(64,), (64,)]

@@ -6,15 +6,11 @@ import json
 import re
 
 import numpy as np
-import pytest
 from scipy import stats
 
 from benchmarks.studies.__main__ import main
-from raoe_train import run
-from raoe_train.data.files import write_rows
 from raoe_train.evaluation.comparison import differences, interval, resample, spearman
-from raoe_train.evaluation.tasks import Outcomes, write_outcomes
-from tests.tiny import SENTENCES, tiny_encoder
+from raoe_train.evaluation.tasks import Outcomes
 
 
 def test_bootstrap_by_hand():
@@ -27,11 +23,6 @@ def test_bootstrap_by_hand():
     assert interval(sample) == (0, 100)
     np.testing.assert_array_equal(differences(second, first, 50, seed=1), -sample[:50])
     assert not np.array_equal(differences(first, second, 50, seed=2), sample[:50])
-
-
-def test_the_middle_95_percent():
-    assert interval(np.arange(1001.0)) == (25, 975)
-    assert interval(np.append(np.arange(1001.0), np.nan)) == (25, 975)
 
 
 def correlated(noise, seed, gold):
@@ -52,15 +43,6 @@ def test_correlations_by_a_loop():
     assert ours[0] > 10
 
 
-def test_resamples_without_a_correlation_are_left_out():
-    """Of two of three values equal, some draws have one value alone."""
-    gold = np.array([1.0, 2.0, 3.0])
-    sample = differences(Outcomes(np.array([1.0, 1.0, 2.0]), gold), Outcomes(gold, gold), 500, seed=1)
-    undefined = np.isnan(sample).mean()
-    assert undefined == pytest.approx(9 / 27, abs=0.08)  # 8 draws of the first two, one of the last alone
-    assert np.isfinite(interval(sample)).all()
-
-
 def test_a_single_observation():
     np.testing.assert_array_equal(resample([np.array([3.0])], lambda of, axis: of.mean(axis), 5, seed=4), [3.0] * 5)
 
@@ -68,12 +50,6 @@ def test_a_single_observation():
 def report(results, folder, *options):
     assert main(["report", *map(str, results), "--output", str(folder), *options]) == 0
     return json.loads((folder / "report.json").read_text())
-
-
-@pytest.mark.parametrize(("values", "gold"), [([1.0, 2.0, 3.0], None), ([1.0, 2.0], [1.0, 2.0])], ids=["count", "gold"])
-def test_examples_of_other_data_are_refused(values, gold):
-    with pytest.raises(ValueError, match="not of the same data"):
-        differences(Outcomes(np.array([1.0, 2.0])), Outcomes(np.array(values), gold and np.array(gold)), 10, 0)
 
 
 def result(folder, name, tasks, **more):
@@ -130,104 +106,6 @@ def test_names_from_files_are_escaped(tmp_path):
     rows = [line for line in shown.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} == {3}
     assert "&lt;script>" in shown
-
-
-def test_papers_rows_are_of_the_same_sets(tmp_path):
-    """Not of a part of it, another split, or another kind."""
-    for number, tasks in enumerate([{"stsb": sts(80.0, 1378)}, {"stsb#dev": sts(80.0)}, {"cr": accuracy(1.0)}]):
-        results = report([result(tmp_path, "x", tasks)], tmp_path / str(number))
-        assert not results["published"]
-    results = report([result(tmp_path, "x", {"sts:stsb": sts(80.0), "my.tsv": sts(1.0)})], tmp_path / "y")
-    assert results["published"]["sts"]["BeLLM, LLaMA2 7B (BeLLM, Table 1)"] == {
-        "sts:stsb": 89.04,
-        "my.tsv": None,
-        "average": None,
-    }
-
-
-@pytest.fixture(scope="module")
-def evaluated(tmp_path_factory):
-    """Two encoders on three sets, with examples."""
-    folder = tmp_path_factory.mktemp("evaluated")
-    write_rows(folder / "pairs.tsv", ["sentence1", "sentence2", "score"], [
-        {"sentence1": SENTENCES[i], "sentence2": SENTENCES[j], "score": (i * j) % 5}
-        for i in range(8) for j in range(i)
-    ])  # fmt: skip
-    write_rows(folder / "transfer.tsv", ["text", "label"], [
-        {"text": f"{SENTENCES[i % 11]} {SENTENCES[i % 5]} {i}", "label": i % 2} for i in range(60)
-    ])  # fmt: skip
-    write_rows(folder / "photos.tsv", ["image", "caption"], [
-        {"image": i // 5, "caption": f"{SENTENCES[i // 5]} {i % 5}"} for i in range(30)
-    ])  # fmt: skip
-    tasks = [f"sts:{folder}/pairs.tsv", f"transfer:{folder}/transfer.tsv", f"captions:{folder}/photos.tsv"]
-    for name in ("a", "b"):
-        encoder = folder / name
-        model = tiny_encoder(double=False)
-        if name == "b":
-            for parameter in model.parameters():
-                parameter.data *= 1.5
-        model.save_pretrained(str(encoder), create_model_card=False)
-        run("evaluate", model={"name": str(encoder)}, tasks=tasks, output=str(folder / f"{name}.json"))
-    return folder, tasks
-
-
-def test_differences_of_what_evaluate_wrote(evaluated, tmp_path, capsys):
-    folder, tasks = evaluated
-    words = ["report", str(folder / "a.json"), str(folder / "b.json"), "--output", str(tmp_path), "--resamples", "50"]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
-    output = json.loads((tmp_path / "report.json").read_text())
-    results = [json.loads((folder / f"{name}.json").read_text())["tasks"] for name in ("a", "b")]
-    rows = output["differences"]["b"]
-    assert list(rows) == tasks, "of several kinds there is no average"
-    for word, metric, examples in zip(tasks, ("spearman", "accuracy", "accuracy"), (28, 60, 6), strict=True):
-        row = rows[word]
-        assert row["difference"] == pytest.approx(results[1][word][metric] - results[0][word][metric])
-        assert row["low"] <= row["difference"] <= row["high"] and row["examples"] == examples
-        assert f"{row['difference']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})" in printed
-    assert len({(row["low"], row["high"]) for row in rows.values()}) == 3
-    assert (tmp_path / "scores.png").stat().st_size > 1000
-
-
-def test_the_average_resamples_each_task(tmp_path):
-    """Two tasks of one kind, whose differences are 10 and 30 with every draw."""
-    paths = []
-    for name, first, second in (("one", 1.0, 2.0), ("two", 11.0, 32.0)):
-        settings = {"tasks": {"cr": "x", "mr": "y"}, "model": {}}
-        paths.append(result(tmp_path, name, {"cr": accuracy(first), "mr": accuracy(second)}, settings=settings))
-        examples = {"cr": Outcomes(np.full(3, first)), "mr": Outcomes(np.full(4, second))}
-        write_outcomes(tmp_path / f"{name}.json", examples, settings)
-    results = report(paths, tmp_path / "page", "--resamples", "20")
-    assert results["differences"]["two"]["average"] == {"difference": 20.0, "low": 20.0, "high": 20.0, "examples": 7}
-    assert "| average | 7 | **+20.00 (+20.00 to +20.00)** |" in lines(tmp_path / "page")
-
-
-def test_a_directory_of_train_is_a_result(tmp_path):
-    directory = tmp_path / "trained"
-    directory.mkdir()
-    metrics = {"before": {}, "after": {"tasks": {"stsb": sts(81.0)}, "average": 81.0}, "versions": {"torch": "2.x"}}
-    (directory / "metrics.json").write_text(json.dumps({**metrics, "commit": None}))
-    results = report([str(directory)], tmp_path / "page")
-    assert results["scores"]["sts"] == {"trained": {"stsb": 81.0}}
-    assert "| trained | 81.00 |" in lines(tmp_path / "page"), "one alone is not marked"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "no json",
-        "[]",
-        '{"tasks": {}}',
-        '{"after": {"spearman": 3}}',
-        '{"tasks": {"a": {"spearman": "x"}}}',
-        '{"tasks": {"a": {"spearman": 1, "kind": ["x"]}}}',
-        '{"tasks": {"a": {"spearman": 1}}, "settings": [1]}',
-    ],
-)
-def test_files_that_are_not_results(tmp_path, content, capsys):
-    (tmp_path / "x.json").write_text(content)
-    assert main(["report", str(tmp_path / "x.json"), "--output", str(tmp_path / "page")]) == 2
-    assert "is not a result of raoe-train evaluate" in capsys.readouterr().err
 
 
 def test_incompatible_results(tmp_path, capsys):

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import yaml
 
 from benchmarks.studies import jobs
 from benchmarks.studies.__main__ import main
-from benchmarks.studies.plots import pareto
 from benchmarks.studies.sweep import sweep
-from benchmarks.studies.sweep_report import COSTS, mean, metric
-from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, settings
 
 EPOCH = {"num_train_epochs": 1, "per_device_train_batch_size": 8}
@@ -126,17 +122,6 @@ def test_a_cell_of_other_settings_or_data_is_not_overwritten(tmp_path, trained, 
     assert run(tmp_path, study)["failed"] == [] and len(names) == 2
 
 
-def test_mistakes_are_found_before_anything_runs(tmp_path, trained):
-    for changes, message in (
-        ({"variants": {"a": {"lows.class_path": "RAOELoss"}}}, "unknown key lows"),
-        ({"prepare": {"x": {"job": "mine", "mining.kk": 1, "output": "{output}/x"}},
-          "variants": {"a": {"data.train": ["{output}/x"]}}}, "mining.kk"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            run(tmp_path, changes)
-    assert not (tmp_path / "out").exists()
-
-
 def test_cells_are_trained_once_and_failures_do_not_stop_others(tmp_path, capsys):
     variants = {
         "broken": {"data.train": str(tmp_path / "nowhere.tsv"), "seeds": [1]},
@@ -170,85 +155,3 @@ def test_cells_are_trained_once_and_failures_do_not_stop_others(tmp_path, capsys
     study["compare"] = []
     (third,) = (row for row in run(tmp_path, study, only=["third-seed2"])["results"] if row["variant"] == "third")
     assert third["before"]["spearman"] == pytest.approx(lines[1]["after"]["spearman"])
-
-
-def test_margins_from_texts_to_the_report(tmp_path):
-    """A study that mines its own data, with polarity tasks."""
-    tiny_encoder(double=False).save(str(tmp_path / "encoder"))
-    rows = [("test", n % 2, text) for n, text in enumerate(SENTENCES[:6])]
-    rows += [("train", n % 2, f"{text}{word}") for n, text in enumerate(SENTENCES) for word in ("", " now", " then")]
-    source = tmp_path / "polarity" / "set.tsv"
-    source.parent.mkdir()
-    source.write_text("split\tlabel\ttext\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows))
-    study = {
-        "base": "margins",
-        "tasks": ["polarity:set"],
-        "prepare": {
-            "unused": {"job": "train", "recipe": "demo", "output": "{output}/demo"},
-            "triplet": {"job": "mine", "data": {"input": "{data_dir}/polarity/set.tsv#train"},
-                        "model": {"name": "{model}"}, "mining": {"threshold": 0.0, "k": 3, "count": 40},
-                        "output": "{output}/mined.jsonl"},
-        },
-        "settings": {
-            "data": {"train": ["{output}/mined.jsonl"]},
-            "training": {**EPOCH, "learning_rate": 1e-2, "save_strategy": "no"},
-            "polarity": {"k": 4, "sources": 4, "curve": [1, 4, 8]},
-        },
-        "variants": {"triplet": {"grid": {"loss.init_args.margin": [0.1, 5, 10]}}},
-    }  # fmt: skip
-    result = run(tmp_path, study, model=str(tmp_path / "encoder"), data_dir=str(tmp_path))
-    assert result["failed"] == []
-    scores = {row["variant"]: row["after"]["tasks"]["polarity:set"] for row in result["results"]}
-    assert list(scores) == ["triplet-margin-0.1", "triplet-margin-5", "triplet-margin-10"]
-    five = scores["triplet-margin-5"]
-    assert five == scores["triplet-margin-10"] != scores["triplet-margin-0.1"], (
-        "unit vectors: no margin above 2 differs"
-    )
-    folder = tmp_path / "out"
-    report = (folder / "report.md").read_text()
-    assert "| variant | seeds | P set | S set | steps | minutes |" in report
-    assert f"| triplet-margin-5 | 1 | {five['polarity']:.2f} | {five['similarity']:.2f} |" in report
-    before = result["results"][0]["before"]["tasks"]["polarity:set"]
-    assert f"| before: encoder |  | {before['polarity']:.2f} | {before['similarity']:.2f} |" in report
-    for name in ("polarity-margin", "polarity-against-similarity", "polarity-k"):
-        assert (folder / f"{name}.png").stat().st_size > 1000 and f"({name}.png)" in report
-    assert not (folder / "demo").exists(), "no cell needs it"
-
-
-@pytest.mark.slow
-def test_a_measured_cell_has_a_process_of_its_own(tmp_path):
-    import torch
-
-    ballast = torch.ones(250_000_000)  # 1 GB in this process
-    study = table(tmp_path, variants={"raoe": {}, "bad": {"model.name": "./no"}}, seeds=[1], measure=True)
-    result = run(tmp_path, study)
-    assert result["failed"] == ["bad-seed1"]
-    (row,) = result["results"]
-    report = (tmp_path / "out" / "report.md").read_text()
-    assert "| minutes | peak MB | s / 1,000 steps |" in report
-    paid = [f"{cost(row):.2f}" for cost in COSTS.values()]
-    assert f" | {paid[0]} | {paid[1]} |" in report
-    assert 50 < row["peak_memory_mb"] < ballast.nbytes / 1e6 + 300
-
-
-def test_mean_and_deviation():
-    assert mean(pd.Series([1.0, 2.0, 4.0])) == "2.33 ± 1.53"
-    assert mean(pd.Series([1.234])) == "1.23"
-    assert mean(pd.Series([1.0, None])) == mean(pd.Series([], dtype=float)) == "-"
-
-
-def test_main_metrics_of_each_kind():
-    after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
-    assert metric(after, "mr") == metric(after, "average") == 75.5
-    after = {"tasks": {"polarity:set": {"polarity": 60, "similarity": 50}}}
-    assert metric(after, "P set") == 60 and metric(after, "S set") == 50 and metric(after, "P other") is None
-
-
-def polarity_row(family, margin, p, s, seed=1, name="set"):
-    after = {"tasks": {f"polarity:{name}": {"polarity": p, "similarity": s}}}
-    names = {"variant": f"{family}-{margin}", "family": family}
-    return {**names, "seed": seed, "point": {"loss.init_args.margin": margin}, "after": after, "steps": 1, "seconds": 1}
-
-
-def test_the_front():
-    assert pareto([(1, 5), (2, 4), (2, 3), (0, 5), (3, 1), (1, 5)]) == [True, True, False, False, True, True]
