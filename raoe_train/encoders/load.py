@@ -92,6 +92,8 @@ def load_encoder(
         apply_template(model, spec.prompt)
     if train and spec.training_head:
         add_head(model, seed, saved=_takes_first(spec.name, model.transformers_model.config))
+    if spec.pooling == "last" and not train:  # the trainer warns, too
+        warn_without_end(model)
     model.saved_dtypes = low = low_precision(model) if train and (spec.dtype is None or spec.lora) else {}
     if low:
         convert_parameters(model, dict.fromkeys(low, torch.float32))
@@ -110,6 +112,18 @@ def convert_parameters(model: Any, dtypes: Mapping[str, torch.dtype]) -> None:
     """Convert the parameters of these names, each to its dtype."""
     for name, weight in model.named_parameters():
         weight.data = weight.data.to(dtypes.get(name, weight.dtype))
+
+
+def warn_without_end(model: Any) -> None:
+    """Warn if last-token pooling reads a text's last word, because the tokenizer adds no token at the end."""
+    tokenizer = getattr(model, "tokenizer", None)
+    is_last = any("lasttoken" in each.pooling_mode for each in model.modules() if isinstance(each, Pooling))
+    if is_last and callable(tokenizer):
+        plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+        if tokenizer("a")["input_ids"][-len(plain) :] == plain:
+            end = f"{{text}}{tokenizer.eos_token or '...'}"
+            logger.warning("last-token pooling reads the last word, as the tokenizer adds no token at the end: "
+                           "set model.prompt to '%s'", end)  # fmt: skip
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:

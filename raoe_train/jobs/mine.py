@@ -109,9 +109,6 @@ def mine(config: MineConfig) -> dict[str, Any]:
             examples, available = pairs(table, draw, others=loss != "multiple_negatives")
         result["neighbours"] = {"own": float(table.own_count.mean()), "others": float(table.others_count.mean())}
         result["without"] = int(((table.own_count == 0) & (table.others_count == 0)).sum())
-    if not available:
-        advice = f"lower mining.threshold, now {mining.threshold:g}"
-        raise ValueError(f"{data.input}: no sentence has the neighbours that a {loss} example needs: {advice}")
     output.begin()
     write_rows(output.path, columns, example_rows(columns, examples, sentences))
     kinds = (1, 0) if columns[-1] in ("label", "score") else ()

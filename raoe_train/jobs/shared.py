@@ -6,7 +6,7 @@ import os
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import lock_output
@@ -14,22 +14,7 @@ from raoe_train.artifacts.writing import check_writable, explained
 from raoe_train.config import checked, marked, merge, parse
 
 
-class Job(Protocol):
-    """A job, as it is called."""
-
-    config: type
-
-    def __call__(self, recipe: Any = None, /, **settings: Any) -> dict[str, Any]: ...
-
-
-Work = Callable[[Any], dict[str, Any]]
-
-
-@overload
-def job(function: Work) -> Job: ...
-@overload
-def job(*, together: bool) -> Callable[[Work], Job]: ...
-def job(function: Work | None = None, *, together: bool = False) -> Any:
+def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
     """Turn a function of one configuration object into a job, which holds a lock on its output.
 
     A job is called with a recipe (a YAML file or the name of a shipped one) and settings that override it, nested

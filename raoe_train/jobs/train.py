@@ -165,7 +165,6 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "seconds": round(time.time() - start_time, 1),
         **trainer.meter.costs(),
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
-        "left_out": trainer.left_out,
         "backends": backends,
         "versions": versions(),
         "commit": commit(),

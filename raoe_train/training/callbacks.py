@@ -44,6 +44,7 @@ class Meter(TrainerCallback):
         self.first_step, self.last_step = 0, 0
         self.rows, self.unit, self.logged = 0, "rows", 0.0
         self.total_rows, self.warned = 0, False
+        self.left_out: int | None = None  # rows in no batch of the first epoch
         self._since = 0.0
 
     def count(self, inputs: Mapping[str, Any]) -> None:
@@ -67,7 +68,20 @@ class Meter(TrainerCallback):
             self.first_seconds = self.seconds
         self._since = now
 
-    on_epoch_end = on_step_end
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step_end(args, state, control)
+        data: Any = self.trainer.train_dataset
+        tables = [*data.values()] if isinstance(data, Mapping) else [data]
+        is_first = self.left_out is None and not self.first_step
+        is_whole = state.epoch >= 1 or not control.should_training_stop  # not cut by max_steps
+        if is_first and is_whole and all(hasattr(table, "__len__") for table in tables):
+            rows = sum(map(len, tables))
+            self.left_out = rows - self._of_all_processes(self.total_rows)
+            if self.left_out > 0:
+                print(f"{self.left_out} of {rows} rows are in no batch of an epoch: the batch sampler leaves them out")
+
+    def _of_all_processes(self, count: int) -> int:
+        return int(self.trainer.accelerator.reduce(torch.tensor(count, device=self.trainer.args.device), "sum"))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._since = time.perf_counter()
@@ -75,8 +89,7 @@ class Meter(TrainerCallback):
     on_save = on_evaluate
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.last_step, total = state.global_step, torch.tensor(self.total_rows, device=args.device)
-        self.total_rows = self.trainer.accelerator.reduce(total, "sum").item()
+        self.last_step, self.total_rows = state.global_step, self._of_all_processes(self.total_rows)
         self.peak = peak_mb(self.cuda)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -86,7 +99,7 @@ class Meter(TrainerCallback):
             logger.warning("the loss and its gradient are 0, so nothing is learned: batches may have too few rows, no "
                            "negatives, or equal scores")  # fmt: skip
             self.warned = True
-        rows = self.trainer.accelerator.reduce(torch.tensor(self.rows, device=args.device), "sum").item()
+        rows = self._of_all_processes(self.rows)
         seconds, self.logged = self.seconds - self.logged, self.seconds
         self.rows = 0
         if rows and seconds > 0:
@@ -95,11 +108,13 @@ class Meter(TrainerCallback):
         logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
 
     def costs(self) -> dict[str, Any]:
-        """{"train_seconds", "train_steps" and "train_rows": the steps and rows in this time, "peak_memory_mb"}."""
+        """{"train_seconds", "train_steps" and "train_rows": the steps and rows in this time, "left_out": rows in no
+        batch of the first epoch, "peak_memory_mb"}."""
         return {
             "train_seconds": round(self.seconds, 3),
             "train_steps": self.last_step - self.first_step,
             "train_rows": self.total_rows,
+            "left_out": self.left_out,
             "peak_memory_mb": round(self.peak, 1),
         }
 
@@ -183,27 +198,19 @@ class Interruption(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if control.should_save:
-            self._remove()
+            for mark in Path(args.output_dir).glob(f"*/{EXTRA}"):
+                shutil.rmtree(mark.parent)
         elif self.came and not float(state.epoch).is_integer():  # at its end, an epoch may be evaluated yet
             args.save_total_limit, control.should_save = None, True
             mark = Path(args.output_dir, f"checkpoint-{state.global_step}", EXTRA)
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_save:
-            self._remove()
+    on_epoch_end = on_step_end
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.came:
             raise KeyboardInterrupt
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
-        for mark in Path(self.args.output_dir).glob(f"*/{EXTRA}"):
-            shutil.rmtree(mark.parent)
 
 
 def keep_events(trainer: Any, folder: Path) -> None:

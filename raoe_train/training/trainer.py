@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from datasets import Dataset
 from pandas import DataFrame
@@ -20,7 +19,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
 from raoe_train.data.rows import row_table
 from raoe_train.encoders.embed import prompt_of
-from raoe_train.encoders.load import low_precision
+from raoe_train.encoders.load import low_precision, warn_without_end
 from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
@@ -60,7 +59,6 @@ class Trainer(SentenceTransformerTrainer):
     Attributes:
         scales: {dataset name, or "train" for a single dataset: current scale of its loss}.
         keep: the weight as a number.
-        left_out: {dataset name, or "train": rows in no batch of the first epoch}, if there are any.
         meter: the Meter, which has the costs of the training loop.
 
     Raises:
@@ -90,16 +88,16 @@ class Trainer(SentenceTransformerTrainer):
         if (self.keep or packed is True) and not by_length:
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
         self.batch: Any = None  # of the current or last step
-        self.left_out: dict[str, int] = {}
         self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss has not been read yet
         if args.auto_find_batch_size:
-            raise ValueError("auto_find_batch_size cannot be used, because each try has the first size: set "
-                             "per_device_train_batch_size; a loss's mini_batch_size saves memory")  # fmt: skip
+            raise ValueError("auto_find_batch_size has no effect here: set per_device_train_batch_size")
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
+        warn_without_end(self.model)
         if low := low_precision(self.model):
             logger.warning("%d weights to train are in 16 bits, which rounds small updates away: load the encoder with "
                            "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
-        _check_prompts(args.prompts, self.train_dataset, self.eval_dataset)
+        if isinstance(args.prompts, Mapping):
+            _check_prompts(args.prompts, self.train_dataset, self.eval_dataset)
         if args.prompts is None:
             args.prompts = _own_prompts(self.model, train_dataset)  # the collator reads prompts from args only
         if data_collator is None:
@@ -179,16 +177,6 @@ class Trainer(SentenceTransformerTrainer):
 
     def collect_features(self, inputs: dict[str, Any]) -> Any:
         return (inputs["plan"], None) if "plan" in inputs else columns_of(inputs)
-
-    def get_batch_sampler(self, dataset: Any, *arguments: Any, **settings: Any) -> Any:
-        sampler = super().get_batch_sampler(dataset, *arguments, **settings)
-        return _counting(sampler, {"train": dataset}, self.left_out) if dataset is self.train_dataset else sampler
-
-    def get_multi_dataset_batch_sampler(self, dataset: Any, *arguments: Any, **settings: Any) -> Any:
-        sampler = super().get_multi_dataset_batch_sampler(dataset, *arguments, **settings)
-        data: Any = self.train_dataset
-        is_train = isinstance(data, Mapping) and dataset.datasets[0] is next(iter(data.values()))
-        return _counting(sampler, data, self.left_out) if is_train else sampler
 
     def get_train_dataloader(self) -> Any:
         loader = self._planning(super().get_train_dataloader())
@@ -274,29 +262,6 @@ class Trainer(SentenceTransformerTrainer):
         }
 
 
-def _counting(sampler: Any, datasets: Mapping[str, Any], left_out: dict[str, int]) -> Any:
-    """Have a batch sampler print how many rows of `datasets` are in no batch of its first epoch, and note it in
-    `left_out`. Its class becomes a subclass, because accelerate reads and sets attributes of samplers."""
-    sizes = [len(dataset) for dataset in datasets.values()]
-
-    class Counting(type(sampler)):  # type: ignore[misc]
-        is_counted = False
-
-        def __iter__(self) -> Iterator[list[int]]:
-            is_left = np.ones(sum(sizes), dtype=bool)
-            for batch in super().__iter__():
-                is_left[batch] = False
-                yield batch
-            for name, part in zip(datasets, np.split(is_left, np.cumsum(sizes)[:-1]), strict=True):
-                if part.any() and not self.is_counted:
-                    left_out[name] = int(part.sum())
-                    print(f"{name}: {left_out[name]} of {len(part)} rows are in no batch of the first epoch")
-            self.is_counted = True
-
-    sampler.__class__ = Counting
-    return sampler
-
-
 def _in_our_order(data: Any) -> Any:
     """Order the columns of a dataset, or of several by name: anchor, positive, negatives, neutral. Lists become rows of
     them. Renumber NLI labels, because a ClassLabel column may number them otherwise."""
@@ -322,27 +287,23 @@ def _in_our_order(data: Any) -> Any:
 
 def _check_prompts(prompts: Any, *data: Any) -> None:
     """Raise ValueError for prompts of columns or datasets that do not exist."""
-    names, tables = set[str](), list[Any]()
-    for each in data:
-        names |= {*each} if isinstance(each, Mapping) else set()
-        tables += each.values() if isinstance(each, Mapping) else [each]
+    names = {name for each in data if isinstance(each, Mapping) for name in each}
+    tables = [table for each in data for table in (each.values() if isinstance(each, Mapping) else [each])]
     columns = {name for table in tables for name in getattr(table, "column_names", None) or []}
-    mappings = [prompts, *prompts.values()] if isinstance(prompts, Mapping) else []
-    for place, each in enumerate(mappings):
-        known = columns if place else columns | names
-        if isinstance(each, Mapping) and columns and (unknown := {*each} - known):
-            raise ValueError(f"prompts has {min(unknown)!r}, which is no column or dataset: {', '.join(sorted(known))}")
+    mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if columns else []
+    for each in mappings:
+        if unknown := {*each} - columns - names:
+            raise ValueError(f"prompts: no column or dataset is named {min(unknown)!r}: {', '.join(names | columns)}")
 
 
 def _find_best(folder: Path) -> None:
     """Name the best checkpoint by its place now in the states of checkpoints, which may have been moved since."""
-    for file in (folder / TRAINER_STATE_NAME, *folder.glob(f"*/{TRAINER_STATE_NAME}")):
-        if file.is_file():
-            state = TrainerState.load_from_json(str(file))
-            moved = file.parent.parent / Path(state.best_model_checkpoint or "").name
-            if state.best_model_checkpoint and moved.is_dir() and not Path(state.best_model_checkpoint).is_dir():
-                state.best_model_checkpoint = str(moved)
-                state.save_to_json(str(file))
+    for file in folder.rglob(TRAINER_STATE_NAME):
+        state = TrainerState.load_from_json(str(file))
+        moved = file.parent.parent / Path(state.best_model_checkpoint or "").name
+        if state.best_model_checkpoint and moved.is_dir() and not Path(state.best_model_checkpoint).is_dir():
+            state.best_model_checkpoint = str(moved)
+            state.save_to_json(str(file))
 
 
 def _own_prompts(model: Any, data: Any) -> Any:

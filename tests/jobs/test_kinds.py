@@ -12,6 +12,8 @@ import sys
 import numpy as np
 import pytest
 import yaml
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 import raoe_train as rt
 from raoe_train import cli
@@ -220,3 +222,48 @@ def test_a_static_model_is_checked_and_exported(tmp_path):
     first, second = (each.encode(SENTENCES) for each in models)
     np.testing.assert_array_equal(first, second)
 
+
+
+@pytest.mark.parametrize("job", ["check", "train", "generate", "score"])
+def test_a_misspelt_model_is_said_at_once(tmp_path, monkeypatch, job):
+    """One question to the hub, not six with pauses."""
+    calls = []
+
+    def get_session():
+        calls.append(1)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("raoe_train.encoders.preflight.get_session", get_session)
+    (tmp_path / "texts.txt").write_text("a\nb\n")
+    (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\na\tb\n")
+    options = {
+        "check": {"model.name": "modles/mini"},
+        "train": settings(tmp_path, **{"model.name": "modles/mini", "model.scratch": None}),
+        "generate": {"model.name": "modles/mini", "data.input": str(tmp_path / "texts.txt"), "output": "o.jsonl"},
+        "score": {"teachers": ["modles/mini", "b"], "data.input": str(tmp_path / "pairs.tsv"), "output": "o.tsv"},
+    }
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match="no such folder: modles/mini"):
+        rt.run(job, **options[job])
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("job", cli.JOBS)
+def test_advice_names_a_setting_of_the_job(job):
+    text = cli._explain(MemoryError("x"), job)
+    named = [word[2:] for word in text.split() if word.startswith("--")]
+    assert "smaller model" in text and {*named} <= {*cli.cfg.keys_of(cli.config_of(job))}
+
+
+@pytest.mark.parametrize(("prompt", "ends"), [(None, False), ("{text} :", True)])
+def test_last_token_pooling_without_an_end_token_is_said(tmp_path, encoder, caplog, prompt, ends):
+    model = tiny_encoder(double=False)
+    backend = model.tokenizer.backend_tokenizer
+    backend.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    model[0].processor = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
+    model.save_pretrained(str(tmp_path / "a"))
+    for pooling in ("last", "mean"):
+        caplog.clear()
+        rt.load_encoder(str(tmp_path / "a"), device="cpu", pooling=pooling, prompt=prompt)
+        warned = any("last word" in record.message for record in caplog.records)
+        assert warned == (pooling == "last" and not ends)

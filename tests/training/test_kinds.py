@@ -138,11 +138,11 @@ FEW = {name: texts[:10] for name, texts in MANY.items()}
 @pytest.mark.parametrize(
     ("data", "arguments", "left"),
     [
-        ({"a": ROWS}, {"batch_sampler": "no_duplicates"}, {"a"}),
-        ({"train": ROWS}, {"dataloader_drop_last": True, "per_device_train_batch_size": 48}, {"train"}),
-        ({"a": MANY, "b": FEW}, {"multi_dataset_batch_sampler": "round_robin"}, {"a"}),
-        ({"a": MANY}, {}, set()),
-        ({"train": MANY}, {}, set()),
+        ({"a": ROWS}, {"batch_sampler": "no_duplicates"}, 28),
+        ({"train": ROWS}, {"dataloader_drop_last": True, "per_device_train_batch_size": 48}, 16),
+        ({"a": MANY, "b": FEW}, {"multi_dataset_batch_sampler": "round_robin"}, 48),
+        ({"a": MANY}, {}, 0),
+        ({"train": MANY}, {}, 0),
     ],
     ids=["no_duplicates", "drop_last", "round_robin", "all of two", "all of one"],
 )
@@ -154,11 +154,9 @@ def test_rows_in_no_batch_are_counted(tmp_path, capsys, data, arguments, left):
     made = SentenceTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **{**options, **arguments})
     trainer = rt.Trainer(model, made, dataset, loss=st.MultipleNegativesRankingLoss(model))
     trainer.train()
-    assert {*trainer.left_out} == left
-    for name, rows in trainer.left_out.items():
-        assert f"{name}: {rows} of 64 rows are in no batch" in capsys.readouterr().out
     costs = trainer.meter.costs()
-    assert costs["train_steps"] > 0 and costs["train_rows"] >= 9
+    assert costs["left_out"] == left and costs["train_rows"] == sum(map(len, parts.values())) - left
+    assert (f"{left} of " in capsys.readouterr().out) == (left > 0)
 
 
 @pytest.mark.parametrize(
@@ -365,3 +363,19 @@ def test_environment_variables_that_look_like_ours_are_said(monkeypatch, name):
     monkeypatch.setenv(name, "scan")
     with pytest.warns(UserWarning, match=name):
         _dispatch._environment.__wrapped__()
+
+
+def test_the_card_names_its_model_and_no_folder(tmp_path):
+    rt.train("raoe-s1", **settings(tmp_path, **{"model.name": saved_encoder(tmp_path / "base"), "model.scratch": None}))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert str(tmp_path) not in card and "sentence_transformers_model_id" not in card
+    assert "**Base model:** base" in card
+    assert card.index("## Recipe and scores") < card.index("## Model Details")
+
+
+@pytest.mark.parametrize("strategy", [None, "epoch", "steps"])
+def test_a_dev_set_needs_checkpoints(tmp_path, strategy):
+    made = settings(tmp_path)
+    made["training"] |= {"save_strategy": "no", "eval_strategy": strategy}
+    with pytest.raises(ValueError, match=r"training\.save_strategy"):
+        rt.train("raoe-s1", **made)
