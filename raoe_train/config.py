@@ -84,7 +84,7 @@ def recipe_path(recipe: str | Path) -> Path:
         return recipes[name]
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         if not Path(name).expanduser().is_file():
-            raise FileNotFoundError(f"no such file, or no regular one: {name}")
+            raise FileNotFoundError(f"no such file: {name}")
         return Path(name).expanduser()
     raise ValueError(f"unknown recipe {name!r}{nearest(name, recipes)}; shipped recipes: {', '.join(recipes)}")
 

@@ -35,11 +35,12 @@ def loading(name: str) -> Iterator[None]:
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")
     cached = Path(constants.HF_HUB_CACHE).glob(f"models--*{name.replace('/', '--')}/snapshots/*")
-    if not Path(name).is_dir() and not constants.HF_HUB_OFFLINE and not any(cached):
+    if not Path(name).is_dir() and not any(cached):
         try:  # once, because the libraries ask six times, for a minute
             get_session().head(constants.ENDPOINT, timeout=5)
         except Exception as error:
-            raise OSError(f"no such folder: {name}; the hub cannot be reached, either ({error})") from None
+            reason = str(error).partition("\n")[0]
+            raise OSError(f"{name} cannot be loaded: no such folder, and the hub cannot be reached ({reason})") from None
     try:
         yield
     except (ImportError, torch.OutOfMemoryError):

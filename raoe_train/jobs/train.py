@@ -221,7 +221,7 @@ def check_config(config: TrainConfig) -> None:
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
         hint = " (--teacher.information ranking needs no teacher: only the order of each list)" if lists else ""
         raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{hint}")
-    changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key)]
+    changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key) and key != "device"]
     if changed and not (loss.asks_teacher or lists):
         raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")
     if data.redraw and data.max_rows is None:
@@ -231,7 +231,6 @@ def check_config(config: TrainConfig) -> None:
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
         raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
-    check_training(config.training, bool(data.dev or data.dev_share))
     if config.evaluation.certificate:
         if not (data.dev or data.dev_share):
             raise ValueError("evaluation.certificate needs a dev set, data.dev or data.dev_share")
@@ -241,6 +240,7 @@ def check_config(config: TrainConfig) -> None:
             raise ValueError("evaluation.certificate needs all weights in every process: remove training.fsdp")
     elif data.guard:
         raise ValueError("data.guard has no effect without evaluation.certificate")
+    check_training(config.training, bool(data.dev or data.dev_share))
 
 
 def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
