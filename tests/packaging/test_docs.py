@@ -203,7 +203,7 @@ def test_gpu_steps_are_those_of_the_laboratory():
     cell = re.compile(r"[\d.]+ ms, [\d.]+ GB")
     rows = map(json.loads, text("benchmarks/results/NVIDIA-H200-7864e91.jsonl").splitlines())
     run = {
-        f"{float(f'{1000 * row["median_s"]:.3g}'):g} ms, {row['peak_bytes'] / 1e9:.1f} GB"
+        f"{float(format(1000 * row['median_s'], '.3g')):g} ms, {row['peak_bytes'] / 1e9:.1f} GB"
         for row in rows
         if "median_s" in row and row.get("peak_bytes")
     }
