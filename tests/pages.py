@@ -88,7 +88,10 @@ READ = {
     "docs/evaluation.md": LARGE,
     "docs/generation.md": LARGE,
     "docs/installing.md": "its Python is the demo, minutes, which .ci/run and tests of wheels do",
-    "docs/losses.md": LARGE,
+    **dict.fromkeys(
+        [f"docs/lab/{name}.md" for name in ("bellm", "losses", "ranking-sentences", "speed", "study", "versions")],
+        LARGE + ": the studies",
+    ),
     "docs/margins.md": LARGE,
     "docs/reproduce.md": LARGE + ": the papers' tables",
     "docs/results/README.md": LARGE,
