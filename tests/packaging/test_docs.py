@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from raoe_train import losses
+from raoe_train import losses, read_pairs
+from raoe_train.data.rows import row_table
 from raoe_train.jobs.settings import TrainConfig, loss_keywords
 from tests.pages import PAGES, ROOT
 
@@ -229,6 +230,22 @@ def test_sets_that_prepare_writes_have_their_names():
         name = str(page.relative_to(ROOT))
         if name.startswith("docs/") and not re.match(r"docs/(lab|results|adapt|margins)/", name):
             assert not re.findall(r"\b(?:nli|stsb|sick|snli|mnli)\.tsv\.gz", text(name)), name
+
+
+def test_samples_of_data_are_read(tmp_path):
+    page = text("docs/data.md")
+    page = page[page.index("## Samples") : page.index("## Rows of queries")]
+    scored, labelled, classes, rows, texts, lists = re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for name, sample in (("scored.tsv", scored), ("labelled.tsv", labelled), ("classes.tsv", classes)):
+        (tmp_path / name).write_text(sample)
+    assert read_pairs(str(tmp_path / "scored.tsv"))["score"][:] == [4.2, 3.6, 0.4]
+    assert read_pairs(str(tmp_path / "labelled.tsv"))["label"][:] == [0, 1, 2]
+    columns = {"score": "label", "label": None}
+    assert read_pairs(str(tmp_path / "classes.tsv"), columns=columns)["score"][:] == [1.0, 0.0, 1.0]
+    (tmp_path / "rows.jsonl").write_text(rows)
+    assert len(row_table(str(tmp_path / "rows.jsonl"))[0]) == 3
+    assert [len(line.split("\t")) for line in texts.splitlines()] == [3] * 4
+    assert [len(json.loads(line)["sentences"]) for line in lists.splitlines()] == [4] * 3
 
 
 def test_user_pages_stay_short():
