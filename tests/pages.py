@@ -97,7 +97,6 @@ READ = {
     "docs/results/README.md": LARGE,
     "docs/scale.md": "several machines, or hours of kills; test_processes.py and tests/faults have their like",
     "docs/tutorials/decoder.md": LARGE + ": the one command for a large model; the rest of the page runs",
-    "docs/tutorials/ranking-sentences.md": LARGE + ": the one command for a large model; the rest of the page runs",
 }
 # Runs blocks in order, all of Python's in one process, and prints each block's number before it.
 DRIVER = """
