@@ -39,8 +39,11 @@ USES = {
     "margins": "[classes and similarity](margins.md)",
 }
 RECIPES = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in ROOT.glob("raoe_train/recipes/*.yaml")}
-COMMON = ("matryoshka_dims", "learn_scale", "mask_duplicates", "mini_batch_size", "mini_batch_num_tokens")
-COMMON += ("gather_across_devices",)
+COMMON = (
+    *("matryoshka_dims", "learn_scale", "mask_duplicates"),
+    *("mini_batch_size", "mini_batch_num_tokens", "gather_across_devices"),
+)
+SIZES = ("training.num_train_epochs", "training.per_device_train_batch_size")
 
 
 def text(page: str) -> str:
@@ -60,6 +63,12 @@ def rate(value: object) -> str:
     return value if isinstance(value, str) else re.sub(r"\.?0*e-0*", "e-", f"{value:e}")
 
 
+def values(name: str, *keys: str) -> tuple[object, ...]:
+    """Values of a recipe as pages write them."""
+    found = [(key, recipe(name, key)) for key in keys]
+    return tuple(rate(value) if key.endswith("learning_rate") else value for key, value in found)
+
+
 def recipes_table() -> str:
     lines = ["| recipe | for | starts from | loss | pooling | epochs | batch | peak learning rate |", "|---" * 8 + "|"]
     for name, use in USES.items():
@@ -70,10 +79,13 @@ def recipes_table() -> str:
         if layers := recipe(name, "model.bidirectional_layers"):
             pooling += f", {layers} bidirectional layer{'s' if layers > 1 else ''}"
         cells = (
-            f"`{name}`", use, recipe(name, "model.name") or "your encoder", f"`{loss}`" + (f" ({shown})" if shown else ""),
-            pooling, recipe(name, "training.num_train_epochs"), recipe(name, "training.per_device_train_batch_size"),
-            rate(recipe(name, "training.learning_rate")),
-        )  # fmt: skip
+            f"`{name}`",
+            use,
+            recipe(name, "model.name") or "your encoder",
+            f"`{loss}`" + (f" ({shown})" if shown else ""),
+            pooling,
+            *values(name, *SIZES, "training.learning_rate"),
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
@@ -101,13 +113,13 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 }
 
 
-def marks(page: str, name: str) -> re.Pattern[str]:
+def marks(name: str) -> re.Pattern[str]:
     return re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
 
 
 @pytest.mark.parametrize(("page", "name"), list(TABLES))
 def test_generated_tables_are_up_to_date(page, name):
-    match = marks(page, name).search(text(page))
+    match = marks(name).search(text(page))
     assert match, f"{page} has no table {name}"
     assert match[0] == f"{match[1]}\n{TABLES[page, name]()}\n\n{match[2]}", "python -m tests.packaging.test_docs"
 
@@ -117,32 +129,29 @@ def test_the_table_has_every_training_recipe():
 
 
 # A page, a pattern whose groups are numbers or words, and what they must be. Each pattern must occur at least once.
-BELLM = ("model.pooling", "model.bidirectional_layers")
 WORDS = {1: "one", 2: "two", 3: "three"}
+LAYERS = WORDS[recipe("bellm", "model.bidirectional_layers")]
 CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
-    ("docs/bellm.md", r"\(`model\.pooling: (\w+)`", (recipe("bellm", "model.pooling"),)),
-    ("docs/bellm.md", r"last (\w+) layers attend in both", (WORDS[recipe("bellm", "model.bidirectional_layers")],)),
-    ("docs/bellm.md", r"recipe has (\w+) bidirectional", (WORDS[recipe("bellm", "model.bidirectional_layers")],)),
-    ("docs/bellm.md", r"the recipe's (\S+), which", (rate(recipe("bellm", "training.learning_rate")),)),
-    ("docs/lab/bellm.md", r"rate (\S+) \(the recipe's\)", (rate(recipe("bellm", "training.learning_rate")),)),
-    ("docs/tutorials/decoder.md", r"last (\w+) layers", (WORDS[recipe("bellm", "model.bidirectional_layers")],)),
+    ("docs/bellm.md", r"\(`model\.pooling: (\w+)`", values("bellm", "model.pooling")),
+    ("docs/bellm.md", r"last (\w+) layers attend in both", (LAYERS,)),
+    ("docs/bellm.md", r"recipe has (\w+) bidirectional", (LAYERS,)),
+    ("docs/bellm.md", r"the recipe's (\S+), which", values("bellm", "training.learning_rate")),
+    ("docs/lab/bellm.md", r"rate (\S+) \(the recipe's\)", values("bellm", "training.learning_rate")),
+    ("docs/tutorials/decoder.md", r"last (\w+) layers", (LAYERS,)),
     (
         "docs/reproduce.md",
         r"The recipe pools the (\w+) token and has (\w+) bidirectional layers",
-        (recipe("bellm", "model.pooling"), WORDS[recipe("bellm", "model.bidirectional_layers")]),
+        (*values("bellm", "model.pooling"), LAYERS),
     ),
     (
         "docs/reproduce.md",
         r"\| (\d+) epochs, batch (\d+), temperature 1/(\d+)",
-        tuple(recipe("bellm", f"training.{key}") for key in ("num_train_epochs", "per_device_train_batch_size"))
-        + (recipe("bellm", "loss.init_args.scale"),),
+        values("bellm", *SIZES, "loss.init_args.scale"),
     ),
     (
         "docs/adapt.md",
         r"(\d+) epochs in batches of (\d+), and at least (\d+) steps",
-        tuple(
-            recipe("adapt", f"training.{key}") for key in ("num_train_epochs", "per_device_train_batch_size", "min_steps")
-        ),
+        values("adapt", *SIZES, "training.min_steps"),
     ),
     ("docs/adapt.md", r"A (\w+) of the rows becomes the dev set", ({0.1: "tenth"}[recipe("adapt", "data.dev_share")],)),
     ("docs/adapt.md", r"may fall by (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
@@ -151,29 +160,25 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         r"recipe `retrieval`: (\w+) epochs, peak learning rate (\S+), (\w+) negative",
         (
             WORDS[recipe("retrieval", "training.num_train_epochs")],
-            rate(recipe("retrieval", "training.learning_rate")),
+            *values("retrieval", "training.learning_rate"),
             WORDS[recipe("retrieval", "data.num_negatives")],
         ),
     ),
     (
         "docs/margins.md",
         r"margin ([\d.]+), (\d+) epochs in batches of (\d+), (\S+)\.",
-        (recipe("margins", "loss.init_args.margin"),)
-        + tuple(
-            rate(recipe("margins", f"training.{key}")) if key == "learning_rate" else recipe("margins", f"training.{key}")
-            for key in ("num_train_epochs", "per_device_train_batch_size", "learning_rate")
-        ),
+        values("margins", "loss.init_args.margin", *SIZES, "training.learning_rate"),
     ),
-    ("docs/generation.md", r"every (\d+) steps and keeps", (recipe("ranking-post", "training.eval_steps"),)),
-    ("docs/generation.md", r"the paper's (\d+) steps", (recipe("ranking-sentences", "generation.steps"),)),
+    ("docs/generation.md", r"every (\d+) steps and keeps", values("ranking-post", "training.eval_steps")),
+    ("docs/generation.md", r"the paper's (\d+) steps", values("ranking-sentences", "generation.steps")),
 ]
 
 
-@pytest.mark.parametrize(("page", "pattern", "values"), CLAIMS)
-def test_pages_say_what_the_recipes_say(page, pattern, values):
+@pytest.mark.parametrize(("page", "pattern", "expected"), CLAIMS)
+def test_pages_say_what_the_recipes_say(page, pattern, expected):
     found = [match.groups() for match in re.finditer(pattern, re.sub(r"\s+", " ", text(page)))]
     assert found, f"{page} no longer says this: change the pattern"
-    assert {tuple(map(str, values))} == set(found)
+    assert {tuple(map(str, expected))} == set(found)
 
 
 def rates_of_adapt() -> dict[str, str]:
@@ -225,7 +230,7 @@ def test_cpu_steps_are_those_of_the_laboratory():
 
 
 def test_sets_that_prepare_writes_have_their_names():
-    """`prepare` writes .jsonl.gz. Studies in a checkout read .tsv.gz, so only pages of the laboratory may name these."""
+    """`prepare` writes .jsonl.gz. Studies read .tsv.gz, so only pages of the laboratory may name these."""
     for page in PAGES:
         name = str(page.relative_to(ROOT))
         if name.startswith("docs/") and not re.match(r"docs/(lab|results|adapt|margins)/", name):
@@ -260,7 +265,7 @@ def test_user_pages_stay_short():
 
 if __name__ == "__main__":
     for (page, name), table in TABLES.items():
-        made = f"\n{table()}\n\n"
-        changed = marks(page, name).sub(lambda match, made=made: match[1] + made + match[2], text(page))
-        (ROOT / page).write_text(changed, encoding="utf-8")
+        before, head, rest = text(page).partition(f"<!-- {name} -->\n")
+        _, tail, after = rest.partition(f"<!-- end of {name} -->")
+        (ROOT / page).write_text(f"{before}{head}\n{table()}\n\n{tail}{after}", encoding="utf-8")
         print(page)
