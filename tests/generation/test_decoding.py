@@ -45,7 +45,12 @@ def with_guidance(model, request: Request, **options) -> list[int]:
     )
 
 
-@pytest.fixture(params=DECODERS)
+# Of each kind of attention one is quick.
+KINDS = [name if name in ("llama", "qwen2-window", "gemma2") else pytest.param(name, marks=pytest.mark.slow)
+         for name in DECODERS]  # fmt: skip
+
+
+@pytest.fixture(params=KINDS)
 def model(request):
     # transformers' eager mask of Gemmas is NaN beside padding in float64
     return tiny_language_model(request.param, torch.float32 if "gemma" in request.param else torch.float64)
