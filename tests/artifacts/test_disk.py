@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from raoe_train import run
-from raoe_train.cli import main
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
@@ -85,14 +84,6 @@ def test_places_are_looked_at_before_anything_else(tmp_path, monkeypatch, job, k
     with pytest.raises(ValueError, match=rf"^{key} .* cannot be written: {tmp_path} is read-only"):
         run(job, None, **{key: str(tmp_path / "new" / "x")})
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_command_prints_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("occupied").write_text("a file")
-    assert main(["train", "demo", "--output", "occupied/run"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("raoe-train: ") and f"{tmp_path}/occupied" in error and error.count("\n") == 1
 
 
 MOUNTING = """

@@ -226,13 +226,6 @@ def test_processors_are_transformers(options):
     assert ids(decoder.answers(plain, 2)) == [generated(model, row, **options) for row in contexts()]
 
 
-def test_fields_of_a_generation_config():
-    with pytest.raises(ValueError, match=r"generation\.top_p has no effect on greedy decoding"):
-        Sampling(top_p=0.5)
-    with pytest.raises(ValueError, match="a list of non-empty texts"):
-        Sampling(stop_strings=[""])
-
-
 # Stop strings
 
 

@@ -75,11 +75,11 @@ def pytest_collection_modifyitems(items):
         if "kernels" in item.path.parts and getattr(item, "callspec", None):
             place, dtype = (item.callspec.params.get(name) for name in ("place", "dtype"))
             plain = place is not None and place[1] in ("reference", "scan")
-            if "triton" in item.callspec.id or (plain and dtype in (torch.float16, torch.bfloat16)):
+            interpreted = "triton" in item.callspec.id
+            if interpreted or (plain and dtype in (torch.float16, torch.bfloat16)):
                 item.add_marker("slow")
-        interpreted = item.path.name == "test_attention.py" and item.get_closest_marker("slow")
-        if interpreted and crc32(item.name.encode()) % 3:
-            item.add_marker("exhaustive")
+            if interpreted and item.path.name == "test_attention.py" and crc32(item.name.encode()) % 3:
+                item.add_marker("exhaustive")
 
 
 @pytest.fixture
