@@ -8,6 +8,7 @@ a backend that was requested by name cannot run, RuntimeError gives the reason; 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,11 +25,16 @@ from . import _validate
 NAMES = ("reference", "scan", "triton", "native")
 AUTO = {"cuda": ("native", "triton", "scan"), "cpu": ("native", "scan")}
 ENVIRONMENT = "RAOE_KERNELS_BACKEND"
+OF_BUILDS = ("RAOE_KERNELS_BUILD", "RAOE_KERNELS_CACHE", "RAOE_KERNELS_CUDA_ARCHS", "RAOE_KERNELS_WERROR")
 
 
 @cache
 def _environment() -> str:
-    """Backend requested by the environment. Cached, because reading the variable costs as much as the selection."""
+    """Backend requested by the environment. Cached, because reading the variable costs as much as the selection.
+    Warns of variables that look like ours."""
+    ours = [name for name in os.environ if name.startswith(("RAOE_KERNEL", "RAOE_BACKEND"))]
+    if unknown := sorted({*ours} - {ENVIRONMENT, *OF_BUILDS}):
+        warnings.warn(f"environment variable {unknown[0]} has no effect: did you mean {ENVIRONMENT}?", stacklevel=4)
     return _validate.one_of(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto", ("auto", *NAMES))
 
 

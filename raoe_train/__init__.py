@@ -19,21 +19,18 @@ if TYPE_CHECKING:
     from raoe_train.data.pairs import read_pairs as read_pairs
     from raoe_train.encoders.bidirectional import register as register
     from raoe_train.encoders.load import load_encoder as load_encoder
-    from raoe_train.jobs.check import check as check
-    from raoe_train.jobs.encode import encode as encode
-    from raoe_train.jobs.evaluate import evaluate as evaluate
     from raoe_train.jobs.evaluate import evaluate_model as evaluate_model
-    from raoe_train.jobs.export import export as export
-    from raoe_train.jobs.generate import generate as generate
-    from raoe_train.jobs.mine import mine as mine
-    from raoe_train.jobs.prepare import prepare as prepare
-    from raoe_train.jobs.score import score as score
-    from raoe_train.jobs.train import train as train
     from raoe_train.losses.collators import ListCollator as ListCollator
     from raoe_train.losses.collators import ScoreLabelCollator as ScoreLabelCollator
     from raoe_train.losses.collators import TextCollator as TextCollator
     from raoe_train.losses.pairs import calibrate as calibrate
     from raoe_train.training.trainer import Trainer as Trainer
+
+    def train(recipe: Any = None, /, **settings: Any) -> dict[str, Any]:
+        """Run a job; see docs/python.md."""
+        raise NotImplementedError
+
+    check = encode = evaluate = export = generate = mine = prepare = score = train
 
 JOBS = ("check", "encode", "evaluate", "export", "generate", "mine", "prepare", "score", "train")
 HOMES = {
@@ -54,11 +51,13 @@ HOMES = {
 __all__ = [*HOMES]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = HOMES[name]
-    return getattr(importlib.import_module(home), name) if home else importlib.import_module(f"{__name__}.{name}")
+if not TYPE_CHECKING:  # a type checker would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = HOMES[name]
+        return getattr(importlib.import_module(home), name) if home else importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:

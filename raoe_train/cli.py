@@ -196,7 +196,7 @@ def _main(words: list[str]) -> int:
             raise
         # invalid input, a missing file or package, a full disk, a NaN loss, out of memory
         is_known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
-        print(f"raoe-train: {_explain(error) if is_known else _unexpected(error)}", file=sys.stderr)
+        print(f"raoe-train: {_explain(error, words[0]) if is_known else _unexpected(error)}", file=sys.stderr)
         return 2 if is_known else 3
     return 1 if result.get("failed") else 0
 
@@ -241,12 +241,15 @@ def _unexpected(error: Exception) -> str:
     return f"{type(error).__name__}: {message} (unexpected error; the traceback is in {name})"
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: Exception, job: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        return f"{error.name} is not installed: run pip install -e '.[{EXTRAS[error.name]}]' in a checkout of raoe"
+        extra = EXTRAS[error.name]
+        return f"{error.name} is not installed: install raoe[{extra}], in a checkout by pip install -e '.[{extra}]'"
     if _no_memory(error):
         reason = str(error).partition("\n")[0][:200]
-        return f"out of memory: try --training.per_device_train_batch_size 32 or a smaller model ({reason})"
+        sizes = [key for key in cfg.keys_of(config_of(job)) if key.endswith("batch_size")] if job in JOBS else []
+        sizes = ["training.per_device_train_batch_size"] if job == "train" else sizes[-1:]
+        return f"out of memory: try {''.join(f'--{key} 32 or ' for key in sizes)}a smaller model ({reason})"
     return str(error) or type(error).__name__
 
 

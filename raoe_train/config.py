@@ -6,6 +6,7 @@ Layers are merged as {dotted key: value}; then each value is converted to the ty
 """
 
 import contextlib
+import copy
 import dataclasses
 import difflib
 import importlib
@@ -91,10 +92,10 @@ def recipe_path(recipe: str | Path) -> Path:
 def nearest(word: str, candidates: Iterable[Any]) -> str:
     """ " (did you mean WORD?)" with the most similar known word, or "" if none is similar."""
     section, dot, key = word.rpartition(".")
-    names = [str(name) for name in candidates]
-    close = [name for name in names if dot and key and name.startswith(section + dot) and key.rstrip("s") in name]
-    close = close[:1] or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+    names = {str(name).lower(): str(name) for name in candidates}
+    close = [low for low, name in names.items() if dot and name.startswith(section + dot) and key.rstrip("s") in low]
+    close = (close if key else [])[:1] or difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
+    return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> T:
@@ -119,9 +120,9 @@ def checked(config: T) -> T:
 
 
 def merge(config: type[T], layers: Iterable[Mapping[str, Any]], prefix: str = "") -> T:
-    """Create a configuration object from layers of settings, of which later ones override earlier ones. Keywords of a
-    class and keys in `others` are not checked; see `checked`."""
-    result = config()
+    """Create a configuration object from layers of settings, of which later ones override earlier ones and those of
+    `config`, if it is an object. Keywords of a class and keys in `others` are not checked; see `checked`."""
+    result: Any = config() if isinstance(config, type) else copy.deepcopy(config)
     for layer in layers:
         _apply(result, layer, prefix)
     return _rebuild(result)
@@ -186,6 +187,12 @@ def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
         if section not in (None, Choice):
             keys |= keys_of(section, f"{prefix}{name}.")
     return keys
+
+
+def defaults_of(config: Any, prefix: str = "") -> dict[str, Any]:
+    """{dotted key: default} of all keys but the sections that are always there."""
+    keys = keys_of(config, prefix).items()
+    return {name: key.default for name, key in keys if not dataclasses.is_dataclass(key.default)}
 
 
 def hints_of(config: Any) -> dict[str, Any]:

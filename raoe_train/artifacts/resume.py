@@ -49,18 +49,20 @@ class Output:
         overwrite: whether an output that was made with other settings may be replaced.
         folder: whether the output is a folder. Only files that its record names are ever removed.
         own_record: whether the output is a JSON file that is its own record.
+        defaults: {dotted key: default}. A setting that an older version did not have counts as its default.
     """
 
     def __init__(
         self, path: str | Path, settings: Mapping[str, Any], overwrite: bool = False, *, folder: bool = False,
-        own_record: bool = False,
+        own_record: bool = False, defaults: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.path, self.user_path = Path(path).expanduser().resolve(), str(path)
         self.settings = json.loads(json.dumps(settings))  # as they are read from a record
         self.overwrite, self.folder = overwrite, folder
         self.record = self.path if own_record else self.path / MADE_FROM if folder else beside(self.path, ".json")
         self.all_parts = beside(self.path, ".parts")
-        self.parts = self.all_parts / digest(self.settings)[:16]
+        self.defaults = json.loads(json.dumps(defaults or {}))
+        self.parts = self.all_parts / digest(explicit(self.settings, self.defaults))[:16]
 
     def finished(self) -> dict[str, Any] | None:
         """The result if the output is finished and has these settings; None if the work may start or resume.
@@ -72,7 +74,7 @@ class Output:
         if self.path.exists() and self.path.is_dir() != self.folder:
             raise ValueError(f"output {self.path} is {'a folder: name a file' if self.path.is_dir() else 'a file'}")
         record = read_json(self.record)
-        changed = different(record.get(SETTINGS), self.settings)
+        changed = self._changed(record)
         if not changed and record.get(FINISHED) and self._exists():
             for left in (self.all_parts, self.path.with_name(f".{self.path.name}.finish.lock")):
                 remove(left)  # by a kill
@@ -90,13 +92,17 @@ class Output:
     def replaces(self) -> bool:
         """Whether `begin` removes an output that was made with other settings."""
         record = read_json(self.record)
-        return SETTINGS in record and bool(different(record[SETTINGS], self.settings))
+        return SETTINGS in record and bool(self._changed(record))
+
+    def _changed(self, record: Mapping[str, Any]) -> list[str]:
+        """The dotted keys of the settings in which a record differs."""
+        return different(explicit(record.get(SETTINGS), self.defaults), explicit(self.settings, self.defaults))
 
     def begin(self, *files: str) -> None:
         """Write the record right before the output is written. In a folder, remove the files that its record names if
         it has other settings. `files` are names in the folder that a later `overwrite` may remove."""
         record = read_json(self.record)
-        if record.get(FINISHED) or different(record.get(SETTINGS), self.settings):
+        if record.get(FINISHED) or self._changed(record):
             if self.folder:
                 if FINISHED in record:  # first, so that a kill below leaves no finished record
                     write_json(self.record, {**record, FINISHED: False})
@@ -142,6 +148,7 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     it, `wait` or raise ValueError. Links are followed, so that two names of one output share a lock."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
+    new_folders = [folder for folder in lock_file.parents if not folder.exists()]
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(lock_file, timeout=-1 if wait else 0)
     try:
@@ -153,6 +160,9 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     finally:
         lock_file.unlink(missing_ok=True)
         lock.release()
+        with suppress(OSError):  # raised for the first one that is not empty
+            for folder in new_folders:
+                folder.rmdir()
 
 
 @contextmanager
@@ -196,6 +206,19 @@ def different(old: Any, new: Any, prefix: str = "") -> list[str]:
         nested = (different(old[key], new[key], f"{prefix}{key}.") for key in new if key in old)
         return sorted([*missing, *(key for keys in nested for key in keys)])
     return [] if type(old) is type(new) and old == new else [prefix.rstrip(".") or "all"]
+
+
+def explicit(settings: Any, defaults: Mapping[str, Any], prefix: str = "") -> Any:
+    """Nested settings without those that equal their defaults, which are given by dotted key, and without sections of
+    such settings only. Thus a setting that a later version adds makes no difference."""
+    if not isinstance(settings, dict):
+        return settings
+    result = {}
+    for key, value in settings.items():
+        value = explicit(value, defaults, f"{prefix}{key}.")
+        if value != {} and different(defaults.get(prefix + key, ...), value):
+            result[key] = value
+    return result
 
 
 def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:

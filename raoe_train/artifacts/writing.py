@@ -58,7 +58,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file; {} if the file does not exist or has no valid object."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

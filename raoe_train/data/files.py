@@ -37,6 +37,8 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"no such file: {str(path)!r} (for a dataset on a hub write hub:OWNER/NAME#SPLIT)")
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder, not a data file")
+    if not path.is_file():
+        raise ValueError(f"{path} is a pipe or a device, which can be read only once: use a file")
     known_kind(path)
     return path
 

@@ -101,10 +101,23 @@ class Data(Rows):
     dir: Source | None = None
 
     def labels_of(self, source: str) -> dict[str, int | None] | None:
-        """The label map for a source: `labels`, or its entry for the file's name ("sick" for sick.tsv.gz)."""
-        if self.labels and all(isinstance(entry, dict) for entry in self.labels.values()):
-            maps = [self.labels.get(Path(part).name.split(".")[0]) for part in pool(source)]
-            if any(each != maps[0] for each in maps):
-                raise ValueError(f"data.labels must be the same for all files of the pool {source}")
-            return maps[0]
-        return self.labels
+        """The label map for a source: `labels`, or its entry for the file's name ("sick" or
+        "sick.tsv.gz"). ValueError for an entry that fits no source."""
+        if not self.labels or not any(isinstance(entry, dict) for entry in self.labels.values()):
+            return self.labels
+        names = {part: _names_of(part) for each in (*self.train, *(self.dev or [])) for part in pool(each)}
+        if unknown := {*self.labels} - {name for known in names.values() for name in known}:
+            sources = ", ".join(known[1] for known in names.values())
+            raise ValueError(f"data.labels has an entry for {min(unknown)!r}, but the sources are {sources}")
+        maps = []
+        for part in pool(source):
+            maps.append(next((self.labels[name] for name in _names_of(part) if name in self.labels), None))
+        if any(each != maps[0] for each in maps):
+            raise ValueError(f"data.labels must be the same for all files of the pool {source}")
+        return maps[0]
+
+
+def _names_of(source: str) -> list[str]:
+    """The names that a source has in data.labels: "sick", "sick.tsv.gz", and as it is written."""
+    base = source.partition("#")[0]
+    return [Path(base).name.split(".")[0], Path(base).name, Path(source).name, base, source]

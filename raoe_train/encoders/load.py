@@ -3,7 +3,7 @@ have bidirectional layers, adapters and 4-bit weights."""
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +49,8 @@ def load_encoder(
             SimCSE; others get mean, with a warning unless they are well-known language models.
         sentences: texts to train the tokenizer of a model from scratch on.
         seed: seed for new weights (of a random model or an adapter).
-        train: add the adapter of `lora`; always done if `settings` has `lora`.
+        train: add the adapter of `lora`; always done if `settings` has `lora`. Trainable weights that were saved in 16
+            bits become float32 unless `dtype` is set; the attribute `saved_dtypes` of the encoder has their dtypes.
         settings: fields of raoe_train.encoders.settings.Model that override those of `encoder`.
 
     ValueError for an invalid setting, FileNotFoundError for a missing path.
@@ -91,7 +92,38 @@ def load_encoder(
         apply_template(model, spec.prompt)
     if train and spec.training_head:
         add_head(model, seed, saved=_takes_first(spec.name, model.transformers_model.config))
+    if spec.pooling == "last" and not train:  # the trainer warns, too
+        warn_without_end(model)
+    model.saved_dtypes = low = low_precision(model) if train and (spec.dtype is None or spec.lora) else {}
+    if low:
+        convert_parameters(model, dict.fromkeys(low, torch.float32))
+        kinds = " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in low.values()}))
+        print(f"{len(low)} weights in {kinds} are trained in float32, and saved in {kinds}")
     return model
+
+
+def low_precision(model: Any) -> dict[str, torch.dtype]:
+    """{name: dtype} of the trainable parameters in 16 bits, whose small updates would be rounded away."""
+    weights = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+    return {name: weight.dtype for name, weight in weights if weight.dtype in (torch.bfloat16, torch.float16)}
+
+
+def convert_parameters(model: Any, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Convert the parameters of these names, each to its dtype."""
+    for name, weight in model.named_parameters():
+        weight.data = weight.data.to(dtypes.get(name, weight.dtype))
+
+
+def warn_without_end(model: Any) -> None:
+    """Warn if last-token pooling reads a text's last word, because the tokenizer adds no token at the end."""
+    tokenizer = getattr(model, "tokenizer", None)
+    is_last = any("lasttoken" in each.pooling_mode for each in model.modules() if isinstance(each, Pooling))
+    if is_last and callable(tokenizer):
+        plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+        if tokenizer("a")["input_ids"][-len(plain) :] == plain:
+            end = f"{{text}}{tokenizer.eos_token or '...'}"
+            logger.warning("last-token pooling reads the last word, as the tokenizer adds no token at the end: "
+                           "set model.prompt to '%s'", end)  # fmt: skip
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:

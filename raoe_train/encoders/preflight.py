@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
+from huggingface_hub.utils import get_session
 
 # QLoRA's weights (Dettmers et al., 2023): NF4 with double quantization
 FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -32,6 +34,13 @@ def loading(name: str) -> Iterator[None]:
     # A hub name is OWNER/NAME or NAME; anything longer, or with . / ~ in front, is a path.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")
+    cached = Path(constants.HF_HUB_CACHE).glob(f"models--*{name.replace('/', '--')}/snapshots/*")
+    if not Path(name).is_dir() and not any(cached):
+        try:  # once, because the libraries ask six times, for a minute
+            get_session().head(constants.ENDPOINT, timeout=5)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise OSError(f"{name} cannot be loaded: no such folder, and the hub cannot be reached ({reason})") from None
     try:
         yield
     except (ImportError, torch.OutOfMemoryError):

@@ -8,6 +8,7 @@ from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, Source, merge
 
 SCRATCH = "scratch"  # as model.name: make a new model
+WHERE_IT_RUNS = ("device", "device_map", "training_head")  # settings of a model that its embeddings do not depend on
 CONDITIONAL = "conditional"  # name of the prompt, among a model's prompts, that has a {condition}
 Dtype = Literal["float32", "bfloat16", "float16"]
 Precision = Literal["float32", "int8", "ubinary"]
@@ -117,10 +118,12 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
 def identity(model: Any) -> dict[str, Any]:
     """Everything that a model's outputs depend on: the settings of an Encoder or LanguageModel, except those that only
     say where it runs, and the fingerprint of its files."""
-    settings = asdict(as_model(model) if isinstance(model, Encoder) else model)
-    settings = {key: value for key, value in settings.items() if key not in ("device_map", "training_head")}
+    spec = as_model(model) if isinstance(model, Encoder) else model
+    defaults, settings = asdict(type(spec)()), asdict(spec)
+    # without defaults, so that a setting that a later version adds makes no difference
+    settings = {key: value for key, value in settings.items() if value != defaults[key] and key not in WHERE_IT_RUNS}
     if getattr(model, "task", None) is not None:
         settings["task"] = model.task
     if (second := getattr(model, "second", None)) is not None:  # of a teacher
         settings["second"] = identity(second)
-    return {**settings, "device": None, "files": fingerprint(settings["name"])}
+    return {**settings, "files": fingerprint(spec.name)}

@@ -14,6 +14,7 @@ from raoe_train.data.mining import distinct, labelled_table
 from raoe_train.encoders.embed import embeddings, encode_sentences, nearest, unit_rows
 from raoe_train.encoders.settings import identity
 from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_task
+from raoe_train.settings import Polarity
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
@@ -157,7 +158,9 @@ def read_polarity(name: str, reading: Reading) -> Task:
         result, polarity = evaluator().report(embeddings, options.curve)
         return result, Outcomes(100 * polarity)
 
-    scored_by = {**asdict(options), "reference": identity(encoder)}
+    defaults = asdict(Polarity())
+    scored_by = {key: value for key, value in asdict(options).items() if value != defaults[key]}
+    scored_by["reference"] = identity(encoder)
     return Task("polarity", "polarity", [[*texts, *corpus], labels, classes, scored_by], [*texts, *corpus], score)
 
 

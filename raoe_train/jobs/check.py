@@ -53,15 +53,15 @@ def check_encoder(model: Any) -> dict[str, Any]:
     """Check a SentenceTransformer in memory; returns the result of `check` without "model" and "versions"."""
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
-    inner, tokenizer = model[0].model, model.tokenizer
-    dtype = str(next(inner.parameters()).dtype).removeprefix("torch.")
+    inner, tokenizer = getattr(model[0], "model", None), model.tokenizer  # None for a StaticEmbedding
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     # decoders with bidirectional layers have relative positions, so padding may be on either side
-    sides = [tokenizer.padding_side] if layers is None else ["right", "left"]
-    seen = _sees_later_tokens(model)
+    original_side = getattr(tokenizer, "padding_side", "right")
+    sides = [original_side] if layers is None else ["right", "left"]
+    seen = inner is not None and _sees_later_tokens(model)
     single = _unit([model.encode([text]) for text in SENTENCES])
     differences = {}
-    original_side = tokenizer.padding_side
     for side in sides:
         tokenizer.padding_side = side
         for size in (2, 3, len(SENTENCES)):

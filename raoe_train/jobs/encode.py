@@ -1,9 +1,11 @@
 """The job `encode`: embeddings of sentences as a .npy file."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
 from raoe_train.artifacts.writing import replacing
@@ -20,6 +22,7 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
 
     OUTPUT is a .npy file, float32 [sentences, d], with row i for sentence i. The input is a .txt file (also .gz) with
     one sentence on each line, or a data file with a column `sentence` or `text`, or the one data.columns maps to it.
+    Until OUTPUT is written, OUTPUT.parts/ keeps finished embeddings, from which an interrupted job resumes.
 
     Returns:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.
@@ -40,10 +43,14 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
 
     encoder = load_encoder(config.model)
     print_cut(encoder, sentences, source)
-    embeddings = encode_sentences(encoder, sentences, config.batch_size)
+    embed = partial(encode_sentences, encoder, batch_size=config.batch_size)
+    shards = resume.share(output.parts, sentences, resume.SHARD, embed, "encode")
+    count, dimension = len(sentences), np.load(shards[0], mmap_mode="r").shape[1]
     output.begin()
-    with replacing(output.path) as temporary:
-        np.save(temporary, embeddings)
-    print(f"{len(embeddings)} sentences x {embeddings.shape[1]} dimensions -> {path}")
-    result = {"sentences": len(embeddings), "dimension": int(embeddings.shape[1]), "model": config.model.name}
-    return output.finish(result)
+    with replacing(output.path) as temporary, temporary.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (count, dimension)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for shard in shards:
+            file.write(np.load(shard).tobytes())
+    print(f"{count} sentences x {dimension} dimensions -> {path}")
+    return output.finish({"sentences": count, "dimension": dimension, "model": config.model.name})

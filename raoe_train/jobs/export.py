@@ -52,7 +52,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
         check_whole(encoder, model.name, foreign=trusted)
     if peft_adapter:
         encoder[0].model = _merged(source, options)
-    inner: Any = encoder[0].model
+    inner: Any = getattr(encoder[0], "model", None)
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:
         encoder[0].model = inner.decoder

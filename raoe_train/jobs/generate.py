@@ -14,6 +14,7 @@ from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.resume import Output, SharedRows
 from raoe_train.artifacts.writing import write_json
+from raoe_train.config import defaults_of
 from raoe_train.encoders.settings import identity
 from raoe_train.generation.decoding import GuidedDecoder, Sampling
 from raoe_train.generation.growth import Chain, grow
@@ -62,7 +63,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         "input": digest(sentences),
         "seeds": seeds.effective(),
     }
-    output = Output(path, settings, config.overwrite)
+    output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
     if finished := output.finished():
         print(f"{path} is already finished, from the same model and sentences")
         return finished

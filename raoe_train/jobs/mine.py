@@ -13,6 +13,7 @@ from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_
 
 from raoe_train.artifacts.provenance import digest, fingerprint
 from raoe_train.artifacts.resume import Output
+from raoe_train.config import defaults_of
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.mining import (
     COLUMNS,
@@ -89,7 +90,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
         "columns": columns,
         "mining": {key: getattr(mining, key) for key in (*LABELLED, "seed")},
     }
-    output = Output(path, settings, config.overwrite)
+    output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
     if finished := output.finished():
         print(f"{path} is already finished, from the same texts and settings")
         return finished
@@ -100,7 +101,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
         unit = unit_rows(embeddings(model, sentences, "reference", model.cache or output.parts))
-        table = neighbours(unit, classes, mining)
+        table = neighbours(unit, classes, mining, loss)
         draw = make_draw(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
             examples, available = triplets(table, draw)
@@ -108,9 +109,6 @@ def mine(config: MineConfig) -> dict[str, Any]:
             examples, available = pairs(table, draw, others=loss != "multiple_negatives")
         result["neighbours"] = {"own": float(table.own_count.mean()), "others": float(table.others_count.mean())}
         result["without"] = int(((table.own_count == 0) & (table.others_count == 0)).sum())
-    if not available:
-        advice = f"lower mining.threshold, now {mining.threshold:g}"
-        raise ValueError(f"{data.input}: no sentence has the neighbours that a {loss} example needs: {advice}")
     output.begin()
     write_rows(output.path, columns, example_rows(columns, examples, sentences))
     kinds = (1, 0) if columns[-1] in ("label", "score") else ()
@@ -127,13 +125,17 @@ def mine(config: MineConfig) -> dict[str, Any]:
     return result
 
 
-def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining) -> Neighbours:
-    """Find the neighbours of each text above mining.threshold, from [n, d] unit rows and [n] classes."""
+def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str) -> Neighbours:
+    """Find the neighbours of each text above mining.threshold, from [n, d] unit rows and [n] classes. ValueError if no
+    text has those that an example for the loss needs."""
     (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
-    if not (own_count.any() or others_count.any()):
-        highest = f"{near.max():.3f} within a class and {near_others.max():.3f} between classes"
-        raise ValueError(f"no cosine exceeds mining.threshold {mining.threshold:g}: lower it; the highest is {highest}")
+    first, second = near[:, 0], near_others[:, 0]  # the highest
+    usable = {"triplet": np.minimum(first, second), "multiple_negatives": first}
+    highest = usable.get(loss, np.maximum(first, second)).max()
+    if highest <= mining.threshold:
+        advice = f"set it below {highest:.4f}" if np.isfinite(highest) else "no class has two texts"
+        raise ValueError(f"no {loss} example is above mining.threshold {mining.threshold:g}: {advice}")
     return Neighbours(own, others, own_count, others_count)
 
 
@@ -175,7 +177,7 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
         raise ValueError("mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin")
     settings = {"model": identity(model), "input": digest([pairs, corpus]), "mining": {**keywords, "seed": mining.seed},
                 "cross_encoder": fingerprint(cross or "")}  # fmt: skip
-    output = Output(path, settings, config.overwrite)
+    output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
     if finished := output.finished():
         print(f"{path} is already finished, from the same texts and settings")
         return finished

@@ -104,7 +104,8 @@ class TrainConfig:
         loss, given, others = loss_class(self.loss.class_path), self.loss.init_args, self.training.others
         keywords = loss_keywords(loss)
         if unknown := given.keys() - keywords:
-            raise ValueError(f"unknown key loss.{min(unknown)}: --loss.help {loss.__name__} lists its keywords")
+            hint = nearest(min(unknown), keywords)
+            raise ValueError(f"unknown key loss.{min(unknown)}{hint}: --loss.help {loss.__name__} lists its keywords")
         values = {name: key.default for name, key in keywords.items()} | given
         init_args = {name: convert(f"loss.{name}", value, keywords[name].type) for name, value in values.items()}
         if others:
@@ -130,7 +131,8 @@ def loss_class(name: str) -> Any:
     except (ImportError, AttributeError, ValueError):
         loss = None
     if not (inspect.isclass(loss) and issubclass(loss, losses.Loss)) or inspect.isabstract(loss):
-        raise ValueError(f"loss must be the name of a class, got {name}: --loss.help lists the known losses")
+        hint = nearest(attribute, losses.__all__)
+        raise ValueError(f"loss must be the name of a class, got {name}{hint}: --loss.help lists the known losses")
     return loss
 
 

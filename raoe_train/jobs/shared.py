@@ -11,14 +11,14 @@ from typing import Any
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import lock_output
 from raoe_train.artifacts.writing import check_writable, explained
-from raoe_train.config import marked, parse
+from raoe_train.config import checked, marked, merge, parse
 
 
 def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
     """Turn a function of one configuration object into a job, which holds a lock on its output.
 
     A job is called with a recipe (a YAML file or the name of a shipped one) and settings that override it, nested
-    (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``); or with the configuration object alone.
+    (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``). A configuration object may take the recipe's place.
 
     Args:
         function: the function; its parameter `config` is a dataclass, which may have `output` and `overwrite`.
@@ -28,9 +28,11 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
         return functools.partial(job, together=together)
     work, config_class = function, typing.get_type_hints(function)["config"]
 
-    @functools.wraps(work)
     def call(recipe: Any = None, /, **settings: Any) -> dict[str, Any]:
-        config = recipe if isinstance(recipe, config_class) else parse(config_class, recipe, settings)
+        if isinstance(recipe, config_class):
+            config = checked(merge(recipe, [settings])) if settings else recipe
+        else:
+            config = parse(config_class, recipe, settings)
         rank, world = rank_and_world()
         if not together and world > 1:
             raise ValueError(f"{work.__name__} runs in one process: start it without torchrun")
@@ -43,6 +45,8 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
         with explained(output), lock:
             return work(config)
 
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # not the signature of `work`
+        setattr(call, name, getattr(work, name))
     call.config = config_class  # type: ignore[attr-defined]
     return call
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
@@ -19,20 +19,22 @@ from raoe_train.artifacts.provenance import PICTURE, commit, versions
 from raoe_train.artifacts.report import pictures
 from raoe_train.artifacts.resume import Output, remove
 from raoe_train.artifacts.writing import read_json, write_json, write_text
-from raoe_train.config import Choice, recipe_text
+from raoe_train.config import Choice, defaults_of, recipe_text
 from raoe_train.data.sources import has_column
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
+from raoe_train.encoders.load import convert_parameters
 from raoe_train.encoders.settings import SCRATCH
 from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.tasks import Task, evaluate_tasks
-from raoe_train.jobs.settings import TrainConfig
+from raoe_train.jobs.settings import TrainConfig, loss_keywords
 from raoe_train.jobs.shared import job, require
 from raoe_train.losses import AutoLoss
 from raoe_train.losses.reads import LISTS
+from raoe_train.settings import Teacher, Training
 from raoe_train.training import certificate, measures
-from raoe_train.training.arguments import check_training, split_batches, trainer_settings
-from raoe_train.training.callbacks import LogFile, keep_events
+from raoe_train.training.arguments import check_training, multiplies_bfloat16, split_batches, trainer_settings
+from raoe_train.training.callbacks import Interruption, LogFile, keep_events
 from raoe_train.training.certificate import CERTIFICATE
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
@@ -51,7 +53,7 @@ from raoe_train.training.run_directory import (
     starting_encoder,
 )
 from raoe_train.training.trainer import Trainer
-from raoe_train.training.training_data import check_sizes, enough_steps, read_training_data, with_dev
+from raoe_train.training.training_data import check_sizes, read_training_data, redraw, with_dev
 
 LARGE = 50e6  # parameters
 STEPS = 4  # of a dry run; the first one is not timed, because it is slower
@@ -87,9 +89,12 @@ def train(config: TrainConfig) -> dict[str, Any]:
     tasks = measures.tasks_of(config.evaluation, data, config.model, config.polarity)
     if config.dry_run:
         return measure(config, settings)
-    output = on_rank_zero(lambda: Output(folder, settings_of(config, tasks), config.overwrite, folder=True))
+    recorded = settings_of(config, tasks)
+    defaults = defaults_of(TrainConfig, "recipe.")
+    defaults |= {f"recipe.loss.init_args.{k}": key.default for k, key in loss_keywords(config.loss.chosen).items()}
+    output = on_rank_zero(lambda: Output(folder, recorded, config.overwrite, folder=True, defaults=defaults))
     if on_rank_zero(output.finished) and (finished := read_json(output.path / METRICS)):
-        print(f"{folder} is finished; nothing to do")
+        print(f"{folder} is finished with these settings; to train again, remove it or choose another output")
         clear_unfinished(output.path)
         return finished
     if not output.replaces:
@@ -114,33 +119,49 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     before = measure_encoder(tasks if config.evaluation.before else {})
     trainer = build_trainer(config, settings, encoder, datasets, evaluator)
+    if training.min_steps:
+        trainer.args.max_steps = planned_steps(trainer, training)
     _print_cut(trainer, datasets, {**(evaluator.tasks if evaluator else {}), **tasks})
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
     backends = _backends(encoder.device)
     print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
     trainer.add_callback(LogFile(output.path / LOG))
+    interruption = Interruption(trainer.args)
+    trainer.add_callback(interruption)
     keep_events(trainer, output.path / EVENTS)
     checkpoint = on_rank_zero(lambda: newest_checkpoint(output.path / CHECKPOINTS, trainer.args.save_only_model))
     if checkpoint is not None:
         print(f"resuming from {checkpoint}")
-    guard: Any = None
-    if config.evaluation.certificate:
-        weights, guard = certificate.weights_of(encoder), certificate.guard_of(data, texts, encoder, seed)
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    certified, guard = config.evaluation.certificate, cast(Any, None)
+    weights = certificate.weights_of(encoder) if certified or trainer.args.load_best_model_at_end else {}
+    if certified:
+        guard = certificate.guard_of(data, texts, encoder, seed)
+    with interruption:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     chosen: dict[str, Any] = {}
-    if config.evaluation.certificate:
+    if certified:
         tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
         chosen = certificate.choose(trainer, weights, tried, [*dev.values()], guard, config.evaluation)
+    convert_parameters(encoder, encoder.saved_dtypes)
+    convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))  # so that `after` is of the rounded
+    after, best_step = measure_encoder(tasks), trainer.state.best_global_step
+    worse = measures.lower(after, before)
+    if worse and not certified:
+        print(f"warning: on the dev set {worse}", "the start is saved" if weights else "the last model is saved")
+    if worse and weights and not certified:
+        certificate.mix(encoder, weights, weights, 0.0)
+        after, best_step = measure_encoder(tasks), 0
     metrics: dict[str, Any] = {
-        **({"certificate": chosen, "failed": int(not chosen["accepted"])} if chosen else {}),
+        **({"certificate": chosen} if chosen else {}),
+        **({"failed": int(not chosen["accepted"] if chosen else bool(worse))} if chosen or worse else {}),
         "before": before,
-        "after": measure_encoder(tasks),
+        "after": after,
         "scale": trainer.scales,
         "keep": trainer.keep,
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
-        "best_step": trainer.state.best_global_step,
+        "best_step": best_step,
         "seconds": round(time.time() - start_time, 1),
         **trainer.meter.costs(),
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
@@ -153,6 +174,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     def save() -> dict[str, Any]:
         plots = pictures(lambda: measures.plot_run(trainer.state.log_history, output.path / PICTURE))
+        convert_parameters(encoder, encoder.saved_dtypes)
         save_with_card(encoder, output, config, metrics, plots)
         if chosen:
             write_json(output.path / CERTIFICATE, chosen)
@@ -199,8 +221,9 @@ def check_config(config: TrainConfig) -> None:
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
         hint = " (--teacher.information ranking needs no teacher: only the order of each list)" if lists else ""
         raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{hint}")
-    if teacher.name is not None and not (loss.asks_teacher or lists):
-        raise ValueError(f"{name} does not use a teacher: remove --teacher.name")
+    changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key) and key != "device"]
+    if changed and not (loss.asks_teacher or lists):
+        raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")
     if data.redraw and data.max_rows is None:
         raise ValueError("data.redraw needs --data.max_rows, the number of rows to draw in each epoch")
     if data.shuffle_lists and not lists:
@@ -208,7 +231,6 @@ def check_config(config: TrainConfig) -> None:
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
         raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
-    check_training(config.training, bool(data.dev or data.dev_share))
     if config.evaluation.certificate:
         if not (data.dev or data.dev_share):
             raise ValueError("evaluation.certificate needs a dev set, data.dev or data.dev_share")
@@ -218,6 +240,7 @@ def check_config(config: TrainConfig) -> None:
             raise ValueError("evaluation.certificate needs all weights in every process: remove training.fsdp")
     elif data.guard:
         raise ValueError("data.guard has no effect without evaluation.certificate")
+    check_training(config.training, bool(data.dev or data.dev_share))
 
 
 def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
@@ -237,12 +260,10 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
         trainer.train()
     finally:
         remove(folder)
-    batches = len(trainer.get_train_dataloader())
-    epoch_steps = math.ceil(batches / trainer.args.gradient_accumulation_steps)
-    steps = config.training.max_steps or math.ceil(epoch_steps * trainer.args.num_train_epochs)
-    meter = trainer.meter
+    steps, meter = planned_steps(trainer, config.training), trainer.meter
     seconds = steps * (meter.seconds - meter.first_seconds) / (STEPS - 1)
-    print(f"{steps} steps in about {seconds / 3600:.2g} hours; peak memory {meter.peak / 1000:.2f} GB")
+    duration = f"{seconds / 60:.2g} minutes" if seconds < 3600 else f"{seconds / 3600:.2g} hours"
+    print(f"{steps} steps in about {duration}; peak memory {meter.peak / 1000:.2f} GB")
     rows = {name: len(dataset) for name, dataset in datasets.items()}
     return {"rows": rows, "steps": steps, "seconds": seconds, "peak_memory_mb": meter.peak}
 
@@ -254,7 +275,16 @@ def build_trainer(
     training = config.training
     if settings["learning_rate"] == "auto":
         settings = {**settings, "learning_rate": rate_for(encoder, datasets)}
-    args = SentenceTransformerTrainingArguments(**split_batches(enough_steps(settings, datasets, config)))
+    if config.data.redraw:
+        if "batch_sampler" in settings:
+            raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
+        settings = {**settings, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows or 0)}
+    if encoder.saved_dtypes and not settings["fp16"]:
+        # products stay in 16 bits where the device is fast at them, and where frozen weights have them
+        is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
+        fast = settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])
+        settings = {**settings, "bf16": fast}
+    args = SentenceTransformerTrainingArguments(**split_batches(settings))
     if training.gradient_checkpointing:
         # from 5.17 on, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
@@ -263,6 +293,12 @@ def build_trainer(
     loss = build_loss(config, encoder, datasets)
     keywords: Any = {name: getattr(training, name) for name in ("by_length", "packed", "keep")}
     return Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)
+
+
+def planned_steps(trainer: Trainer, training: Training) -> int:
+    """The number of steps of a whole run, at least training.min_steps."""
+    epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
+    return training.max_steps or max(training.min_steps, math.ceil(epoch_steps * training.num_train_epochs))
 
 
 def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:

@@ -31,6 +31,7 @@ PACKAGES = ("sentence_transformers.", "raoe_train.")
 # sentence-transformers' losses without that method whose forward embeds each column and reads no more from the model
 EMBED_COLUMNS = ("SoftmaxLoss", "GISTEmbedLoss", "CachedGISTEmbedLoss", "MegaBatchMarginLoss",
                  "CachedMultipleNegativesRankingLoss", "CachedMultipleNegativesSymmetricRankingLoss")  # fmt: skip
+LABELS_ARE_EMBEDDINGS = ("MSELoss", "EmbedDistillLoss")
 
 
 def innermost(loss: Any) -> Any:
@@ -76,7 +77,7 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
             widths = random.sample(widths, loss.n_dims_per_step)
         parts = [(weight, [nn.functional.normalize(x[:, :d], dim=-1) for x in columns], d) for d, weight in widths]
         return sum(
-            weight * loss_of(loss.loss, heads, _cut_labels(labels, columns, d), tokens) for weight, heads, d in parts
+            weight * loss_of(loss.loss, heads, _cut_labels(loss.loss, labels, d), tokens) for weight, heads, d in parts
         )
     if embeds_columns(loss):
         replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
@@ -99,10 +100,10 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
     return loss.compute_loss_from_embeddings(columns, labels)
 
 
-def _cut_labels(labels: Any, columns: list[Tensor], width: int) -> Any:
-    """Cut labels to a width if they are embeddings, like the columns."""
-    embeddings = isinstance(labels, Tensor) and labels.ndim in (2, 3) and labels.shape[-1] == columns[0].shape[-1]
-    return labels[..., :width] if embeddings else labels
+def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
+    """Cut labels to a width if they are embeddings. Those of other losses may have as many columns by chance."""
+    is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
+    return labels[..., :width] if is_cut else labels
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:

@@ -30,20 +30,28 @@ class LossParts(dict):
     MatryoshkaLoss and AdaptiveLayerLoss scale and add losses; a tensor that is added becomes the part "others".
     """
 
-    def __rmul__(self, weight: float) -> "LossParts":
+    def __mul__(self, weight: Any) -> "LossParts":
         return LossParts({name: weight * part for name, part in self.items()})
 
-    __mul__ = __rmul__
+    def __add__(self, other: Any) -> "LossParts":
+        if not isinstance(other, Mapping):  # such as a term of a wrapper, or the 0 that sum() starts with
+            is_tensor, first = torch.is_tensor(other), next(iter(self.values()))
+            other = {"others": other if is_tensor else first.new_tensor(other)} if is_tensor or other else {}
+        return LossParts({name: self.get(name, 0) + other.get(name, 0) for name in {**self, **other}})
 
-    def __truediv__(self, number: float) -> "LossParts":
+    def __truediv__(self, number: Any) -> "LossParts":
         return self * (1 / number)
 
-    def __radd__(self, zero: float) -> "LossParts":
-        return self  # sum() starts with 0
+    def __neg__(self) -> "LossParts":
+        return self * -1
 
-    def __add__(self, other: Mapping[str, Tensor] | Tensor) -> "LossParts":
-        more = other if isinstance(other, Mapping) else {"others": other}  # such as a term of a wrapper
-        return LossParts({name: self.get(name, 0) + more.get(name, 0) for name in {**self, **more}})
+    def __sub__(self, other: Any) -> "LossParts":
+        return self + (LossParts(other) if isinstance(other, Mapping) else other) * -1
+
+    def __rsub__(self, other: Any) -> "LossParts":
+        return -self + other
+
+    __rmul__, __radd__ = __mul__, __add__
 
 
 class PairLoss(CachedLoss):

@@ -24,6 +24,12 @@ def check_training(training: Training, has_dev: bool) -> None:
             f"training.eval_strategy {training.eval_strategy} needs a dev set, data.dev or data.dev_share; "
             "to train without one and keep the last model, use --training.eval_strategy no"
         )
+    loads_best = has_dev and training.eval_strategy != "no" and training.others.get("load_best_model_at_end", True)
+    if training.save_strategy == "no" and loads_best:
+        raise ValueError(
+            "training.save_strategy no leaves no checkpoint to choose by the dev set: "
+            "remove it, or keep the last model with --training.eval_strategy no"
+        )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
         raise ValueError("training.eval_steps has no effect with eval_strategy epoch: remove one of them")
 

@@ -1,9 +1,13 @@
 """Callbacks of the trainer: cost, log lines, log file, and the check for weights that are not finite."""
 
 import json
+import logging
 import re
 import resource
+import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +22,10 @@ from transformers.trainer_callback import ProgressCallback
 from raoe_train.encoders.lengths import texts_of
 from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 
+logger = logging.getLogger(__name__)
 MAX_ROWS = 16  # rows of a batch that an error shows
 STATUS = Path("/proc/self/status")
+EXTRA = "interrupted"  # file in a checkpoint that a signal wrote
 LEFT = "its gradient left weights that are not finite"
 
 
@@ -37,13 +43,16 @@ class Meter(TrainerCallback):
         self.seconds, self.first_seconds, self.peak = 0.0, 0.0, 0.0
         self.first_step, self.last_step = 0, 0
         self.rows, self.unit, self.logged = 0, "rows", 0.0
+        self.total_rows, self.warned = 0, False
+        self.left_out: int | None = None  # rows in no batch of the first epoch
         self._since = 0.0
 
     def count(self, inputs: Mapping[str, Any]) -> None:
         """Count a batch."""
         columns = inputs["plan"].rows if "plan" in inputs else [v for k, v in inputs.items() if k.endswith("input_ids")]
         self.unit = "pairs" if len(columns) == 2 else "rows"
-        self.rows += len(columns[0]) if columns else 0
+        rows = len(columns[0]) if columns else 0
+        self.rows, self.total_rows = self.rows + rows, self.total_rows + rows
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first_step = state.global_step  # more than 0 where a run resumes
@@ -59,7 +68,20 @@ class Meter(TrainerCallback):
             self.first_seconds = self.seconds
         self._since = now
 
-    on_epoch_end = on_step_end
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step_end(args, state, control)
+        data: Any = self.trainer.train_dataset
+        tables = [*data.values()] if isinstance(data, Mapping) else [data]
+        is_first = self.left_out is None and not self.first_step
+        is_whole = state.epoch >= 1 or not control.should_training_stop  # not cut by max_steps
+        if is_first and is_whole and all(hasattr(table, "__len__") for table in tables):
+            rows = sum(map(len, tables))
+            self.left_out = rows - self._of_all_processes(self.total_rows)
+            if self.left_out > 0:
+                print(f"{self.left_out} of {rows} rows are in no batch of an epoch: the batch sampler leaves them out")
+
+    def _of_all_processes(self, count: int) -> int:
+        return int(self.trainer.accelerator.reduce(torch.tensor(count, device=self.trainer.args.device), "sum"))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._since = time.perf_counter()
@@ -67,13 +89,17 @@ class Meter(TrainerCallback):
     on_save = on_evaluate
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.last_step = state.global_step
+        self.last_step, self.total_rows = state.global_step, self._of_all_processes(self.total_rows)
         self.peak = peak_mb(self.cuda)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not logs or "loss" not in logs:
             return
-        rows = self.trainer.accelerator.reduce(torch.tensor(self.rows, device=args.device), "sum").item()
+        if logs["loss"] == 0 == logs.get("grad_norm") and not self.warned:
+            logger.warning("the loss and its gradient are 0, so nothing is learned: batches may have too few rows, no "
+                           "negatives, or equal scores")  # fmt: skip
+            self.warned = True
+        rows = self._of_all_processes(self.rows)
         seconds, self.logged = self.seconds - self.logged, self.seconds
         self.rows = 0
         if rows and seconds > 0:
@@ -82,10 +108,13 @@ class Meter(TrainerCallback):
         logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
 
     def costs(self) -> dict[str, Any]:
-        """{"train_seconds", "train_steps": the steps in this time, "peak_memory_mb"}."""
+        """{"train_seconds", "train_steps" and "train_rows": the steps and rows in this time, "left_out": rows in no
+        batch of the first epoch, "peak_memory_mb"}."""
         return {
             "train_seconds": round(self.seconds, 3),
             "train_steps": self.last_step - self.first_step,
+            "train_rows": self.total_rows,
+            "left_out": self.left_out,
             "peak_memory_mb": round(self.peak, 1),
         }
 
@@ -143,6 +172,45 @@ class LogFile(TrainerCallback):
 def _line(entry: dict[str, Any]) -> str:
     # transformers' train_loss divides the losses since the last resume by all steps
     return json.dumps({key: value for key, value in entry.items() if key != "train_loss"}) + "\n"
+
+
+class Interruption(TrainerCallback):
+    """In this block, SIGINT and SIGTERM write a checkpoint at the end of the step, and stop training with
+    KeyboardInterrupt; a second signal stops at once. That checkpoint is removed before the next regular one, so that a
+    resumed run keeps the same ones as a run in one go. With several processes, which would not stop at the same step,
+    or without checkpoints, signals have their usual effect."""
+
+    def __init__(self, args: Any) -> None:
+        self.args, self.came, self.handlers = args, False, dict[int, Any]()
+
+    def __enter__(self) -> None:
+        can_save = self.args.world_size == 1 and self.args.save_strategy != "no"
+        if can_save and threading.current_thread() is threading.main_thread():
+            self.handlers = {each: signal.signal(each, self._note) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def _note(self, *_: Any) -> None:
+        self.came = True
+        self.__exit__()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_save:
+            for mark in Path(args.output_dir).glob(f"*/{EXTRA}"):
+                shutil.rmtree(mark.parent)
+        elif self.came and not float(state.epoch).is_integer():  # at its end, an epoch may be evaluated yet
+            args.save_total_limit, control.should_save = None, True
+            mark = Path(args.output_dir, f"checkpoint-{state.global_step}", EXTRA)
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+    on_epoch_end = on_step_end
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.came:
+            raise KeyboardInterrupt
 
 
 def keep_events(trainer: Any, folder: Path) -> None:

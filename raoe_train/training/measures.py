@@ -11,7 +11,7 @@ import numpy as np
 
 from raoe_train.artifacts import report
 from raoe_train.data.settings import Data
-from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
+from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 from raoe_train.evaluation.tasks import Task, main_score, read_tasks
 from raoe_train.settings import Evaluation, Polarity
@@ -26,7 +26,8 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
     if not evaluation.tasks:
         return {}
     if polarity.reference is None and not model.random_weights and model.name != SCRATCH:
-        polarity = replace(polarity, reference=FrozenEncoder(name=model.name))
+        start: Any = model  # with its pooling, prompt, length, revision …
+        polarity = replace(polarity, reference=start)
     return read_tasks(
         evaluation.tasks,
         data.dir,
@@ -41,6 +42,13 @@ def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
     results, metrics = ({}, {}) if evaluator is None else (evaluator(model), evaluator.metrics)
     values = {name: 100 * results[f"dev_{key}"] for name, key in metrics.items()}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+
+def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """ "spearman falls from 73.63 to 30.40:" if the dev score is lower than before training; else ""."""
+    name = "spearman" if "spearman" in after else "ndcg@10"
+    old, new = before.get(name), after.get(name)
+    return "" if old is None or new is None or new >= old else f"{name} falls from {old:.2f} to {new:.2f}:"
 
 
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:

@@ -1,5 +1,7 @@
 """The directory of a training run: its settings, checkpoints, final model and model card."""
 
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +12,9 @@ import yaml
 from raoe_train.artifacts.processes import on_rank_zero
 from raoe_train.artifacts.provenance import PICTURE, digest, fingerprint
 from raoe_train.artifacts.report import cell, made_with, table
-from raoe_train.artifacts.resume import Output, remove, replacing_model
+from raoe_train.artifacts.resume import Output, explicit, remove, replacing_model
 from raoe_train.artifacts.writing import partial, read_json
-from raoe_train.config import to_dict
+from raoe_train.config import defaults_of, marked, to_dict
 from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.scratch import drop_head
 from raoe_train.encoders.settings import SCRATCH, Model
@@ -25,7 +27,7 @@ CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders t
 EVENTS = "tensorboard"
 FILES = (RECIPE, METRICS, LOG, CERTIFICATE, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
 STATE = "trainer_state.json"  # of a checkpoint
-HEADING = "\n## Training Details\n"  # heading in sentence-transformers' card before which our section goes
+HEADING = "\n## Model Details\n"  # heading in sentence-transformers' card before which our section goes
 # Settings that do not affect results, by full path, because keys of mappings (data.labels) may have any name.
 WHERE_IT_RUNS = {"output", "overwrite", "dry_run", "model.device", "model.device_map", "teacher.device",
                  "teacher.cache", "teacher.second.device", "teacher.second.cache", "polarity.reference.device",
@@ -119,6 +121,9 @@ def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[s
         encoder.save_pretrained(str(folder))
         path = folder / "README.md"
         page = path.read_text(encoding="utf-8") if path.is_file() else ""
+        base = cell(Path(config.model.name).name)
+        page = re.sub(r"<!-- - \*\*Base model:.*-->", lambda _: f"- **Base model:** {base}", page)
+        page = page.replace("sentence_transformers_model_id", output.path.name)
         first, heading, rest = page.partition(HEADING)
         path.write_text("\n".join([first, *_section(config, metrics, plots), ""]) + heading + rest, encoding="utf-8")
 
@@ -131,8 +136,11 @@ def _text(value: Any) -> Any:
 
 
 def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
-    settings = _set(to_dict(replace(config, output=None, overwrite=False)), to_dict(type(config)()))
+    settings = explicit(to_dict(replace(config, output=None, overwrite=False)), defaults_of(type(config)))
     recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    for _, path in marked(config, "read"):
+        if os.path.isabs(path):
+            recipe = recipe.replace(path, Path(path).name)
     scores = [[cell(name), *values] for name, *values in score_rows(metrics)]
     certificate = metrics.get("certificate")
     return [
@@ -149,15 +157,3 @@ def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> l
         "",
         f"Made with {made_with({'commit': metrics['commit'] or 'unknown', **metrics['versions']})}.",
     ]
-
-
-def _set(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that differ from the defaults, and all classes."""
-    result = {}
-    for key, value in settings.items():
-        default = defaults.get(key)
-        if isinstance(value, Mapping) and isinstance(default, Mapping):
-            value = _set(value, default)
-        if value not in (default, {}) or key == "class_path":
-            result[key] = value
-    return result

@@ -12,11 +12,14 @@ import torch
 from datasets import Dataset
 from pandas import DataFrame
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
 from raoe_train.data.rows import row_table
 from raoe_train.encoders.embed import prompt_of
+from raoe_train.encoders.load import low_precision, warn_without_end
 from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
@@ -86,7 +89,15 @@ class Trainer(SentenceTransformerTrainer):
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
         self.batch: Any = None  # of the current or last step
         self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss has not been read yet
+        if args.auto_find_batch_size:
+            raise ValueError("auto_find_batch_size has no effect here: set per_device_train_batch_size")
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
+        warn_without_end(self.model)
+        if low := low_precision(self.model):
+            logger.warning("%d weights to train are in 16 bits, which rounds small updates away: load the encoder with "
+                           "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
+        if isinstance(args.prompts, Mapping):
+            _check_prompts(args.prompts, self.train_dataset, self.eval_dataset)
         if args.prompts is None:
             args.prompts = _own_prompts(self.model, train_dataset)  # the collator reads prompts from args only
         if data_collator is None:
@@ -145,6 +156,10 @@ class Trainer(SentenceTransformerTrainer):
                 what = f"{rows - 1} in-batch negatives, up to {own} of its own and {own * (rows - 1)} of the other rows"
                 print(f"{name}: a row has {what}")
                 print("  accumulated batches add none; loss.mini_batch_size allows larger ones")
+        resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
+        if resume and self.is_world_process_zero():
+            _find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
+        self.accelerator.wait_for_everyone()
         result = super().train(*arguments, **settings)
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
@@ -268,6 +283,27 @@ def _in_our_order(data: Any) -> Any:
         return data
     labels = [label if label in (None, -1) else numbers[label] for label in data["label"]]
     return data.remove_columns("label").add_column("label", labels)
+
+
+def _check_prompts(prompts: Any, *data: Any) -> None:
+    """Raise ValueError for prompts of columns or datasets that do not exist."""
+    names = {name for each in data if isinstance(each, Mapping) for name in each}
+    tables = [table for each in data for table in (each.values() if isinstance(each, Mapping) else [each])]
+    columns = {name for table in tables for name in getattr(table, "column_names", None) or []}
+    mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if columns else []
+    for each in mappings:
+        if unknown := {*each} - columns - names:
+            raise ValueError(f"prompts: no column or dataset is named {min(unknown)!r}: {', '.join(names | columns)}")
+
+
+def _find_best(folder: Path) -> None:
+    """Name the best checkpoint by its place now in the states of checkpoints, which may have been moved since."""
+    for file in folder.rglob(TRAINER_STATE_NAME):
+        state = TrainerState.load_from_json(str(file))
+        moved = file.parent.parent / Path(state.best_model_checkpoint or "").name
+        if state.best_model_checkpoint and moved.is_dir() and not Path(state.best_model_checkpoint).is_dir():
+            state.best_model_checkpoint = str(moved)
+            state.save_to_json(str(file))
 
 
 def _own_prompts(model: Any, data: Any) -> Any:

@@ -1,10 +1,8 @@
 """The training data of a recipe: its sources as datasets with the columns that its loss reads."""
 
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from torch.utils.data import RandomSampler
 
 from raoe_kernels import refine_similarity
 from raoe_train.artifacts import resume
-from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
 from raoe_train.data.rows import row_table
@@ -172,21 +169,6 @@ def hold_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     print(f"{name}: {len(dev_rows)} of {len(dataset)} rows are held out for development")
     train = dataset.select(train_rows).flatten_indices(keep_in_memory=True)
     return DatasetDict({**datasets, name: train}), dataset.select(sorted(dev_rows))
-
-
-def enough_steps(settings: dict[str, Any], datasets: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """Add epochs to the trainer's settings until there are training.min_steps steps and, with data.redraw, a sampler
-    that draws new rows in each epoch."""
-    data, limit = config.data, None
-    if data.redraw:
-        if "batch_sampler" in settings:
-            raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
-        limit = data.max_rows
-        settings = {**settings, "batch_sampler": partial(redraw, rows=limit)}
-    batch_size = settings["per_device_train_batch_size"] * rank_and_world()[1]
-    batches = sum(math.ceil(min(len(dataset), limit or len(dataset)) / batch_size) for dataset in datasets.values())
-    steps = math.ceil(batches / settings["gradient_accumulation_steps"])
-    return {**settings, "num_train_epochs": max(settings["num_train_epochs"], config.training.min_steps / steps)}
 
 
 def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:

@@ -13,11 +13,9 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.jobs.settings import TrainConfig
-from raoe_train.settings import Training
 from raoe_train.training.arguments import split_batches
 from raoe_train.training.measures import score_rows
-from raoe_train.training.training_data import enough_steps, hold_out
+from raoe_train.training.training_data import hold_out
 from tests.tiny import SENTENCES, saved_encoder
 
 CLASSES = ["entailment", "neutral", "contradiction"]
@@ -167,16 +165,3 @@ def test_batches_are_drawn_split_batches(monkeypatch):
     result = split_batches({"per_device_train_batch_size": 4, "accelerator_config": {"even_batches": False}})
     config = {"even_batches": False, "split_batches": True}
     assert result == {"per_device_train_batch_size": 12, "accelerator_config": config}
-
-
-def test_min_steps():
-    sizes = {"a": range(100), "b": range(30)}
-    options = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "gradient_accumulation_steps": 1}
-
-    def epochs(least, **changes):
-        return enough_steps({**options, **changes}, sizes, TrainConfig(training=Training(min_steps=least)))
-
-    assert epochs(0)["num_train_epochs"] == 2
-    assert epochs(18)["num_train_epochs"] == 2  # nine batches an epoch
-    assert epochs(36)["num_train_epochs"] == 4
-    assert epochs(36, gradient_accumulation_steps=3)["num_train_epochs"] == 12

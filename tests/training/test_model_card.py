@@ -27,7 +27,7 @@ def trained(tmp_path_factory):
 def test_model_card_describes_the_run(trained):
     folder, _, metrics = trained
     card = (folder / "out" / "README.md").read_text()
-    ours = card.partition("## Recipe and scores")[2].partition("## Training Details")[0]
+    ours = card.partition("## Recipe and scores")[2].partition("## Model Details")[0]
     assert ours and "## Usage" in card and "### Training Logs" in card  # theirs is around it
     assert "      logging_steps: 2.0\n" in ours and "teacher:" not in ours
     assert "class_path: raoe_train.losses.RAOELoss\n" in ours

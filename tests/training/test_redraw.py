@@ -9,12 +9,9 @@ from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from raoe_train import run
-from raoe_train.data.settings import Data
-from raoe_train.jobs.settings import TrainConfig
 from raoe_train.losses import CoSENTLoss
-from raoe_train.settings import Training
 from raoe_train.training import Trainer
-from raoe_train.training.training_data import enough_steps, redraw
+from raoe_train.training.training_data import redraw
 from tests.tiny import tiny_encoder
 from tests.training.small_runs import settings, write_pairs
 
@@ -72,13 +69,6 @@ def test_steps_count_drawn_rows(tmp_path):
     assert [metrics["steps"] for metrics in results] == [9, 9, 9]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
     assert weights[0] == weights[1] != weights[2]
-
-
-def test_min_steps_count_drawn_rows():
-    """12 of 48 rows in batches of 5 are 3 steps, so 12 steps are 4 epochs."""
-    config = TrainConfig(data=Data(max_rows=ROWS, redraw=True), training=Training(min_steps=12))
-    settings = {"per_device_train_batch_size": 5, "num_train_epochs": 3, "gradient_accumulation_steps": 1}
-    assert enough_steps(settings, {"set": range(48)}, config)["num_train_epochs"] == 4
 
 
 @pytest.mark.parametrize(

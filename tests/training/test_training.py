@@ -155,7 +155,7 @@ def test_best_model_is_chosen_on_held_out_pairs(tmp_path, capsys):
     metrics = run("train", "raoe-s1", **options)
     held = int(re.search(r"train: (\d+) of 40 rows are held out", capsys.readouterr().out)[1])
     assert 8 <= held <= 12 and metrics["pairs"] == {"train": 40 - held}
-    assert metrics["before"]["spearman"] is not None and metrics["best_step"]
+    assert metrics["before"]["spearman"] is not None and metrics["best_step"] is not None
     datasets, _ = training_data(load("train", "raoe-s1", options))
     rest, dev = hold_out(datasets, 0.2, 42)
     assert not {*dev["sentence1"]} & {*rest["train"]["sentence1"]}  # of a premise all pairs, or none
