@@ -26,32 +26,34 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 SAID = re.compile(r"<!-- (not compared|any numbers|numbers within ([\d.]+)) -->\s*\Z")
 
+TRAINING = """
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+import torch
+encoder = SentenceTransformer("minilm")
+args = SentenceTransformerTrainingArguments("run", max_steps=1, per_device_train_batch_size=2, report_to="none")
+lists = [["a dog barks", "a dog makes a noise", "it rains"], ["a man runs", "someone moves", "a cat sleeps"]]
+squares = [torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.2], [0.1, 0.2, 1.0]])] * 2
+"""
 # Pages whose Python runs, and the code that runs before it, in a folder with an encoder `minilm` (also named
 # sentence-transformers/all-MiniLM-L6-v2) and a decoder `llm`.
 RUN = {
     "README.md": "",
     "docs/python.md": "",
     "docs/by-length.md": "",
+    "docs/from-sentence-transformers.md": "",
     "docs/generation.md": """
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 tokenizer, config = AutoTokenizer.from_pretrained("llm"), AutoConfig.from_pretrained("llm", max_position_embeddings=256)
 model = AutoModelForCausalLM.from_config(config)
-""",
+"""
+    + TRAINING,
     "docs/margins.md": """
 from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("minilm")
 source_sentences, source_labels = ["a dog barks", "a cat sleeps", "it rains", "it snows"] * 9, [0, 0, 1, 1] * 9
 source_sentences = [f"{sentence} {number}" for number, sentence in enumerate(source_sentences)]
 sentences, labels, reference = ["a dog sleeps", "it hails"], [0, 1], model
-""",
-    "docs/post-training.md": """
-from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-import torch
-model = SentenceTransformer("minilm")
-args = SentenceTransformerTrainingArguments("run", max_steps=1, per_device_train_batch_size=2, report_to="none")
-lists = [["a dog barks", "a dog makes a noise", "it rains"], ["a man runs", "someone moves", "a cat sleeps"]]
-squares = [torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.2], [0.1, 0.2, 1.0]])] * 2
 """,
     "raoe_kernels/infonce/README.md": """
 import torch
@@ -86,17 +88,15 @@ READ = {
     "docs/evaluation.md": LARGE,
     "docs/generation.md": LARGE,
     "docs/installing.md": "its Python is the demo, minutes, which .ci/run and tests of wheels do",
-    "docs/losses.md": LARGE,
+    **dict.fromkeys(
+        [f"docs/lab/{name}.md" for name in ("bellm", "losses", "ranking-sentences", "speed", "study", "versions")],
+        LARGE + ": the studies",
+    ),
     "docs/margins.md": LARGE,
-    "docs/post-training.md": LARGE,
-    "docs/recipes.md": LARGE,
     "docs/reproduce.md": LARGE + ": the papers' tables",
     "docs/results/README.md": LARGE,
     "docs/scale.md": "several machines, or hours of kills; test_processes.py and tests/faults have their like",
-    "docs/study.md": LARGE,
     "docs/tutorials/decoder.md": LARGE + ": the one command for a large model; the rest of the page runs",
-    "docs/tutorials/ranking-sentences.md": LARGE + ": the one command for a large model; the rest of the page runs",
-    "docs/versions.md": "each environment is made in minutes, of gigabytes",
 }
 # Runs blocks in order, all of Python's in one process, and prints each block's number before it.
 DRIVER = """

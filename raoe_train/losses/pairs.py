@@ -225,7 +225,7 @@ def calibrate(
 ) -> float:
     """Find the scale, of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
 
-    Above this scale, training can lower the loss by making all cosines alike (docs/study.md). The paper's 20 fits the
+    Above this scale, training can lower the loss by making all cosines alike (docs/lab/study.md). The paper's 20 fits the
     scores of another encoder; human scores are noisier and need a smaller scale.
 
     Args:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from benchmarks.studies.jobs import read_outcomes
 from raoe_train.artifacts.provenance import file_digest
 from raoe_train.data.pairs import pair_table
-from raoe_train.evaluation.tasks import Outcomes, write_outcomes
 
 PAIR = {"sentence1": "a", "sentence2": "b", "score": 0.5}
 
@@ -40,13 +37,6 @@ def test_underscore_in_a_number_is_an_error(tmp_path, score):
     path = write(tmp_path / "a.tsv", f"sentence1\tsentence2\tscore\na\tb\t{score}\n")
     with pytest.raises(ValueError, match=f"line 2: score is '{score}', not a number"):
         pair_table(path)
-
-
-@pytest.mark.parametrize("values", [np.array([[1.0]]), np.array(["a"]), np.array([])], ids=["matrix", "text", "none"])
-def test_examples_are_lists_of_numbers(tmp_path, values):
-    write_outcomes(tmp_path / "r.json", {"stsb": Outcomes(values)}, {})
-    with pytest.raises(ValueError, match=r"r\.json\.examples\.npz cannot be read"):
-        read_outcomes(tmp_path / "r.json", {})
 
 
 def test_digest_ignores_the_time_of_a_file(tmp_path):

@@ -88,7 +88,9 @@ def llama():
     return tiny_language_model("llama")
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(
+    "name", [name if name == "llama" else pytest.param(name, marks=pytest.mark.slow) for name in PLAIN]
+)
 def test_cached_contexts_give_equal_chains(name):
     # as in test_decoding, Gemma's mask is NaN beside padding in float64
     double = name != "gemma"

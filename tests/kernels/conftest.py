@@ -69,14 +69,17 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What runs in Triton's interpreter is slow; two of three cases of attention there, drawn by their names, are left
-    to `make exhaustive`."""
+    """What runs in Triton's interpreter is slow, and half precision of plain torch; two of three cases of attention in
+    the interpreter, drawn by their names, are left to `make exhaustive`."""
     for item in items:
-        if "kernels" in item.path.parts and getattr(item, "callspec", None) and "triton" in item.callspec.id:
-            item.add_marker("slow")
-        interpreted = item.path.name == "test_attention.py" and item.get_closest_marker("slow")
-        if interpreted and crc32(item.name.encode()) % 3:
-            item.add_marker("exhaustive")
+        if "kernels" in item.path.parts and getattr(item, "callspec", None):
+            place, dtype = (item.callspec.params.get(name) for name in ("place", "dtype"))
+            plain = place is not None and place[1] in ("reference", "scan")
+            interpreted = "triton" in item.callspec.id
+            if interpreted or (plain and dtype in (torch.float16, torch.bfloat16)):
+                item.add_marker("slow")
+            if interpreted and item.path.name == "test_attention.py" and crc32(item.name.encode()) % 3:
+                item.add_marker("exhaustive")
 
 
 @pytest.fixture

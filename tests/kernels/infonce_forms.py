@@ -89,7 +89,7 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
     table = {
         "plain": {},
         "symmetric": {"symmetric": True, "scale": 60.0, "targets": targets, "ignore": (few, absent)},
-        "mask": {"ignore": mask, "targets": targets, "scale": 5.0},
+        "mask": {"ignore": mask, "targets": targets},
         "joint-four": {"directions": all_four},
         "joint-four-targets-ids": {"directions": all_four, "targets": targets, "ignore": (few, absent), "scale": 5.0},
         "joint-queries": {"directions": ("query_to_doc", "query_to_query"), "scale": 60.0},

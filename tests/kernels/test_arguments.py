@@ -1,4 +1,4 @@
-"""Wrong arguments raise errors that name the argument and show what came."""
+"""Wrong arguments raise errors that name the argument and show what came: the messages of every kind of error."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WRONG = [
 
 @pytest.mark.parametrize("call, kind, message", WRONG)
 def test_wrong(call, kind, message):
-    """The messages of all kinds of errors; other files look at the type and the argument alone."""
+    """Other ops' files look at the type and the argument alone."""
     with pytest.raises(kind, match=message):
         call()
 

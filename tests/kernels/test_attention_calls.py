@@ -1,4 +1,4 @@
-"""The attention ops' argument errors, and both under torch.compile and as registered operators."""
+"""The attention ops' argument errors, and which backend a GPU takes by the case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What info_nce_loss and sigmoid_loss have in common: views, edges, dtypes, gradients, memory and compilation."""
+"""What info_nce_loss and sigmoid_loss have in common: ids, edges, dtypes, autocast and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pairwise_cosine: every backend x dtype against the float64 reference, its edges, its gradients."""
+"""pairwise_cosine: every backend x dtype against the float64 reference, and its edges."""
 
 from __future__ import annotations
 

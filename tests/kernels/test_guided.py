@@ -1,4 +1,4 @@
-"""guided_log_probs and guided_argmax: every backend x dtype against Eq. 4 in float64, edges, gradients, compilation."""
+"""guided_log_probs and guided_argmax: every backend x dtype against Eq. 4 in float64, and edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""guided_log_probs and guided_argmax as calls: strides, modes, argument errors, compilation."""
+"""guided_log_probs and guided_argmax as calls: many launches, nothing to do, argument errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What the Triton form of info_nce_loss is made of: chunks, products, scaled rows, weights in half precision; and how
-many torch operators a call makes."""
+"""The Triton form of info_nce_loss in half precision: norms, sums and weights near what its dtypes can hold."""
 
 from __future__ import annotations
 
@@ -12,7 +11,10 @@ from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import HAS_GPU
 from tests.kernels.contrast_cases import INFONCE, rows
 
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+pytestmark = [
+    pytest.mark.slow,  # Triton's interpreter
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
+]
 DEVICE = "cuda" if HAS_GPU else "cpu"
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -32,7 +34,6 @@ def compared(inputs, upstream=-1.5, **given):
     return truth
 
 
-@needs_triton
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("powers", [(-12, -12), (-6, 13), (13, 13)])
 def test_norms_leave_half_precision_its_range(dtype, powers):
@@ -43,13 +44,11 @@ def test_norms_leave_half_precision_its_range(dtype, powers):
     compared([a.to(dtype), p.to(dtype)], scale=5.0)
 
 
-@needs_triton
 def test_norms_beyond_float16(poisoned):
     a, p = rows((9, 9), 20, torch.float32)
     compared([(a * 1e15).bfloat16(), (p * 1e15).bfloat16()])
 
 
-@needs_triton
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("n", [3, 64])
 def test_anchors_that_share_a_target_add_up(dtype, n):
@@ -62,7 +61,6 @@ def test_anchors_that_share_a_target_add_up(dtype, n):
     compared([a.to(dtype), p.to(dtype)], targets=targets, symmetric=True)
 
 
-@needs_triton
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_weights_of_a_learned_batch_keep_their_digits(dtype, symmetric):

@@ -1,4 +1,4 @@
-"""info_nce_loss beyond one direction: against the formula term by term, by hand, and every backend x
+"""info_nce_loss beyond one direction: against the formula term by term, and every backend x
 dtype that has these forms against the float64 reference."""
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ def multiplied(monkeypatch):
     return dtypes
 
 
+@pytest.mark.slow
 @HALVES
 @pytest.mark.parametrize("which", CASES)
 def test_halves_against_the_reference(which, dtype, multiplied, poisoned):

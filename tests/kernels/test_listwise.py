@@ -1,4 +1,4 @@
-"""list_mle_loss: by hand, against loops, edges, gradients, argument errors."""
+"""list_mle_loss: against loops and float64, edges, argument errors."""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(1024) greedy(int* x, int n) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "spills"), [(8, False), (100, True)])
 def test_the_gate_sees_spills(count, spills, tmp_path):
     """A block of 1,024 threads leaves each 64 registers."""

@@ -131,6 +131,7 @@ for count, classes, scale, changing in (
 """
 
 
+@pytest.mark.slow
 def test_values_that_change_during_a_call_corrupt_nothing():
     """In a process of its own: what is written out of bounds may kill any test after it."""
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""The edges of the pairwise losses: empty, NaN, the clip, huge exponents, precision, partial gradients."""
+"""The edges of the pairwise losses: empty, NaN, the clip, huge exponents, precision."""
 
 from __future__ import annotations
 

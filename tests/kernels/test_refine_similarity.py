@@ -1,4 +1,4 @@
-"""refine_similarity by hand and against Algorithm 1; both listwise ops together, and under torch.compile."""
+"""refine_similarity against Algorithm 1, its edges, argument errors."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from benchmarks.triton_compile import SHARED_LIMIT, Compiled, compile_variant, r
 from benchmarks.triton_variants import variants
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
     pytest.mark.timeout(1800),  # compilers on a busy machine
 ]
@@ -190,14 +191,12 @@ def test_quick_ones_compile_for_every_architecture(elsewhere):
         assert len(complaints(rows, dict.fromkeys(SHARED_LIMIT, 8))) == 3  # 16 bytes and 64: too much for that
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MOST_SHARED)
 def test_blocks_fit_into_99_kib_of_shared_memory(name, elsewhere):
     rows = elsewhere(compiled, [86, 89, 120], name)
     assert len(rows) == 3 and complaints(rows) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "name"),
     [
@@ -211,7 +210,6 @@ def test_every_kernel_compiles_for_other_architectures(kernel, name, elsewhere):
     assert name in {row.name for row in rows} and complaints(rows) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", in_ci(SM_90_GROUPS))
 def test_every_variant_compiles_for_sm_90(group, elsewhere):
     """And what matrix products must show: no warp repeats another's, and in half precision tiles of 64 use wgmma."""
@@ -222,7 +220,6 @@ def test_every_variant_compiles_for_sm_90(group, elsewhere):
     assert {row.name: without_wgmma(row) for row in rows if without_wgmma(row)} == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", DOUBLE)
 def test_constants_of_float64_keep_their_digits(name, elsewhere):
     """tl.minimum(x, 0.999999), or a comparison, takes a Python number for a float32: seen on a GPU, in Triton 3.6."""
@@ -230,7 +227,6 @@ def test_constants_of_float64_keep_their_digits(name, elsewhere):
     assert rows and {row.name: rounded(row) for row in rows if rounded(row)} == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", groups(*WIDE))
 def test_long_rows_move_16_bytes_at_once(group, elsewhere):
     for row in elsewhere(compiled, [90], SM_90_GROUPS[group]):
@@ -241,7 +237,6 @@ def test_long_rows_move_16_bytes_at_once(group, elsewhere):
             assert all(map(int.__ge__, wide(row), WIDE[group])), row.name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", in_ci(groups("info_nce_weights")))
 def test_logits_and_weights_move_16_bytes_at_once(group, elsewhere):
     """And what the columns' norms are; ids, masks and the other direction's sums come as they are."""
@@ -254,7 +249,6 @@ def test_logits_and_weights_move_16_bytes_at_once(group, elsewhere):
         assert ignore != "all" or kind == "symmetric" or narrow(row) == [], row.name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", in_ci(groups("sigmoid_weights")))
 def test_questions_move_16_bytes_at_once(group, elsewhere):
     """Logits, what the columns' norms are, and weights; ids, groups and masks come as they are."""

@@ -57,11 +57,3 @@ def test_it_minimises_the_mean_over_whole_batches(size, batches):
             losses.append(loss.compute_loss_from_embeddings(columns, torch.tensor(rows["score"])).item())
         means[scale] = sum(losses)
     assert best(0.25, 0.3, batch_size=size) == min(means, key=means.get)
-
-
-def test_columns_and_losses():
-    model, dataset = noisy(0.25, 0.3, columns=("a", "b"))
-    assert rt.calibrate(model, RankMarginLoss(None), dataset, seed=1) == best(0.25, 0.3)
-    for loss, pairs in ((torch.nn.Module(), dataset), (RankMarginLoss(None), dataset.remove_columns("score"))):
-        with pytest.raises(ValueError, match="calibrate needs a loss of scored pairs, and pairs with two texts"):
-            rt.calibrate(model, loss, pairs)

@@ -1,4 +1,4 @@
-"""GISTLoss against sentence-transformers' GISTEmbedLoss; guides that read texts, caching and recipes."""
+"""GISTLoss against sentence-transformers' GISTEmbedLoss; guides that read texts, caching."""
 
 from __future__ import annotations
 

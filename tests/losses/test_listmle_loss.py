@@ -1,4 +1,4 @@
-"""ListMLELoss: the paper's formula, ragged lists, the trainer's batches, caching, Matryoshka."""
+"""ListMLELoss: the paper's formula, ragged lists, the trainer's batches, caching."""
 
 from __future__ import annotations
 

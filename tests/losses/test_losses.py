@@ -1,4 +1,4 @@
-"""Loss modules: the papers' formulas, sentence-transformers' conventions, caching, Matryoshka."""
+"""Loss modules: the papers' formulas, sentence-transformers' conventions, caching."""
 
 from __future__ import annotations
 
@@ -132,25 +132,22 @@ def test_every_form_of_labels(loss):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key"),
     [
-        ({"score": torch.full((11,), float("nan"))}, "got a NaN score"),
-        ({"label": torch.full((11,), -1)}, "-1 means no label"),
-        ({"label": torch.full((11,), 0.5)}, "whole numbers from 0"),
+        ({"score": torch.full((11,), float("nan"))}, "score"),
+        ({"label": torch.full((11,), -1)}, "label"),
+        ({"label": torch.full((11,), 0.5)}, "label"),
         ({"score": torch.zeros(10)}, "needs 11 values of score .* got 10"),
-        ({"label": torch.zeros(12, dtype=torch.long)}, "needs 11 values of label .* got 12"),
+        ({"label": torch.zeros(12, dtype=torch.long)}, "label"),
     ],
 )
-def test_wrong_labels_are_errors(change, message):
+def test_wrong_labels_are_errors(change, key):
     _, labels = batch(tiny_encoder(), 11)
-    loss = RAOELoss(None)
-    loss.compute_loss_from_embeddings(embeddings(), labels)
-    with pytest.raises(ValueError, match=message):
-        loss.compute_loss_from_embeddings(embeddings(), {**labels, **change})
-    with pytest.raises(ValueError, match="needs a score"):
-        loss.compute_loss_from_embeddings(embeddings(), {"label": labels["label"]})
-    with pytest.raises(ValueError, match="needs a score"):
-        loss.compute_loss_from_embeddings(embeddings(), None)
+    with pytest.raises(ValueError, match=key):
+        RAOELoss(None).compute_loss_from_embeddings(embeddings(), {**labels, **change})
+    for missing in ({"label": labels["label"]}, None):
+        with pytest.raises(ValueError, match="needs a score"):
+            RAOELoss(None).compute_loss_from_embeddings(embeddings(), missing)
 
 
 def step(loss, model, features, labels, seed=11):
@@ -188,12 +185,9 @@ def test_collator():
     assert torch.equal(made["sentence1_input_ids"], expected)
     assert not torch.equal(expected, model.preprocess(SENTENCES[:3])["input_ids"])
     collate = ScoreLabelCollator(preprocess_fn=model.preprocess)
-    with pytest.raises(ValueError, match="one of entailment, neutral, contradiction, got 'yes'"):
-        collate([{**rows[2], "label": "yes"}])
-    with pytest.raises(ValueError, match="a score must be a number, got None"):
-        collate([{**rows[2], "score": None}])
-    with pytest.raises(ValueError, match="a label must be a whole number"):
-        collate([{**rows[2], "label": 0.5}])
+    for wrong in ({"label": "yes"}, {"label": 0.5}, {"score": None}):
+        with pytest.raises(ValueError, match=f"a {next(iter(wrong))} must be"):
+            collate([{**rows[2], **wrong}])
     # Other datasets as ever: a list of both, or one column of labels.
     listed = collate([{"a": "x", "b": "y", "label": [1.0, 0.5]}])
     assert listed["label"].tolist() == [[1.0, 0.5]]

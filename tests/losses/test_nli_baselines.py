@@ -1,4 +1,4 @@
-"""Losses that RAOE is compared with on NLI: AnglE with neutrals, distillation on the fly, labels that are left out."""
+"""Losses that RAOE is compared with on NLI: AnglE with neutrals, distillation on the fly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches planned in the collator: a step reads nothing back from its device, and dispatches few operations."""
+"""Batches planned in the collator: a step reads nothing back from its device; workers plan the same ones."""
 
 from __future__ import annotations
 

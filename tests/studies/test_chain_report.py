@@ -1,4 +1,4 @@
-"""The report of chains: hand-computed measures, the page and invalid input."""
+"""The report of chains: hand-computed measures and the page."""
 
 from __future__ import annotations
 

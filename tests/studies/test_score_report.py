@@ -1,4 +1,4 @@
-"""The report of scores: intervals, the page, the papers' rows and invalid input."""
+"""The report of scores: intervals, the page, invalid input."""
 
 from __future__ import annotations
 

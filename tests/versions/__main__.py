@@ -1,5 +1,5 @@
 """``python -m tests.versions [--only NAME …] [--folder DIR]``: the corners of the versions that pyproject.toml claims,
-each in an environment of its own, with the wheel of this tree; docs/versions.md has what came of it.
+each in an environment of its own, with the wheel of this tree; docs/lab/versions.md has what came of it.
 
 An environment that is in DIR already is taken as it is, and a corner that has its result there is not run again, so
 that the same command goes on. The page is written once DIR has all results. The first run downloads some 4 GB; of CUDA
@@ -25,7 +25,7 @@ from benchmarks import provenance
 from tests.versions.stand_ins import stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs" / "lab" / "versions.md"
 SHOWN = ("torch", "numpy", "transformers", "sentence-transformers", "peft", "scikit-learn", "pandas", "datasets")
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "setuptools>=77")
 TESTS = """
@@ -127,7 +127,7 @@ def tried(corner: Corner, home: Path, wheel: Path, folder: Path) -> dict[str, ob
 
 
 def page(results: dict[str, dict[str, object]]) -> str:
-    """The generated part of docs/versions.md."""
+    """The generated part of docs/lab/versions.md."""
     lines = ["| " + " | ".join(["Python", *SHOWN, "tests", "ran"]) + " |", "|---" * (len(SHOWN) + 3) + "|"]
     for name, result in results.items():
         versions, counts = result.get("versions"), result.get("counts")
