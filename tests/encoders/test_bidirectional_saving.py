@@ -316,7 +316,7 @@ def test_second_stage_continues_the_adapter(tmp_path):
                                               "model.bidirectional_layers": 1, "loss": "InfoNCELoss"})  # fmt: skip
     run("train", None, **options)
     before = load_encoder(Model(name=str(tmp_path / "out"), device="cpu")).encode(SENTENCES)
-    second = {**options, "model.name": str(tmp_path / "out"), "output": str(tmp_path / "second")}
+    second = {**options, "model.name": str(tmp_path / "out"), "output": str(tmp_path / "second"), "data.dev": None}
     for key in ("model.lora", "model.bidirectional_layers"):
         second.pop(key)
     run("train", None, **second)
