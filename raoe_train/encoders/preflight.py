@@ -39,8 +39,9 @@ def loading(name: str) -> Iterator[None]:
         try:  # once, because the libraries ask six times, for a minute
             get_session().head(constants.ENDPOINT, timeout=5)
         except Exception as error:
-            reason = f"the hub cannot be reached ({str(error).partition(chr(10))[0]})"
-            raise OSError(f"{name} cannot be loaded: there is no such folder, and {reason}") from None
+            reason = str(error).partition("\n")[0]
+            message = f"{name} cannot be loaded: there is no such folder, and the hub cannot be reached ({reason})"
+            raise OSError(message) from None
     try:
         yield
     except (ImportError, torch.OutOfMemoryError):
