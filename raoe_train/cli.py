@@ -246,7 +246,7 @@ def _unexpected(error: Exception) -> str:
 def _explain(error: Exception, job: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         extra = EXTRAS[error.name]
-        return f"{error.name} is not installed: install raoe[{extra}], in a checkout by pip install -e '.[{extra}]'"
+        return f"{error.name} is not installed: install raoe[{extra}] (in a checkout: pip install -e '.[{extra}]')"
     if _no_memory(error):
         reason = str(error).partition("\n")[0][:200]
         sizes = [key for key in cfg.keys_of(config_of(job)) if key.endswith("batch_size")] if job in JOBS else []

@@ -58,8 +58,8 @@ def prompt_of(model: Any, kind: str) -> str | None:
 
 
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> None:
-    """Print how many texts of a source are longer than a SentenceTransformer's max_seq_length, with a prompt, by default
-    the model's own."""
+    """Print how many texts of a source are longer than a SentenceTransformer's max_seq_length. Texts get a prompt, by
+    default the model's own."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     limit = getattr(model, "max_seq_length", None)
     if limit is None or not hasattr(tokenizer, "num_special_tokens_to_add"):
