@@ -73,8 +73,8 @@ def test_unexpected_errors_are_one_line_and_a_traceback_file(monkeypatch, tmp_pa
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ModuleNotFoundError("no tqdm", name="tqdm"), "tqdm is not installed: install raoe[train] (in a checkout: pip install"),
-        (ModuleNotFoundError("no mteb", name="mteb"), "mteb is not installed: install raoe[eval] (in a checkout: pip install"),
+        (ModuleNotFoundError("no tqdm", name="tqdm"), "install raoe[train] (in a checkout: pip install -e '.[train]')"),
+        (ModuleNotFoundError("no mteb", name="mteb"), "install raoe[eval] (in a checkout: pip install -e '.[eval]')"),
         # packages that a model's own code imports, and modules missing from another version, are not extras of raoe
         (ModuleNotFoundError("No module named 'einops'", name="einops"), "No module named 'einops'"),
         (ModuleNotFoundError("No module named 'peft.new'", name="peft.new"), "No module named 'peft.new'"),
