@@ -223,7 +223,9 @@ def loss_help(name: str) -> str:
     if not name:
         from raoe_train import losses
 
-        return f"losses of raoe_train.losses: {', '.join(losses.__all__)}"
+        classes = {name: getattr(losses, name) for name in losses.__all__}
+        named = [name for name, each in classes.items() if hasattr(each, "reads") and not inspect.isabstract(each)]
+        return f"losses of raoe_train.losses: {', '.join(named)}"
     loss = settings.loss_class(name)
     usage, text = f"raoe-train train --loss {name} [--loss.KEYWORD VALUE ...]", inspect.getdoc(loss) or ""
     keywords = Parser(usage=usage, add_help=False, description=text.partition("\n\nArgs:")[0])
@@ -244,7 +246,7 @@ def _unexpected(error: Exception) -> str:
 def _explain(error: Exception, job: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         extra = EXTRAS[error.name]
-        return f"{error.name} is not installed: install raoe[{extra}], in a checkout by pip install -e '.[{extra}]'"
+        return f"{error.name} is not installed: install raoe[{extra}] (in a checkout: pip install -e '.[{extra}]')"
     if _no_memory(error):
         reason = str(error).partition("\n")[0][:200]
         sizes = [key for key in cfg.keys_of(config_of(job)) if key.endswith("batch_size")] if job in JOBS else []

@@ -153,7 +153,7 @@ def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) ->
     if not isinstance(value, bool) and word.lower() in label_map:
         label = label_map[word.lower()]
         if label is None:
-            raise RowProblem(f"{column} is {value!r}, which labels drops", reason="label left out")
+            raise RowProblem(f"{column} is {value!r}, which `labels` maps to null", reason="label left out")
         return label
     if word in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}, not a gold label", reason="no gold label")

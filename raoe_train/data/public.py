@@ -62,7 +62,7 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
 
 
 def _file(path: Path, columns: dict[str, str] | None) -> Source:
-    if path.suffix == ".json":  # in truth JSON lines
+    if path.suffix == ".json":  # JSON lines in spite of the suffix
         return Source(str(path), "line", Columns(columns), read_jsonl(path))
     return open_source(str(path), columns)
 

@@ -58,8 +58,8 @@ def prompt_of(model: Any, kind: str) -> str | None:
 
 
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> None:
-    """Print how many texts of a source are longer than a SentenceTransformer's max_seq_length; by default with its
-    default prompt."""
+    """Print how many texts of a source are longer than a SentenceTransformer's max_seq_length. Texts get a prompt, by
+    default the model's own."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     limit = getattr(model, "max_seq_length", None)
     if limit is None or not hasattr(tokenizer, "num_special_tokens_to_add"):
@@ -75,7 +75,8 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
         tokens = tokenizer([prompt + text for text in chunk], truncation=False, verbose=False)["input_ids"]
         cut += sum(counts[text] for text, row in zip(chunk, tokens, strict=True) if len(row) > limit)
     if cut:
-        print(f"{source}: {cut} of {counts.total()} texts are longer than max_seq_length {limit} and cut", flush=True)
+        longer = f"{cut} of {counts.total()} texts are longer than max_seq_length {limit}"
+        print(f"{source}: {longer}, and are truncated", flush=True)
 
 
 def reduce(

@@ -61,7 +61,7 @@ def load_encoder(
     _check(spec, train)
     if spec.name == SCRATCH:
         if sentences is None:
-            raise ValueError(f"model.name {SCRATCH!r} makes a new model, which works in training only")
+            raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only `train` can use")
         transformer = scratch_transformer(spec.scratch or Scratch(), sentences, spec.max_seq_length)
         pooling = Pooling(transformer.get_embedding_dimension(), POOLING[spec.pooling or "mean"])
         model: Any = SentenceTransformer(modules=[transformer, pooling], device=spec.device)
@@ -171,7 +171,7 @@ def _load(spec: Model) -> Any:
     if folder.is_dir():
         name = str(folder)
     elif "/" not in name and name.lower() not in ORIGINAL_TRANSFORMER_MODELS:
-        name = f"sentence-transformers/{name}"  # as the library does
+        name = f"sentence-transformers/{name}"  # as sentence-transformers does
     weights: dict[str, Any] = {"dtype": spec.dtype, "device_map": spec.device_map}
     weights["attn_implementation"] = spec.attention
     if spec.load_in_4bit:

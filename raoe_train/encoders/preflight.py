@@ -40,7 +40,8 @@ def loading(name: str) -> Iterator[None]:
             get_session().head(constants.ENDPOINT, timeout=5)
         except Exception as error:
             reason = str(error).partition("\n")[0]
-            raise OSError(f"{name} cannot be loaded: no such folder, and no hub ({reason})") from None
+            message = f"{name} cannot be loaded: there is no such folder, and the hub cannot be reached ({reason})"
+            raise OSError(message) from None
     try:
         yield
     except (ImportError, torch.OutOfMemoryError):

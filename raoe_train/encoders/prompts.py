@@ -33,7 +33,7 @@ def parse_template(template: str) -> tuple[str, str]:
     except ValueError as error:
         raise ValueError(f"prompt {template!r}: {error} (double a literal brace: {{{{ or }}}})") from None
     if len(parts) != 2:
-        raise ValueError(f"prompt {template!r} must have {{text}} exactly once; it has it {len(parts) - 1} times")
+        raise ValueError(f"prompt {template!r} must contain {{text}} exactly once; it occurs {len(parts) - 1} times")
     return parts[0], parts[1]
 
 

@@ -65,7 +65,8 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
     output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
     result = output.finished() if output else None
     if result and model is not None and not config.overwrite:
-        raise ValueError(f"output {path} exists, maybe for another model: choose another output, or set overwrite=True")
+        problem = "exists and may belong to another model"
+        raise ValueError(f"output {path} {problem}: choose another output, or set overwrite=True")
     if result is None or model is not None:
         from raoe_train.encoders.load import load_encoder
 

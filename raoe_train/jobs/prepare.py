@@ -52,7 +52,7 @@ def _prepare(name: str, entry: dict[str, Any], folder: Path | None, output: Outp
         except OSError as error:
             raise OSError(
                 f"{name} cannot be read from {place} ({error}): if it is gated, accept its terms at {entry['page']}; "
-                "without a network, put a download into --copies DIR"
+                "without a network, pass the folder of downloaded files with --copies"
             ) from error
         for split, published in entry["counts"].items() if output.settings["counts"] else ():
             if rows[split] != published:

@@ -143,8 +143,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     if certified:
         tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
         chosen = certificate.choose(trainer, weights, tried, [*dev.values()], guard, config.evaluation)
-    convert_parameters(encoder, encoder.saved_dtypes)
-    convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))  # so that `after` is of the rounded
+    convert_parameters(encoder, encoder.saved_dtypes)  # rounded as they are saved, so that `after` is of those weights
+    convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
     after, best_step = measure_encoder(tasks), trainer.state.best_global_step
     worse = measures.lower(after, before)
     if worse and not certified:

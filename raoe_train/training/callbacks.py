@@ -214,7 +214,7 @@ class Interruption(TrainerCallback):
 
 
 def keep_events(trainer: Any, folder: Path) -> None:
-    """Have TensorBoard write into `folder`, unless its environment variable names another."""
+    """Make TensorBoard write into `folder`, unless its environment variable names another."""
     for each in trainer.callback_handler.callbacks:
         if isinstance(each, TensorBoardCallback) and each.logging_dir is None:
             each.logging_dir = str(folder)

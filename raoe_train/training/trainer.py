@@ -153,9 +153,9 @@ class Trainer(SentenceTransformerTrainer):
                 if is_left and not own:
                     left = f"the last of its {len(each)} rows is alone in a batch and has no negatives"
                     raise ValueError(f"{name}: {left}: set dataloader_drop_last, or another batch size than {size}")
-                what = f"{rows - 1} in-batch negatives, up to {own} of its own and {own * (rows - 1)} of the other rows"
-                print(f"{name}: a row has {what}")
-                print("  accumulated batches add none; loss.mini_batch_size allows larger ones")
+                more = f", up to {own} of its own and {own * (rows - 1)} negatives of other rows" if own else ""
+                print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
+                print("  gradient accumulation adds none; loss.mini_batch_size allows larger batches")
         resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
         if resume and self.is_world_process_zero():
             _find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
@@ -166,7 +166,7 @@ class Trainer(SentenceTransformerTrainer):
         return result
 
     def _planning(self, loader: Any) -> Any:
-        """Have a DataLoader plan its batches, unless accelerate cuts them into parts for several processes."""
+        """Make a DataLoader plan its batches, unless accelerate cuts them into parts for several processes."""
         if type(loader).__name__ != "DataLoaderDispatcher":
             inner = getattr(loader, "base_dataloader", loader)  # accelerate's wrapper iterates over an inner loader
             inner.collate_fn = PlanningCollator(inner.collate_fn, self.loss)

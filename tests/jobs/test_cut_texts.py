@@ -48,25 +48,25 @@ def lines(capsys):
 
 def test_encode(encoder, texts, tmp_path, capsys):
     run("encode", None, **{"model.name": encoder, "data.input": texts, "output": str(tmp_path / "x.npy")})
-    assert lines(capsys) == [f"{texts}: 3 of 10 texts are longer than max_seq_length 16 and cut"]
+    assert lines(capsys) == [f"{texts}: 3 of 10 texts are longer than max_seq_length 16, and are truncated"]
 
 
 def test_mine(encoder, texts, tmp_path, capsys):
     run("mine", None, **{"model.name": encoder, "data.input": texts, "mining.threshold": -1.0,
                          "output": str(tmp_path / "mined.tsv")})  # fmt: skip
-    assert lines(capsys) == [f"reference {encoder}: 3 of 10 texts are longer than max_seq_length 16 and cut"]
+    assert lines(capsys) == [f"reference {encoder}: 3 of 10 texts are longer than max_seq_length 16, and are truncated"]
 
 
 def test_score(encoder, pairs, tmp_path, capsys):
     other = saved_encoder(tmp_path / "other")
     run("score", None, **{"teachers": [encoder, other], "data.input": pairs, "output": str(tmp_path / "scored.tsv")})
-    said = "3 of 24 texts are longer than max_seq_length 16 and cut"
+    said = "3 of 24 texts are longer than max_seq_length 16, and are truncated"
     assert lines(capsys) == [f"teacher {encoder}: {said}", f"teacher {other}: {said}"]
 
 
 def test_evaluate(encoder, pairs, capsys):
     run("evaluate", None, **{"model.name": encoder, "tasks": [pairs], "data.columns": {"score": "gold"}})
-    assert lines(capsys) == [f"{pairs}: 3 of 24 texts are longer than max_seq_length 16 and cut"]
+    assert lines(capsys) == [f"{pairs}: 3 of 24 texts are longer than max_seq_length 16, and are truncated"]
 
 
 @pytest.mark.parametrize("prompt, cut", [(None, 3), ("a b c d e f g h i j k l m n", 24)])
@@ -78,7 +78,7 @@ def test_train(encoder, pairs, tmp_path, capsys, prompt, cut):
     options = {"loss": "CoSENTLoss", "training.num_train_epochs": 1, "evaluation.tasks": [str(source)], **prompts}
     run("train", None, **{"model.name": encoder, "data.train": [str(source)], "data.dev": str(source),
                           "output": str(tmp_path / "out"), **options})  # fmt: skip
-    said = "24 texts are longer than max_seq_length 16 and cut"
+    said = "24 texts are longer than max_seq_length 16, and are truncated"
     assert lines(capsys) == [f"scored: {cut} of {said}", f"scored.tsv: 3 of {said}", f"{source}: 3 of {said}"]
 
 
@@ -98,7 +98,7 @@ def test_counts_are_those_of_the_tokenizer(encoder, capsys, prompt, length):
         cut += bool(given.encodings[0].overflowing)
     print_cut(model, iter(every), "here", prompt)
     assert cut and lines(capsys) == [
-        f"here: {cut} of {len(every)} texts are longer than max_seq_length {length} and cut"
+        f"here: {cut} of {len(every)} texts are longer than max_seq_length {length}, and are truncated"
     ]
 
 
@@ -106,7 +106,7 @@ def test_a_token_can_be_a_byte(tmp_path, capsys):
     model = load_encoder(saved_decoder(tmp_path), device="cpu", max_seq_length=9)
     assert len(model.tokenizer("🙂🙂🙂")["input_ids"]) > 9
     print_cut(model, ["🙂🙂🙂", "🙂"], "here")
-    assert lines(capsys) == ["here: 1 of 2 texts are longer than max_seq_length 9 and cut"]
+    assert lines(capsys) == ["here: 1 of 2 texts are longer than max_seq_length 9, and are truncated"]
 
 
 def test_nothing_is_said_if_no_text_is_cut(capsys):

@@ -243,7 +243,7 @@ def test_a_misspelt_model_is_said_at_once(tmp_path, monkeypatch, job):
         "score": {"teachers": ["modles/mini", "b"], "data.input": str(tmp_path / "pairs.tsv"), "output": "o.tsv"},
     }
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match="modles/mini cannot be loaded: no such folder"):
+    with pytest.raises(OSError, match="modles/mini cannot be loaded: there is no such folder"):
         rt.run(job, **options[job])
     assert calls == [1]
 

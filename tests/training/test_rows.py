@@ -56,8 +56,8 @@ def test_each_format_trains_on_the_same_rows(tmp_path, capsys):
         losses = run(tmp_path, file)
         output = capsys.readouterr().out
         assert f"{file}: 10 rows\n" in output
-        what = "3 in-batch negatives, up to 2 of its own and 6 of the other rows"
-        line = f"{file.split('.')[0]}: a row has {what}\n  accumulated batches add none; "
+        what = "3 positives of other rows, up to 2 of its own and 6 negatives of other rows"
+        line = f"{file.split('.')[0]}: negatives of a row: {what}\n  gradient accumulation adds none; "
         assert output.count(line) == 1
         if file == "a.jsonl":
             expected = losses
@@ -74,7 +74,7 @@ def test_pairs_and_texts_that_are_left_out(tmp_path, capsys):
     output = capsys.readouterr().out
     dropped = "1 rows dropped (positive equal to the query), 10 texts dropped (in two roles)"
     assert f"a.jsonl: 10 rows, {dropped}\n" in output
-    assert "a: a row has 3 in-batch negatives, up to 0 of its own and 0 of the other rows" in output
+    assert "a: negatives of a row: 3 positives of other rows\n" in output
 
 
 @pytest.mark.parametrize("loss", ["TripletLoss", "AnglEContrastiveLoss"])
