@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._dispatch import Op, refuse_second_derivative
+from ._dispatch import Op, refuse_func_grad, refuse_second_derivative
 from ._dtypes import wide, without_autocast
 from ._operator import eager, operator
 
@@ -76,7 +76,7 @@ def register(
     name       the operator's name, by default the op's key
     forward    the name of the backends' function, for an op that has several
     """
-    function = op.functions[0] if len(op.functions) == 1 else op.key
+    function = " or ".join(op.functions)
     kinds = [kind.__forward_arg__ for kind in make.__annotations__.values()]  # as text
     fields = [f"{SCHEMA.get(kind, kind)} {field}" for field, kind in zip(make._fields, kinds, strict=True)]
     tensors = sum(field.startswith("Tensor") for field in fields)
@@ -88,6 +88,8 @@ def register(
         module, needs = eager(op, backend, problem[:tensors], problem), no_needs
         if torch.is_grad_enabled():
             needs = tuple([x is not None and x.requires_grad for x in problem[:gradients]])
+            if True in needs:
+                refuse_func_grad(function)
         if module is None:
             output = run_operator(*problem, [int(need) for need in needs], backend)
             return output[0] if saved else output

@@ -121,6 +121,15 @@ def use_backend(backend: str) -> Iterator[None]:
         _block.reset(token)
 
 
+def refuse_func_grad(function: str) -> None:
+    """Raise RuntimeError if torch.func.grad or vjp differentiates a call: a custom operator has no such derivative."""
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    if any(level.key() == torch._C._functorch.TransformType.Grad for level in levels):
+        raise RuntimeError(f"{function} does not work under torch.func.grad: use torch.autograd.grad or .backward()")
+
+
 def refuse_second_derivative(function: str) -> None:
     """Raise in the backward of a function that has no second derivative if create_graph=True asks for one."""
     if torch.is_grad_enabled():

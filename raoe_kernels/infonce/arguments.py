@@ -16,6 +16,12 @@ def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, tar
     _validate.float_tensor("anchors", anchors, 2)
     check_alike("positives", positives, anchors)
     if negatives is not None:
+        if isinstance(negatives, Tensor) and not negatives.is_floating_point():
+            got = _validate.describe(negatives)
+            raise TypeError(f"negatives must be rows of floats, got {got}: pass the positives' columns as targets=")
+        if isinstance(negatives, Tensor) and negatives.ndim == 3:
+            got = _validate.describe(negatives)
+            raise ValueError(f"negatives must have 2 dimensions, got {got}: pass negatives.flatten(0, 1)")
         check_alike("negatives", negatives, anchors)
     if targets is None and len(positives) < len(anchors):
         raise ValueError(

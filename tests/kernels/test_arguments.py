@@ -51,6 +51,10 @@ WRONG = [
     (lambda: pairwise_cosine(C[None], C[None].double()), ValueError, "same shape, dtype and device"),
     (lambda: pairwise_cosine(L[None], L[None]), TypeError, "a must be float16"),
     (lambda: pairwise_cosine(C[None], C[None], eps=-1), ValueError, "eps"),
+    (lambda: info_nce_loss(C[None], C[None], L), TypeError, "negatives must be rows of floats.*pass .* as targets="),
+    (lambda: info_nce_loss(C[None], C[None], C[None, None]), ValueError, r"pass negatives\.flatten\(0, 1\)"),
+    (lambda: torch.func.grad(lambda x: rank_margin_loss(x, S))(C), RuntimeError, "rank_margin_loss.*torch.func"),
+    (lambda: torch.func.vjp(lambda x: info_nce_loss(x, x), C[None]), RuntimeError, "info_nce_loss.*torch.func.grad"),
 ]
 
 
