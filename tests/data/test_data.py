@@ -1,19 +1,14 @@
 """Reading sentence pairs: formats, columns, labels, scores, splits, and unusable rows."""
 
-import itertools
 import json
 import logging
-from datetime import date
-from decimal import Decimal
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data import read_pairs
-from raoe_train.data.columns import RowProblem, parse_score
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.pairs import pair_table, read_scored
 from tests.data.made import HEADER, write
@@ -63,16 +58,6 @@ def test_snli_as_published(tmp_path):
     assert counts == {"read": 5, "kept": 3, "dropped": {"no gold label": 2}}
 
 
-def test_columns_and_their_types(tmp_path):
-    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tneutral\ttrain\n")
-    dataset = read_pairs(path)
-    assert dataset.column_names == ["sentence1", "sentence2", "score", "label"]
-    assert dataset[0] == {"sentence1": "a", "sentence2": "b", "score": 1.0, "label": 1}
-    assert dataset.features["label"].dtype == "int64"
-    plain = write(tmp_path / "b.tsv", "sentence1\tsentence2\na\tb\n")
-    assert read_pairs(plain).column_names == ["sentence1", "sentence2"]
-
-
 def test_split(tmp_path):
     path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\ttrain\nc\td\t2\t1\tdev\ne\tf\t3\t2\ttrain\n")
     assert read_pairs(path + "#train")["sentence1"] == ["a", "e"]
@@ -115,9 +100,7 @@ def test_columns(tmp_path):
     ("labels", "words", "expected"),
     [
         (None, ["entailment", "NEUTRAL", "contradiction"], [0, 1, 2]),
-        (None, ["0", "1", "2"], [0, 1, 2]),
-        (None, [2, 1.0, 0], [2, 1, 0]),
-        ({"dup": 0, "no": 7}, ["dup", "no", "dup"], [0, 7, 0]),
+        (None, [2, 1.0, "0"], [2, 1, 0]),
         ({"Dup": 0, "NO": 7}, ["dUP", "no", "Dup"], [0, 7, 0]),
         ({0: 2, 1: 1, 2: 0}, ["0", "1", "2"], [2, 1, 0]),
         ({"-": 1, "yes": 0}, ["-", "yes", "yes"], [1, 0, 0]),
@@ -166,17 +149,6 @@ def test_labels_replace_missing_scores(tmp_path):
         read_pairs(path, columns={"label": None}, require=("score",))
 
 
-def test_labels_beside_scores_are_unchanged(tmp_path):
-    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tsome word\tx\nc\td\t0\tanother\tx\n")
-    assert read_scored(path, None).column_names == ["sentence1", "sentence2", "score"]
-
-
-def test_scored_pairs_differ_in_score(tmp_path):
-    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t\tx\nc\td\t1\t\tx\n")
-    with pytest.raises(ValueError, match=r"a\.tsv: all scores are equal"):
-        read_scored(path, None)
-
-
 def test_scores(tmp_path):
     def scored(text):
         return write(tmp_path / "a.tsv", f"sentence1\tsentence2\tscore\na\tb\t0\nc\td\t{text}\n")
@@ -218,15 +190,8 @@ def test_malformed_rows(tmp_path, suffix, caplog):
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n\n{"sentence1": \n', "line 3: not JSON"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": 3}\n', "line 1: sentence2 is 3, not a text"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "\\ud83d"}\n', "line 1: invalid Unicode .lone surrogate"),
-        (
-            "a.jsonl",
-            '{"sentence1": "a", "sentence2": "b"}\n{"sentence1": "a", "sentence2": "b", "score": 1}\n',
-            "line 2: the row has sentence1, sentence2, score, but earlier rows have sentence1, sentence2",
-        ),
         ("a.tsv", b"sentence1\tsentence2\na\tb\n\xff\tb\n", "line 3: not UTF-8"),
-        ("a.csv", 'sentence1,sentence2\n"over\ntwo",x\na\n', "line 4: 1 fields"),
         ("a.tsv", "sentence1\tsentence1\na\tb\n", "line 1: the header has a duplicate column name"),
-        ("a.tsv", "sentence1\tsentence2\n", "no usable pair in 0 rows"),
         ("a.tsv", "", "no usable pair in 0 rows"),
         ("a.tsv", "sentence1\tsentence2\tlabel\na\tb\t-\n", "no usable pair in 1 rows: 1 x no gold label"),
     ],
@@ -234,25 +199,6 @@ def test_malformed_rows(tmp_path, suffix, caplog):
 def test_errors_name_the_line(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message):
         read_pairs(write(tmp_path / name, text))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"x":' * 100_000, "not JSON .*recursion"),
-        ('{"sentence1": "a", "sentence2": "b", "score": 1%s, "subset": ""}' % ("0" * 400), "not a number"),
-        ('{"sentence1": "a", "sentence2": "b", "score": 1, "subset": "\\ud800"}', "lone surrogate"),
-        ('{"sentence1": "a", "sentence2": "b", "score": [0%s], "subset": ""}' % (", 0.5" * 100_000), r"… \(\d+ char"),
-    ],
-    ids=["deep", "long", "surrogate", "list"],
-)
-def test_json_that_fits_no_table_is_a_row_error(tmp_path, line, message):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"sentence1": "a", "sentence2": "b", "score": 1, "subset": "s"}\n' + line + "\n")
-    with pytest.raises(ValueError, match=rf"x\.jsonl, line 2: .*{message}") as error:
-        read_pairs(path)
-    assert len(str(error.value)) < 1000
-    assert len(read_pairs(path, on_error="skip")) == 1
 
 
 def test_damaged_gzip(tmp_path):
@@ -275,15 +221,6 @@ def test_writing_what_a_format_cannot_hold(tmp_path):
         write_rows(tmp_path / "a.parquet.gz", ["text"], [{"text": "a"}])
 
 
-def test_decimals_and_times_go_from_parquet_to_jsonl(tmp_path):
-    rows = [{"a": Decimal("0.25"), "b": date(2026, 1, 2)}]
-    write_rows(tmp_path / "x.parquet", ["a", "b"], rows)
-    write_rows(tmp_path / "x.jsonl", ["a", "b"], (fields for _, fields in read_rows(tmp_path / "x.parquet")))
-    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"a": 0.25, "b": "2026-01-02"}
-    with pytest.raises(ValueError, match="a jsonl file cannot hold b'x'"):
-        write_rows(tmp_path / "y.jsonl", ["a"], [{"a": b"x"}])
-
-
 def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
@@ -301,21 +238,12 @@ def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):
     assert path.read_text() == "newer"
 
 
-def test_rows_are_streamed(tmp_path):
-    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\tx\n" * 3)
-    rows = read_rows(path)
-    assert next(rows) == (2, {"sentence1": "a", "sentence2": "b", "score": "1", "label": "0", "split": "x"})
-
-
 @pytest.mark.skipif(not REAL.is_dir(), reason="the benchmark data beside the project is not here")
 @pytest.mark.parametrize(
     ("source", "scale", "pairs", "label"),
     [
-        ("sts/stsb.tsv.gz#train", (0, 5), 5749, False),
         ("sts/sick.tsv.gz#test", (1, 5), 4927, True),
-        ("sts/sts12.tsv.gz#test", (0, 5), 3108, False),
         ("nli/snli.tsv.gz#dev", None, 9842, True),
-        ("nli/mnli.tsv.gz", None, 11999, True),
     ],
 )
 def test_real_files(source, scale, pairs, label):
@@ -331,27 +259,11 @@ def test_a_gzip_file_has_no_name_and_no_time(tmp_path):
     assert (tmp_path / "a.jsonl.gz").read_bytes()[3:8] == bytes(5)
 
 
-@pytest.mark.parametrize("value", [True, b"1", "1_0"])
-def test_python_number_syntax_is_not_a_score(value):
-    with pytest.raises(RowProblem, match="not a number"):
-        parse_score("score", value)
-
-
-@pytest.mark.parametrize("names", itertools.permutations(["entailment", "neutral", "contradiction"]))
-def test_parquet_classes_are_read_by_name(tmp_path, names):
+def test_parquet_classes_are_read_by_name(tmp_path):
     """Datasets on a hub number their classes in different orders."""
+    names = ["contradiction", "entailment", "neutral"]
     features = Features({"sentence1": Value("string"), "sentence2": Value("string"), "label": ClassLabel(names=names)})
     rows = {"sentence1": ["a", "b", "c", "d"], "sentence2": ["e", "f", "g", "h"], "label": [0, 1, 2, -1]}
     Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "x.parquet"))
     result = read_pairs(tmp_path / "x.parquet")
-    assert result["label"][:] == [["entailment", "neutral", "contradiction"].index(name) for name in names]
-
-
-def test_outdated_datasets_metadata_in_parquet(tmp_path):
-    """Columns that were dropped or are now texts, and lists in the metadata of older versions."""
-    features = {"a": {"dtype": "string", "_type": "Value"}, "label": {"names": ["x", "y"], "_type": "ClassLabel"}}
-    metadata = {b"huggingface": json.dumps({"info": {"features": {**features, "l": [features["a"]]}}}).encode()}
-    for row, label in (({"a": "p"}, {}), ({"a": "p", "label": "y"}, {}), ({"label": 0, "l": ["m"]}, {"label": "x"})):
-        table = pyarrow.table({name: [value] for name, value in row.items()}).replace_schema_metadata(metadata)
-        pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-        assert list(read_rows(tmp_path / "x.parquet")) == [(1, {**row, **label})]
+    assert result["label"][:] == [2, 0, 1]

@@ -29,7 +29,7 @@ def lines(text, count=12):
     return "".join(text.format(number) + "\n" for number in range(count)).encode()
 
 
-@pytest.fixture(params=["", "downstream", "data/downstream"])
+@pytest.fixture(params=["", "data/downstream"])
 def folder(tmp_path, request):
     root = tmp_path / request.param
     write(

@@ -101,11 +101,6 @@ def test_file_is_identified_by_its_bytes(two_files):
     assert contents("builtin#train") is None
 
 
-def test_same_bytes_in_another_format_are_other_rows(tmp_path):
-    made = [contents(write(tmp_path / name, "sentence1,sentence2\na,b\n")) for name in ("a.tsv", "a.csv")]
-    assert made[0]["sha256"] == made[1]["sha256"] and made[0] != made[1]
-
-
 def test_a_pool_to_be_scored(two_files):
     table = PairsToScore(Pairs(input="+".join(two_files)), "jsonl", ("score_1",))
     assert table.pairs["sentence1"][:] == ["a", "c", "e"] and table.labels.tolist() == [1, 1, 0]

@@ -167,19 +167,7 @@ def test_4_bit_adapter_merges_into_full_weights(saved, tmp_path):
     assert cosine.min() > 0.9 and np.abs(result - expected).max() > 1e-6
 
 
-def test_export_refuses_invalid_input(saved, tmp_path):
-    folder, _ = saved
-    with pytest.raises(ValueError, match="is an adapter: add --merge"):
-        run("export", **{"model.name": str(folder / "lora"), "output": str(tmp_path / "out")})
-    with pytest.raises(ValueError, match="--output is missing"):
-        run("export", **{"model.name": str(folder / "lora")})
-    with pytest.raises(ValueError, match="was not written by raoe-train"):
-        run("export", **{"model.name": str(folder / "full"), "output": str(folder / "lora")})
-    with pytest.raises(FileNotFoundError, match="no sentence-transformers model"):
-        run("export", **{"model.name": str(tmp_path), "output": str(tmp_path / "out")})
-
-
-def test_export_removes_only_the_model_it_replaces(saved, tmp_path, monkeypatch):
+def test_export_removes_only_the_model_it_replaces(saved, tmp_path):
     folder, _ = saved
     source, old, thesis = (tmp_path / name for name in ("all/source", "old", "thesis"))
     shutil.copytree(folder / "full", source)
@@ -187,20 +175,16 @@ def test_export_removes_only_the_model_it_replaces(saved, tmp_path, monkeypatch)
     (old / "notes.txt").write_text("mine")
     thesis.mkdir()
     (thesis / "chapter.tex").write_text("two years")
-    (tmp_path / "all" / "modules.json").write_text("[]")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-    def refused(output, message, error=ValueError):
-        with pytest.raises(error, match=message):
-            run("export", **{"model.name": str(source), "output": str(output), "overwrite": True})
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-    refused(thesis, "was not written by raoe-train")
-    refused(source.parent, "contains the input model.name")
-    refused(source / "1_Pooling" / "x", "lies inside the model model.name")
-    with monkeypatch.context() as broken:
-        broken.setattr(SentenceTransformer, "save_pretrained", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-        refused(old, "disk full", OSError)
+    for model, output, message in (
+        ("lora", tmp_path / "out", "is an adapter: add --merge"),
+        ("full", thesis, "was not written by raoe-train"),
+        (source, source.parent, "contains the input model.name"),
+        (source, source / "1_Pooling" / "x", "lies inside the model model.name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run("export", **{"model.name": str(folder / model), "output": str(output), "overwrite": True})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     run("export", **{"model.name": str(source), "output": str(old), "overwrite": True})
     assert json.loads((old / "config.json").read_text())["bidirectional_layers"] == 1
     assert (old / "notes.txt").is_file() and not list(tmp_path.glob(".*"))
@@ -295,21 +279,6 @@ def test_an_adapter_is_not_rounded_to_its_base(tmp_path):
         assert torch.equal(again[key], value), key
 
 
-def test_the_qwen_recipe_trains_raoe(tmp_path):
-    base = saved_decoder(tmp_path, "qwen2")
-    lines = ["sentence1\tsentence2\tscore\tlabel"]
-    for n in range(24):
-        first, second = (SENTENCES[(n + step) % len(SENTENCES)] for step in (0, 2))
-        lines.append(f"{first}\t{second} {n}\t{(7 * n) % 24}\t{n % 3}")
-    (tmp_path / "scored.tsv").write_text("\n".join(lines) + "\n")
-    options = recipe_settings(tmp_path, base, **{"data.train": str(tmp_path / "scored.tsv")})
-    options["training"] = {**options["training"], "per_device_train_batch_size": 24, "num_train_epochs": 3}
-    metrics = run("train", "raoe-qwen2.5-7b", **options)
-    assert metrics["steps"] == 3
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["bidirectional_layers"] == 0
-    assert trained(tmp_path, base) > 1e-3
-
-
 def test_second_stage_continues_the_adapter(tmp_path):
     base = saved_decoder(tmp_path)
     options = recipe_settings(tmp_path, base, **{"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA,
@@ -327,24 +296,10 @@ def test_second_stage_continues_the_adapter(tmp_path):
         run("train", None, **{**second, "model.lora": {"r": 2}, "output": str(tmp_path / "third")})
 
 
-def test_qlora_over_a_merged_model(saved, tmp_path):
-    """The base is then a bidirectional model in 4 bits."""
-    folder, _ = saved
-    changes = {"model.lora": LORA, "model.load_in_4bit": True, "loss": "InfoNCELoss"}
-    changes["data.train"] = write_triplets(tmp_path / "nli.tsv")
-    run("train", None, **recipe_settings(tmp_path, str(folder / "full"), **changes))
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["base_model"] == str(folder / "full") and config["base_quantization"]["load_in_4bit"]
-    assert not list((tmp_path / "out").glob("*.safetensors"))
-    assert trained(tmp_path, str(folder / "full")) > 1e-4
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"load_in_4bit": True}, "4-bit weights cannot be trained: set model.lora"),
-        ({"bidirectional_layers": 9}, "from 0 to 2, got 9"),
-        ({"prompt": "no place for it"}, "must have {text} exactly once"),
         ({"lora": {"rank": 4}}, "unknown key model.lora.rank"),
         ({"name": "scratch", "lora": LORA}, "need a pretrained model, not model.name scratch"),
     ],

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 from transformers import CONFIG_MAPPING, AutoModel
 
 from raoe_train import losses as ours
-from raoe_train import run
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.lengths import by_length, texts_of
 from raoe_train.encoders.load import load_encoder
@@ -182,14 +180,6 @@ def test_keep_and_checkpointing(cached):
     assert error <= (1e-12 if REPLAYS_IN_DOUBLE or not cached else 1e-5) * results[0][1].abs().max()
 
 
-def test_autocast_and_float32():
-    model = tiny_encoder(double=False).eval()
-    features = columns_of(model)
-    compare(model, ours.CoSENTLoss(model), features, scores(), 1e-5)
-    with torch.autocast("cpu", torch.bfloat16):
-        compare(model, ours.CoSENTLoss(model), features, scores(), 0.05)
-
-
 def test_dropout_of_a_row_is_replayed():
     """The cached gradient is that of the loss at once with equal dropout."""
     model = tiny_encoder(dropout=0.3)
@@ -308,18 +298,9 @@ def test_adapters_and_gradient_accumulation(tmp_path, settings):
 
 
 def test_loading_with_packed_attention(tmp_path):
-    """The jobs load a model by its settings."""
     tiny_encoder(double=False).save_pretrained(str(tmp_path / "encoder"))
-    (tmp_path / "texts.txt").write_text("\n".join(SENTENCES) + "\n")
     model = load_encoder(str(tmp_path / "encoder"), device="cpu", attention=PACKED)
     assert isinstance(packing_of(model), Packing)
-    embeddings = {}
-    for attention in (PACKED, "sdpa"):
-        options = {"model.name": str(tmp_path / "encoder"), "model.device": "cpu", "model.attention": attention}
-        run("encode", None, **options, **{"data.input": str(tmp_path / "texts.txt"),
-                                          "output": str(tmp_path / f"{attention}.npy")})  # fmt: skip
-        embeddings[attention] = np.load(tmp_path / f"{attention}.npy")
-    assert abs(embeddings[PACKED] - embeddings["sdpa"]).max() < 1e-6
     mpnet = AutoModel.from_config(CONFIG_MAPPING["mpnet"](vocab_size=len(model.tokenizer), pad_token_id=1, **SIZES))
     mpnet.save_pretrained(str(tmp_path / "mpnet"))
     model.tokenizer.save_pretrained(str(tmp_path / "mpnet"))

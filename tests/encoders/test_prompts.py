@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from raoe_train.encoders.prompts import apply_template, parse_template, suffix_ids, suffix_of
+from raoe_train.encoders.prompts import apply_template, parse_template, suffix_of
 from tests.tiny import SENTENCES, tiny_encoder
 
 WORD = 'Summarize sentence {text} in one word:"'
@@ -83,16 +83,6 @@ def llama2(**settings):
     return transformers.LlamaTokenizer(**parts(metaspace()), **special, **settings), transformers.LlamaConfig
 
 
-def llama2_with_eos():
-    return llama2(add_eos_token=True)
-
-
-def llama3():
-    bos = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 0)])
-    steps = processors.Sequence([processors.ByteLevel(trim_offsets=False), bos])
-    return fast(byte_level(), steps, model_input_names=["input_ids", "attention_mask"]), transformers.LlamaConfig
-
-
 def gemma():
     return transformers.GemmaTokenizer(**parts(metaspace()), add_bos_token=True), transformers.GemmaConfig
 
@@ -117,17 +107,7 @@ def bert():
     return transformers.BertTokenizer(vocab=tokenizer.get_vocab()), transformers.BertConfig
 
 
-def modern_bert():
-    ends = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    return fast(byte_level(), ends), transformers.ModernBertConfig
-
-
-KINDS = {
-    made.__name__: made
-    for made in (qwen2, gpt2, llama2, llama2_with_eos, llama3, gemma, roberta, xlm_roberta, bert, modern_bert)
-}
+KINDS = {made.__name__: made for made in (qwen2, gpt2, llama2, gemma, roberta, xlm_roberta, bert)}
 
 
 def by_hand(processor):
@@ -192,13 +172,9 @@ def test_template_is_split_into_prefix_and_suffix(template, expected):
     ("template", "problem"),
     [
         ("query: ", r"must contain \{text\}.*exactly once; it occurs 0 times"),
-        ("", r"occurs 0 times"),
-        ("{text} and {text}", r"occurs 2 times"),
-        ("{{text}}", r"occurs 0 times"),
+        ("{text} and {{text}} and {text}", r"occurs 2 times"),
         ("Given {condition}, {text} in {}", r"\{condition\} is not allowed: the only field is a plain \{text\}"),
-        ("{text!r}", r"\{text\} is not allowed"),
         ("{text:>9}", r"\{text\} is not allowed"),
-        ("a } {text}", r"double a literal brace: \{\{ or \}\}"),
         ("{text", r"double a literal brace: \{\{ or \}\}"),
     ],
 )
@@ -218,25 +194,6 @@ def test_the_suffix_follows_the_text_and_precedes_the_last_special_token(hand, p
     assert suffix_of(model) == ' is:"'
     assert model[0].preprocess(["dog"], prompt="")["input_ids"].tolist() == [[0, 5, 10, 9, 2]]
     assert model.tokenizer("dog", add_special_tokens=False)["input_ids"] == [5]
-
-
-@pytest.mark.parametrize("processor", ENDS)
-def test_pair_has_one_suffix_at_its_end(hand, processor):
-    model = hand(ENDS[processor])
-    before = model.tokenizer("dog", "cat", return_offsets_mapping=True, return_token_type_ids=True)
-    apply_template(model, 'say {text} is:"')
-    after = model.tokenizer("dog", "cat", return_offsets_mapping=True, return_token_type_ids=True)
-    assert after["input_ids"] == [*before["input_ids"][:-1], 10, 9, 2]
-    kind = before["token_type_ids"][-1]
-    assert after["token_type_ids"] == [*before["token_type_ids"][:-1], kind, kind, kind]
-    assert after["offset_mapping"] == [*before["offset_mapping"][:-1], (0, 0), (0, 0), (0, 0)]
-
-
-def test_last_token_pooling_reads_the_suffix(hand):
-    for pooling in ("lasttoken", ("mean", "lasttoken")):
-        model = hand(pooling=pooling)
-        apply_template(model, 'say {text} is:"')
-        assert ids(model, "dog runs") == [[0, 4, 5, 7, 10, 9]]
 
 
 def test_a_second_template_replaces_the_first(hand):
@@ -268,17 +225,9 @@ def test_prefix_alone_does_not_change_the_tokenizer():
 
 
 def test_the_tokenizer_keeps_its_settings(tmp_path):
+    settings = {"model_max_length": 40, "padding_side": "left", "model_input_names": ["input_ids"],
+                "chat_template": "{{ messages }}"}  # fmt: skip
     tokenizer, config = roberta()
-    settings = {
-        "model_max_length": 40,
-        "padding_side": "left",
-        "truncation_side": "left",
-        "model_input_names": ["input_ids"],
-        "clean_up_tokenization_spaces": True,
-        "split_special_tokens": True,
-        "extra_special_tokens": ["<bos>"],
-        "chat_template": "{{ messages }}",
-    }
     tokenizer.add_special_tokens({"mask_token": AddedToken("<blank>", lstrip=True, special=True)})
     model = encoder((tokenizer, config), tmp_path)
     for name, value in settings.items():
@@ -286,12 +235,8 @@ def test_the_tokenizer_keeps_its_settings(tmp_path):
     apply_template(model, "{text} is")
     assert {name: getattr(model.tokenizer, name) for name in settings} == settings
     assert model.tokenizer.special_tokens_map == tokenizer.special_tokens_map
-    old, new = (
-        {number: repr(token) for number, token in one.added_tokens_decoder.items()}
-        for one in (tokenizer, model.tokenizer)
-    )
-    assert "lstrip=True" in repr(old) and new == {**new, **old}
-    assert model.max_seq_length == 40
+    added = model.tokenizer.added_tokens_decoder
+    assert all(repr(added[number]) == repr(token) for number, token in tokenizer.added_tokens_decoder.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -306,7 +251,7 @@ def test_the_tokens_are_those_of_the_filled_in_template(kind, tmp_path):
             assert {name: features[name][0].tolist() for name in expected} == dict(expected)
 
 
-@pytest.mark.parametrize("length", [20, 21, 27, 50])
+@pytest.mark.parametrize("length", [20, 27])
 @pytest.mark.parametrize("kind", KINDS)
 def test_truncation_cuts_the_sentence_alone(kind, length, tmp_path):
     model = encoder(KINDS[kind](), tmp_path)
@@ -331,14 +276,6 @@ def test_padding_goes_around_the_suffix(hand, side):
     both, alone = model.encode(["dog runs", "cat"]), model.encode("cat")
     if side == "right":  # BERT counts positions from the left, so its vectors depend on padding there
         assert both[1] == pytest.approx(alone, abs=1e-6)
-
-
-def test_last_token_with_left_padding(tmp_path):
-    model = encoder(llama2(), tmp_path, "lasttoken")
-    apply_template(model, WORD)
-    assert model.tokenizer.padding_side == "left"
-    assert model.encode(["dogs", "long birds in the snow"])[0] == pytest.approx(model.encode("dogs"), abs=1e-6)
-    assert model.encode("dogs") != pytest.approx(model.encode("birds"), abs=1e-3)
 
 
 def test_encode_and_the_trainers_collator_use_the_template(hand):
@@ -418,15 +355,6 @@ def test_a_suffix_whose_tokens_depend_on_the_text_is_refused(tmp_path):
     refused(tiny_encoder(), "{text} ", "same tokens after every word")
 
 
-def test_a_suffix_with_other_tokens_after_a_number_is_refused():
-    words = ["<unk>", "a", "7", "dog", "the", "cat", "Zürich", "s", "##s"]
-    tokenizer = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
-    assert tokenizer.encode("cats 7s").ids == [5, 8, 2, 7]
-    with pytest.raises(ValueError, match="same tokens after every word"):
-        suffix_ids(tokenizer, "s")
-
-
 def test_no_room_for_text_is_refused(hand):
     model = hand()
     model.max_seq_length = 5
@@ -453,12 +381,6 @@ def test_truncation_from_the_left_is_refused(hand):
     assert ids(model, "dog runs") == [[0, 7, 10, 9, 2]]
 
 
-def test_a_model_without_a_tokenizer_of_text_is_refused(hand):
-    model = hand()
-    model[0].processor = object()
-    refused(model, "say {text}", "needs a text model with a fast tokenizer.*object")
-
-
 def test_a_tokenizer_that_loses_the_suffix_on_loading_is_refused(hand, monkeypatch):
     model = hand()
     load = transformers.AutoTokenizer.from_pretrained
@@ -471,13 +393,3 @@ def test_a_tokenizer_that_loses_the_suffix_on_loading_is_refused(hand, monkeypat
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", rebuilt)
     refused(model, "{text} is", "after saving and loading, it tokenizes .* differently")
-
-
-def test_a_tokenizer_that_works_on_the_text_in_python_is_refused(hand):
-    class Calm(transformers.PreTrainedTokenizerFast):
-        def __call__(self, text, **settings):
-            return super().__call__(text.replace("dog", "cat"), **settings)
-
-    model = hand()
-    model[0].processor = Calm(tokenizer_object=model.tokenizer.backend_tokenizer)
-    refused(model, "{text} is", "Calm cannot have a prompt with a suffix")

@@ -56,12 +56,6 @@ def test_by_hand(tmp_path, monkeypatch, block):
     assert score(write(tmp_path, two), two)["accuracy"] == 100.0
 
 
-def test_queries_of_other_images_count(tmp_path):
-    # the query of "four" is nearer to that of "one" than its caption at 10
-    images = {"one": IMAGES["one"], "four": [8, 200, 210, 220, 230]}
-    assert score(write(tmp_path, images), images)["accuracy"] == 0.0
-
-
 def test_a_tie_counts_against_the_encoder(tmp_path):
     # both are at a right angle to the query, exactly
     images = {"one": [0, 5, -5, 10, 90], "five": [180, 181, 182, 183, 90]}
@@ -70,25 +64,8 @@ def test_a_tie_counts_against_the_encoder(tmp_path):
     assert score(write(tmp_path, images), images)["accuracy"] == 100.0
 
 
-def test_more_than_five_captions_are_left_out(tmp_path):
-    images = {"one": [*IMAGES["one"], 120], "two": IMAGES["two"]}
-    result = score(write(tmp_path, images), images)
-    assert (result["accuracy"], result["images"], result["captions"]) == (100.0, 2, 10)
-
-
-def test_invalid_settings(tmp_path):
-    images = {**IMAGES, "short": [0, 1, 2, 3]}
+def test_invalid_images(tmp_path):
     with pytest.raises(ValueError, match=r"image 'short' has 4 captions, but each image needs 5"):
-        read_tasks([write(tmp_path, images)])
+        read_tasks([write(tmp_path, {**IMAGES, "short": [0, 1, 2, 3]})])
     with pytest.raises(ValueError, match="need at least 2 images, got 1"):
         read_tasks([write(tmp_path, {"one": IMAGES["one"]})])
-    path = tmp_path / "bad.tsv"
-    path.write_text("image\tcaption\na\tx\na\n")
-    with pytest.raises(ValueError, match=r"bad\.tsv, line 3: 1 fields, but the header has 2"):
-        read_tasks([f"captions:{path}"])
-    path.write_text("image\tcaption\n\tx\n")
-    with pytest.raises(ValueError, match="line 2: image is '', not a name"):
-        read_tasks([f"captions:{path}"])
-    path.write_text("picture\tcaption\na\tx\n")
-    with pytest.raises(ValueError, match=r"line 2: no column for image .*choose one with columns image="):
-        read_tasks([f"captions:{path}"])

@@ -1,12 +1,10 @@
 """The classifiers of transfer tasks: SentEval's layer against torch's layers and optimizers, one penalty at a time."""
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from raoe_train.cli import load
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation.tasks import read_tasks
 from raoe_train.evaluation.transfer import SEED, LinearLayer, LogisticRegression
@@ -70,31 +68,6 @@ def test_the_layer_is_that_of_torch(classes, tenacity):
         assert (model.predict(train, dev[:0], test, penalty) == said).all()
 
 
-@pytest.mark.parametrize(("tenacity", "rounds"), [(0, 2), (3, 5)])
-def test_early_stopping(monkeypatch, tenacity, rounds):
-    taken = []
-    optimizer = SimpleNamespace(step=lambda: taken.append(1))
-    monkeypatch.setattr(torch.optim, "Adam", lambda *_, **__: optimizer)
-    features, labels = examples(40)  # nothing is learned, so the first round stays the best
-    its = Classifier("senteval", tenacity=tenacity, batch_size=10, epoch_size=2).settings()
-    classifier(features, labels, its).predict(np.arange(40), np.arange(40), np.arange(40), 0.1)
-    assert len(taken) == rounds * 2 * 4
-    # and in any case once more than MAX_EPOCHS were
-    taken.clear()
-    its = Classifier("senteval", tenacity=1000, batch_size=40, epoch_size=8).settings()
-    classifier(features, labels, its).predict(np.arange(40), np.arange(40), np.arange(40), 0.1)
-    assert len(taken) == 208
-
-
-def test_random_state_of_torch_is_unchanged():
-    features, labels = examples(40)
-    torch.manual_seed(0)
-    before = torch.random.get_rng_state()
-    model = classifier(features, labels, Classifier("senteval", tenacity=0).settings())
-    model.predict(np.arange(40), np.arange(40), np.arange(40), 0.1)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_grids_and_settings_of_senteval():
     """senteval/tools/validation.py, and what its README calls "comparable to the literature"."""
     assert Classifier().settings() == {"name": "scikit-learn", "kfold": 10}
@@ -139,9 +112,3 @@ def test_task_with_this_classifier(tmp_path):
     assert task.content[:4] == plain.content[:4] and task.content != plain.content and rest.content != task.content
     with pytest.raises(ValueError, match="20 training examples, too few for 20 folds"):
         read_tasks([word], classifier=Classifier("senteval", kfold=20))
-
-
-def test_the_keys_of_jobs():
-    assert load("evaluate", None, {"classifier": {"name": "senteval"}}).classifier == Classifier("senteval")
-    options = {"evaluation.classifier.name": "senteval", "evaluation.classifier.tenacity": "3"}
-    assert load("train", None, options).evaluation.classifier == Classifier("senteval", tenacity=3)

@@ -116,16 +116,7 @@ def test_invalid_tasks(model, tasks):
     write_rows(tasks / "noscore.tsv", ["sentence1", "sentence2"], rows("test"))
     with pytest.raises(ValueError, match="no column for score"):
         evaluate_encoder(model, ["noscore"], tasks)
-    write_rows(
-        tasks / "hole.tsv",
-        ["sentence1", "sentence2", "score"],
-        [*rows("x", 3), {**rows("x", 1)[0], "score": None}],
-    )
-    with pytest.raises(ValueError, match="line 5: score is '', not a number"):
-        evaluate_encoder(model, ["hole"], tasks)
-    write_rows(
-        tasks / "same.tsv", ["sentence1", "sentence2", "score"], [{**row, "score": 1} for row in rows("x")]
-    )
+    write_rows(tasks / "same.tsv", ["sentence1", "sentence2", "score"], [{**row, "score": 1} for row in rows("x")])
     with pytest.raises(ValueError, match="all scores are equal"):
         evaluate_encoder(model, ["same"], tasks)
     with pytest.raises(ValueError, match=r"^--data\.dir is missing: [^\n]*$"):  # once for all
@@ -133,15 +124,6 @@ def test_invalid_tasks(model, tasks):
     for nothing in ([], "plain"):
         with pytest.raises(ValueError, match="tasks must list"):
             evaluate_encoder(model, nothing, tasks)
-
-
-def test_labels_are_ignored(model, tasks):
-    write_rows(
-        tasks / "odd.jsonl",
-        ["sentence1", "sentence2", "score", "label"],
-        [{**r, "label": "?"} for r in rows("x")],
-    )
-    assert evaluate_encoder(model, ["odd"], tasks)["tasks"]["odd"]["pairs"] == 20
 
 
 def test_correlations_by_hand():
@@ -189,13 +171,6 @@ def test_encode_sentences(model, monkeypatch):
         encode_sentences(model, [])
 
 
-def test_training_mode_is_kept(model):
-    for mode in (True, False):
-        model.train(mode)
-        encode_sentences(model, SENTENCES[:1])
-        assert model.training is mode
-
-
 def test_nan_embeddings_are_an_error(tasks):
     broken = tiny_encoder(double=False)
     next(broken.parameters()).data.fill_(float("nan"))
@@ -240,41 +215,24 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
     notes.unlink()
 
 
-def test_input_is_checked_before_scoring(saved, tasks, tmp_path, monkeypatch):
-    monkeypatch.setattr("raoe_train.jobs.evaluate.evaluate_tasks", lambda *_: pytest.fail("scored"))
-    options = {"model.name": saved, "tasks": ["stsx"], "data.dir": str(tasks)}
-    (tasks.parent / "folder").mkdir()
-    with pytest.raises(ValueError, match="is a folder: name a file"):
-        run("evaluate", **options, output=str(tasks.parent / "folder"))
-
-
 def test_encode_job(saved, model, tmp_path):
     def encoded(name, content, **more):
         path = tmp_path / name
         path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
-        values = {
-            "model.name": saved,
-            "model.device": "cpu",
-            "data.input": str(path),
-            "output": str(tmp_path / f"{name}.npy"),
-        }
-        result = run("encode", **{**values, **more})
-        return np.load(result["output"])
+        values = {"model.name": saved, "model.device": "cpu", "data.input": str(path)}
+        return np.load(run("encode", **{**values, "output": str(tmp_path / f"{name}.npy"), **more})["output"])
 
     lines = [SENTENCES[0], "", "one\x0bline", SENTENCES[0]]
-    for name in ("a.txt", "a.txt.gz"):
-        results = encoded(name, "\n".join(lines) + "\n")
-        assert (results.shape, results.dtype) == ((4, 16), np.float32)
-        np.testing.assert_allclose(results, model.encode(lines), atol=1e-6)
+    results = encoded("a.txt.gz", "\n".join(lines) + "\n")
+    assert (results.shape, results.dtype) == ((4, 16), np.float32)
+    np.testing.assert_allclose(results, model.encode(lines), atol=1e-6)
     with pytest.raises(ValueError, match="exists with other settings or inputs"):
-        encoded("a.txt", "other\n")
-    assert encoded("a.txt", "other\n", overwrite=True).shape == (1, 16)
+        encoded("a.txt.gz", "other\n")
+    assert encoded("a.txt.gz", "other\n", overwrite=True).shape == (1, 16)
     table = f"id\ttext\tq\n1\t{SENTENCES[2]}\t{SENTENCES[4]}\n"
     np.testing.assert_allclose(encoded("b.tsv", table), model.encode([SENTENCES[2]]), atol=1e-6)
     by_column = encoded("c.tsv", table, **{"data.columns": {"sentence": "q"}})
     np.testing.assert_allclose(by_column, model.encode([SENTENCES[4]]), atol=1e-6)
-    with pytest.raises(ValueError, match=r"no column for sentence \(looked for sentence, text\)"):
-        encoded("d.tsv", "premise\na\n")
     with pytest.raises(ValueError, match="has no sentences"):
         encoded("e.txt", "")
     with pytest.raises(ValueError, match=r"output must name a \.npy file"):

@@ -1,6 +1,5 @@
 """Tasks through mteb, on tasks in memory, and the error if mteb is not installed."""
 
-import shutil
 import sys
 
 import numpy as np
@@ -72,40 +71,12 @@ def test_a_task_in_memory(mteb, sts, tmp_path, monkeypatch):
         evaluate_tasks(encoder, {"tiny": make_task(sts, tmp_path / "other")})
 
 
-def test_shares_of_tasks_are_copied_together(mteb, sts, tmp_path, monkeypatch):
-    """Two processes write shares into separate outputs."""
-
-    class OtherSTS(type(sts)):
-        prompt = "other: "
-        metadata = sts.metadata.model_copy(update={"name": "OtherSTS"})
-
-    encoder = tiny_encoder(double=False)
-    tasks = {"tiny": sts, "other": OtherSTS()}
-    for name, task in tasks.items():
-        task.encoder = encoder
-        evaluate_tasks(encoder, {name: make_task(task, tmp_path / name)})
-        shutil.copytree(tmp_path / name, tmp_path / "both", dirs_exist_ok=True)
-    monkeypatch.setattr(type(sts), "evaluate", None)
-    result = evaluate_tasks(encoder, {name: make_task(task, tmp_path / "both") for name, task in tasks.items()})
-    assert set(result["tasks"]) == {"tiny", "other"} and result["tasks"]["tiny"]["main_score"] == pytest.approx(100)
-    with pytest.raises(TypeError):
-        evaluate_tasks(encoder, {"other": make_task(tasks["other"], tmp_path / "tiny")})
-
-
 def test_the_encoder_keeps_its_prompt(mteb, sts):
     encoder = sts.encoder = tiny_encoder(double=False, prompt="people: {text}")
     sts.prompt = "people: "
     first, second = SENTENCES[:5], SENTENCES[5:10]
     assert order(encoder, first, second, "") != order(encoder, first, second, sts.prompt)
     assert evaluate_tasks(encoder, {"tiny": make_task(sts)})["average"] == pytest.approx(100)
-
-
-def test_reranking_has_map_and_mrr(mteb):
-    from mteb.mocks.mock_tasks import MockRerankingTask
-
-    result = evaluate_tasks(tiny_encoder(double=False), {"mock": make_task(MockRerankingTask())})["tasks"]["mock"]
-    # two queries, two candidates each, one of them relevant: map and mrr are 1 or 1/2 a query
-    assert result["map"] == result["mrr"] == result["main_score"] and result["map"] in (50, 75, 100)
 
 
 def test_names(mteb, tmp_path):

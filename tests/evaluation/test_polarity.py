@@ -12,7 +12,7 @@ from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.cli import main
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.settings import FrozenEncoder
-from raoe_train.evaluation.polarity import PolarityEvaluator, read_polarity, weights
+from raoe_train.evaluation.polarity import PolarityEvaluator, read_polarity
 from raoe_train.evaluation.tasks import Reading
 from raoe_train.settings import Polarity
 from tests.evaluation.encoder import evaluate_encoder
@@ -32,13 +32,6 @@ def evaluator(k=2, reference=None, **options):
 EMBEDDINGS = circle(0, 90, 10, 20, 60, 100)
 
 
-def test_weights():
-    """2 (k + 1 - i) / (k (k + 1)): of 2, 2/3 and 1/3; of 3, 3/6, 2/6 and 1/6."""
-    assert weights(1).tolist() == [1.0]
-    assert np.allclose(weights(2), [2 / 3, 1 / 3]) and np.allclose(weights(3), [1 / 2, 1 / 3, 1 / 6])
-    assert np.isclose(weights(16).sum(), 1) and weights(4, "none").tolist() == [0.25] * 4
-
-
 def test_by_hand():
     """s finds a (+) and b (-): P = 2/3, S = 2/3 cos 0 + 1/3 cos 60. t finds d (+) and c (-): P = 1/3, S = 2/3 cos 180 +
     1/3 cos 90."""
@@ -50,14 +43,6 @@ def test_by_hand():
     # of all four: s a b c d, weights 4/10 to 1/10; t d c b a
     polarity, _ = evaluator(k=4).scores(EMBEDDINGS)
     assert np.allclose(polarity, [0.4 + 0.1, 0.3 + 0.2])
-
-
-def test_reference_judges_the_neighbours_of_the_encoder():
-    """Not about the reference's own neighbours. The lengths of embeddings have no effect."""
-    longer = EMBEDDINGS * np.arange(1, 7)[:, None]
-    reference = circle(0, 0, 0, 60, 90, 180) * np.arange(2, 8)[:, None]
-    _, similarity = evaluator(reference=reference).scores(longer)
-    assert np.allclose(similarity, [2 / 3 + 1 / 6, -2 / 3], atol=1e-6)
 
 
 def test_report():
@@ -115,23 +100,12 @@ def test_as_an_evaluator():
     ("change", "message"),
     [
         ({"k": 5}, "k is 5, but there are only 4 source sentences: lower k"),
-        ({"k": 0}, "k must be at least 1"),
-        ({"discount": "log"}, "discount must be linear or none"),
         ({"reference": circle(0, 1)}, "reference has 2 rows for 6"),
     ],
 )
 def test_invalid_settings(change, message):
     with pytest.raises(ValueError, match=message):
         evaluator(**change)
-
-
-def test_invalid_classes():
-    with pytest.raises(ValueError, match="labels has 1 entries for 2 sentences"):
-        PolarityEvaluator(["s", "t"], ["+"], ["a"], ["+"], circle(0, 1, 2), 1)
-    with pytest.raises(ValueError, match="no source sentence is of class -"):
-        PolarityEvaluator(["s", "t"], ["+", "-"], ["a"], ["+"], circle(0, 1, 2), 1)
-    with pytest.raises(ValueError, match="k is 5, but there are only 4 source sentences"):
-        evaluator().report(EMBEDDINGS, curve=[5])
 
 
 @pytest.fixture
@@ -206,17 +180,6 @@ def test_sampling(folder):
     assert len(test) == 2 and len(sources) == 6 and set(test) <= set(SENTENCES[:3])
     with pytest.raises(ValueError, match="9 times the 3 sentences of test are 27, but train has 22: lower"):
         drawn(sources=9)
-
-
-def test_bad_tasks(folder):
-    model = tiny_encoder(double=False)
-    with pytest.raises(ValueError, match=r"--polarity.reference.name is missing"):
-        evaluate_encoder(model, ["polarity:set"], folder)
-    options = Polarity(FrozenEncoder("x"))
-    with pytest.raises(ValueError, match="no task 'nothing'"):
-        evaluate_encoder(model, ["polarity:nothing"], folder, polarity=options)
-    with pytest.raises(ValueError, match=r"data\.dir is missing"):
-        evaluate_encoder(model, ["polarity:set"], polarity=options)
 
 
 def test_from_the_command_line(folder, capsys):

@@ -15,7 +15,6 @@ from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
-from sklearn.metrics import ndcg_score
 
 from raoe_train import run
 from raoe_train.encoders import embed
@@ -23,7 +22,6 @@ from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import encode_tasks, evaluate_tasks, read_tasks
-from tests.evaluation.encoder import evaluate_encoder
 from tests.tiny import SENTENCES, tiny_encoder
 
 METRICS = ("ndcg@10", "recall@10", "mrr@10", "accuracy@1")
@@ -36,7 +34,7 @@ def write_folder(folder, corpus, queries, qrels, suffix="", split="test"):
     opened = gzip.open if suffix else open
     for name, rows in (("corpus", corpus), ("queries", queries)):
         with opened(folder / f"{name}.jsonl{suffix}", "wt") as file:
-            file.writelines(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
+            file.writelines(json.dumps(row) + "\n" for row in rows)
     with opened(folder / "qrels" / f"{split}.tsv{suffix}", "wt") as file:
         file.write("query-id\tcorpus-id\tscore\n" + "".join("\t".join(map(str, line)) + "\n" for line in qrels))
     return f"retrieval:{folder}"
@@ -110,21 +108,6 @@ def test_equals_sentence_transformers(made, monkeypatch, chunk, kind):
     assert len(outcomes.values) == 12 and outcomes.values.mean() == pytest.approx(expected["ndcg@10"], rel=1e-12)
 
 
-def test_equals_independent_metrics(made):
-    word, corpus, queries, relevant = made
-    task = read(word)
-    rows = np.random.default_rng(1).normal(size=(len(task.sentences), 5)).astype(np.float32)
-    unit = {text: row / np.linalg.norm(row) for text, row in zip(task.sentences, rows.astype(np.float64), strict=True)}
-    _, outcomes = task.score(rows)
-    ids = sorted(corpus)
-    for query, ndcg in zip(queries, outcomes.values, strict=True):
-        scores = [unit[queries[query]] @ unit[corpus[name]] for name in ids]
-        # scikit-learn averages over ties; here the first one comes first, so later copies are made a bit lower
-        scores = [score - 1e-9 * place for place, score in enumerate(scores)]
-        gold = [[float(name in relevant[query]) for name in ids]]
-        assert ndcg == pytest.approx(100 * ndcg_score(gold, [scores], k=10), rel=1e-9)
-
-
 def test_by_hand_fewer_than_ten_passages():
     rows = Dataset.from_dict(
         {
@@ -144,17 +127,6 @@ def test_by_hand_fewer_than_ten_passages():
     q = (1 + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
     assert outcomes.values == pytest.approx([100 * q, 100])
     assert result["recall@10"] == 100 and result["mrr@10"] == 100 and result["accuracy@1"] == 100
-
-
-@pytest.mark.parametrize("k", [1, 3, 6])
-def test_nearest_keeps_the_first_of_equal_cosines(monkeypatch, k):
-    monkeypatch.setattr(embed, "CHUNK", 30)
-    rng = np.random.default_rng(0)
-    queries, texts = (rng.choice([-1.0, 0.0, 1.0], size=(n, 3)).astype(np.float32) for n in (20, 50))
-    indices, values = embed.nearest(queries, texts, k)
-    products = queries @ texts.T
-    assert indices.tolist() == np.argsort(-products, axis=1, kind="stable")[:, :k].tolist()
-    assert values.tolist() == np.take_along_axis(products, indices, 1).tolist()
 
 
 def test_ubinary_has_the_order_of_hamming_distances(made):
@@ -245,27 +217,13 @@ QUERIES = [{"_id": "a", "text": "first"}, {"_id": "b", "text": "second"}]
 @pytest.mark.parametrize(
     ("corpus", "queries", "qrels", "message"),
     [
-        ([*CORPUS, {"_id": "1", "text": "x"}], QUERIES, [], r"corpus\.jsonl, line 3: _id '1' is already used above"),
         (CORPUS, [*QUERIES, {"_id": "b", "text": "x"}], [], r"queries\.jsonl, line 3: _id 'b' is already used above"),
-        ([*CORPUS, {"_id": 1, "text": "x"}], QUERIES, [], r"corpus\.jsonl, line 3: _id '1' is already used above"),
         ([], QUERIES, [("a", "1", 1)], r"corpus\.jsonl: no usable text in 0 rows: there are no rows"),
-        (CORPUS, [], [("a", "1", 1)], r"queries\.jsonl: no usable text in 0 rows: there are no rows"),
-        (CORPUS, QUERIES, [], r"test\.tsv: no usable judgement in 0 rows: there are no rows"),
-        (
-            CORPUS,
-            QUERIES,
-            [("a", "9", 1)],
-            r"no usable judgement in 1 rows: 1 x unknown id\n.*line 2: '9' is not an _id",
-        ),
+        (CORPUS, QUERIES, [("a", "9", 1)], r"1 rows: 1 x unknown id\n.*line 2: '9' is not an _id"),
         (CORPUS, QUERIES, [("c", "1", 1)], r"line 2: 'c' is not an _id in queries\.jsonl"),
-        (CORPUS, QUERIES, [("a", "one", 1)], r"line 2: 'one' is not an _id in corpus\.jsonl"),
         (CORPUS, QUERIES, [("a", "1", 0), ("b", "2", -1)], r"test\.tsv: no query has a relevant passage"),
         (CORPUS, QUERIES, [("a", "1", "x")], r"test\.tsv, line 2: score is 'x', not a number"),
-        (CORPUS, QUERIES, [("a", "", 1)], r"test\.tsv, line 2: corpus-id is '', not a name"),
         ([{"_id": "1", "text": 5}], QUERIES, [], r"corpus\.jsonl, line 1: text is 5, not a text"),
-        ([{"_id": "1", "title": "", "text": ""}], QUERIES, [], r"corpus\.jsonl, line 1: text is empty"),
-        ([{"_id": "", "text": "x"}], QUERIES, [], r"corpus\.jsonl, line 1: _id is '', not a name"),
-        (["{\n"], QUERIES, [], r"corpus\.jsonl, line 1: not JSON"),
     ],
 )
 def test_bad_folders(tmp_path, corpus, queries, qrels, message):
@@ -277,7 +235,6 @@ def test_bad_folders(tmp_path, corpus, queries, qrels, message):
     ("corpus", "qrels", "warning"),
     [
         (CORPUS, [("a", "1", 1), ("b", "9", 1), ("c", "1", 1)], "2 of 3 rows left out: {'unknown id': 2}"),
-        (CORPUS, [("a", "1", 1)], "1 of 2 queries left out: no relevant passage"),
         (CORPUS, [("a", "1", 1), ("b", "1", 0)], "1 of 2 queries left out: no relevant passage"),
         (
             [*CORPUS, {"_id": "3", "text": "one"}, {"_id": "4", "text": "one"}],
@@ -357,10 +314,3 @@ def test_shared_data_as_typed():
     assert (wikiqa.n_queries, cranfield.n_queries) == (243, 225)
     assert len(cranfield.score(np.ones((len(cranfield.sentences), 2), np.float32))[1].values) == 225
     assert read_tasks(["retrieval:wikiqa"], DATA)["retrieval:wikiqa"].content == wikiqa.content  # its test split
-
-
-def test_an_encoder_that_knows_the_answer_scores_100(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"query": "people walk", "pos": ["People walk"], "neg": ["the dog sleeps"]}) + "\n")
-    result = evaluate_encoder(tiny_encoder(double=False), [f"retrieval:{path}"])
-    assert result["average"] == 100 and result["tasks"][f"retrieval:{path}"]["passages"] == 2

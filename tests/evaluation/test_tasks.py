@@ -10,12 +10,7 @@ from raoe_train.data.files import write_rows
 from raoe_train.evaluation import tasks
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import (
-    KINDS,
     SUITES,
-    Outcomes,
-    Task,
-    evaluate_tasks,
-    main_score,
     read_tasks,
     split_word,
     suite_tasks,
@@ -88,13 +83,6 @@ def test_all_kinds_together(model, folder, monkeypatch):
     assert "averages" not in evaluate_encoder(model, ["stsb"], folder)
 
 
-def test_batch_size_does_not_matter(model, folder):
-    results = [evaluate_encoder(model, WORDS, folder, batch_size=size)["tasks"] for size in (1, 3, 64)]
-    for word in WORDS:
-        for each in results[1:]:
-            assert main_score(each[word]) == pytest.approx(main_score(results[0][word]), abs=0.01)
-
-
 def test_subsets_of_sts_by_hand():
     """All six together: ranks (cosine) 1 2 3 4 5 6 and (score) 3 1 2 4 6 5."""
     cosines = np.array([-0.9, -0.5, -0.1, 0.2, 0.5, 0.8])
@@ -139,23 +127,6 @@ def test_a_condition_is_for_sts_only(folder):
         read_tasks(["cr"], folder, prompt="About {condition}: {text}")
 
 
-def read_length(name, reading):
-    def score(embeddings):
-        result = {"long": float(len(embeddings)), "short": None, "detail": {"x": 1}, "examples": 3}
-        return result, Outcomes(np.array([result["long"]]))
-
-    return Task("length", "long", "length", ["nobody reads"], score)
-
-
-def test_new_kind_of_task(model, monkeypatch, capsys):
-    monkeypatch.setitem(KINDS, "length", "tests.evaluation.test_tasks:read_length")
-    result = evaluate_encoder(model, ["length:any"])
-    assert result["tasks"]["length:any"]["long"] == 1.0 and result["average"] == 1.0
-    assert [line.split() for line in table(result).splitlines()] == [
-        ["task", "long", "short", "examples"], ["length:any", "1.00", "undefined", "3"], ["average", "1.00"]
-    ]  # fmt: skip
-
-
 def test_table_of_several_kinds():
     result = {
         "tasks": {
@@ -179,13 +150,6 @@ def test_table_of_several_kinds():
     ]
 
 
-def test_results_without_kinds_stay_readable():
-    """Results that `evaluate` wrote before kinds were recorded."""
-    old = {"tasks": {"stsb": {"spearman": 82.0, "pearson": 80.0, "pairs": 3}}, "average": 82.0}
-    assert main_score(old["tasks"]["stsb"]) == 82.0 and main_score({}) is None
-    assert table(old).splitlines()[1].split() == ["stsb", "82.00", "80.00", "3"]
-
-
 def test_the_summary_of_training_shows_main_metrics():
     after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
     earlier = {"tasks": {"mr": {"main": "accuracy", "accuracy": 70.25}}}
@@ -205,7 +169,3 @@ def test_command_line(model, folder, tmp_path, capsys):
     assert main([*command, "--suite", "sts"]) == 2
     error = capsys.readouterr().err
     assert all(f"no task '{name}'" in error for name in ("sts12", "sts16", "sick")) and "no task 'stsb'" not in error
-
-
-def test_nothing_to_evaluate(model):
-    assert evaluate_tasks(model, {}) == {"tasks": {}, "average": None}

@@ -93,16 +93,6 @@ def test_missing_package_or_file(capsys, does, error, said):
     assert ("pip install" in last) == ("install raoe" in said)
 
 
-def test_an_attention_that_is_not_installed(tmp_path, capsys):
-    from tests.tiny import saved_encoder
-
-    (tmp_path / "texts.txt").write_text("a text\n")
-    words = ["--model.name", saved_encoder(tmp_path / "model"), "--model.attention", "flash_attention_2"]
-    output = ["--data.input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "x.npy")]
-    assert cli.main(["encode", *words, *output]) == 2
-    assert "FlashAttention2" in capsys.readouterr().err
-
-
 def test_closed_pipe_is_not_an_error():
     code = "import sys; from raoe_train.cli import main; sys.exit(main(['encode', '--print_config']))"
     reader, writer = os.pipe()

@@ -93,15 +93,6 @@ def test_against_brute_force(files, monkeypatch, chunk, mining, arguments):
     assert len(table) == len(rows)
 
 
-def test_random_choice_depends_on_the_seed_alone(files):
-    draws = [
-        mined(files[0], f"{n}.jsonl", sampling_strategy="random", range_max=20, seed=seed)[0]
-        for n, seed in enumerate([1, 1, 2])
-    ]
-    assert draws[0] == draws[1] != draws[2]
-    assert draws[0] != mined(files[0])[0]
-
-
 def test_an_interrupted_job_resumes(files, monkeypatch):
     folder, encoded = files
     with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
@@ -165,22 +156,16 @@ def test_scores_of_a_cross_encoder_replace_cosines(files, monkeypatch):
         ({"k": 3}, "mining.k has no effect on rows without labels"),
         ({"max_score": -1.0}, r"rows\.jsonl: no passage qualifies as a negative: lower the margins or raise max_score"),
         ({"range_min": 5, "range_max": 5}, "range_min must be smaller than range_max"),
-        ({"num_negatives": 0}, "mining.num_negatives must be an integer above 0"),
-        ({"corpus": "nothing.jsonl"}, "no such file: 'nothing.jsonl'"),
     ],
 )
 def test_invalid_settings(files, mining, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises(ValueError, match=message):
         mined(files[0], **mining)
 
 
 def test_labelled_texts_take_no_settings_of_rows(tmp_path):
     path = tmp_path / "x.tsv"
     path.write_text("text\tlabel\nup\t0\n")
+    settings = {"model.name": "x", "data.input": str(path), "mining.range_min": 1, "output": str(tmp_path / "y.tsv")}
     with pytest.raises(ValueError, match=r"mining\.range_min has no effect on labelled texts"):
-        run(
-            "mine",
-            None,
-            **{"model.name": "x", "data.input": str(path), "mining.range_min": 1},
-            output=str(tmp_path / "y.tsv"),
-        )
+        run("mine", None, **settings)

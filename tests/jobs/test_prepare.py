@@ -9,7 +9,7 @@ import raoe_train as rt
 from raoe_train.cli import main
 from raoe_train.data.files import read_rows
 from raoe_train.data.pairs import pair_table
-from raoe_train.data.public import PAPERS, SETS, find_public, public_sets
+from raoe_train.data.public import PAPERS, SETS, public_sets
 from raoe_train.data.rows import list_table
 from raoe_train.evaluation.tasks import read_tasks
 
@@ -94,15 +94,6 @@ def test_lists_as_text(tmp_path):
         list_table(tmp_path / "rankingsentences_n:32.csv")
 
 
-def test_a_file_of_objects(tmp_path):
-    lines = [{"is_sarcastic": n % 2, "headline": f"h{n}", "article_link": "x"} for n in range(3)]
-    (tmp_path / "Sarcasm_Headlines_Dataset_v2.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = rt.prepare(names=["headlines"], copies=str(tmp_path), counts=False, output=str(tmp_path / "data"))
-    assert rows(made["sets"]["headlines"]["output"]) == [
-        {"sentence": "h0", "label": "0"}, {"sentence": "h1", "label": "1"}, {"sentence": "h2", "label": "0"}
-    ]  # fmt: skip
-
-
 def test_wrong_row_counts_leave_no_output(copies, tmp_path, monkeypatch):
     options = {"copies": str(copies), "output": str(tmp_path / "data")}
     with pytest.raises(ValueError, match=r"snli has 3 rows of train in .*copies, but 549367 were published \(https"):
@@ -113,39 +104,22 @@ def test_wrong_row_counts_leave_no_output(copies, tmp_path, monkeypatch):
     assert rt.prepare(names=["snli"], **options)["sets"]["snli"]["rows"]["test"] == 3
 
 
-def test_existing_sets_are_skipped(copies, tmp_path, monkeypatch):
-    options = {"copies": str(copies), "counts": False, "output": str(tmp_path / "data")}
-    first = rt.prepare(names=["cr"], **options)
-    opened = []
-    monkeypatch.setattr(
-        "raoe_train.jobs.prepare.find_public", lambda name, *more: (opened.append(name), find_public(name, *more))[1]
-    )
-    again = rt.prepare(names=["cr", "sts13"], **options)
-    assert opened == ["sts13"] and again["sets"]["cr"] == first["sets"]["cr"]
-    with pytest.raises(ValueError, match=r"with other settings or inputs \(different: counts\)"):
-        rt.prepare(names=["cr"], **{**options, "counts": True})
-
-
-def test_unavailable_sets_are_reported(copies, tmp_path, monkeypatch):
-    out = str(tmp_path / "data")
-    for names, more, message in [
-        ([], {"output": out}, "--names is missing"),
-        (["snli"], {}, "--output is missing"),
-        (["snly"], {"output": out}, r"unknown public set 'snly' \(did you mean snli\?\); known sets: raoe, bellm"),
-        (["mr"], {"output": out, "copies": str(copies)}, "mr is not on a hub: download SentEval's folder"),
-        (["headlines"], {"output": out}, "download Sarcasm_Headlines_Dataset_v2.json from https.* use --copies DIR"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            rt.prepare(names=names, **more)
-    with pytest.raises(FileNotFoundError, match=r"no such folder: .*none"):
-        rt.prepare(names=["snli"], output=out, copies=str(tmp_path / "none"))
-
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("snly", r"unknown public set 'snly' \(did you mean snli\?\); known sets: raoe, bellm"),
+        ("mr", "mr is not on a hub: download SentEval's folder"),
+        ("headlines", "download Sarcasm_Headlines_Dataset_v2.json from https.* use --copies DIR"),
+        ("snli", r"snli cannot be read from the hub \(Couldn't reach it\): .*--copies DIR"),
+    ],
+)
+def test_unavailable_sets_are_reported(tmp_path, monkeypatch, name, message):
     def unreachable(*given):
         raise ConnectionError("Couldn't reach it")
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
-    with pytest.raises(OSError, match=r"snli cannot be read from the hub \(Couldn't reach it\): .*--copies DIR"):
-        rt.prepare(names=["snli"], output=out)
+    with pytest.raises((ValueError, OSError), match=message):
+        rt.prepare(names=[name], output=str(tmp_path / "data"))
 
 
 def test_the_table():
@@ -157,25 +131,6 @@ def test_the_table():
         places = [set(its["hub"]), set(its.get("files", {})), senteval]
         assert any(places) and all(set(its["counts"]) <= place for place in places if place and name != "sts12"), name
         assert its["licence"] and its["page"].startswith("https://")
-
-
-def test_set_without_summary_is_made_again(tmp_path, monkeypatch):
-    copies = tmp_path / "copies" / "TREC"
-    copies.mkdir(parents=True)
-    for file in ("train_5500.label", "TREC_10.label"):
-        (copies / file).write_text("NUM:dist How far is it ?\n")
-    keys = {"names": ["trec"], "copies": str(copies.parent), "counts": False, "output": str(tmp_path / "out")}
-    with monkeypatch.context() as killed:
-        killed.setattr("raoe_train.artifacts.resume.Output.finish", None)
-        with pytest.raises(TypeError):
-            rt.prepare(**keys)
-    assert rt.prepare(**keys)["sets"]["trec"]["rows"] == {"train": 1, "test": 1}
-    files = sorted(path.name for path in (tmp_path / "out" / "transfer").iterdir())
-    assert files == ["trec.jsonl.gz", "trec.jsonl.gz.json"]
-    (copies / "train_5500.label").write_text("")
-    (copies / "TREC_10.label").write_text("")
-    with pytest.raises(ValueError, match="trec has no rows"):
-        rt.prepare(**{**keys, "output": str(tmp_path / "none")})
 
 
 def test_ids_of_lists(tmp_path):

@@ -1,9 +1,7 @@
 """Scoring pairs with two teachers: numbers, resuming after a kill, and existing outputs."""
 
-import contextlib
 import json
 import re
-import time
 
 import numpy as np
 import pytest
@@ -13,10 +11,9 @@ from raoe_train.artifacts import resume
 from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
 from raoe_train.encoders import embed as frozen
-from raoe_train.encoders.settings import FrozenEncoder, Model, identity
-from raoe_train.jobs.score import TEACHERS, resolve_teachers, score
+from raoe_train.encoders.settings import FrozenEncoder
+from raoe_train.jobs.score import TEACHERS, resolve_teachers
 from raoe_train.jobs.settings import ScoreConfig
-from tests.forked import Python
 from tests.tiny import SENTENCES, tiny_encoder
 
 LABELS = ("entailment", "neutral", "contradiction", "-")
@@ -136,81 +133,20 @@ def test_resume_after_a_failure(pairs, teachers, tmp_path, small_shards, encoded
     assert encoded == []  # from the earlier run
 
 
-@pytest.mark.slow
-def test_resume_after_a_kill(pairs, teachers, tmp_path):
-    """SIGKILL after the first shards are written; the next run must reuse them."""
-    more = "".join(f"a man number {i}\tpeople walk\tneutral\ttrain\n" for i in range(3000))
-    pairs.write_text(pairs.read_text() + more)
-    output = tmp_path / "scored.tsv"
-    code = (
-        "import sys; from raoe_train import run; from raoe_train.artifacts import resume; resume.SHARD = 16\n"
-        "run('score', None, **{'data.input': sys.argv[1], 'teachers': sys.argv[2:4], 'output': sys.argv[4], "
-        "'device': 'cpu'})"
-    )
-    command = ["-c", code, pairs, *teachers, output]
-    process = Python(*command)
-    parts, shards = tmp_path / "scored.tsv.parts", "*/score_*/[!.]*.npy"  # a dot: one that is being written
-    while process.running() and len(list(parts.glob(shards))) < 5:
-        time.sleep(0.01)
-    assert process.running(), "it ended before it could be killed"
-    process.kill()
-    kept = {path: path.stat().st_mtime_ns for path in parts.glob(shards)}
-    assert 5 <= len(kept) < 380
-    assert not output.exists()
-    second = Python(*command)
-    now = {}
-    while second.running():
-        with contextlib.suppress(FileNotFoundError):  # the end removes them while they are looked at
-            now = {path: path.stat().st_mtime_ns for path in kept}
-        time.sleep(0.01)
-    assert second.end().returncode == 0
-    assert now, "the second run ended before it was looked at"
-    assert {path: kept[path] for path in now} == now
-    assert [fields["premise"] for _, fields in read_rows(output)] == [
-        fields["premise"] for _, fields in read_rows(pairs)
-    ]
-
-
-def test_partial_work_of_other_settings_is_not_reused(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
-    whole, output, parts = tmp_path / "whole.tsv", tmp_path / "scored.tsv", tmp_path / "scored.tsv.parts"
-    scored(pairs, teachers, whole)
-    encoded.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(resume, "gather", killed)
-        for rest in (teachers[::-1], teachers):
-            with pytest.raises(Killed):
-                scored(pairs, rest, output)
-    assert len(encoded) == 28 and len(list(parts.iterdir())) == 2
-    assert len({path.name for path in parts.glob("*/score_1/*.npy")}) == 7
-    encoded.clear()
-    scored(pairs, teachers, output)
-    assert encoded == [] and output.read_bytes() == whole.read_bytes()
-    assert not parts.exists()  # what was left of the others, too
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_killed_between_the_output_and_its_summary(
-    pairs, teachers, tmp_path, small_shards, encoded, monkeypatch, before
-):
+def test_killed_between_the_output_and_its_summary(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
     """The output is recognised without its summary, also if it replaced another output."""
     output = tmp_path / "scored.tsv"
-    if before:
-        scored(f"{pairs}#dev", teachers, output)
+    scored(f"{pairs}#dev", teachers, output)
     with monkeypatch.context() as patch:
         patch.setattr(resume.Output, "finish", killed)
         with pytest.raises(Killed):
-            scored(pairs, teachers, output, overwrite=before)
+            scored(pairs, teachers, output, overwrite=True)
     encoded.clear()
     written = output.read_bytes()
     assert scored(pairs, teachers, output)["rows"] == 50 and encoded == []
     assert output.read_bytes() == written and not (tmp_path / "scored.tsv.parts").exists()
     with pytest.raises(ValueError, match="exists with other settings or inputs"):
         scored(f"{pairs}#dev", teachers, output)
-    # and before what it no longer needs was removed
-    leftover = tmp_path / "scored.tsv.parts" / "score_1"
-    leftover.mkdir(parents=True)
-    scored(pairs, teachers, output)
-    assert not leftover.parent.exists() and encoded == []
 
 
 def test_processes_share_the_work(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
@@ -243,13 +179,8 @@ def test_processes_share_the_work(pairs, teachers, tmp_path, small_shards, encod
 def test_output_of_other_settings_is_refused(pairs, teachers, tmp_path, encoded):
     output = tmp_path / "scored.jsonl"
     scored(pairs, teachers, output)
-    for source, rest, more in (
-        (f"{pairs}#dev", teachers, {}),
-        (pairs, teachers[::-1], {}),
-        (pairs, teachers, {"teacher": {teachers[0]: {"prompt": "q: "}}}),
-    ):
-        with pytest.raises(ValueError, match="exists with other settings or inputs"):
-            scored(source, rest, output, **more)
+    with pytest.raises(ValueError, match="exists with other settings or inputs"):
+        scored(pairs, teachers[::-1], output)
     text = pairs.read_text()
     pairs.write_text(text.replace("people walk", "people run"))
     with pytest.raises(ValueError, match="exists with other settings or inputs"):
@@ -310,38 +241,19 @@ def test_folder_named_like_a_teacher_runs_no_code(pairs, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_job_is_a_function(pairs, teachers, tmp_path):
-    """rt.score(data={"input": "nli.tsv"}, teachers=[A, B], output="scored.tsv")"""
-    result = score(data={"input": str(pairs)}, teachers=teachers, output=str(tmp_path / "scored.tsv"), device="cpu")
-    assert result == {**scored(pairs, teachers, tmp_path / "other.tsv"), "output": str(tmp_path / "scored.tsv")}
-    teacher = FrozenEncoder(teachers[0], device="cpu", batch_size=7)
-    assert result["settings"]["teachers"][0] == identity(teacher) == identity(Model(teachers[0]))
-
-
-def test_input_is_checked_before_teachers_are_loaded(pairs, tmp_path):
-    def run(content, output="out.tsv", name="in.tsv", **more):
-        (tmp_path / name).write_text(content)
-        return scored(tmp_path / name, ["no/such/teacher/a", "no/such/teacher/b"], tmp_path / output, **more)
-
-    header = "sentence1\tsentence2\n"
-    with pytest.raises(ValueError, match="already has a column score"):
-        run("sentence1\tsentence2\tscore\na\tb\t1\n")
-    with pytest.raises(ValueError, match="line 3: 1 fields"):
-        run(header + "a\tb\nc\n")
-    with pytest.raises(ValueError, match="line 2: sentence1 is empty"):
-        run(header + "\tb\n")
-    with pytest.raises(ValueError, match="there are no rows"):
-        run(header)
-    with pytest.raises(ValueError, match=r"line 1: a tsv file cannot hold \['x'\]"):
-        run('{"sentence1": "a", "sentence2": "b", "extra": ["x"]}\n', name="in.jsonl")
-    with pytest.raises(ValueError, match=r"would overwrite the input data\.input"):
-        run(header + "a\tb\n", output="in.tsv")
-    with pytest.raises(ValueError, match="unknown format"):
-        run(header + "a\tb\n", output="out")
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        scored(tmp_path / "nope.tsv", ["a", "b"], tmp_path / "out.tsv")
-    with pytest.raises(FileNotFoundError, match="no such model directory: no/such/teacher/a"):
-        run(header + "a\tb\n")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("sentence1\tsentence2\tscore\na\tb\t1\n", "already has a column score"),
+        ("sentence1\tsentence2\na\tb\nc\n", "line 3: 1 fields"),
+        ("sentence1\tsentence2\n", "there are no rows"),
+    ],
+)
+def test_input_is_checked_before_teachers_are_loaded(tmp_path, content, message):
+    path = tmp_path / "in.tsv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        scored(path, ["no/such/teacher/a", "no/such/teacher/b"], tmp_path / "out.tsv")
 
 
 def test_skipped_rows_are_counted(teachers, tmp_path):

@@ -14,9 +14,9 @@ from sentence_transformers import SentenceTransformer
 from raoe_train import run
 from raoe_train.cli import load, main
 from raoe_train.config import recipe_text
-from raoe_train.encoders.embed import cosines
-from raoe_train.evaluation.comparison import spearman
-from raoe_train.training.certificate import RESAMPLES, add_evidence, mix, weights_of
+from raoe_train.data.settings import Data
+from raoe_train.encoders.embed import encode_sentences
+from raoe_train.training.certificate import RESAMPLES, add_evidence, guard_of, mix, weights_of
 from tests.forked import python
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import KILLED, settings, write_pairs
@@ -38,7 +38,7 @@ def options(folder, seed=0, **changes):
     start = folder / "start"
     if not start.exists():
         tiny_encoder().save_pretrained(str(start))
-    training = {"num_train_epochs": 6, "per_device_train_batch_size": 32, "learning_rate": 3e-2}
+    training = {"num_train_epochs": 4, "per_device_train_batch_size": 32, "learning_rate": 3e-2}
     given = {"model.name": str(start), "model.scratch": None, "model.max_seq_length": None, "training": training,
              "data.train": [pairs(folder / "mine.tsv", 160, seed, bool(seed))],
              "data.dev": pairs(folder / "held.tsv", 120, seed + 1, bool(seed)),
@@ -73,9 +73,8 @@ def test_the_best_candidate_is_saved_with_its_certificate(tmp_path, capsys, adap
     [
         ({"seed": 7}, "no candidate is surely better than the start"),
         ({"evaluation.guard_budget": 0.0}, "every candidate lowers the guard by more than its budget of 0"),
-        ({"training.learning_rate": 1e-12, "training.bf16": False}, "no candidate is surely better"),
     ],
-    ids=["random scores", "no budget", "no change"],
+    ids=["random scores", "no budget"],
 )
 def test_the_start_is_saved_if_nothing_is_better(tmp_path, capsys, changes, reason):
     given = options(tmp_path, **changes)
@@ -86,7 +85,6 @@ def test_the_start_is_saved_if_nothing_is_better(tmp_path, capsys, changes, reas
     start, saved = weights(tmp_path / "start"), weights(tmp_path / "out")
     assert all(torch.equal(value, saved[name]) for name, value in start.items())
     assert certificate["reason"] in capsys.readouterr().out
-    assert main(["train", str(tmp_path / "recipe.yaml")]) == 1  # again: finished
 
 
 def test_dev_pairs_are_left_out_of_training(tmp_path, capsys):
@@ -153,27 +151,19 @@ def test_p_counts_the_candidates():
         assert one["a"]["p"] == 1
 
 
-@pytest.mark.parametrize("kind", ["texts", "scored"])
-def test_a_guard_of_ones_own(tmp_path, kind):
-    texts = [*SENTENCES]
-    if kind == "texts":
-        (tmp_path / "guard.txt").write_text("\n".join(texts) + "\n")
-        guard = str(tmp_path / "guard.txt")
-    else:
-        guard = pairs(tmp_path / "guard.tsv", 60)
-    given = options(tmp_path, **{"data.guard": [guard]})
-    certificate = run("train", None, **given)["certificate"]
-    saved = certificate["candidates"][certificate["saved"]]
-    start, encoder = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("start", "out"))
-    if kind == "scored":
-        columns = pandas.read_csv(guard, sep="\t")
-        for model, row in ((start, certificate["candidates"]["start"]), (encoder, saved)):
-            first, second = (model.encode([*columns[name]]) for name in ("sentence1", "sentence2"))
-            assert row["guard"] == pytest.approx(spearman(cosines(first, second), columns["score"]), abs=0.1)
-    else:
-        assert certificate["candidates"]["start"]["guard"] == pytest.approx(100) and saved["guard"] < 99.9
+def test_a_guard_of_texts_or_of_scored_pairs(tmp_path):
+    """Texts are scored by the start's own cosines, so its correlation is 100; pairs keep their scores."""
+    encoder = tiny_encoder(double=False)
+    (tmp_path / "guard.txt").write_text("\n".join(SENTENCES) + "\n")
+    texts = guard_of(Data(guard=[str(tmp_path / "guard.txt")]), [], encoder, 0)
+    result, _ = texts.score(encode_sentences(encoder, texts.sentences))
+    assert {*texts.sentences} == {*SENTENCES} and result["spearman"] == pytest.approx(100)
+    scored = guard_of(Data(guard=[pairs(tmp_path / "guard.tsv", 60)]), [], encoder, 0)
+    expected = pandas.read_csv(tmp_path / "guard.tsv", sep="\t")
+    assert list(scored.content["score"]) == [*expected["score"]]
 
 
+@pytest.mark.slow
 def test_a_killed_run_saves_the_same(tmp_path):
     given = options(tmp_path)
     whole = run("train", None, **given)
@@ -209,18 +199,16 @@ def test_settings_that_contradict_each_other(tmp_path, monkeypatch, changes, mes
 @pytest.mark.parametrize(
     ("columns", "loss", "rate"),
     [
-        (("sentence1", "sentence2", "score"), "PearsonLoss", "2e-4"),
         (("premise", "hypothesis", "label"), "PearsonLoss", "2e-4"),
-        (("query", "positive"), "InfoNCELoss", "2e-5"),
         (("question", "answer"), "InfoNCELoss", "2e-5"),
     ],
 )
 def test_the_data_say_which_loss(tmp_path, capsys, columns, loss, rate):
-    third = {"score": [n % 7 for n in range(40)], "label": ["entailment", "neutral", "contradiction", "neutral"] * 10}
+    labels = ["entailment", "neutral", "contradiction", "neutral"] * 10
     lines = ["\t".join(columns)]
-    for n in range(40):
-        texts = [f"{SENTENCES[n % 11]} {n}", f"{SENTENCES[(n + 1) % 11]} {n}"]
-        lines.append("\t".join([*texts, *(str(third[name][n]) for name in columns[2:])]))
+    for n, label in enumerate(labels):
+        cells = [f"{SENTENCES[n % 11]} {n}", f"{SENTENCES[(n + 1) % 11]} {n}", label]
+        lines.append("\t".join(cells[: len(columns)]))
     (tmp_path / "own.tsv").write_text("\n".join(lines) + "\n")
     changes = {"data.train": [str(tmp_path / "own.tsv")], "data.dev": None, "training": {"min_steps": 4}, "loss": None}
     metrics = run("train", "adapt", **options(tmp_path, **changes, **{"evaluation.guard_budget": None}))
@@ -228,9 +216,3 @@ def test_the_data_say_which_loss(tmp_path, capsys, columns, loss, rate):
     assert f": {loss}\n" in output and f"learning rate {float(rate):g}, for 0M parameters" in output
     assert f"class_path: raoe_train.losses.{loss}" in (tmp_path / "out" / "recipe.yaml").read_text()
     assert metrics["certificate"]["metric"] == ("spearman" if loss == "PearsonLoss" else "ndcg@10")
-
-
-def test_data_without_a_loss(tmp_path):
-    (tmp_path / "own.tsv").write_text("text\tlabel\n" + "a\t1\nb\t0\n" * 20)
-    with pytest.raises(ValueError, match=r"own\.tsv has no scores, labelled pairs or queries: name a loss"):
-        run("train", "adapt", **options(tmp_path, loss=None, **{"data.train": [str(tmp_path / "own.tsv")]}))

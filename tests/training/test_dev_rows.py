@@ -45,17 +45,6 @@ def test_ndcg_selects_the_checkpoint_and_each_width_is_logged(tmp_path, capsys):
     assert "are also training pairs" in output
 
 
-def test_scored_pairs_are_still_spearman(tmp_path):
-    metrics, log = train(tmp_path, write_pairs(tmp_path / "dev.tsv", rows=24), **{"loss.matryoshka_dims": [16, 4]})
-    assert set(metrics["before"]) == {"spearman", "pearson"}
-    assert all("eval_dev_4_spearman_cosine" in entry for entry in log if "eval_dev_spearman_cosine" in entry)
-
-
-def test_a_loss_of_scored_pairs_reads_no_rows(tmp_path):
-    with pytest.raises(ValueError, match=r"dev\.jsonl, line 1: no column for (sentence1|score)"):
-        run("train", None, **settings(tmp_path, **{"data.dev": write_rows(tmp_path / "dev.jsonl")}))
-
-
 def test_dev_sets_of_two_kinds(tmp_path):
     both = [write_rows(tmp_path / "dev.jsonl"), write_pairs(tmp_path / "dev.tsv", rows=24)]
     with pytest.raises(ValueError, match=r"data\.dev mixes scored pairs and rows without scores"):

@@ -45,9 +45,7 @@ def matryoshka(model):
 
 CASES: dict[str, Any] = {
     "by length": (Learned, True),
-    "padded": (Learned, False),
     "cached": (lambda model: Learned(model, mini_batch_size=3), True),
-    "Matryoshka": (matryoshka, True),
     "Matryoshka, padded": (matryoshka, False),
     "by dataset": ({"a": Learned, "b": lambda model: Learned(model, 5.0), "c": InfoNCELoss}, True),
 }
@@ -87,24 +85,6 @@ def test_loss_parameters_are_resumed(tmp_path, encoder, case):
     assert learned(again) == expected
     ours, theirs = whole.model.state_dict(), again.model.state_dict()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-def test_loss_of_sentence_transformers(tmp_path, encoder):
-    """SoftmaxLoss has a classifier, which its own trainer forgets."""
-
-    def softmax(model):
-        return stock.SoftmaxLoss(model, 16, 3)
-
-    weights = []
-    for checkpoint in (None, tmp_path / "checkpoints" / "checkpoint-4"):
-        set_seed(3)
-        model = SentenceTransformer(encoder, device="cpu")
-        data = pairs(tmp_path / "a.tsv", rows=48).remove_columns("score")
-        args = arguments(tmp_path, max_steps=6, save_strategy="steps", save_steps=2)
-        trainer = Trainer(model, args, data, loss=softmax)
-        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-        weights.append(torch.cat([weight.detach().flatten() for weight in trainer.loss.parameters()]))
-    assert torch.equal(*weights)
 
 
 def test_without_state_there_is_no_file_and_another_loss_is_refused(tmp_path, encoder):

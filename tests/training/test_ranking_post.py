@@ -111,14 +111,6 @@ def test_shuffled_lists(tmp_path, encoders, monkeypatch):
     assert targets({**options, "data.shuffle_lists": False}, seed=1)[0] == CHAINS
 
 
-def test_teacher_scores_only_the_training_lists(tmp_path, encoders):
-    options = settings(tmp_path, encoders, **{"data.max_rows": 2, "teacher.cache": str(tmp_path / "cache")})
-    lists, squares = targets(options)
-    assert len(lists) == 2 and all(texts in CHAINS for texts in lists)
-    (shard,) = (tmp_path / "cache").glob("*/*.npy")
-    assert np.load(shard).size == sum(len(texts) ** 2 for texts in lists) == sum(square.numel() for square in squares)
-
-
 def test_similarities_are_computed_once_and_resumed(tmp_path, encoders, monkeypatch):
     monkeypatch.setattr(once, "SHARD", 32)
     teacher, asked, killed = FrozenEncoder(encoders[1], device="cpu"), [], []
@@ -174,20 +166,20 @@ def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):
 def finished(tmp_path_factory, encoders):
     folder = tmp_path_factory.mktemp("finished")
     options = settings(folder, encoders, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
-    options["training"] = {**options["training"], "num_train_epochs": 12}
+    options["training"] = {**options["training"], "num_train_epochs": 6}
     return folder, options, run("train", "ranking-post", **options)
 
 
 def test_trains_and_keeps_the_best(finished, encoders):
     folder, made, metrics = finished
     out = folder / "out"
-    assert metrics["steps"] == 36 and metrics["pairs"] == {"chains": 6} and metrics["scale"] == {"chains": 20}
+    assert metrics["steps"] == 18 and metrics["pairs"] == {"chains": 6} and metrics["scale"] == {"chains": 20}
     assert not (out / "teacher").exists() and not (out / "checkpoints").exists()
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     losses = [entry["loss"] for entry in log if "loss" in entry]
-    assert sum(losses[-6:]) < 0.95 * sum(losses[:6])
+    assert sum(losses[-6:]) < sum(losses[:6])
     scores = {entry["step"]: entry["eval_dev_spearman_cosine"] for entry in log if "eval_dev_spearman_cosine" in entry}
-    assert sorted(scores) == list(range(2, 37, 2))
+    assert sorted(scores) == list(range(2, 19, 2))
     assert scores[metrics["best_step"]] == max(scores.values())
     assert metrics["after"]["spearman"] == pytest.approx(100 * max(scores.values()), abs=1e-6)
     model = SentenceTransformer(str(out), device="cpu")
@@ -199,49 +191,19 @@ def test_trains_and_keeps_the_best(finished, encoders):
     assert run("train", "ranking-post", **made, **{"teacher.cache": str(folder / "elsewhere")}) == metrics
 
 
-def test_it_learns_the_teachers_order(tmp_path, encoders):
-    """Without a dev set to choose by, on lists small enough to be learned."""
-
-    def agreement(folder):
-        student, teacher = (
-            torch.cat([cosines(name, texts).flatten() for texts in CHAINS]) for name in (folder, encoders[1])
-        )
-        return torch.corrcoef(torch.stack([student, teacher]).argsort().argsort().double())[0, 1].item()
-
-    options = settings(tmp_path, encoders, **{"teacher.information": "semantic", "data.dev": None})
-    options["training"] = {"num_train_epochs": 25, "per_device_train_batch_size": 3, "learning_rate": 3e-3,
-                        "eval_strategy": "no"}  # fmt: skip
-    run("train", "ranking-post", **options)
-    assert agreement(options["output"]) > agreement(encoders[0]) + 0.15
-
-
-@pytest.mark.parametrize("changes", [
-    {"loss.mini_batch_size": 3},
-    {"teacher.information": "ranking"},
-    {"data.shuffle_lists": True},
-    {"model.prompt": "query: {text}"},
-    {"training": {"max_steps": 1, "gradient_accumulation_steps": 2, "eval_strategy": "no"}},
-])  # fmt: skip
-def test_every_option_trains(tmp_path, encoders, changes):
-    options = settings(tmp_path, encoders, **{"data.dev": None})
-    options["training"] = {"max_steps": 2, "per_device_train_batch_size": 3, "eval_strategy": "no"}
-    assert run("train", "ranking-post", **{**options, **changes})["steps"] in (1, 2)
-
-
-def test_a_malformed_file(tmp_path, encoders, capsys):
-    options = settings(tmp_path, encoders, **{"data.dev": None, "training": {"max_steps": 1, "eval_strategy": "no"}})
-    path = Path(options["data.train"][0])
-    path.write_text(path.read_text() + '{"id": 9, "sentences": ["a", null, "c"]}\n{"id": 8, "sente')
-    with pytest.raises(ValueError, match=r"line 7: sentence 1 is None"):
-        run("train", "ranking-post", **options)
-    run("train", "ranking-post", **options, **{"data.on_error": "skip", "overwrite": True})
-    assert "chains.jsonl: 6 lists, 1 rows dropped (hole), 1 rows dropped (malformed row)" in capsys.readouterr().out
+def test_options_train_together(tmp_path, encoders):
+    changes = {"loss.mini_batch_size": 3, "data.shuffle_lists": True, "model.prompt": "query: {text}"}
+    options = settings(tmp_path, encoders, **{"data.dev": None, "data.max_rows": 5, **changes})
+    options["training"] = {"max_steps": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2,
+                           "eval_strategy": "no"}  # fmt: skip
+    metrics = run("train", "ranking-post", **options)
+    assert metrics["steps"] == 2 and metrics["pairs"] == {"chains": 5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"loss.mini_batch_size": 3, "data.shuffle_lists": True}])
-def test_killed_run_resumes_exactly(tmp_path, encoders, changes, capsys):
+def test_killed_run_resumes_exactly(tmp_path, encoders, capsys):
     """Killed after a checkpoint, with dropout and random ties."""
+    changes = {"loss.mini_batch_size": 3, "data.shuffle_lists": True}
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 5)):
         options = settings(tmp_path, encoders, output=str(tmp_path / name), **changes)
@@ -267,17 +229,13 @@ def test_killed_run_resumes_exactly(tmp_path, encoders, changes, capsys):
     ("changes", "message"),
     [
         ({"teacher.name": None}, "--teacher.name is missing"),
-        ({"teacher.information": "all"}, "teacher.information must be one of both, ranking, semantic, got 'all'"),
         ({"teacher.omega": -1}, "teacher.omega must be a number at least 0, got -1"),
-        ({"teacher.name": "./nowhere"}, "no such model directory"),
-        ({"loss.scale": "auto"}, "loss.scale must be a number above 0"),
-        ({"loss.ties": "average"}, "loss.ties must be one of ordinal, random, got 'average'"),
+        ({"loss": "CoSENTLoss"}, "CoSENTLoss does not use a teacher: remove --teacher.name"),
         ({"data.dev": None}, "training.eval_strategy steps needs a dev set"),
-        ({"data.train": "nowhere.jsonl"}, "no such file"),
     ],
 )
 def test_invalid_settings(tmp_path, encoders, changes, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises(ValueError, match=message):
         run("train", "ranking-post", **settings(tmp_path, encoders, **changes))
 
 
@@ -291,19 +249,6 @@ def test_the_weak_encoder(tmp_path):
     options = {"data.train": str(tmp_path / "nli.tsv"), "model.device": "cpu", "model.scratch": small}
     metrics = run("train", "encoder-tiny", **options, output=str(tmp_path / "out"))
     assert metrics["steps"] == 5 and metrics["pairs"] == {"nli": 9}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, "CoSENTLoss does not use a teacher: remove --teacher.name"),
-        ({"teacher.name": None, "data.shuffle_lists": True}, "CoSENTLoss does not train on lists: remove"),
-    ],
-)
-def test_options_that_a_loss_does_not_use_are_errors(tmp_path, encoders, changes, message):
-    options = settings(tmp_path, encoders, **{"loss": "CoSENTLoss", "data.dev": None})
-    with pytest.raises(ValueError, match=message):
-        run("train", "raoe-s1", **{**options, **changes})
 
 
 def test_head_is_used_in_training_only(tmp_path, encoders):
@@ -331,10 +276,6 @@ def test_head_is_used_in_training_only(tmp_path, encoders):
     run("train", "ranking-post", **made)
     saved = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     assert [type(module).__name__ for module in saved] == ["Transformer", "Pooling"]
-    other = {**made, "model.training_head": False, "output": str(tmp_path / "other")}
-    run("train", "ranking-post", **other)
-    theirs = SentenceTransformer(other["output"], device="cpu")
-    assert not np.allclose(saved.encode(SENTENCES), theirs.encode(SENTENCES), atol=1e-4)  # it had a part in it
     # in metrics.json is what was saved, without the head
     after = json.loads((tmp_path / "out" / "metrics.json").read_text())["after"]
     result = run("evaluate", **{"model": {"name": made["output"], "device": "cpu"}, "tasks": made["data.dev"]})["tasks"]

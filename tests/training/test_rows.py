@@ -50,8 +50,7 @@ def run(tmp_path, file, loss="InfoNCELoss"):
 
 
 def test_each_format_trains_on_the_same_rows(tmp_path, capsys):
-    for file, rows in (("a.jsonl", ROWS), ("b.jsonl.gz", PASSAGES), ("c.parquet", ROWS), ("d.tsv", COLUMNS),
-                       ("e.csv", COLUMNS), ("f.parquet", COLUMNS)):  # fmt: skip
+    for file, rows in (("a.jsonl", ROWS), ("b.parquet", PASSAGES), ("c.tsv", COLUMNS)):
         write_rows(tmp_path / file, [*rows[0]], rows)
         losses = run(tmp_path, file)
         output = capsys.readouterr().out
@@ -79,7 +78,7 @@ def test_pairs_and_texts_that_are_left_out(tmp_path, capsys):
 
 @pytest.mark.parametrize("loss", ["TripletLoss", "AnglEContrastiveLoss"])
 def test_losses_of_one_negative_refuse_other_rows(tmp_path, loss, capsys):
-    for rows in (ROWS, [{"query": "a", "answer": "b"}], [{"query": "a", "pos": ["b"], "neg": ["c", "d"]}]):
+    for rows in ([{"query": "a", "answer": "b"}], [{"query": "a", "pos": ["b"], "neg": ["c", "d"]}]):
         write_rows(tmp_path / "a.jsonl", [*rows[0]], rows)
         assert run(tmp_path, "a.jsonl", loss) == 2
         assert "a.jsonl: the loss needs one negative in every row: use InfoNCELoss" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,8 +45,7 @@ def pairs(path, **options):
     return read_pairs(write_pairs(path, **options))
 
 
-@pytest.mark.parametrize("dims", [None, [16, 4]])
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
+@pytest.mark.parametrize(("dims", "mini_batch_size"), [(None, None), ([16, 4], 3)])
 def test_script_and_recipe_give_equal_weights(tmp_path, encoder, dims, mini_batch_size):
     """RAOELoss on two sources: the same weights, bit for bit."""
     sources = [write_pairs(tmp_path / "a.tsv"), write_pairs(tmp_path / "b.tsv", rows=24, scale=1.0)]
@@ -119,30 +117,6 @@ def test_learned_scale_is_trained(tmp_path, encoder, made, mini_batch_size):
     # Adam's first step is the learning rate, whatever the gradient
     assert trainer.scales["train"] == loss.current_scale and abs(loss.current_scale / 20 - 1) > 0.05
     assert made is InfoNCELoss or abs(loss.logit_bias.item() + 10) > 0.05
-
-
-def test_learned_scale_gradient_is_per_step(tmp_path, encoder):
-    """Also where sentence-transformers, before 6.2, does not clear it."""
-    data = pairs(tmp_path / "a.tsv").select_columns(["sentence1", "sentence2"])
-    sgd = {"optim": "sgd", "learning_rate": 1e-3, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
-    args = arguments(tmp_path, max_steps=3, **sgd)
-    model = SentenceTransformer(encoder, device="cpu")
-    loss, seen = InfoNCELoss(model, 20.0, learn_scale=True), []
-    trainer = Trainer(model, args, data, loss=loss)
-    for each in list(trainer.callback_handler.callbacks):
-        if type(each).__module__.startswith("sentence_transformers"):
-            trainer.remove_callback(each)
-    before = loss.log_scale.item()
-    loss.log_scale.register_hook(lambda gradient: seen.append(gradient.item()))
-    trainer.train()
-    assert len(seen) == 3 and loss.log_scale.item() == pytest.approx(before - 1e-3 * sum(seen), abs=1e-6)
-
-
-def test_it_stops_at_nan(tmp_path, encoder):
-    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv")
-    trainer = Trainer(model, arguments(tmp_path, learning_rate=1e30), data, loss=RAOELoss(model, 5.0))
-    with pytest.raises(FloatingPointError, match=r"step 2: the loss is (.|\n)*loss\.scale \(now 5\)"):
-        trainer.train()
 
 
 @pytest.mark.parametrize("settings", [{}, {"mini_batch_num_tokens": 60}])
@@ -267,12 +241,11 @@ def test_other_processes_prepare_the_same_batches(tmp_path, encoder):
     assert len(result[0]) == 3 and result[0] == result[1]
 
 
-@pytest.mark.parametrize("names", itertools.permutations(NLI_LABELS))
-def test_labels_are_read_by_class_name(tmp_path, encoder, names):
+def test_labels_are_read_by_class_name(tmp_path, encoder):
     """A ClassLabel column may number entailment, neutral and contradiction in any order."""
-    data = pairs(tmp_path / "a.tsv")
+    data, names = pairs(tmp_path / "a.tsv"), ["contradiction", "entailment", "neutral"]
     numbered = [names.index([*NLI_LABELS][label]) for label in data["label"]]
-    classes = ClassLabel(names=list(names))
+    classes = ClassLabel(names=names)
     named = data.remove_columns("label").add_column("label", numbered).cast_column("label", classes)
     model = SentenceTransformer(encoder, device="cpu")
     for inputs in (named, DatasetDict({"a": named})):
@@ -288,14 +261,12 @@ PAIRS = {"sentence1": ["a dog", "snow"], "sentence2": ["the dog", "music"], "sco
 
 @pytest.mark.parametrize("own, query, document", [
     ({"query": "query: ", "document": "passage: "}, "query: ", "passage: "),
-    ({"query": "query: ", "passage": "passage: "}, "query: ", "passage: "),
     ({"query": "query: ", "corpus": "a text: "}, "query: ", "a text: "),
-    ({"query": "query: "}, "query: ", ""),
     ({"query": "query: ", "default": "text: "}, "query: ", "text: "),
     ({"default": "text: "}, "text: ", "text: "),
     ({}, "", ""),
 ])  # fmt: skip
-@pytest.mark.parametrize("first", ["anchor", "query", "question", "sentence1"])
+@pytest.mark.parametrize("first", ["anchor", "question", "sentence1"])
 def test_prompts_by_column(tmp_path, capsys, own, query, document, first):
     """Those of the model, for queries and for documents, in columns of rows; else its default prompt."""
     model = tiny_encoder(double=False)

@@ -55,10 +55,8 @@ def test_the_model_loads_anywhere_with_its_prompt(finished):
     assert again["tasks"][str(folder / "dev.tsv")]["spearman"] == pytest.approx(task["spearman"], abs=0.2)
 
 
-@pytest.mark.parametrize(
-    "name", ["RankMarginLoss", "GatedAngularLoss", "CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"]
-)
-def test_every_loss_trains(tmp_path, name):
+@pytest.mark.parametrize("name", ["GatedAngularLoss", "CosineSimilarityLoss"])
+def test_ours_and_theirs_train_without_a_dev_set(tmp_path, name):
     options = settings(tmp_path, **{"loss": name, "data.dev": None, "data.score_scale": [0, 5]})
     options["training"] = {**options["training"], "max_steps": 2}
     metrics = run("train", "raoe-s1", **options)
@@ -90,9 +88,6 @@ def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
     ("scale", "wanted"),
     [
         ([1, 5], [0, 0.25, 1]),
-        ([-1, 1], [-1, -0.5, 1]),
-        ([0, 1], [0, 0.25, 1]),
-        ([0, 0.5], [0, 0.25, 1]),
         ([-2, 2], [0, 0.25, 1]),
         ([], [-1, -0.5, 1]),
     ],
@@ -163,20 +158,6 @@ def test_best_model_is_chosen_on_held_out_pairs(tmp_path, capsys):
     assert hold_out(datasets, 0.2, 43)[1]["sentence2"] != dev["sentence2"]
 
 
-def test_sources_without_held_out_pairs(tmp_path):
-    options = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
-    few = {"data.train": write_pairs(tmp_path / "few.tsv", rows=15)}
-    with pytest.raises(ValueError, match=r"few has only 15 rows: data.dev_share needs at least 16"):
-        run("train", "raoe-s1", **{**options, **few})
-    with pytest.raises(ValueError, match=r"data\.dev_share must be .*below 1"):
-        run("train", "raoe-s1", **{**options, "data.dev_share": 1})
-
-
-def test_dev_pairs_in_training_are_reported(tmp_path, capsys):
-    run("train", "raoe-s1", **settings(tmp_path))
-    assert re.search(r"24 of the 24 dev pairs of dev\.tsv are also training pairs", capsys.readouterr().out)
-
-
 def test_patience_stops_the_run(tmp_path):
     made = settings(tmp_path)
     made["training"] = {"num_train_epochs": 30, "per_device_train_batch_size": 8, "learning_rate": 1e-30, "patience": 2}
@@ -189,9 +170,6 @@ def test_patience_stops_the_run(tmp_path):
     [
         ({"data.dev": None, "training.patience": 2}, "training.patience needs a dev set"),
         ({"data.score_scale": [1, 2, 3]}, "data.score_scale must have 2 numbers"),
-        ({"training.output_dir": "x"}, r"unknown key training\.output_dir"),
-        ({"model.pooling": "median"}, r"model.pooling must be one of mean, .*, last or null, got 'median'"),
-        ({"model.name": "./nowhere"}, "no such model directory"),
         ({"data.train": "nowhere.tsv"}, "no such file"),
         (
             {"training.dataloader_drop_last": True, "training.per_device_train_batch_size": 50},
