@@ -140,7 +140,7 @@ def test_check_detects_dependence_on_padding(saved, capsys):
     assert result["failed"] == ["bidirectional"]
 
 
-@pytest.mark.parametrize("name", ["lora", "lora-causal"])
+@pytest.mark.parametrize("name", ["lora", pytest.param("lora-causal", marks=pytest.mark.slow)])
 def test_merging_leaves_plain_weights_with_the_same_embeddings(saved, tmp_path, name):
     folder, made = saved
     result = run("export", **{"model.name": str(folder / name), "merge": True, "output": str(tmp_path / "merged")})
@@ -285,7 +285,7 @@ def test_second_stage_continues_the_adapter(tmp_path):
                                               "model.bidirectional_layers": 1, "loss": "InfoNCELoss"})  # fmt: skip
     run("train", None, **options)
     before = load_encoder(Model(name=str(tmp_path / "out"), device="cpu")).encode(SENTENCES)
-    second = {**options, "model.name": str(tmp_path / "out"), "output": str(tmp_path / "second")}
+    second = {**options, "model.name": str(tmp_path / "out"), "output": str(tmp_path / "second"), "data.dev": None}
     for key in ("model.lora", "model.bidirectional_layers"):
         second.pop(key)
     run("train", None, **second)

@@ -14,7 +14,7 @@ from tests.tiny import SENTENCES, tiny_encoder
 def test_without_mteb(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "mteb", None)
     assert main(["evaluate", "--model.name", "x", "--tasks", "SciDocsRR", "--data.dir", str(tmp_path)]) == 2
-    assert "mteb is not installed: run pip install -e '.[eval]'" in capsys.readouterr().err
+    assert "mteb is not installed: install raoe[eval]" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -90,7 +90,6 @@ def test_missing_package_or_file(capsys, does, error, said):
     assert cli.main(["encode"]) == 2
     last = capsys.readouterr().err
     assert last.startswith(f"raoe-train: {said}") and "unexpected" not in last and last.count("\n") == 1
-    assert ("pip install" in last) == ("pip install" in said)
 
 
 def test_closed_pipe_is_not_an_error():
