@@ -1,6 +1,5 @@
 """Reading sentence pairs: formats, columns, labels, scores, splits, and unusable rows."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -39,23 +38,6 @@ def test_files_written_by_hand(tmp_path):
     csv = write(tmp_path / "a.csv", 'text1,text2,similarity\n"one, ""two""",y,1e-1\n"over\ntwo lines",z,1\n')
     assert read_pairs(csv)["sentence1"] == ['one, "two"', "over\ntwo lines"]
     assert read_pairs(csv)["score"] == [0.1, 1.0]
-
-
-def test_snli_as_published(tmp_path):
-    lines = [
-        {
-            "gold_label": label,
-            "annotator_labels": ["neutral"],
-            "sentence1": "p",
-            "sentence2": f"h{place}",
-            "pairID": "1",
-        }
-        for place, label in enumerate(["neutral", "-", "contradiction", "-", "entailment"])
-    ]
-    data, counts = pair_table(write(tmp_path / "snli.jsonl", "".join(json.dumps(line) + "\n" for line in lines)))
-    assert data["label"] == [1, 2, 0]
-    assert data["sentence2"] == ["h0", "h2", "h4"]
-    assert counts == {"read": 5, "kept": 3, "dropped": {"no gold label": 2}}
 
 
 def test_split(tmp_path):

@@ -263,14 +263,6 @@ def test_malformed_rows(tmp_path, row, message):
     assert sum(counts["dropped"].values()) == 1 and counts["read"] == 2
 
 
-def test_files_of_triplets_with_more_columns(tmp_path):
-    four = write(tmp_path / "a.tsv", "fold\tanchor\tpositive\tnegative\tneutral\nx\ta\tb\tc\td\ny\te\tf\tg\th\n")
-    assert rows_of(read_triplets(four + "#y", columns={"split": "fold"})) == [("e", "f", "g")]
-    assert rows_of(read_triplets(four, neutral=True)) == [("a", "b", "c", "d"), ("e", "f", "g", "h")]
-    with pytest.raises(ValueError, match=r"a\.tsv, line 2: no column for negative \(looked for worse\)"):
-        read_triplets(four, columns={"anchor": "anchor", "negative": "worse"})
-
-
 def test_pairs_mapped_and_with_other_labels(tmp_path):
     path = write(tmp_path / "a.tsv", "q\tanswer\tkind\np\te\tyes\np\tc\tno\np\tn\tmaybe\n")
     columns = {"sentence1": "q", "sentence2": "answer", "label": "kind"}

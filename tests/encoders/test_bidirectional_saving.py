@@ -140,7 +140,7 @@ def test_check_detects_dependence_on_padding(saved, capsys):
     assert result["failed"] == ["bidirectional"]
 
 
-@pytest.mark.parametrize("name", ["lora", "lora-causal"])
+@pytest.mark.parametrize("name", ["lora", pytest.param("lora-causal", marks=pytest.mark.slow)])
 def test_merging_leaves_plain_weights_with_the_same_embeddings(saved, tmp_path, name):
     folder, made = saved
     result = run("export", **{"model.name": str(folder / name), "merge": True, "output": str(tmp_path / "merged")})

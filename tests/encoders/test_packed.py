@@ -154,48 +154,6 @@ def test_losses(matryoshka):
         compare(model, whole, features, labels)
 
 
-@pytest.mark.parametrize("cached", [{}, {"mini_batch_num_tokens": 40}], ids=["at once", "cached"])
-def test_keep_and_checkpointing(cached):
-    """The regularizer reads the same row with the model before training; recomputed layers read it, too."""
-    results = []
-    for packed in (False, True):
-        model = family("bert").train()
-        model[0].model.gradient_checkpointing_enable({"use_reentrant": False})
-        keep = Keep(model, 2.0)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.mul_(1.01)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        for config in (model[0].model.config,):
-            config.attention_probs_dropout_prob = config.hidden_dropout_prob = 0.0
-        loss = ByLength(ours.CoSENTLoss(model, **cached), keep=keep, packed=packed)
-        value = loss(columns_of(model), scores())
-        assert value["keep"] > 0
-        total(value).backward()
-        results.append((total(value).detach(), gradients(model)))
-    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-12, atol=0)
-    error = (results[1][1] - results[0][1]).abs().max()
-    assert error <= (1e-12 if REPLAYS_IN_DOUBLE or not cached else 1e-5) * results[0][1].abs().max()
-
-
-def test_dropout_of_a_row_is_replayed():
-    """The cached gradient is that of the loss at once with equal dropout."""
-    model = tiny_encoder(dropout=0.3)
-    features = columns_of(model)
-    results = []
-    for cached in ({}, {"mini_batch_num_tokens": 10**6}):
-        torch.manual_seed(7)
-        model.zero_grad()
-        value = ByLength(ours.CoSENTLoss(model, **cached), packed=True)(features, scores())
-        value.backward()
-        results.append((value.detach(), gradients(model)))
-    torch.testing.assert_close(results[0][0], results[1][0])
-    if REPLAYS_IN_DOUBLE:
-        torch.testing.assert_close(results[0][1], results[1][1])
-
-
 def test_prompts_that_pooling_leaves_out():
     model = family("bert")
     model[1].include_prompt = False

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.cli import main
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.settings import FrozenEncoder
@@ -43,23 +42,6 @@ def test_by_hand():
     # of all four: s a b c d, weights 4/10 to 1/10; t d c b a
     polarity, _ = evaluator(k=4).scores(EMBEDDINGS)
     assert np.allclose(polarity, [0.4 + 0.1, 0.3 + 0.2])
-
-
-def test_report():
-    result, polarity = evaluator().report(EMBEDDINGS, curve=[1, 2, 4])
-    np.testing.assert_array_equal(polarity, evaluator().scores(EMBEDDINGS)[0])
-    assert result["polarity"] == pytest.approx(50) and result["polarity_std"] == pytest.approx(100 / 6)
-    assert result["similarity"] == pytest.approx(100 * (5 / 6 - 4 / 6) / 2, abs=1e-4)
-    assert result["similarity_std"] == pytest.approx(100 * 0.75, abs=1e-4)
-    assert (result["sentences"], result["sources"], result["k"]) == (2, 4, 2)
-    plus = result["by_class"]["+"]
-    assert plus["polarity"] == pytest.approx(200 / 3) and plus["sentences"] == 1 and plus["polarity_std"] == 0
-    assert result["by_class"]["-"]["similarity"] == pytest.approx(-200 / 3, abs=1e-4)
-    # the nearest alone: a, of its class, and d, not; of all four, see test_by_hand
-    assert result["curve"]["1"] == pytest.approx({"polarity": 50.0, "similarity": 0.0}, abs=1e-4)
-    assert result["curve"]["4"]["polarity"] == pytest.approx(50.0)
-    assert result["curve"]["2"] == pytest.approx({key: result[key] for key in ("polarity", "similarity")})
-    json.dumps(result)
 
 
 @pytest.mark.parametrize("classes", [2, 3])  # M1: the published code's y ^ ys gives -2.33 for three
@@ -150,23 +132,6 @@ def test_as_a_task(folder):
     assert not cached.exists()
     itself = Polarity(FrozenEncoder(str(folder / "model")), k=3)
     assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != result
-
-
-def test_what_a_result_depends_on(folder):
-    """The reference, its files and how it is asked; not where or how fast."""
-
-    def content(**reference):
-        options = Polarity(FrozenEncoder(str(folder / "reference"), **reference))
-        return read_polarity("set", Reading(folder, polarity=options)).content
-
-    bare = content()
-    assert bare[-1]["reference"]["files"] == fingerprint(str(folder / "reference"))
-    assert content(device="cpu", batch_size=3, cache="x") == bare
-    assert bare != content(prompt="query: {text}") != content(pooling="cls")
-    notes = folder / "reference" / "notes.txt"
-    notes.write_text("trained anew")
-    assert content() != bare
-    notes.unlink()
 
 
 def test_sampling(folder):

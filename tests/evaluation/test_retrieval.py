@@ -157,20 +157,6 @@ def test_quantized_similarity_is_that_of_sentence_transformers(precision):
     assert ours["spearman"] == pytest.approx(100 * theirs[metric], abs=1e-4)
 
 
-def test_ranges_are_those_of_the_passages():
-    rows = np.random.default_rng(2).normal(size=(150, 4)).astype(np.float32)
-    far = np.concatenate([np.eye(4, dtype=np.float32)[:1], rows])
-    reduced = embed.reduce(far, 1, precision="int8")
-    assert np.array_equal(reduced[1:], embed.reduce(rows, precision="int8"))
-    assert np.array_equal(
-        reduced, embed.reduce(far * np.arange(1, 152)[:, None].astype(np.float32), 1, precision="int8")
-    )
-    assert reduced.min() == -128 and reduced.max() == 127 and reduced.dtype == np.float32
-    assert np.array_equal(embed.reduce(rows, 0, 3), rows[:, :3])
-    with pytest.raises(ValueError, match="truncate_dim 5 is more than the encoder's 4 dimensions"):
-        embed.reduce(rows, 0, 5)
-
-
 @pytest.mark.parametrize("passage", ["document", "passage", None])
 def test_prompts_of_the_model_are_used(passage):
     model = tiny_encoder(double=False)

@@ -82,20 +82,6 @@ def test_pairs_have_the_features_of_senteval_and_an_f1(tmp_path):
     assert score(read(tmp_path, pairs(("same", "same"), ("near", "near"))), at) == expected
 
 
-def test_examples_come_in_the_order_of_senteval(tmp_path):
-    """By length in tokens, then class: the folds, and so the numbers, do not depend on the file's order."""
-    rng = np.random.default_rng(0)
-    rows = [
-        {"split": "test" if length == 30 else "train", "text": " ".join(["w"] * length + [label]), "label": label}
-        for length in range(1, 31)
-        for label in "01"
-    ]
-    features = {row["text"]: [float(row["label"]) + rng.normal()] for row in rows}
-    results = [score(read(tmp_path, order), features) for order in (rows, rows[::-1], rows[1::2] + rows[::2])]
-    assert results[0] == results[1] == results[2]
-    assert 55 < results[0]["dev_accuracy"] < 90
-
-
 def sentevals(kind, rows, vectors):
     """(test accuracy, dev accuracy) by senteval/tools/validation.py and what calls it (binary.py, trec.py, mrpc.py,
     sst.py), step by step: scikit-learn's logistic regression on numpy arrays, 5 folds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -84,24 +83,6 @@ def test_missing_model_name_is_an_error(tmp_path):
             use()
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "value"),
-    [
-        ("output: 2026_11_26", "output", "2026_11_26"),
-        ("model: {name: 007}", "model.name", "007"),
-        ("data: {train: [1:30, 007, x]}", "data.train", ["1:30", "007", "x"]),
-        ("data: {labels: {007: 1, 1:30: 0}}", "data.labels", {"007": 1, "1:30": 0}),
-        ("training: {seed: 7, learning_rate: 1e-4}", "training.seed", 7),
-    ],
-)
-def test_names_that_look_like_numbers_stay_names(text, key, value, tmp_path):
-    (tmp_path / "r.yaml").write_text(text)
-    result = load("train", tmp_path / "r.yaml")
-    for part in key.split("."):
-        result = getattr(result, part)
-    assert result == value
-
-
 def test_rows_in_memory_equal_rows_of_a_file(tmp_path):
     path = write_pairs(tmp_path / "p.tsv")
     expected = rt.read_pairs(path).to_dict()
@@ -126,35 +107,6 @@ def test_only_inputs_are_compared_with_outputs(tmp_path, monkeypatch):
             check_paths(load("train", None, {key: "exp1", "output": "exp1"}))
     with pytest.raises(ValueError, match=r"teacher\.cache .* would overwrite the input data\.train"):
         check_paths(load("train", None, {"data.train": "a.tsv+exp1#dev", "teacher.cache": "exp1"}))
-
-
-def test_foreign_outputs_are_kept(tmp_path):
-    model, record = saved_encoder(tmp_path / "enc"), tmp_path / "out.npy.json"
-    (tmp_path / "s.txt").write_text("a man\na dog\n")
-    record.write_text('{"mine": 1}')
-    with pytest.raises(ValueError, match="not written by raoe-train"):
-        rt.encode(data={"input": str(tmp_path / "s.txt")}, model={"name": model}, output=str(tmp_path / "out.npy"))
-    assert record.read_text() == '{"mine": 1}'
-    run = tmp_path / "run"
-    pairs = write_pairs(tmp_path / "pairs.tsv")
-    wrong = {"model": {"name": model}, "loss": "CoSENTLoss", "training": {"max_steps": 1}, "output": str(run)}
-    with pytest.raises(ValueError, match=r"is not a known label .x"):
-        rt.train(**wrong | {"loss": "RAOELoss"}, data={"train": [pairs], "labels": {"x": 0}})
-    rt.train(**wrong, data={"train": [pairs]})  # the failed run left nothing behind
-    with pytest.raises(ValueError, match="holds a run of `train`"):
-        rt.export(model={"name": model}, output=str(run), overwrite=True)
-    assert (run / "metrics.json").exists()
-
-
-@pytest.mark.parametrize("name", ["pairs.json", "pairs", "pairs.xlsx", "folder"])
-def test_unknown_format_is_not_looked_up_on_a_hub(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    shutil.copy(write_pairs(tmp_path / "x.tsv"), tmp_path / "pairs")
-    for each in ("pairs.json", "pairs.xlsx"):
-        (tmp_path / each).write_text("[]")
-    with pytest.raises(ValueError, match=r"unknown format|is a folder"):
-        rt.read_pairs(name)
 
 
 def test_positions_reserved_for_padding(tmp_path):

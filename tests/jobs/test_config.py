@@ -126,15 +126,6 @@ def test_broken_recipes_are_named(tmp_path, text):
         load("train", tmp_path / "broken.yaml")
 
 
-@pytest.mark.parametrize("job", ["train", "score"])
-def test_a_section_is_a_mapping(tmp_path, job):
-    for data in ("[none]", "!!binary aGVsbG8=", "[[a, b]]"):
-        (tmp_path / "r.yaml").write_text(f"data: {data}\n")
-        for settings in ({}, {"data.on_error": "skip"}):
-            with pytest.raises(ValueError, match=r"^data is a section"):
-                load(job, tmp_path / "r.yaml", settings)
-
-
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 
 
@@ -178,7 +169,9 @@ def examples(kind):
         yield EXAMPLES.get(name, part).split()
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, marks=() if job in ("score", "check") else pytest.mark.slow) for job in JOBS]
+)
 def test_every_form_that_the_help_shows_is_accepted(job, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "1000")
     assert main([job, "--help"]) == 0

@@ -12,7 +12,6 @@ import torch
 
 import raoe_train.encoders.embed as neighbours
 from raoe_train import run
-from raoe_train.artifacts import resume
 from raoe_train.cli import main
 from raoe_train.data.mining import (
     distinct,
@@ -120,26 +119,6 @@ def test_thinning(tmp_path, circle):
     assert len(mined(circle, tmp_path, overwrite=True, **{"mining.drop": 0.5, "mining.count": 3})[0]) == 3
 
 
-def test_killed_job_resumes(tmp_path, circle, monkeypatch):
-    whole = mined(circle, tmp_path)[0]
-    (tmp_path / "triplet.jsonl").unlink()
-    monkeypatch.setattr(resume, "SHARD", 2)
-    embed, calls = frozen.embedder(None, "reference"), []
-
-    def dies(texts):
-        calls.append(list(texts))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return embed(texts)
-
-    monkeypatch.setattr(frozen, "embedder", lambda *_: dies)
-    with pytest.raises(KeyboardInterrupt):
-        mined(circle, tmp_path)
-    assert not (tmp_path / "triplet.jsonl").exists()
-    texts = list(ANGLES)
-    assert mined(circle, tmp_path)[0] == whole and calls == [texts[:2], texts[2:4], texts[2:4], texts[4:]]
-
-
 def blobs(classes, n=70, width=5, seed=0):
     generator = np.random.default_rng(seed)
     unit = generator.normal(size=(n, width)).astype(np.float32)
@@ -208,14 +187,6 @@ def test_bad_rows(tmp_path, rows, message):
         mined(write(tmp_path, *rows), tmp_path)
 
 
-def test_rows_left_out_are_counted(tmp_path, circle):
-    path = tmp_path / "holes.tsv"
-    path.write_text((tmp_path / "circle.tsv").read_text() + "a0\ta\nx\t\n\n", encoding="utf-8")
-    rows, result = mined(str(path), tmp_path, **{"data.on_error": "skip"})
-    assert len(rows) == len(TRIPLETS)
-    assert result["read"]["dropped"] == {"malformed row": 1, "blank line": 1, "duplicate": 1}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -229,12 +200,6 @@ def test_bad_settings(tmp_path, circle, options, message):
     settings = {"output": str(tmp_path / "x.jsonl"), "data.input": circle, "model.name": "x", **options}
     with pytest.raises(ValueError, match=message):
         run("mine", None, **settings)
-
-
-def test_output_of_other_settings_is_kept(tmp_path, circle):
-    mined(circle, tmp_path)
-    with pytest.raises(ValueError, match="exists with other settings or inputs"):
-        mined(circle, tmp_path, **{"mining.threshold": 0.6})
 
 
 def test_a_real_encoder_from_the_command_line(tmp_path, capsys):

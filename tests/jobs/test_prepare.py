@@ -110,7 +110,7 @@ def test_wrong_row_counts_leave_no_output(copies, tmp_path, monkeypatch):
         ("snly", r"unknown public set 'snly' \(did you mean snli\?\); known sets: raoe, bellm"),
         ("mr", "mr is not on a hub: download SentEval's folder"),
         ("headlines", "download Sarcasm_Headlines_Dataset_v2.json from https.* use --copies DIR"),
-        ("snli", r"snli cannot be read from the hub \(Couldn't reach it\): .*--copies DIR"),
+        ("snli", r"snli cannot be read from the hub \(Couldn't reach it\): .*--copies"),
     ],
 )
 def test_unavailable_sets_are_reported(tmp_path, monkeypatch, name, message):
@@ -131,15 +131,3 @@ def test_the_table():
         places = [set(its["hub"]), set(its.get("files", {})), senteval]
         assert any(places) and all(set(its["counts"]) <= place for place in places if place and name != "sts12"), name
         assert its["licence"] and its["page"].startswith("https://")
-
-
-def test_ids_of_lists(tmp_path):
-    def lines(*names):
-        ids = ({} if name is None else {"id": name} for name in names)
-        rows = [{"sentences": ["a", "b", f"c {n}"], **each} for n, each in enumerate(ids)]
-        (tmp_path / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(tmp_path / "lists.jsonl")
-
-    assert len(list_table(lines(None, "None", 1, None))[0]) == 4
-    with pytest.raises(ValueError, match=r"line 3: id '1' is already used"):
-        list_table(lines(None, 1, "1"))

@@ -42,14 +42,6 @@ def scored(pairs, teachers, output, **more):
     return run("score", None, **options)
 
 
-class Killed(BaseException):
-    """Raised in place of a signal."""
-
-
-def killed(*_, **__):
-    raise Killed
-
-
 @pytest.fixture
 def small_shards(monkeypatch):
     monkeypatch.setattr(resume, "SHARD", 8)
@@ -131,49 +123,6 @@ def test_resume_after_a_failure(pairs, teachers, tmp_path, small_shards, encoded
     encoded.clear()
     scored(pairs, teachers, output)
     assert encoded == []  # from the earlier run
-
-
-def test_killed_between_the_output_and_its_summary(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
-    """The output is recognised without its summary, also if it replaced another output."""
-    output = tmp_path / "scored.tsv"
-    scored(f"{pairs}#dev", teachers, output)
-    with monkeypatch.context() as patch:
-        patch.setattr(resume.Output, "finish", killed)
-        with pytest.raises(Killed):
-            scored(pairs, teachers, output, overwrite=True)
-    encoded.clear()
-    written = output.read_bytes()
-    assert scored(pairs, teachers, output)["rows"] == 50 and encoded == []
-    assert output.read_bytes() == written and not (tmp_path / "scored.tsv.parts").exists()
-    with pytest.raises(ValueError, match="exists with other settings or inputs"):
-        scored(f"{pairs}#dev", teachers, output)
-
-
-def test_processes_share_the_work(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
-    """Three processes, of which one never starts and the others are killed while they wait; then two."""
-    whole, output = tmp_path / "whole.tsv", tmp_path / "scored.tsv"
-    expected = scored(pairs, teachers, whole)
-    encoded.clear()
-
-    def process(rank, world, sizes):
-        monkeypatch.setenv("WORLD_SIZE", str(world))
-        monkeypatch.setenv("RANK", str(rank))
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(resume.time, "sleep", killed)
-            scored(pairs, teachers, output)
-        assert encoded == sizes * 2 and not output.exists()
-        encoded.clear()
-
-    process(2, 3, [16, 16])
-    process(0, 3, [16, 16, 4])
-    process(0, 2, [16])  # shards 1 and 4 were missing
-    process(1, 2, [16])
-    monkeypatch.setenv("RANK", "0")
-    result = scored(pairs, teachers, output)
-    monkeypatch.setenv("RANK", "1")
-    assert scored(pairs, teachers, output) == result == {**expected, "output": str(output)} and encoded == []
-    assert output.read_bytes() == whole.read_bytes()
-    assert not (tmp_path / "scored.tsv.parts").exists()
 
 
 def test_output_of_other_settings_is_refused(pairs, teachers, tmp_path, encoded):

@@ -13,7 +13,6 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.training.arguments import split_batches
 from raoe_train.training.measures import score_rows
 from raoe_train.training.training_data import hold_out
 from tests.tiny import SENTENCES, saved_encoder
@@ -140,10 +139,3 @@ def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):
     columns = {"sentence1": ["a"] * 10 + ["b"] * 10, "sentence2": [*map(str, range(20))], "score": [*range(20)]}
     rest, dev = hold_out({"train": Dataset.from_dict(columns)}, 0.9, 42)
     assert len(rest["train"]) == len(dev) == 10  # at least one is left for training
-
-
-def test_batches_are_drawn_split_batches(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    result = split_batches({"per_device_train_batch_size": 4, "accelerator_config": {"even_batches": False}})
-    config = {"even_batches": False, "split_batches": True}
-    assert result == {"per_device_train_batch_size": 12, "accelerator_config": config}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from tests.training.small_runs import settings
@@ -50,12 +49,3 @@ def test_text_from_files_is_escaped(trained):
         assert not [mark for mark in ("<script", "**bold**", "](http://y.z", "tr*ain", " <b>") if mark in text]
     rows = [line for line in details.splitlines() if "alert(1)" in line]
     assert rows and all(line.count("|") == 5 for line in rows)  # three columns and none more
-
-
-def test_the_card_stays_with_the_model(trained, tmp_path):
-    folder, _, _ = trained
-    card = (folder / "out" / "README.md").read_text()
-    model = SentenceTransformer(str(folder / "out"), device="cpu")
-    model.save_pretrained(str(tmp_path / "again"))
-    assert "## Recipe and scores" in (tmp_path / "again" / "README.md").read_text()
-    assert card.count("## Recipe and scores") == 1

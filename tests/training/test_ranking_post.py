@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 import raoe_train.training.training_data as teaching
@@ -17,11 +16,9 @@ from raoe_kernels import refine_similarity
 from raoe_train import run
 from raoe_train.artifacts import resume as once
 from raoe_train.cli import load
-from raoe_train.config import to_dict
 from raoe_train.encoders.settings import FrozenEncoder
-from tests.forked import python
 from tests.tiny import SENTENCES, tiny_encoder, training_data
-from tests.training.small_runs import KILLED, write_pairs
+from tests.training.small_runs import write_pairs
 
 CHAINS = [SENTENCES[first : first + length] for first, length in ((0, 5), (2, 3), (4, 6), (1, 5), (5, 4), (3, 7))]
 
@@ -92,12 +89,6 @@ def test_the_teacher_is_refined_raw_cosines(tmp_path, encoders):
         assert max(moved) > 0.1 if expected else max(moved) < 1e-5
 
 
-def test_ranking_only_needs_no_teacher(tmp_path, encoders, monkeypatch):
-    monkeypatch.setattr(teaching, "embedder", None)
-    options = settings(tmp_path, encoders, **{"teacher.information": "ranking", "teacher.name": None})
-    assert targets(options) == (CHAINS, None)
-
-
 def test_shuffled_lists(tmp_path, encoders, monkeypatch):
     """Seeded, from one cache, each sentence with its own similarities, and refined by the places that it now has."""
     options = settings(tmp_path, encoders, **{"data.shuffle_lists": True, "teacher.cache": str(tmp_path / "cache")})
@@ -146,22 +137,6 @@ def test_similarities_are_computed_once_and_resumed(tmp_path, encoders, monkeypa
     assert len(asked) == 3 and len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):
-    model = SentenceTransformer(encoders[1], device="cpu")
-    # A token of SENTENCES[9] alone, and among those that are not cut off.
-    ids = [set(model.preprocess([text])["input_ids"][0].tolist()) for text in SENTENCES[:10]]
-    word = min(ids[9].difference(*ids[:9]))
-    with torch.no_grad():
-        model[0].model.embeddings.word_embeddings.weight[word] = float("nan")
-    broken = str(tmp_path / "broken")
-    model.save_pretrained(broken)
-    options = settings(tmp_path, (encoders[0], broken))
-    with pytest.raises(ValueError, match=r"teacher .*broken: .* NaN or infinity for 1 sentences, first for 'a woman"):
-        run("train", "ranking-post", **options)
-    # What was found before stays, and nothing of the broken shard.
-    assert not list((tmp_path / "out" / "teacher").glob("*/*.npy"))
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, encoders):
     folder = tmp_path_factory.mktemp("finished")
@@ -200,31 +175,6 @@ def test_options_train_together(tmp_path, encoders):
     assert metrics["steps"] == 2 and metrics["pairs"] == {"chains": 5}
 
 
-@pytest.mark.slow
-def test_killed_run_resumes_exactly(tmp_path, encoders, capsys):
-    """Killed after a checkpoint, with dropout and random ties."""
-    changes = {"loss.mini_batch_size": 3, "data.shuffle_lists": True}
-    results = {}
-    for name, kill_at in (("whole", 0), ("killed", 5)):
-        options = settings(tmp_path, encoders, output=str(tmp_path / name), **changes)
-        options["training"] = {**options["training"], "num_train_epochs": 3}
-        # Equals, whose order is drawn anew at each step.
-        options["data.train"] = [write_chains(tmp_path / "chains.jsonl", [[*texts, texts[0]] for texts in CHAINS])]
-        recipe = tmp_path / f"{name}.yaml"
-        recipe.write_text(yaml.safe_dump(to_dict(load("train", "ranking-post", options))))
-        if kill_at:
-            process = python("-c", KILLED, recipe, kill_at)
-            assert process.returncode == 9, process.stderr
-            assert (tmp_path / name / "checkpoints" / "checkpoint-4").is_dir()
-            assert list((tmp_path / name / "teacher").glob("*/*.npy"))
-        results[name] = run("train", recipe)
-        assert ("checkpoint-4" in capsys.readouterr().out) == bool(kill_at)
-    assert results["killed"]["steps"] == results["whole"]["steps"] == 9
-    assert results["killed"]["after"] == results["whole"]["after"]
-    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(whole[key], killed[key]) for key in whole)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -237,18 +187,6 @@ def test_killed_run_resumes_exactly(tmp_path, encoders, capsys):
 def test_invalid_settings(tmp_path, encoders, changes, message):
     with pytest.raises(ValueError, match=message):
         run("train", "ranking-post", **settings(tmp_path, encoders, **changes))
-
-
-def test_the_weak_encoder(tmp_path):
-    """encoder-tiny as it ships, smaller, on NLI pairs."""
-    rows = ["premise\thypothesis\tlabel"]
-    for n, premise in enumerate(SENTENCES[:-2]):
-        rows += [f"{premise}\tsurely {SENTENCES[n + 1]}\t0", f"{premise}\tnever {SENTENCES[n + 2]}\t2"]
-    (tmp_path / "nli.tsv").write_text("\n".join(rows) + "\n")
-    small = {"vocab_size": 200, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16}
-    options = {"data.train": str(tmp_path / "nli.tsv"), "model.device": "cpu", "model.scratch": small}
-    metrics = run("train", "encoder-tiny", **options, output=str(tmp_path / "out"))
-    assert metrics["steps"] == 5 and metrics["pairs"] == {"nli": 9}
 
 
 def test_head_is_used_in_training_only(tmp_path, encoders):

@@ -66,16 +66,6 @@ def test_each_format_trains_on_the_same_rows(tmp_path, capsys):
     assert "<code>negative_2</code>" in card
 
 
-def test_pairs_and_texts_that_are_left_out(tmp_path, capsys):
-    rows = [{"question": row["query"], "answer": row["pos"][0], "negative": row["pos"][0]} for row in ROWS]
-    write_rows(tmp_path / "a.jsonl", [*rows[0]], [*rows, {"question": "q", "answer": "q", "negative": "n"}])
-    run(tmp_path, "a.jsonl")
-    output = capsys.readouterr().out
-    dropped = "1 rows dropped (positive equal to the query), 10 texts dropped (in two roles)"
-    assert f"a.jsonl: 10 rows, {dropped}\n" in output
-    assert "a: negatives of a row: 3 positives of other rows\n" in output
-
-
 @pytest.mark.parametrize("loss", ["TripletLoss", "AnglEContrastiveLoss"])
 def test_losses_of_one_negative_refuse_other_rows(tmp_path, loss, capsys):
     for rows in ([{"query": "a", "answer": "b"}], [{"query": "a", "pos": ["b"], "neg": ["c", "d"]}]):

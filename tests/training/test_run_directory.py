@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
@@ -99,16 +96,6 @@ def test_invalid_settings_do_not_damage_an_existing_run(finished, tmp_path, monk
     assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("key", ["model.name", "teacher.name", "teacher.second.name", "data.dev"])
-def test_run_never_overwrites_its_inputs(finished, key):
-    folder, made, _ = finished
-    inside = folder / "out" / "checkpoints" / "checkpoint-5"
-    inside.mkdir(parents=True, exist_ok=True)
-    with pytest.raises(ValueError, match=f"contains the input {re.escape(key)}"):
-        run("train", "raoe-s1", **{**made, key: str(inside), "overwrite": True})
-    shutil.rmtree(folder / "out" / "checkpoints")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"loss.mini_batch_size": 3}, {"training.patience": 5, "training.packed": True}]
@@ -141,24 +128,6 @@ def test_killed_run_resumes_exactly(tmp_path, changes, capsys):
         entries = [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
         logs.append([entry["loss"] for entry in entries if "loss" in entry])
     assert logs[0] == logs[1] and len(logs[0]) == 10
-
-
-def test_killed_write_leaves_no_partial_file(tmp_path, monkeypatch):
-    """safetensors writes to a name of its own beside the file, another one each time."""
-    made, write = settings(tmp_path), safetensors.torch.serialize_file
-
-    def killed(tensors, filename, **more):
-        if Path(filename).parent.name not in ("out", ".partial.model"):
-            return write(tensors, filename, **more)
-        Path(filename).with_name(".tmpcLpmEc").touch()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(safetensors.torch, "serialize_file", killed)
-        run("train", "raoe-s1", **made)
-    assert len(list((tmp_path / "out").rglob(".tmp*"))) == 1
-    run("train", "raoe-s1", **made)
-    assert list((tmp_path / "out").rglob(".*")) == []
 
 
 def test_old_adapter_is_removed_when_a_model_replaces_it(tmp_path):

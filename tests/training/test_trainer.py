@@ -147,14 +147,6 @@ def test_by_length_trains_like_padded_batches(tmp_path, monkeypatch, settings):
     assert computed < 0.8 * most
 
 
-def test_losses_that_read_layers_stay_padded(tmp_path, encoder, caplog):
-    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv").remove_columns("label")
-    layers = stock.AdaptiveLayerLoss(model, stock.CoSENTLoss(model))
-    with caplog.at_level("WARNING"):
-        trainer = Trainer(model, arguments(tmp_path), data, loss=layers)
-    assert trainer.loss is layers and "AdaptiveLayerLoss reads more than embeddings from its model" in caplog.text
-
-
 def test_pairs_of_a_premise_share_a_batch(tmp_path):
     path = tmp_path / "nli.tsv"
     rows = [f"premise {number % 40}\thypothesis {number}\t0.{number}" for number in range(120)]
@@ -182,16 +174,6 @@ def test_bf16_auto_needs_cpu_support(monkeypatch, tmp_path, units, expected):
     settings = trainer_settings(Training(bf16="auto"), tmp_path, device="cpu", has_dev=False)
     assert settings["bf16"] is expected and settings["use_cpu"]
     assert trainer_settings(Training(bf16=True), tmp_path, device="cpu", has_dev=False)["bf16"] is True
-
-
-def test_tf32_auto_needs_a_gpu(monkeypatch, tmp_path):
-    tf32 = Training(tf32="auto")
-    assert trainer_settings(tf32, tmp_path, device="cpu", has_dev=False).get("tf32") is None
-    monkeypatch.setattr("transformers.utils.is_torch_tf32_available", lambda: True)
-    assert trainer_settings(tf32, tmp_path, device="cpu", has_dev=False).get("tf32") is None
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    with pytest.raises(ValueError, match="tf32 requires Ampere"):  # it is on, and this machine has no GPU
-        trainer_settings(tf32, tmp_path, device=None, has_dev=False)
 
 
 def test_packed_auto_needs_one_gpu_and_triton(tmp_path, encoder, monkeypatch):
@@ -229,18 +211,6 @@ def test_model_init_for_each_trial(tmp_path, encoder):
         assert trainer.state.global_step == 2 and trainer.loss.model is trainer.loss.loss.model is made[-1]
 
 
-def test_other_processes_prepare_the_same_batches(tmp_path, encoder):
-    data, result = pairs(tmp_path / "a.tsv"), []
-    for workers in (0, 2):
-        set_seed(7)
-        model = SentenceTransformer(encoder, device="cpu")
-        args = arguments(tmp_path, max_steps=3, logging_steps=1, dataloader_num_workers=workers)
-        trainer = Trainer(model, args, data, loss=RAOELoss(model))
-        trainer.train()
-        result.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-    assert len(result[0]) == 3 and result[0] == result[1]
-
-
 def test_labels_are_read_by_class_name(tmp_path, encoder):
     """A ClassLabel column may number entailment, neutral and contradiction in any order."""
     data, names = pairs(tmp_path / "a.tsv"), ["contradiction", "entailment", "neutral"]
@@ -256,7 +226,6 @@ def test_labels_are_read_by_class_name(tmp_path, encoder):
 
 ROWS = {"anchor": ["a dog", "a train", "a man"], "positive": ["the dog", "the train", "dinner"],
         "negative": ["snow", "music", "birds"]}  # fmt: skip
-PAIRS = {"sentence1": ["a dog", "snow"], "sentence2": ["the dog", "music"], "score": [1.0, 0.0]}
 
 
 @pytest.mark.parametrize("own, query, document", [
@@ -282,14 +251,3 @@ def test_prompts_by_column(tmp_path, capsys, own, query, document, first):
         assert batch[f"{name}_input_ids"].tolist() == expected
     said = f"the encoder's own prompts: {query!r} for {first}, {document!r} for other columns\n"
     assert capsys.readouterr().out == (said if query != document else "")
-
-
-def test_prompts_of_several_datasets_and_those_of_the_arguments(tmp_path):
-    model = tiny_encoder(double=False)
-    model.prompts, model.default_prompt_name = {"query": "query: ", "document": "passage: ", "all": "text: "}, "all"
-    data = DatasetDict({"rows": Dataset.from_dict(ROWS), "pairs": Dataset.from_dict(PAIRS)})
-    losses = {"rows": InfoNCELoss(model), "pairs": stock.CoSENTLoss(model)}
-    by_column = {"anchor": "query: ", "positive": "passage: ", "negative": "passage: "}
-    assert Trainer(model, arguments(tmp_path), data, loss=losses).args.prompts == {"rows": by_column, "pairs": "text: "}
-    args = arguments(tmp_path, prompts="mine: ")
-    assert Trainer(model, args, data, loss=losses).args.prompts == "mine: "

@@ -182,14 +182,6 @@ def test_invalid_settings(tmp_path, changes, message):
         run("train", "raoe-s1", **{**settings(tmp_path), **changes})
 
 
-def test_labels_are_only_needed_by_the_gate(tmp_path):
-    unlabelled = write_pairs(tmp_path / "unlabelled.tsv", labels=False)
-    options = {**settings(tmp_path), "data.train": unlabelled, "training.max_steps": 1}
-    with pytest.raises(ValueError, match="label"):
-        run("train", "raoe-s1", **options)
-    assert run("train", "raoe-s1", **{**options, "loss.gate": "score", "overwrite": True})["steps"] == 1
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_demo_learns(tmp_path):
