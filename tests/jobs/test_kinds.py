@@ -94,7 +94,7 @@ def test_names_are_near_in_any_case():
         (rt.evaluate, EvaluateConfig(), {"model.name": "/no/such", "tasks": ["x.tsv"]}, "x.tsv"),
         (rt.check, CheckConfig(), {"model": {"name": "/no/such"}}, "/no/such"),
     ],
-    ids=str,
+    ids=["encode", "evaluate", "check"],
 )
 def test_keywords_override_a_configuration_object(texts, encoder, job, config, changes, named):
     config.model.name = encoder
