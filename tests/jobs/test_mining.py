@@ -14,8 +14,6 @@ import raoe_train.encoders.embed as neighbours
 from raoe_train import run
 from raoe_train.cli import main
 from raoe_train.data.mining import (
-    distinct,
-    labelled_table,
     random_pairs,
 )
 from raoe_train.encoders import embed as frozen
@@ -163,28 +161,6 @@ def write(folder, *rows, header="text\tlabel"):
     path = folder / "texts.tsv"
     path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
     return str(path)
-
-
-def test_distinct_texts(tmp_path):
-    source = write(tmp_path, "a\tx", "b\ty", "a\tx", "c\tx", "c\ty", "", "f\t-1")
-    result, counts = labelled_table(source)
-    assert result["text"] == ["a", "b", "a", "c", "c", "f"] and counts["dropped"] == {"blank line": 1}
-    each, counts = distinct(result, counts)
-    assert (each["text"], each["label"]) == (["a", "b", "f"], ["x", "y", "-1"])
-    dropped = {"blank line": 1, "two labels": 2, "duplicate": 1}
-    assert counts == {"read": 7, "kept": 3, "dropped": dropped}
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (["a\tx", " \tx", "b\ty"], "line 3: text is empty"),
-        (["a\tx", "b\tx"], "all texts are of one class, 'x'"),
-    ],
-)
-def test_bad_rows(tmp_path, rows, message):
-    with pytest.raises(ValueError, match=message):
-        mined(write(tmp_path, *rows), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,3 @@ def test_without_state_there_is_no_file_and_another_loss_is_refused(tmp_path, en
     assert not list(checkpoint.glob("loss_state*"))
     with pytest.raises(ValueError, match=r"another loss: this loss has .*loss\.factor, .*seen, .* nothing"):
         trained(tmp_path, encoder, Learned, True, checkpoint)
-    trained(tmp_path, encoder, Learned, True)
-
-    class Wider(Learned):
-        def __init__(self, model):
-            super().__init__(model)
-            self.seen = torch.zeros(2, dtype=torch.long)
-
-    with pytest.raises(ValueError, match="belongs to another loss"):
-        trained(tmp_path, encoder, Wider, True, checkpoint)
