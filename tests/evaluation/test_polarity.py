@@ -1,4 +1,4 @@
-"""Polarity and semantic scores: by hand, against brute force, as an evaluator, as a task."""
+"""Polarity and semantic scores: by hand, against brute force, as a task."""
 
 from __future__ import annotations
 

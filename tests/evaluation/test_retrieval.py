@@ -1,4 +1,4 @@
-"""Retrieval tasks: against sentence-transformers and scikit-learn; ties, quantization, layouts, bad input."""
+"""Retrieval tasks: against sentence-transformers; ties, quantization, layouts, bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfer tasks: SentEval's protocol, on hand-written features."""
+"""Transfer tasks: SentEval's protocol, step by step, on invented features."""
 
 from pathlib import Path
 

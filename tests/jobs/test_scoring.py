@@ -1,4 +1,4 @@
-"""Scoring pairs with two teachers: numbers, resuming after a kill, and existing outputs."""
+"""Scoring pairs with two teachers: numbers, resuming after a failure, the teachers, and input that cannot be scored."""
 
 import json
 import re

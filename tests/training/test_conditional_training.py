@@ -1,4 +1,4 @@
-"""Conditional STS on invented rows: training with a rank loss, evaluation and the submission file."""
+"""Conditional STS on invented rows: training with a rank loss and evaluation."""
 
 from __future__ import annotations
 

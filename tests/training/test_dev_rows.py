@@ -1,4 +1,4 @@
-"""Rows as a dev set: nDCG@10 selects the checkpoint, widths are logged, scored pairs stay Spearman."""
+"""Rows as a dev set: nDCG@10 selects the checkpoint, widths are logged, queries are held out whole."""
 
 from __future__ import annotations
 

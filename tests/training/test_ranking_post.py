@@ -1,4 +1,4 @@
-"""Post-training on ranking sentences: the teacher and what is kept of it, ablations, training end to end, its study."""
+"""Post-training on ranking sentences: the teacher and what is kept of it, ablations, training end to end."""
 
 from __future__ import annotations
 
