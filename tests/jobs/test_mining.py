@@ -93,13 +93,15 @@ def test_the_threshold_is_applied(tmp_path, circle):
 
 
 def test_threshold_is_exclusive(tmp_path, monkeypatch):
+    """The cosine of "up" with "across" is 0, exactly, and with "high" 1."""
     path = tmp_path / "x.tsv"
-    path.write_text("text\tlabel\nup\t0\nacross\t0\n-up\t1\n", encoding="utf-8")
-    vectors = {"up": (0, 1), "across": (1, 0), "-up": (0, -1)}
+    path.write_text("text\tlabel\nup\t0\nhigh\t0\nacross\t0\ndown\t1\n", encoding="utf-8")
+    vectors = {"up": (0, 1), "high": (0, 2), "across": (1, 0), "down": (0, -1)}
     monkeypatch.setattr(frozen, "embedder", lambda *_: lambda texts: np.array([vectors[t] for t in texts], np.float32))
-    with pytest.raises(ValueError, match=r"set it below 0\.0000"):
-        mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": 0})
-    assert len(mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": -0.1})[0]) == 1
+    rows, _ = mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": 0})
+    assert [{*row.values()} for row in rows] == [{"up", "high"}]
+    rows, _ = mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": -0.1, "overwrite": True})
+    assert len(rows) == 3
 
 
 def test_thinning(tmp_path, circle):

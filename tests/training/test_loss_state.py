@@ -72,7 +72,9 @@ def learned(trainer):
     return {name: (float(loss.factor.detach()), int(loss.seen)) for name, loss in result.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case == "cached" else ()) for case in CASES]
+)
 def test_loss_parameters_are_resumed(tmp_path, encoder, case):
     loss, by_length = CASES[case]
     whole = trained(tmp_path, encoder, loss, by_length)

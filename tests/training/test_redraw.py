@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainingArguments
 
@@ -59,6 +60,7 @@ def test_rows_per_source(tmp_path):
     assert counts == {"40": ROWS, "9": 9, "30": ROWS}
 
 
+@pytest.mark.slow
 def test_steps_count_drawn_rows(tmp_path):
     """Of 48 rows 12 an epoch; the same recipe gives the same encoder, and without redraw another."""
     pairs = write_pairs(tmp_path / "many.tsv", rows=48)
