@@ -50,14 +50,6 @@ def test_hidden_labels(tmp_path):
             read_conditional(path)
 
 
-def test_mapped_columns_and_splits(tmp_path):
-    path = write(tmp_path / "a.tsv", "text1\ttext2\taspect\tgold\tfold\na\tb\tc\t1.5\tx\nd\te\tf\t2\ty\n")
-    mapping = {"condition": "aspect", "label": "gold", "split": "fold"}
-    data, counts = conditional_table(path + "#x", "{condition}|{text}", columns=mapping)
-    assert (data["sentence1"], data["score"]) == (["c|a"], [1.5])
-    assert counts == {"read": 1, "kept": 1, "dropped": {}}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

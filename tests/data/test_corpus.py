@@ -51,15 +51,6 @@ def test_targets_by_hand(change, similarity, label):
     assert compare(SCENE, replace(SCENE, **change)) == (pytest.approx(similarity, abs=5e-5), label)
 
 
-def test_every_word_has_one_meaning():
-    """Otherwise the target would not follow from the sentences."""
-    words = made.words()
-    concepts = [*words.kind, *words.actions, *words.modifiers["agent"], *words.modifiers["object"], *words.places]
-    every = [*words.agents, *words.objects, *(word for concept in concepts for word in concept.split("|"))]
-    assert all(isinstance(word, str) for word in every)  # YAML takes a bare no for a boolean
-    assert [word for word, count in Counter(every).items() if count > 1] == []
-
-
 def test_corpus(splits):
     assert {name: len(data) for name, data in splits.items()} == {"train": 6000, "dev": 1000, "test": 1000}
     for data in splits.values():

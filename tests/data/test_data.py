@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from raoe_train.artifacts.writing import replacing
 from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.pairs import pair_table, read_scored
@@ -203,23 +202,6 @@ def test_writing_what_a_format_cannot_hold(tmp_path):
         write_rows(tmp_path / "a.parquet.gz", ["text"], [{"text": "a"}])
 
 
-def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-    with path.open() as reader:
-        with replacing(path) as temporary:
-            temporary.write_text("newer")
-        assert reader.read() == "new"  # the old file is never written into
-    assert path.read_text() == "newer"
-
-
 @pytest.mark.skipif(not REAL.is_dir(), reason="the benchmark data beside the project is not here")
 @pytest.mark.parametrize(
     ("source", "scale", "pairs", "label"),
@@ -233,12 +215,6 @@ def test_real_files(source, scale, pairs, label):
     assert len(data) == pairs
     assert ("score" in data.column_names, "label" in data.column_names) == (scale is not None, label)
     assert not counts["dropped"]
-
-
-def test_a_gzip_file_has_no_name_and_no_time(tmp_path):
-    """RFC 1952: flags in byte 3, the time in bytes 4 to 7."""
-    write_rows(tmp_path / "a.jsonl.gz", ["n"], [{"n": 1}])
-    assert (tmp_path / "a.jsonl.gz").read_bytes()[3:8] == bytes(5)
 
 
 def test_parquet_classes_are_read_by_name(tmp_path):

@@ -91,24 +91,6 @@ def test_other_pairings(tmp_path):
     assert accounted(zipped_counts) == accounted(counts) == 16
 
 
-def test_neutral_as_second_negative(tmp_path):
-    text = PAIRS + "u\tu entail\tentailment\nu\tu contra\tcontradiction\n"
-    data, counts = row_table(write(tmp_path / "a.tsv", text), neutral=True)
-    assert rows_of(data) == [
-        ("p", "p entail 1", "p contra 1", "p neutral 1"),
-        ("q", "q entail", "q contra", "q neutral"),
-    ]
-    assert counts["kept"] == 6
-    assert counts["dropped"] == {
-        **ALWAYS,
-        "surplus": 4,  # p entail 2, p contra 2 and 3, p neutral 2
-        "premise without contradiction": 1,
-        "premise without entailment": 2,  # s's row, and t's, which has no contradiction either
-        "premise without neutral": 2,  # u's
-    }
-    assert accounted(counts) == counts["read"] == 18
-
-
 def test_a_text_is_never_both_positive_and_negative(tmp_path):
     text = HEADER + "p\tx\tentailment\np\tx\tcontradiction\np\ty\tentailment\np\tz\tcontradiction\np\ty\tneutral\n"
     data, counts = row_table(write(tmp_path / "a.tsv", text), pairing="all")

@@ -53,21 +53,6 @@ def test_padding_and_batches_change_nothing_with_flex_attention(name, flex_uncom
     check_invariance(name, "flex_attention", 2)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() == "AVX2",
-    reason="compiled, torch's flex_attention gives other values there, to transformers' own models too",
-)
-def test_flex_attention_compiles():
-    torch._dynamo.reset()
-    ids, mask = padded("left", 9)
-    result, expected = (
-        states(BidirectionalModel.around(tiny_decoder("mistral-window", attention), 3).eval(), ids, mask)[mask.bool()]
-        for attention in ("flex_attention", "sdpa")
-    )
-    torch.testing.assert_close(result, expected, atol=5e-6, rtol=0)
-
-
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
 def test_zero_layers_equal_the_decoder(name, attention):
     decoder = tiny_decoder(name, attention)
@@ -148,13 +133,6 @@ def test_invalid_calls():
         model(input_ids=ids, use_cache=True)
     with pytest.raises(ValueError, match=r"must be \[batch, length\]"):
         model(input_ids=ids, attention_mask=mask[:, None, None])
-    with pytest.raises(ValueError, match=r"must be \[batch, length\]"):
-        model(input_ids=ids, cu_seq_lens_q=torch.tensor([0, 8]))
-    with pytest.raises(RuntimeError, match="not its decoder"):
-        model.decoder(input_ids=ids)
-    model.decoder.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match="must be one of eager, sdpa, flex_attention"):
-        model(input_ids=ids)
 
 
 @pytest.mark.parametrize(

@@ -110,22 +110,3 @@ def test_embeddings_are_cached(encoder, tmp_path, monkeypatch):
     np.testing.assert_array_equal(again, made)
     with pytest.raises(TypeError):
         frozen.embeddings(teacher, SENTENCES[:4], "reference")
-
-
-@pytest.mark.parametrize("damage", ["zeros", "cut", "another"])
-def test_damaged_embeddings_are_computed_again(encoder, tmp_path, monkeypatch, caplog, damage):
-    monkeypatch.setattr(resume, "SHARD", 4)
-    teacher = FrozenEncoder(encoder, device="cpu", cache=str(tmp_path))
-    made = frozen.embeddings(teacher, SENTENCES, "reference")
-    first, second, _ = sorted(tmp_path.glob("*/*.npy"))
-    content = first.read_bytes()
-    broken = {
-        "zeros": content[:128] + bytes(len(content) - 128), "cut": content[:200], "another": second.read_bytes()
-    }  # fmt: skip
-    first.write_bytes(broken[damage])
-    asked = []
-    monkeypatch.setattr(frozen, "encode_sentences", lambda *given, ask=frozen.encode_sentences, **how: (
-        asked.append(given[1]), ask(*given, **how))[1])  # fmt: skip
-    np.testing.assert_array_equal(frozen.embeddings(teacher, SENTENCES, "reference"), made)
-    assert asked == [SENTENCES[:4]] and f"{first} is damaged: computing it again" in caplog.text
-    assert first.read_bytes() == content

@@ -1,4 +1,4 @@
-"""Creating, loading and saving encoders: pooling, random weights, the tokenizer of scratch models."""
+"""Creating, loading and saving encoders: pooling, random weights, chat templates."""
 
 from __future__ import annotations
 

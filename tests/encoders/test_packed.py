@@ -11,10 +11,9 @@ from transformers import CONFIG_MAPPING, AutoModel
 
 from raoe_train import losses as ours
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.lengths import by_length, texts_of
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.packed import PACKED, Packing, pack, packing_of
-from raoe_train.losses.by_length import ByLength, Keep, loss_of
+from raoe_train.losses.by_length import ByLength, loss_of
 from tests.decoders import saved_decoder
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
 from tests.tiny import SENTENCES, encoder_of, gradients, tiny_encoder, total
@@ -152,42 +151,6 @@ def test_losses(matryoshka):
             continue
         whole = theirs.MatryoshkaLoss(model, loss, [16, 8, 4], [1, 0.5, 2]) if matryoshka else loss
         compare(model, whole, features, labels)
-
-
-def test_prompts_that_pooling_leaves_out():
-    model = family("bert")
-    model[1].include_prompt = False
-    texts = [SENTENCES[row % 11] for row in range(9)]
-    features = [model.preprocess(texts), model.preprocess(texts[::-1], prompt="query: ")]
-    padded_loss = total(ours.CoSENTLoss(model)([dict(each) for each in features], scores()))
-    packed = ByLength(ours.CoSENTLoss(model), packed=True)
-    torch.testing.assert_close(total(packed(features, scores())), padded_loss, rtol=1e-12, atol=0)
-    assert len(packed.plan(features, scores()).runs) == 2
-
-
-def test_flattened_columns_are_one_row():
-    """sentence-transformers packs each column for FlashAttention. All columns become one row, or runs."""
-    model = family("bert")
-    columns = columns_of(model)
-    pack(model)
-    flat = []
-    for column in columns:
-        mask = column["attention_mask"].bool()
-        ends = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0)).int()
-        ids, place = column["input_ids"][mask][None], (mask.cumsum(1) - 1)[mask][None]
-        longest = int(mask.sum(1).max())
-        flat.append({"input_ids": ids, "position_ids": place, "seq_idx": mask.nonzero()[:, 0][None],
-                     "cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest,
-                     "modality": "text"})  # fmt: skip
-    loss = ByLength(ours.CoSENTLoss(model), packed=True)
-    assert total(loss(flat, scores())) == total(loss(columns, scores()))
-    runs, expected = by_length(flat), by_length(columns)
-    assert runs is not None and expected is not None and "cu_seq_lens_q" not in runs.features[0]
-    assert texts_of(runs.features) == texts_of(expected.features)
-    # FlashAttention itself cannot run here; it gets the row without a mask, and all of its keywords
-    model[0].model.config._attn_implementation = "flash_attention_2"
-    (row,) = ByLength(ours.CoSENTLoss(model), keep=Keep(model, 1.0)).plan(flat, scores()).runs
-    assert row["attention_mask"] is None and {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"} < {*row}
 
 
 def test_models_that_cannot_be_packed_go_by_length(caplog):

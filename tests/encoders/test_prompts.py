@@ -269,14 +269,6 @@ def test_encode_and_the_trainers_collator_use_the_template(hand):
     assert batch["text2_input_ids"].tolist() == [[0, 4, 6, 7, 10, 2]]
 
 
-def test_a_chat_template_no_longer_renders_the_texts(tmp_path):
-    model = encoder(qwen2(), tmp_path)
-    assert "message" in model[0].modality_config
-    apply_template(model, WORD)
-    assert model.tokenizer.decode(ids(model, "dogs")[0]) == WORD.replace("{text}", "dogs")
-    assert model.tokenizer.chat_template
-
-
 # --- saved ---
 
 FRESH = """
@@ -343,9 +335,3 @@ def test_no_room_for_text_is_refused(hand):
     model.max_seq_length = 6
     apply_template(model, 'say {text} is:"')
     assert ids(model, "dog runs now") == [[0, 4, 5, 10, 9, 2]]
-
-
-def test_pooling_without_the_prompt_is_refused(hand):
-    model = hand(include_prompt=False)
-    refused(model, 'say {text} is:"', "cannot be excluded from pooling")
-    apply_template(model, "say {text}")

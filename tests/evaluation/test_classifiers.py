@@ -84,18 +84,6 @@ def test_grids_and_settings_of_senteval():
     assert grids["scikit-learn"] == ([0.25, 0.5, 1, 2, 4, 8], [0.5, 1, 2, 4, 8, 16, 32])
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"name": "sentevl"}, r"classifier.name must be one of scikit-learn, .* got 'sentevl' .*senteval"),
-        ({"tenacity": 3}, "classifier.tenacity is not a setting of scikit-learn, which has kfold"),
-    ],
-)
-def test_invalid_settings(given, message):
-    with pytest.raises(ValueError, match=message):
-        Classifier(**given).settings()
-
-
 def test_task_with_this_classifier(tmp_path):
     """Two folds in which one of 40 examples has features of the other class; what a result depends on."""
     rows = [{"text": f"w{label}{number}", "label": label} for label in "01" for number in range(20)]

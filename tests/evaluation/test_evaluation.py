@@ -11,7 +11,6 @@ from scipy import stats
 
 from raoe_train.cli import run
 from raoe_train.data.files import write_rows
-from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.evaluation.sts import correlate, correlations
 from raoe_train.evaluation.tasks import find_task
 from tests.evaluation.encoder import evaluate_encoder
@@ -145,29 +144,6 @@ def test_no_correlation_of_rounding_errors(kind, eps):
         embeddings = torch.cat([first, second]).to(kind).float().numpy()
         result, _ = correlations(embeddings, np.arange(40.0), np.asarray([]))
         assert (result["spearman"] is None) == (result["pearson"] is None) == undefined
-
-
-def test_cosines():
-    a = np.array([[3, 4], [1, 0], [0, 0]], dtype=np.float32)
-    b = np.array([[4, 3], [-2, 0], [1, 1]], dtype=np.float32)
-    np.testing.assert_allclose(cosines(a, b), [0.96, -1, 0])
-    many = np.random.default_rng(0).standard_normal((200, 384))
-    assert cosines(many, many).max() <= 1 and cosines(many, -many).min() >= -1  # rounding alone goes over
-
-
-def test_encode_sentences(model, monkeypatch):
-    inputs = []
-    real = model.encode
-    monkeypatch.setattr(
-        model, "encode", lambda sentences, **options: (inputs.append(sentences), real(sentences, **options))[1]
-    )
-    sentences = [SENTENCES[i] for i in (3, 0, 3, 5, 0)]
-    result = encode_sentences(model, sentences, batch_size=2)
-    assert inputs == [[SENTENCES[i] for i in (3, 0, 5)]]
-    assert result.dtype == np.float32
-    np.testing.assert_allclose(result, np.stack([real(text) for text in sentences]), atol=1e-6)
-    with pytest.raises(ValueError, match="sentences is empty"):
-        encode_sentences(model, [])
 
 
 def test_nan_embeddings_are_an_error(tasks):

@@ -1,4 +1,4 @@
-"""Polarity and semantic scores: by hand, against brute force, as an evaluator, as a task."""
+"""Polarity and semantic scores: by hand, against brute force, as a task."""
 
 from __future__ import annotations
 
@@ -65,19 +65,6 @@ def test_against_brute_force(classes):
         assert similarity[i] == pytest.approx(expected, abs=1e-6)
 
 
-def test_as_an_evaluator():
-    """With a real encoder. With itself as reference, S is the weighted cosine of its neighbours."""
-    model = tiny_encoder(double=False).eval()
-    first, rest = SENTENCES[:3], SENTENCES[3:]
-    made = PolarityEvaluator(first, [0, 1, 0], rest, [k % 2 for k in range(len(rest))], model, k=2, name="set")
-    result = made(model)
-    assert made.primary_metric == "set_polarity"
-    assert sorted(result) == ["set_polarity", "set_polarity_std", "set_similarity", "set_similarity_std"]
-    unit = model.encode(SENTENCES, normalize_embeddings=True)
-    best = -np.sort(-(unit[:3] @ unit[3:].T), axis=1)[:, :2]
-    assert result["set_similarity"] == pytest.approx(100 * float((best @ [2 / 3, 1 / 3]).mean()), abs=1e-3)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -132,19 +119,6 @@ def test_as_a_task(folder):
     assert not cached.exists()
     itself = Polarity(FrozenEncoder(str(folder / "model")), k=3)
     assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != result
-
-
-def test_sampling(folder):
-    def drawn(**options):
-        task = read_polarity("set", Reading(folder, polarity=Polarity(FrozenEncoder("x"), **options)))
-        count = len(task.content[1])
-        return task.sentences[:count], task.sentences[count:]
-
-    assert drawn() == drawn() != drawn(seed=1)
-    test, sources = drawn(max_sentences=2, sources=3)
-    assert len(test) == 2 and len(sources) == 6 and set(test) <= set(SENTENCES[:3])
-    with pytest.raises(ValueError, match="9 times the 3 sentences of test are 27, but train has 22: lower"):
-        drawn(sources=9)
 
 
 def test_from_the_command_line(folder, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -71,16 +70,6 @@ def test_damaged_encoder_is_one_clear_error(damage, tmp_path):
     for use in (rt.load_encoder, lambda name: rt.evaluate(tasks=tasks, model={"name": name})):
         with pytest.raises((ValueError, OSError), match="enc"):
             use(str(folder))
-
-
-def test_missing_model_name_is_an_error(tmp_path):
-    pairs = write_pairs(tmp_path / "p.tsv")
-    tasks, out = {"tasks": [pairs]}, {"output": str(tmp_path / "out")}
-    trained = partial(rt.train, data={"train": [pairs]}, loss="CoSENTLoss", **out)
-    for use in (partial(rt.evaluate, **tasks), partial(rt.evaluate_model, None, **tasks), partial(rt.export, **out),
-                rt.check, trained):  # fmt: skip
-        with pytest.raises(ValueError, match=r"model\.name is missing"):
-            use()
 
 
 def test_rows_in_memory_equal_rows_of_a_file(tmp_path):

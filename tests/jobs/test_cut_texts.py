@@ -11,8 +11,6 @@ from transformers import AutoTokenizer
 
 from raoe_train import run
 from raoe_train.encoders.embed import print_cut
-from raoe_train.encoders.load import load_encoder
-from tests.decoders import saved_decoder
 from tests.tiny import saved_encoder, tiny_encoder
 
 SHORT = ["a dog", "a train", "the dog", "the train", "two dogs", "dinner", "music", "people", "a man", "birds", "snow"]
@@ -86,10 +84,3 @@ def test_counts_are_those_of_the_tokenizer(encoder, capsys, prompt, length):
     assert cut and lines(capsys) == [
         f"here: {cut} of {len(every)} texts are longer than max_seq_length {length}, and are truncated"
     ]
-
-
-def test_a_token_can_be_a_byte(tmp_path, capsys):
-    model = load_encoder(saved_decoder(tmp_path), device="cpu", max_seq_length=9)
-    assert len(model.tokenizer("🙂🙂🙂")["input_ids"]) > 9
-    print_cut(model, ["🙂🙂🙂", "🙂"], "here")
-    assert lines(capsys) == ["here: 1 of 2 texts are longer than max_seq_length 9, and are truncated"]

@@ -14,8 +14,6 @@ import raoe_train.encoders.embed as neighbours
 from raoe_train import run
 from raoe_train.cli import main
 from raoe_train.data.mining import (
-    distinct,
-    labelled_table,
     random_pairs,
 )
 from raoe_train.encoders import embed as frozen
@@ -95,13 +93,15 @@ def test_the_threshold_is_applied(tmp_path, circle):
 
 
 def test_threshold_is_exclusive(tmp_path, monkeypatch):
+    """The cosine of "up" with "across" is 0, exactly, and with "high" 1."""
     path = tmp_path / "x.tsv"
-    path.write_text("text\tlabel\nup\t0\nacross\t0\n-up\t1\n", encoding="utf-8")
-    vectors = {"up": (0, 1), "across": (1, 0), "-up": (0, -1)}
+    path.write_text("text\tlabel\nup\t0\nhigh\t0\nacross\t0\ndown\t1\n", encoding="utf-8")
+    vectors = {"up": (0, 1), "high": (0, 2), "across": (1, 0), "down": (0, -1)}
     monkeypatch.setattr(frozen, "embedder", lambda *_: lambda texts: np.array([vectors[t] for t in texts], np.float32))
-    with pytest.raises(ValueError, match=r"set it below 0\.0000"):
-        mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": 0})
-    assert len(mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": -0.1})[0]) == 1
+    rows, _ = mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": 0})
+    assert [{*row.values()} for row in rows] == [{"up", "high"}]
+    rows, _ = mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": -0.1, "overwrite": True})
+    assert len(rows) == 3
 
 
 def test_thinning(tmp_path, circle):
@@ -163,28 +163,6 @@ def write(folder, *rows, header="text\tlabel"):
     path = folder / "texts.tsv"
     path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
     return str(path)
-
-
-def test_distinct_texts(tmp_path):
-    source = write(tmp_path, "a\tx", "b\ty", "a\tx", "c\tx", "c\ty", "", "f\t-1")
-    result, counts = labelled_table(source)
-    assert result["text"] == ["a", "b", "a", "c", "c", "f"] and counts["dropped"] == {"blank line": 1}
-    each, counts = distinct(result, counts)
-    assert (each["text"], each["label"]) == (["a", "b", "f"], ["x", "y", "-1"])
-    dropped = {"blank line": 1, "two labels": 2, "duplicate": 1}
-    assert counts == {"read": 7, "kept": 3, "dropped": dropped}
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (["a\tx", " \tx", "b\ty"], "line 3: text is empty"),
-        (["a\tx", "b\tx"], "all texts are of one class, 'x'"),
-    ],
-)
-def test_bad_rows(tmp_path, rows, message):
-    with pytest.raises(ValueError, match=message):
-        mined(write(tmp_path, *rows), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,3 @@ def test_scores_of_a_cross_encoder_replace_cosines(files, monkeypatch):
 def test_invalid_settings(files, mining, message):
     with pytest.raises(ValueError, match=message):
         mined(files[0], **mining)
-
-
-def test_labelled_texts_take_no_settings_of_rows(tmp_path):
-    path = tmp_path / "x.tsv"
-    path.write_text("text\tlabel\nup\t0\n")
-    settings = {"model.name": "x", "data.input": str(path), "mining.range_min": 1, "output": str(tmp_path / "y.tsv")}
-    with pytest.raises(ValueError, match=r"mining\.range_min has no effect on labelled texts"):
-        run("mine", None, **settings)

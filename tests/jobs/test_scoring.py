@@ -1,4 +1,4 @@
-"""Scoring pairs with two teachers: numbers, resuming after a kill, and existing outputs."""
+"""Scoring pairs with two teachers: numbers, resuming after a failure, the teachers, and input that cannot be scored."""
 
 import json
 import re
@@ -123,23 +123,6 @@ def test_resume_after_a_failure(pairs, teachers, tmp_path, small_shards, encoded
     encoded.clear()
     scored(pairs, teachers, output)
     assert encoded == []  # from the earlier run
-
-
-def test_output_of_other_settings_is_refused(pairs, teachers, tmp_path, encoded):
-    output = tmp_path / "scored.jsonl"
-    scored(pairs, teachers, output)
-    with pytest.raises(ValueError, match="exists with other settings or inputs"):
-        scored(pairs, teachers[::-1], output)
-    text = pairs.read_text()
-    pairs.write_text(text.replace("people walk", "people run"))
-    with pytest.raises(ValueError, match="exists with other settings or inputs"):
-        scored(pairs, teachers, output)
-    pairs.write_text(text)
-    before = output.read_bytes()
-    encoded.clear()
-    result = scored(f"{pairs}#dev", teachers, output, overwrite=True)
-    assert (result["rows"], encoded) == (10, [20, 20])
-    assert output.read_bytes() != before
 
 
 def test_options_reach_the_right_teacher(pairs, teachers, tmp_path, monkeypatch):

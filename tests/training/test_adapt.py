@@ -13,7 +13,6 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.training.measures import score_rows
 from raoe_train.training.training_data import hold_out
 from tests.tiny import SENTENCES, saved_encoder
 
@@ -83,17 +82,6 @@ def test_page_agrees_with_results(tmp_path, encoder, capsys):
     made = fingerprint(str(tmp_path / "out"))
     picture.unlink()
     assert fingerprint(str(tmp_path / "out")) == made  # what is said of a model is no part of it
-
-
-def test_scores_are_shown_with_their_change():
-    both = ({"a": 80.0, "b": 60.0}, {"a": 80.5, "b": None})
-    before, after = ({"tasks": {name: {"spearman": value} for name, value in its.items()}} for its in both)
-    metrics = {"before": {**before, "spearman": 70.0}, "after": {**after, "spearman": 69.0}}
-    assert score_rows(metrics) == [
-        ("dev", "70.00", "69.00", "-1.00"),
-        ("a", "80.00", "80.50", "+0.50"),
-        ("b", "60.00", "-", "-"),
-    ]
 
 
 @pytest.mark.parametrize(

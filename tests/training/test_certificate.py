@@ -51,7 +51,9 @@ def weights(folder):
     return {name: value for name, value in SentenceTransformer(str(folder), device="cpu").state_dict().items()}
 
 
-@pytest.mark.parametrize("adapter", [{}, {"model.lora.r": 8, "training.learning_rate": 0.03}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "adapter", [{}, pytest.param({"model.lora.r": 8, "training.learning_rate": 0.03}, marks=pytest.mark.slow)]
+)
 def test_the_best_candidate_is_saved_with_its_certificate(tmp_path, capsys, adapter):
     metrics = run("train", None, **options(tmp_path, **adapter))
     certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())

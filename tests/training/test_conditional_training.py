@@ -1,10 +1,9 @@
-"""Conditional STS on invented rows: training with a rank loss, evaluation and the submission file."""
+"""Conditional STS on invented rows: training with a rank loss and evaluation."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from raoe_train import run
@@ -68,14 +67,6 @@ def test_the_prompt_is_saved_and_fills_in_conditions_again(trained):
     assert model.prompts["conditional"] == split_conditional(PROMPT)[0]
     whole = model.tokenizer.decode(model.preprocess(["Given the context A, summarize the sentence b"])["input_ids"][0])
     assert whole.endswith('Given the context A, summarize the sentence b in one word:"')
-
-
-def test_condition_changes_the_embedding(trained):
-    folder, _ = trained
-    model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
-    before, _ = split_conditional(PROMPT)
-    first, second = model.encode([before.format(condition=condition) + SCENES[0] for condition in CONDITIONS[:2]])
-    assert np.abs(first - second).max() > 1e-3
 
 
 def test_hidden_labels_are_no_training_data(trained, tmp_path):

@@ -1,4 +1,4 @@
-"""Rows as a dev set: nDCG@10 selects the checkpoint, widths are logged, scored pairs stay Spearman."""
+"""Rows as a dev set: nDCG@10 selects the checkpoint, widths are logged, queries are held out whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raoe_train import run
 from raoe_train.cli import load
 from raoe_train.training.training_data import read_training_data, with_dev
 from tests.tiny import SENTENCES
-from tests.training.small_runs import settings, write_pairs
+from tests.training.small_runs import settings
 
 
 def write_rows(path, columns=("anchor", "positive", "negative")):
@@ -43,12 +43,6 @@ def test_ndcg_selects_the_checkpoint_and_each_width_is_logged(tmp_path, capsys):
     output = capsys.readouterr().out
     assert f"  dev_ndcg@10 {100 * best['eval_dev_cosine_ndcg@10']:.2f}  dev_16_ndcg@10 " in output
     assert "are also training pairs" in output
-
-
-def test_dev_sets_of_two_kinds(tmp_path):
-    both = [write_rows(tmp_path / "dev.jsonl"), write_pairs(tmp_path / "dev.tsv", rows=24)]
-    with pytest.raises(ValueError, match=r"data\.dev mixes scored pairs and rows without scores"):
-        train(tmp_path, both)
 
 
 @pytest.mark.parametrize("columns", [("query", "positive", "negative"), ("sentence1", "sentence2")])

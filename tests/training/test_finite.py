@@ -63,7 +63,7 @@ def of_gradient(loss):
 @pytest.mark.parametrize(
     ("change", "said", "every"),
     [
-        (lambda loss: loss * float("nan"), "the loss is nan", 2),
+        pytest.param(lambda loss: loss * float("nan"), "the loss is nan", 2, marks=pytest.mark.slow),
         (lambda loss: loss / 0, "the loss is inf", "late"),
         (of_gradient, "its gradient left weights that are not finite", 1),  # seen before the checkpoint of that step
         (of_gradient, "its gradient left weights that are not finite", 3),  # seen at the next step's loss

@@ -60,6 +60,7 @@ def test_rows_per_source(tmp_path):
     assert counts == {"40": ROWS, "9": 9, "30": ROWS}
 
 
+@pytest.mark.slow
 def test_steps_count_drawn_rows(tmp_path):
     """Of 48 rows 12 an epoch; the same recipe gives the same encoder, and without redraw another."""
     pairs = write_pairs(tmp_path / "many.tsv", rows=48)
@@ -69,17 +70,3 @@ def test_steps_count_drawn_rows(tmp_path):
     assert [metrics["steps"] for metrics in results] == [9, 9, 9]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
     assert weights[0] == weights[1] != weights[2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"data.max_rows": None}, r"data\.redraw needs --data\.max_rows, the number of rows"),
-        ({"training.batch_sampler": "no_duplicates"}, r"remove training\.batch_sampler"),
-    ],
-    ids=str,
-)
-def test_invalid_settings(tmp_path, changes, problem):
-    options = settings(tmp_path, **{"data.redraw": True, "data.max_rows": ROWS, **changes})
-    with pytest.raises(ValueError, match=problem):
-        run("train", **options)

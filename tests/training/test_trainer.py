@@ -196,21 +196,6 @@ def test_packed_auto_needs_one_gpu_and_triton(tmp_path, encoder, monkeypatch):
         trainer.prepare_loss(RAOELoss(model), model)
 
 
-def test_model_init_for_each_trial(tmp_path, encoder):
-    """The form of hyperparameter search: functions that make the model, and the loss of it."""
-    made = []
-
-    def model_init():
-        made.append(SentenceTransformer(encoder, device="cpu"))
-        return made[-1]
-
-    for loss in (RAOELoss, lambda model: stock.CoSENTLoss(model)):
-        data = pairs(tmp_path / "a.tsv") if loss is RAOELoss else pairs(tmp_path / "a.tsv").remove_columns("label")
-        trainer = Trainer(args=arguments(tmp_path, max_steps=2), train_dataset=data, model_init=model_init, loss=loss)
-        trainer.train()
-        assert trainer.state.global_step == 2 and trainer.loss.model is trainer.loss.loss.model is made[-1]
-
-
 def test_labels_are_read_by_class_name(tmp_path, encoder):
     """A ClassLabel column may number entailment, neutral and contradiction in any order."""
     data, names = pairs(tmp_path / "a.tsv"), ["contradiction", "entailment", "neutral"]

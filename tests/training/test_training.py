@@ -158,13 +158,6 @@ def test_best_model_is_chosen_on_held_out_pairs(tmp_path, capsys):
     assert hold_out(datasets, 0.2, 43)[1]["sentence2"] != dev["sentence2"]
 
 
-def test_patience_stops_the_run(tmp_path):
-    made = settings(tmp_path)
-    made["training"] = {"num_train_epochs": 30, "per_device_train_batch_size": 8, "learning_rate": 1e-30, "patience": 2}
-    metrics = run("train", "raoe-s1", **made)
-    assert metrics["epochs"] == 3
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
