@@ -150,7 +150,7 @@ def of_attention(name: str, padding: str, dual: bool = False, backends: tuple[st
 
 FORMS = [
     of_pairs("rank", "rank_margin_loss", margin=1),
-    of_pairs("cosent", "cosent_loss", widths=2),
+    of_pairs("cosent-widths", "cosent_loss", widths=2),
     of_pairs("gated", "gated_angular_loss"),
     of_pairs("raoe", "raoe_loss", margin=1),
     of_pairs("raoe-parts", "raoe_loss", margin=1, return_parts=True),
