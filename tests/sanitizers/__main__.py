@@ -39,7 +39,8 @@ MOST = {True: 1 << 11, False: 1 << 16}
 RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so")  # libstdc++: ASan needs its throw at process start
 # Python and torch do not free all memory at exit.
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-ONE_WIDTH = "cpu-native and not matryoshka and not widths"  # of several widths only the CPU's module has all from one pass
+# Of several widths only the CPU's module has all from one pass.
+ONE_WIDTH = "cpu-native and not matryoshka and not widths"
 # Of each part: the tiles, and which tests.
 CONFORMING = {
     "module": [("large", "cpu-native")],
