@@ -68,6 +68,7 @@ def test_steps_are_those_of_the_run(asked, training, steps):
     assert run("train", **asked, output="out")["steps"] == steps
 
 
+@pytest.mark.timeout(600)  # one of the longest, which start first
 @pytest.mark.slow
 def test_memory_is_that_of_the_whole_run(tmp_path):
     """On a CPU too, where torch compiles products for the shapes of every batch."""
