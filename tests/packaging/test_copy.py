@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # Hubs name a module by a hash, which may begin with a digit and have no dot.
 NAME = "7f3a_kernels"
 HERE = """
-import importlib, sys
+import importlib.machinery, importlib.util, sys
 sys.path.insert(0, sys.argv[1])  # `-I` leaves out the folder, PYTHONPATH and the user's packages
 # What an editable installation puts into a process is no part of a machine that has none.
 sys.meta_path = [f for f in sys.meta_path if "__editable__" not in getattr(f, "__module__", "")]
