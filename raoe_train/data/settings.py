@@ -105,9 +105,9 @@ class Data(Rows):
         "sick.tsv.gz"). ValueError for an entry that fits no source."""
         if not self.labels or not any(isinstance(entry, dict) for entry in self.labels.values()):
             return self.labels
-        names = {part: _names_of(part) for each in (*self.train, *(self.dev or [])) for part in pool(each)}
-        if unknown := {*self.labels} - {name for known in names.values() for name in known}:
-            sources = ", ".join(known[1] for known in names.values())
+        names = [_names_of(part) for each in (*self.train, *(self.dev or [])) for part in pool(each)]
+        if unknown := {*self.labels} - {name for known in names for name in known}:
+            sources = ", ".join(dict.fromkeys(known[1] for known in names))
             raise ValueError(f"data.labels has an entry for {min(unknown)!r}, but the sources are {sources}")
         maps = []
         for part in pool(source):

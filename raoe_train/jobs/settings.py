@@ -122,7 +122,7 @@ class TrainConfig:
 
 
 def loss_class(name: str) -> Any:
-    """Find a loss by its name in raoe_train.losses, or by its import path. ValueError if there is none."""
+    """Find a loss by its name in raoe_train.losses, or by its import path. ValueError for a name that is no loss."""
     from raoe_train import losses
 
     module, _, attribute = name.rpartition(".")

@@ -44,9 +44,14 @@ def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
+def _dev_metric(after: Mapping[str, Any]) -> str:
+    """The metric that selects the best checkpoint on the dev set."""
+    return "spearman" if "spearman" in after else "ndcg@10"
+
+
 def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     """ "spearman falls from 73.63 to 30.40:" if the dev score is lower than before training; else ""."""
-    name = "spearman" if "spearman" in after else "ndcg@10"
+    name = _dev_metric(after)
     old, new = before.get(name), after.get(name)
     return "" if old is None or new is None or new >= old else f"{name} falls from {old:.2f} to {new:.2f}:"
 
@@ -54,7 +59,7 @@ def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
     """{name: (score before training, after)}, x 100: dev, each task's main metric, and S of a polarity task."""
     before, after = metrics["before"], metrics["after"]
-    main = "spearman" if "spearman" in after else "ndcg@10"  # of the dev set
+    main = _dev_metric(after)
     table = {"dev": (before.get(main), after[main])} if main in after else {}
     for task, later in after.get("tasks", {}).items():
         earlier = before.get("tasks", {}).get(task, {})

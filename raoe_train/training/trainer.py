@@ -157,9 +157,10 @@ class Trainer(SentenceTransformerTrainer):
                 print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
                 print("  gradient accumulation adds none; loss.mini_batch_size allows larger batches")
         resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
-        if resume and self.is_world_process_zero():
-            _find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
-        self.accelerator.wait_for_everyone()
+        if resume:
+            if self.is_world_process_zero():
+                _find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
+            self.accelerator.wait_for_everyone()
         result = super().train(*arguments, **settings)
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
