@@ -27,7 +27,7 @@ from tests.versions.stand_ins import stand_in
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "lab" / "versions.md"
 SHOWN = ("torch", "numpy", "transformers", "sentence-transformers", "peft", "scikit-learn", "pandas", "datasets")
-TOOLS = ("pytest", "pytest-timeout", "hypothesis", "setuptools>=77")
+TOOLS = ("pytest", "pytest-timeout", "setuptools>=77")
 TESTS = """
 kernels/test_pairwise_by_hand.py kernels/test_cosine.py losses/test_losses.py encoders/test_frozen.py
 training/test_trainer.py training/test_checkpoints.py generation/test_chains.py jobs/test_config.py
