@@ -27,9 +27,13 @@ class RowCollator(SentenceTransformerDataCollator):
             return super().__call__(features)
         if missing[:, :2].any():
             raise ValueError(f"a row has no {names[int(missing[:, 1].any())]}: only negatives may be missing")
-        texts, rows = [row[names[1]] for row in features], [dict(row) for row in features]
-        for i, k in missing.nonzero().tolist():  # another text in each column: copies in a row are encoded separately
-            rows[i][names[k]] = texts[(i + k) % len(texts)]
+        # Copies in a row are encoded separately, so its missing texts become different ones; short ones are quick to
+        # tokenize.
+        rows = [dict(row) for row in features]
+        short = sorted(dict.fromkeys(row[names[1]] for row in rows), key=len)[: len(names)]
+        for i, k in missing.nonzero().tolist():
+            others = [text for text in short if text != rows[i][names[1]]] or short
+            rows[i][names[k]] = others[k % len(others)]
         return super().__call__(rows) | {"label": {"missing": missing}}
 
 

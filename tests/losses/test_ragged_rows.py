@@ -249,10 +249,13 @@ def test_what_cannot_be_is_refused(model):
             with pytest.raises(ValueError, match="a row lacks a negative, which only InfoNCELoss, GISTLoss and Sigm"):
                 PlanningCollator(collate, each)([lacks])
     PlanningCollator(collate, ByLength(stock.MatryoshkaLoss(model, InfoNCELoss(model), [16])))([lacks])
-    pair, _ = columns_of(collate([{"anchor": "a", "positive": "b"}]))
+    pair = columns_of(collate([{"anchor": "a", "positive": "b"}]))
+    alone = columns_of(collate([lacks | {"negative_2": None}]))
     for loss in (InfoNCELoss(model), InfoNCELoss(model, mini_batch_size=1), ByLength(InfoNCELoss(model))):
-        with pytest.raises(ValueError, match="a batch of one row without negatives has loss 0"):
-            loss(pair)
-        with torch.no_grad():
-            assert loss(pair) == 0
-    assert SigmoidLoss(model)(pair) > 0
+        for each in (pair, alone):
+            with pytest.raises(ValueError, match="a batch of one row without negatives has loss 0"):
+                loss(*each)
+            with torch.no_grad():
+                assert loss(*each) == 0
+        assert loss(*columns_of(collate([lacks | {"negative_2": "c"}]))) > 0
+    assert SigmoidLoss(model)(pair[0]) > 0
