@@ -14,15 +14,6 @@ logger = logging.getLogger(__name__)
 COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
 
-def figure(size: tuple[float, float] = (7.0, 4.2)) -> tuple[Any, Any]:
-    """Create a matplotlib figure of a size in inches; returns (figure, axes)."""
-    # the object-oriented interface does not touch the user's pyplot backend
-    from matplotlib.figure import Figure
-
-    plot = Figure(figsize=size, layout="constrained")
-    return plot, plot.subplots()
-
-
 def save(plot: Any, path: str | Path) -> None:
     """Write a figure in one step; the suffix of `path` sets the format."""
     with replacing(path) as temporary:

@@ -173,7 +173,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     }
 
     def save() -> dict[str, Any]:
-        plots = pictures(lambda: measures.plot_run(trainer.state.log_history, output.path / PICTURE))
+        plots = pictures(lambda: measures.plot_run(trainer.state.log_history, metrics, output.path / PICTURE))
         convert_parameters(encoder, encoder.saved_dtypes)
         save_with_card(encoder, output, config, metrics, plots)
         if chosen:

@@ -19,6 +19,8 @@ from raoe_train.settings import Evaluation, Polarity
 # keys in a log entry that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
+BAR_COLOURS = {"before": "#999999", "after": "#0072B2"}
+
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
     """Read the recipe's tasks; {} if it names none. The reference of polarity tasks is by default the encoder that
@@ -86,26 +88,44 @@ def summary(metrics: dict[str, Any]) -> str:
     return "\n".join(f"{name:<{width}}{''.join(f'{value:>8}' for value in values)}" for name, *values in [*head, *rows])
 
 
-def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
-    """Plot the losses in the trainer's log over the steps and, on a second axis, the dev metric x 100.
+def plot_run(log_history: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any], path: Path) -> list[Path]:
+    """Plot the scores before and after training as bars, if there are any, and below them the losses in the trainer's
+    log over the steps, with the dev metric x 100 on a second axis.
     Returns [path], or [] if no loss was logged. The suffix of `path` sets the format."""
+    from matplotlib.figure import Figure  # the object-oriented interface does not touch the user's pyplot backend
+
     if not any("loss" in entry for entry in log_history):
         return []
-    plot, left = report.figure()
+    bars, curves = scores(metrics), list[Any]()
+    heights = [1 + 0.5 * len(bars), 4.0]
+    plot = Figure(figsize=(7.0, sum(heights) if bars else heights[1]), layout="constrained")
+    *top, left = plot.subplots(2, height_ratios=heights) if bars else [plot.subplots()]
+    for axes in top:
+        place = np.arange(len(bars))
+        for values, label, offset in zip(zip(*bars.values(), strict=True), BAR_COLOURS, (-0.2, 0.2), strict=True):
+            widths = [math.nan if value is None else value for value in values]
+            drawn = axes.barh(place + offset, widths, 0.4, color=BAR_COLOURS[label], label=label)
+            axes.bar_label(drawn, ["" if value is None else f"{value:.2f}" for value in values], padding=2)
+        axes.set_yticks(place, [*bars], parse_math=False)
+        axes.invert_yaxis()
+        axes.margins(x=0.15)
+        axes.set_title("scores before and after training (main metric x 100)")
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     parts = {key for entry in log_history if "loss" in entry for key in entry} - NOT_PARTS
     dev = sorted({key for entry in log_history for key in entry if key.endswith(SELECTING)})
     colours = itertools.cycle(report.COLOURS)
     left.set(xlabel="step", ylabel="training loss")
+    left.xaxis.get_major_locator().set_params(integer=True)
     for key in ("loss", *sorted(parts)):
-        left.plot(*_series(log_history, key), color=next(colours), label=key)
+        curves += left.plot(*_series(log_history, key), color=next(colours), label=key)
     if dev:
         right = left.twinx()
-        right.set_ylabel("dev metric x100")
+        right.set_ylabel("dev metric x 100")
         for key in dev:
             steps, values = _series(log_history, key)
             label = f"{NOT_SHOWN.sub('', key)} (right)"
-            right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=label)
-    plot.legend(loc="outside upper center", ncols=5, frameon=False)
+            curves += right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=label)
+    plot.legend(handles=curves, loc="outside lower center", ncols=5, frameon=False)
     report.save(plot, path)
     return [path]
 

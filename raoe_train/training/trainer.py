@@ -16,6 +16,7 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
 from raoe_train.data.rows import row_table
 from raoe_train.encoders.embed import prompt_of
@@ -304,7 +305,8 @@ def _find_best(folder: Path) -> None:
         moved = file.parent.parent / Path(state.best_model_checkpoint or "").name
         if state.best_model_checkpoint and moved.is_dir() and not Path(state.best_model_checkpoint).is_dir():
             state.best_model_checkpoint = str(moved)
-            state.save_to_json(str(file))
+            with replacing(file) as temporary:
+                state.save_to_json(str(temporary))
 
 
 def _own_prompts(model: Any, data: Any) -> Any:

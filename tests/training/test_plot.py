@@ -14,14 +14,24 @@ LOG = [
 ]
 
 
+METRICS = {
+    "before": {"spearman": 55.0, "tasks": {"sick": {"spearman": 70.0}}},
+    "after": {"spearman": 61.0, "tasks": {"sick": {"spearman": 72.5}, "a$b_c$": {"spearman": None}}},
+}
+
+
 def test_plot_run(drawn, tmp_path):
-    plot_run(LOG, tmp_path / "run.png")
-    left, right = drawn[0].axes
+    plot_run(LOG, METRICS, tmp_path / "run.png")
+    top, left, right = drawn[0].axes
+    assert [label.get_text() for label in top.get_yticklabels()] == ["dev", "sick", "a$b_c$"]
+    assert [[bar.get_width() for bar in bars][:2] for bars in top.containers] == [[55.0, 70.0], [61.0, 72.5]]
+    assert [text.get_text() for text in top.texts] == ["55.00", "70.00", "", "61.00", "72.50", ""]
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in left.lines}
     values = {"loss": [2.0, 1.0], "angle": [0.5, 0.25], "rank": [1.5, 0.75]}
     assert lines == {name: ([10, 20], numbers) for name, numbers in values.items()}
+    assert all(float(place).is_integer() for place in left.get_xticks())
     assert [(line.get_label(), list(line.get_ydata())) for line in right.lines] == [("dev (right)", [61.0])]
     assert (tmp_path / "run.png").read_bytes()[:4] == b"\x89PNG"
-    plot_run(LOG, tmp_path / "run.svg")
-    assert b"<svg" in (tmp_path / "run.svg").read_bytes()
-    assert plot_run(LOG[1:2], tmp_path / "nothing.png") == [] and not (tmp_path / "nothing.png").exists()
+    plot_run(LOG, {"before": {}, "after": {}}, tmp_path / "run.svg")
+    assert len(drawn[1].axes) == 2 and b"<svg" in (tmp_path / "run.svg").read_bytes()
+    assert plot_run(LOG[1:2], METRICS, tmp_path / "nothing.png") == [] and not (tmp_path / "nothing.png").exists()
