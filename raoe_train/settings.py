@@ -14,6 +14,7 @@ from raoe_train.config import (
     Seed,
     Share,
     Source,
+    ZeroToOne,
     nearest,
 )
 from raoe_train.encoders.settings import FrozenEncoder, identity
@@ -295,6 +296,8 @@ class Evaluation:
         classifier: classifier for transfer tasks
         certificate: save what a paired bootstrap on the dev set calls better than the start, else the start
         mixtures: with certificate, shares of the trained weights in mixtures with those of the start, to try as well
+        min_gain: with certificate, share of the largest gain on the dev set that suffices; of the candidates that reach
+            it, the one with the highest guard is saved
         guard_budget: with certificate, how many points the correlation on data.guard may fall
     """
 
@@ -303,5 +306,6 @@ class Evaluation:
     batch_size: PositiveInt = 64
     classifier: Classifier | None = None
     certificate: bool = False
-    mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.7, 0.5, 0.3])
+    mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.7, 0.6, 0.5, 0.4])
+    min_gain: ZeroToOne = 0.9
     guard_budget: NonNegativeFloat = 40.0
