@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
+NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # what a run writes before it trains
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
 SHARD = 4096  # sentences or pairs in a shard; a kill can lose the work on one shard
 SUM = ".sha256"  # suffix of the file with a shard's digest
@@ -148,7 +149,7 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     it, `wait` or raise ValueError. Links are followed, so that two names of one output share a lock."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
-    new_folders = [folder for folder in lock_file.parents if not folder.exists()]
+    new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(lock_file, timeout=-1 if wait else 0)
     try:
@@ -158,10 +159,13 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        record = read_json(path / MADE_FROM)
+        if SETTINGS in record and not record.get(FINISHED) and not _has_work(path):
+            remove(path)  # of a job that failed before there was anything to resume
         lock_file.unlink(missing_ok=True)
         lock.release()
-        with suppress(OSError):  # raised for the first one that is not empty
-            for folder in new_folders:
+        for folder in new_folders:
+            with suppress(OSError):  # raised for a folder that is not empty, and for a file
                 folder.rmdir()
 
 
@@ -182,6 +186,12 @@ def replacing_model(output: Output) -> Iterator[Path]:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
     remove(saved)
+
+
+def _has_work(folder: Path) -> bool:
+    """Whether an unfinished output has files that resuming or a reader needs, such as checkpoints or a log."""
+    first = {path: path.relative_to(folder).parts[0] for path in _files(folder) if path.lstat().st_size}
+    return not all(name in NO_WORK or name.startswith(".partial.") for name in first.values())
 
 
 def _files(path: Path) -> list[Path]:

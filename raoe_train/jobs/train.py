@@ -262,8 +262,8 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
         remove(folder)
     steps, meter = planned_steps(trainer, config.training), trainer.meter
     seconds = steps * (meter.seconds - meter.first_seconds) / (STEPS - 1)
-    duration = f"{seconds / 60:.2g} minutes" if seconds < 3600 else f"{seconds / 3600:.2g} hours"
-    print(f"{steps} steps in about {duration}; peak memory {meter.peak / 1000:.2f} GB")
+    size, unit = (1, "seconds") if seconds < 120 else (60, "minutes") if seconds < 7200 else (3600, "hours")
+    print(f"{steps} steps in about {seconds / size:.1f} {unit}; peak memory {meter.peak / 1000:.2f} GB")
     rows = {name: len(dataset) for name, dataset in datasets.items()}
     return {"rows": rows, "steps": steps, "seconds": seconds, "peak_memory_mb": meter.peak}
 
