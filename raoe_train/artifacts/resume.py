@@ -65,8 +65,9 @@ class Output:
         self.defaults = json.loads(json.dumps(defaults or {}))
         self.parts = self.all_parts / digest(explicit(self.settings, self.defaults))[:16]
 
-    def finished(self) -> dict[str, Any] | None:
-        """The result if the output is finished and has these settings; None if the work may start or resume.
+    def finished(self, say: bool = False) -> dict[str, Any] | None:
+        """The result if the output is finished and has these settings; None if the work may start or resume. With `say`
+        print how to repeat finished work.
 
         Raises:
             ValueError: the path is taken, by files without a record, or by an output with other settings that must not
@@ -79,6 +80,8 @@ class Output:
         if not changed and record.get(FINISHED) and self._exists():
             for left in (self.all_parts, self.path.with_name(f".{self.path.name}.finish.lock")):
                 remove(left)  # by a kill
+            if say:
+                print(f"{self.user_path} is finished with these settings; to repeat the work, remove it")
             return {key: value for key, value in record.items() if key not in (FINISHED, FILES)}
         if SETTINGS not in record and (self._exists() or self.record.exists()):
             raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")

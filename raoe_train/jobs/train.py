@@ -93,8 +93,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     defaults = defaults_of(TrainConfig, "recipe.")
     defaults |= {f"recipe.loss.init_args.{k}": key.default for k, key in loss_keywords(config.loss.chosen).items()}
     output = on_rank_zero(lambda: Output(folder, recorded, config.overwrite, folder=True, defaults=defaults))
-    if on_rank_zero(output.finished) and (finished := read_json(output.path / METRICS)):
-        print(f"{folder} is finished with these settings; to train again, remove it or choose another output")
+    if on_rank_zero(lambda: output.finished(say=True)) and (finished := read_json(output.path / METRICS)):
         clear_unfinished(output.path)
         return finished
     if not output.replaces:

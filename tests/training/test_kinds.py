@@ -474,3 +474,21 @@ def test_data_that_cannot_be_read_are_said(tmp_path, place, make, named):
     data = {"train_dataset": Dataset.from_dict(MANY), place: make()}
     with pytest.raises(ValueError, match=named):
         rt.Trainer(model, arguments, **data, loss=rt.losses.InfoNCELoss(model))
+
+
+@pytest.mark.parametrize("label", [-100, -1, 7])
+@pytest.mark.parametrize("name", ["RAOELoss", "GatedAngularLoss", "RankMarginLoss"])
+def test_labels_are_classes_from_zero(tmp_path, name, label):
+    """The marks of a missing label are refused in any batch where the loss reads labels; any class is allowed."""
+    model = tiny_encoder(double=False)
+    rows = {"sentence1": SENTENCES, "sentence2": SENTENCES[::-1], "score": [0.1 * n for n in range(11)]}
+    data = Dataset.from_dict({**rows, "label": [0, 1] * 5 + [label]})
+    arguments = SentenceTransformerTrainingArguments(
+        str(tmp_path), use_cpu=True, report_to="none", per_device_train_batch_size=3, num_train_epochs=1
+    )
+    trainer = rt.Trainer(model, arguments, data, loss=getattr(rt.losses, name)(model))
+    if label < 0 and name != "RankMarginLoss":
+        with pytest.raises(ValueError, match=f"whole numbers from 0.*{label}"):
+            trainer.train()
+    else:
+        trainer.train()
