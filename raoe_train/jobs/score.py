@@ -57,8 +57,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         "shard": resume.SHARD,
     }
     output = Output(path, settings, config.overwrite)
-    if finished := output.finished():
-        print(f"{path} is finished, from the same input and teachers")
+    if finished := output.finished(say=True):
         return finished
     shards, texts = [], Texts({"": table.pairs} if rank_and_world()[0] == 0 else {})
     for number, encoder in enumerate(encoders, 1):

@@ -93,8 +93,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     defaults = defaults_of(TrainConfig, "recipe.")
     defaults |= {f"recipe.loss.init_args.{k}": key.default for k, key in loss_keywords(config.loss.chosen).items()}
     output = on_rank_zero(lambda: Output(folder, recorded, config.overwrite, folder=True, defaults=defaults))
-    if on_rank_zero(output.finished) and (finished := read_json(output.path / METRICS)):
-        print(f"{folder} is finished with these settings; to train again, remove it or choose another output")
+    if on_rank_zero(lambda: output.finished(say=True)) and (finished := read_json(output.path / METRICS)):
         clear_unfinished(output.path)
         return finished
     if not output.replaces:
@@ -262,8 +261,8 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
         remove(folder)
     steps, meter = planned_steps(trainer, config.training), trainer.meter
     seconds = steps * (meter.seconds - meter.first_seconds) / (STEPS - 1)
-    duration = f"{seconds / 60:.2g} minutes" if seconds < 3600 else f"{seconds / 3600:.2g} hours"
-    print(f"{steps} steps in about {duration}; peak memory {meter.peak / 1000:.2f} GB")
+    size, unit = (1, "seconds") if seconds < 120 else (60, "minutes") if seconds < 7200 else (3600, "hours")
+    print(f"{steps} steps in about {seconds / size:.1f} {unit}; peak memory {meter.peak / 1000:.2f} GB")
     rows = {name: len(dataset) for name, dataset in datasets.items()}
     return {"rows": rows, "steps": steps, "seconds": seconds, "peak_memory_mb": meter.peak}
 
