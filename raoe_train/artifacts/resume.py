@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
-NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # what a run writes before it trains
+NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # what a run writes before it trains, beside an empty log
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
 SHARD = 4096  # sentences or pairs in a shard; a kill can lose the work on one shard
 SUM = ".sha256"  # suffix of the file with a shard's digest
@@ -163,8 +163,8 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
         yield
     finally:
         record = read_json(path / MADE_FROM)
-        if SETTINGS in record and not record.get(FINISHED) and not _has_work(path):
-            remove(path)  # of a job that failed before there was anything to resume
+        if SETTINGS in record and not record.get(FINISHED) and not any(map(_is_work, path.iterdir())):
+            remove(path)
         lock_file.unlink(missing_ok=True)
         lock.release()
         for folder in new_folders:
@@ -191,10 +191,10 @@ def replacing_model(output: Output) -> Iterator[Path]:
     remove(saved)
 
 
-def _has_work(folder: Path) -> bool:
-    """Whether an unfinished output has files that resuming or a reader needs, such as checkpoints or a log."""
-    first = {path: path.relative_to(folder).parts[0] for path in _files(folder) if path.lstat().st_size}
-    return not all(name in NO_WORK or name.startswith(".partial.") for name in first.values())
+def _is_work(path: Path) -> bool:
+    """Whether a path in an unfinished output has work to resume from, a log to read, or files of others."""
+    is_empty_log = path.name == "log.jsonl" and path.stat().st_size == 0
+    return path.name not in NO_WORK and not is_empty_log and bool(_files(path))
 
 
 def _files(path: Path) -> list[Path]:
