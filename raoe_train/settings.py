@@ -294,11 +294,12 @@ class Evaluation:
         before: evaluate also before training
         batch_size: sentences in a batch
         classifier: classifier for transfer tasks
-        certificate: save what a paired bootstrap on the dev set calls better than the start, else the start
-        mixtures: with certificate, shares of the trained weights in mixtures with those of the start, to try as well
-        min_gain: with certificate, share of the largest gain on the dev set that suffices; of the candidates that reach
-            it, the one with the highest guard is saved
-        guard_budget: with certificate, how many points the correlation on data.guard may fall
+        certificate: save a candidate only if a paired bootstrap on the dev set finds it better than the start;
+            otherwise save the start
+        mixtures: with certificate, shares of the trained weights in the mixtures with the start that are candidates
+        min_gain: with certificate, save the candidate with the highest guard among those with at least this share of
+            the largest gain on the dev set; 1 saves the best on the dev set
+        guard_budget: with certificate, maximum fall of the guard, the correlation x 100 on data.guard
     """
 
     tasks: list[Source] = field(default_factory=list)
