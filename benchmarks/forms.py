@@ -116,7 +116,7 @@ def served(call: Callable[[], Any], compiled: bool) -> str:
 
 def table() -> str:
     """Return the table in Markdown."""
-    lines = ["| op and form | with the compiled module | without |", "|---|---|---|"]
+    lines = ["| op and form | with the compiled module | without it |", "|---|---|---|"]
     lines += [f"| {form} | {served(call, True)} | {served(call, False)} |" for form, call in forms().items()]
     return "\n".join(lines)
 

@@ -157,7 +157,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
     ("docs/adapt.md", r"may fall by (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
     (
         "docs/losses.md",
-        r"recipe `retrieval`: (\w+) epochs, peak learning rate (\S+), (\w+) negative",
+        r"recipe `retrieval` trains for (\w+) epochs at a peak learning rate of (\S+), with (\w+) hard negative",
         (
             WORDS[recipe("retrieval", "training.num_train_epochs")],
             *values("retrieval", "training.learning_rate"),
