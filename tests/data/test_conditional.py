@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from raoe_train.data.pairs import conditional_table, split_conditional
+from tests.data.made import write
 
 PROMPT = 'Given the context {condition}, summarize the sentence {text} in one word:"'
 HEADER = "sentence1,sentence2,condition,label\n"
@@ -18,11 +19,6 @@ ROWS = (
 
 def read_conditional(source, prompt="{condition}|{text}", **asked):
     return conditional_table(source, prompt, **asked)[0]
-
-
-def write(path, text):
-    path.write_text(text, encoding="utf-8")
-    return str(path)
 
 
 def test_columns_as_published(tmp_path):
