@@ -86,11 +86,10 @@ times = [[seconds[name, contender] for name in sets] for contender in contenders
 figure, panels = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 for axes, labels, groups, looks, form in (
     (panels[0], sets, times, contenders.values(), "%.1f"),
-    (panels[1], names.values(), changes, kinds, "%+.1f"),
+    (panels[1], names.values(), changes, kinds, "%+.2f"),
 ):
     place = np.arange(len(labels))
     for offset, heights, (label, colour) in zip((-0.2, 0.2), groups, looks, strict=True):
-        heights = np.round(heights, 1) + 0.0  # no -0.0
         axes.bar_label(axes.bar(place + offset, heights, 0.4, color=colour, label=label), fmt=form, fontsize="small")
     axes.set_xticks(place, labels, fontsize="small")
     axes.axhline(0, color="black", linewidth=0.8)
