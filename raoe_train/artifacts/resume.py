@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
-NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # what a run writes before it trains
+NO_WORK = {MADE_FROM, "recipe.yaml", "initial"}  # what a run writes before it trains
+BESIDE = (".json", ".parts", ".failed.jsonl", ".mteb", ".examples.npz")  # suffixes of what jobs write beside a file
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
 SHARD = 4096  # sentences or pairs in a shard; a kill can lose the work on one shard
 SUM = ".sha256"  # suffix of the file with a shard's digest
@@ -162,8 +163,9 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        record = read_json(path / MADE_FROM)
-        if SETTINGS in record and not record.get(FINISHED) and not _has_work(path):
+        record, content = read_json(path / MADE_FROM), _files(path) if path.is_dir() else []
+        work = {each.relative_to(path).parts[0] for each in content if each.lstat().st_size} - NO_WORK
+        if SETTINGS in record and not record.get(FINISHED) and not work:
             remove(path)  # of a job that failed before there was anything to resume
         lock_file.unlink(missing_ok=True)
         lock.release()
@@ -189,12 +191,6 @@ def replacing_model(output: Output) -> Iterator[Path]:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
     remove(saved)
-
-
-def _has_work(folder: Path) -> bool:
-    """Whether an unfinished output has files that resuming or a reader needs, such as checkpoints or a log."""
-    first = {path: path.relative_to(folder).parts[0] for path in _files(folder) if path.lstat().st_size}
-    return not all(name in NO_WORK or name.startswith(".partial.") for name in first.values())
 
 
 def _files(path: Path) -> list[Path]:

@@ -78,7 +78,7 @@ class SoftmaxLoss(Loss, losses.SoftmaxLoss):
 
 
 class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
-    """Each first sentence must find its partner among the second sentences of the batch.
+    """sentence-transformers' own loss, as a baseline for InfoNCELoss, which reads these columns, negatives and lists.
 
     Args:
         scale: inverse temperature
