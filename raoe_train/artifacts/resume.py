@@ -30,6 +30,7 @@ Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
 NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # what a run writes before it trains, beside an empty log
+BESIDE = (".json", ".parts", ".failed.jsonl", ".mteb", ".examples.npz")  # suffixes of what jobs write beside a file
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
 SHARD = 4096  # sentences or pairs in a shard; a kill can lose the work on one shard
 SUM = ".sha256"  # suffix of the file with a shard's digest

@@ -120,7 +120,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     trainer = build_trainer(config, settings, encoder, datasets, evaluator)
     if training.min_steps:
         trainer.args.max_steps = planned_steps(trainer, training)
-    _print_cut(trainer, datasets, {**(evaluator.tasks if evaluator else {}), **tasks})
+    cut = _print_cut(trainer, datasets, {**(evaluator.tasks if evaluator else {}), **tasks})
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
     backends = _backends(encoder.device)
@@ -163,6 +163,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "best_step": best_step,
         "seconds": round(time.time() - start_time, 1),
         **trainer.meter.costs(),
+        "truncated": cut,
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
         "backends": backends,
         "versions": versions(),
@@ -313,9 +314,10 @@ def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
     return loss(encoder, embed, **settings)
 
 
-def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
-    """Print how many texts of each source the encoder cuts."""
+def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, int]:
+    """Print and return how many texts of each source the encoder cuts."""
     encoder: Any = trainer.model
+    cut = dict[str, int]()
     prompts: Any = trainer.args.prompts or ""
     for name, dataset in datasets.items():
         own = prompts.get(name, prompts) if isinstance(prompts, dict) else prompts
@@ -325,9 +327,8 @@ def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str
             for each, prompt in columns.items()
             for text in Texts({"": dataset.select_columns([each])})
         )
-        print_cut(encoder, texts, name, "")
-    for word, task in tasks.items():
-        task.print_cut(encoder, word)
+        cut[name] = print_cut(encoder, texts, name, "")
+    return cut | {word: task.print_cut(encoder, word) for word, task in tasks.items()}
 
 
 def _backends(device: Any) -> list[str]:

@@ -141,7 +141,7 @@ class Trainer(SentenceTransformerTrainer):
         if self.keep:
             raise ValueError(f"keep needs a loss that reads embeddings only, which {type(inner).__name__} does not")
         if self.by_length:
-            logger.warning("%s reads more than embeddings from its model: batches stay padded", type(inner).__name__)
+            logger.warning("%s may read more than embeddings from its model: batches stay padded", type(inner).__name__)
         return loss
 
     def add_model_card_callback(self, *arguments: Any) -> None:
@@ -332,6 +332,8 @@ def _own_prompts(model: Any, data: Any) -> Any:
         return own if different else next(iter(own.values()), None)
     query, document = prompt_of(model, "query"), prompt_of(model, "document")
     first, *others = getattr(data, "column_names", None) or [""]
+    if first not in NAMES["anchor"] and query != document:
+        print(f"the encoder's prompts for queries and documents are not used: {first} is none of {NAMES['anchor']}")
     if first not in NAMES["anchor"] or query == document:
         return model.prompts.get(model.default_prompt_name)
     print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")

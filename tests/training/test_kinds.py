@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -133,6 +134,7 @@ def test_lower_needs_two_scores():
 
 ROWS = {"anchor": [f"text {n}" for n in range(64)], "positive": [f"answer {min(n // 4, 7)}" for n in range(64)]}
 MANY = {"anchor": [f"text {n}" for n in range(64)], "positive": [f"answer {n}" for n in range(64)]}
+STREAM = Dataset.from_dict(MANY).to_iterable_dataset()
 FEW = {name: texts[:10] for name, texts in MANY.items()}
 
 
@@ -392,7 +394,7 @@ def test_a_dev_set_needs_checkpoints(tmp_path, strategy):
         ({"overwrite": True}, {"learning_rate": 1e20}, False),
         ({}, {"learning_rate": 1e20, "logging_steps": 1}, True),
     ],
-    ids=["row", "dev row", "loader", "step", "overwritten", "logged"],
+    ids=str,
 )
 def test_a_failed_run_leaves_only_work(tmp_path, monkeypatch, changes, training, stays):
     """Nothing, or a log. A lock that a killed job left goes as well."""
@@ -429,44 +431,36 @@ def test_logs_have_no_rates_of_nothing(tmp_path, monkeypatch, way):
     assert ("eval_samples_per_second" in values) == (way == "dataset")
 
 
-def streamed(**columns):
-    return Dataset.from_dict(columns).to_iterable_dataset()
-
-
 @pytest.mark.parametrize("kind", [dict, DatasetDict])
 @pytest.mark.parametrize("losses", ["one", "two"])
 def test_several_sets_need_a_loss_that_chooses_the_best(tmp_path, kind, losses):
     model = tiny_encoder(double=False)
     pairs = {"sentence1": SENTENCES, "sentence2": SENTENCES[::-1]}
-    scored = {**pairs, "score": [0.1 * n for n in range(11)]}
+    scored = {**pairs, "score": [*range(11)]}
     data = kind(a=Dataset.from_dict(FEW), b=Dataset.from_dict(scored if losses == "two" else pairs))
     loss = rt.losses.InfoNCELoss(model)
     loss = loss if losses == "one" else {"a": loss, "b": rt.losses.CoSENTLoss(model)}
-    options = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
-    for metric in (None, "loss", "eval_b_loss"):
-        arguments = SentenceTransformerTrainingArguments(
-            str(tmp_path), use_cpu=True, report_to="none", num_train_epochs=1, metric_for_best_model=metric, **options
-        )
-        if metric == "eval_b_loss":
-            trainer = rt.Trainer(model, arguments, data, data, loss=loss)
-            trainer.train()
-            assert trainer.state.best_metric > 0
-        else:
-            with pytest.raises(ValueError, match="eval_a_loss or eval_b_loss"):
-                rt.Trainer(model, arguments, data, data, loss=loss)
+    options = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch", "use_cpu": True}
+    for metric in (None, "loss", "eval_loss"):
+        arguments = SentenceTransformerTrainingArguments(str(tmp_path), metric_for_best_model=metric, **options)
+        with pytest.raises(ValueError, match="eval_a_loss or eval_b_loss"):
+            rt.Trainer(model, arguments, data, data, loss=loss)
+    arguments.metric_for_best_model, arguments.num_train_epochs = "eval_b_loss", 1
+    trainer = rt.Trainer(model, arguments, data, data, loss=loss)
+    trainer.train()
+    assert trainer.state.best_metric > 0
 
 
 @pytest.mark.parametrize("place", ["train_dataset", "eval_dataset"])
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: {"a": streamed(**MANY), "b": streamed(**MANY)}, "'a' of several .* IterableDataset"),
+        (lambda: {"a": STREAM, "b": STREAM}, "'a' of several .* IterableDataset"),
         (lambda: {"a": Dataset.from_dict(MANY), "b": IterableDataset.from_generator(lambda: iter([]))}, "'b' of sev"),
-        (lambda: IterableDatasetDict(a=streamed(**MANY)), "'a' of several"),
+        (lambda: IterableDatasetDict(a=STREAM), "'a' of several"),
         (lambda: {"a": [MANY]}, "'a' of several .* list"),
         (lambda: [MANY], "got list"),
     ],
-    ids=["streams", "no features", "dict of streams", "lists", "list"],
 )
 def test_data_that_cannot_be_read_are_said(tmp_path, place, make, named):
     model = tiny_encoder(double=False)
@@ -481,14 +475,22 @@ def test_data_that_cannot_be_read_are_said(tmp_path, place, make, named):
 def test_labels_are_classes_from_zero(tmp_path, name, label):
     """The marks of a missing label are refused in any batch where the loss reads labels; any class is allowed."""
     model = tiny_encoder(double=False)
-    rows = {"sentence1": SENTENCES, "sentence2": SENTENCES[::-1], "score": [0.1 * n for n in range(11)]}
-    data = Dataset.from_dict({**rows, "label": [0, 1] * 5 + [label]})
-    arguments = SentenceTransformerTrainingArguments(
-        str(tmp_path), use_cpu=True, report_to="none", per_device_train_batch_size=3, num_train_epochs=1
-    )
+    data = Dataset.from_dict({"a": SENTENCES, "b": SENTENCES, "score": [*range(11)], "label": [0, 1] * 5 + [label]})
+    arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, per_device_train_batch_size=3)
     trainer = rt.Trainer(model, arguments, data, loss=getattr(rt.losses, name)(model))
-    if label < 0 and name != "RankMarginLoss":
-        with pytest.raises(ValueError, match=f"whole numbers from 0.*{label}"):
-            trainer.train()
-    else:
+    is_refused = label < 0 and name != "RankMarginLoss"
+    with pytest.raises(ValueError, match=f"whole numbers from 0.*{label}") if is_refused else nullcontext():
         trainer.train()
+
+
+@pytest.mark.parametrize("names", [("anchor", "positive"), ("query", "passage"), ("sentence1", "sentence2")])
+@pytest.mark.parametrize("prompts", [{"query": "q: ", "document": "d: "}, {"query": "q: "}, {}])
+def test_prompts_of_the_encoder_are_used_or_said(tmp_path, capsys, names, prompts):
+    model = tiny_encoder(double=False)
+    model.prompts = {**model.prompts, **prompts}
+    arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True)
+    rows = Dataset.from_dict(dict(zip(names, (SENTENCES, SENTENCES[::-1]), strict=True)))
+    trainer = rt.Trainer(model, arguments, rows, loss=rt.losses.InfoNCELoss(model))
+    said, uses = capsys.readouterr().out, names[0] in ("anchor", "query") and bool(prompts)
+    assert ("the encoder's own prompts" in said) == uses == (trainer.args.prompts is not None)
+    assert (f"not used: {names[0]} is none of" in said) == (bool(prompts) and not uses)
