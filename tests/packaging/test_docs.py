@@ -170,7 +170,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         values("margins", "loss.init_args.margin", *SIZES, "training.learning_rate"),
     ),
     ("docs/generation.md", r"every (\d+) steps and keeps", values("ranking-post", "training.eval_steps")),
-    ("docs/generation.md", r"the paper's (\d+) steps", values("ranking-sentences", "generation.steps")),
+    ("docs/generation.md", r"generates (\d+) sentences per chain", values("ranking-sentences", "generation.steps")),
 ]
 
 
