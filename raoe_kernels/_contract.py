@@ -115,7 +115,7 @@ def register(
         return tuple([x.new_zeros(x.shape, dtype=dtype) if need and g is None else g for x, g, need in inputs])
 
     def zeros(problem: Any, needs: Needs) -> Gradients:
-        """Zeros in place of what a backend saves."""
+        """Zero tensors with the shapes of those that a backend saves for `backward`."""
         wanted = needs if scale else (True,) * len(saved)
         return tuple([shape(problem) if want else None for shape, want in zip(saved, wanted, strict=True)])
 

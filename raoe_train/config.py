@@ -316,7 +316,7 @@ def docs_of(config: type) -> dict[str, str]:
 
 
 def marked(config: Any, marker: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, text) for the values of fields whose type has a marker, such as that of Source."""
+    """Yield (dotted key, text) for each value whose field type carries `marker`, such as "read" (type Source)."""
     for name, hint in hints_of(type(config)).items():
         value, key = getattr(config, name), prefix + name
         if dataclasses.is_dataclass(value):

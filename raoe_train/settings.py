@@ -60,13 +60,13 @@ class Polarity:
     """Settings of the tasks polarity:NAME.
 
     Args:
-        reference: encoder that measures similarity; in train by default the encoder that training starts from
+        reference: encoder that measures similarity; the default of train is the encoder before training
         k: number of sentences to retrieve
-        discount: weights of the retrieved sentences; linear (Eq. 1) or none
+        discount: weights of the retrieved sentences; linear (Eq. 1 of the paper) or none
         sources: number of train sentences to retrieve from, as a multiple of the test sentences
         max_sentences: maximum number of test sentences, drawn with seed
         seed: seed for drawing sentences
-        curve: further values of k to report
+        curve: further values of k for which scores are reported
     """
 
     reference: FrozenEncoder | None = None
@@ -86,9 +86,9 @@ class LanguageModel:
         name: causal language model, by path or hub name
         trust_remote_code: run custom code from the model's repository
         revision: branch, tag or commit on the hub
-        device: torch device; by default an accelerator if there is one, else cpu
-        dtype: dtype of the weights; by default as saved
-        attention: attention implementation; by default the choice of transformers
+        device: torch device; by default, an accelerator if there is one, else cpu
+        dtype: dtype of the weights; by default, the saved dtype
+        attention: attention implementation; by default, the choice of transformers
         device_map: device_map of transformers; auto spreads the model over all GPUs
         load_in_4bit: load the weights in 4 bits (NF4); needs a GPU to be fast
     """
@@ -114,7 +114,7 @@ class Sampling:
         temperature: temperature of the softmax
         top_k: number of most probable tokens to draw from
         top_p: share of the probability whose most probable tokens to draw from
-        eos_token_id: tokens that end an answer; by default the model's
+        eos_token_id: tokens that end an answer; by default, the end tokens of the model
         stop_strings: texts that end an answer
     """
 
@@ -142,16 +142,16 @@ class Generation(Sampling):
     Args:
         method: guided, iterative (without guidance) or single-step (one prompt for the whole list)
         steps: sentences in a chain, without its source
-        guidance: 1 + lambda, strength with which to move away from the sentence before the last (guided)
-        max_new_tokens: maximum tokens of a sentence; the list of single-step may have steps times as many
+        guidance: strength with which method guided moves away from the last but one sentence; 1 + lambda in the paper
+        max_new_tokens: maximum tokens of a sentence; a list of method single-step can have `steps` times as many
         batch_size: chains to generate at a time
-        verify: check sentences against rules; with do_sample a failing one is drawn again, up to 5 times, before its
-            chain goes to OUTPUT.failed.jsonl; false keeps all
+        verify: check sentences against rules; with do_sample, a failing sentence is drawn again, up to 5 times, before
+            its chain goes to OUTPUT.failed.jsonl; false keeps all chains
         seed: seed for the random choices of do_sample
-        prompt: template with {sentence}, optionally {steps} and {example}, in place of the paper's; or few-shot, for
-            small models
-        chat: use the tokenizer's chat template; by default if there is one
-        max_input_tokens: maximum tokens of a source sentence; longer ones are skipped and counted
+        prompt: template with {sentence}, optionally {steps} and {example}, in place of the paper's prompt; few-shot
+            selects raoe's prompt for small models
+        chat: use the tokenizer's chat template; by default, it is used if there is one
+        max_input_tokens: maximum tokens of a source sentence; longer sentences are skipped and counted
     """
 
     method: Literal["guided", "iterative", "single-step"] = "guided"
@@ -180,7 +180,7 @@ class Seeds:
     """Start chains from some sentences of each k-means cluster, instead of from all sentences.
 
     Args:
-        encoder: encoder whose embeddings are clustered; without one, all sentences are used
+        encoder: encoder whose embeddings are clustered; without an encoder, all sentences are used
         clusters: number of k-means clusters
         per_cluster: sentences to draw from each cluster
         seed: seed for clustering and drawing
@@ -203,10 +203,10 @@ class Teacher(FrozenEncoder):
     """The frozen encoder that a loss learns from.
 
     Args:
-        cache: directory that keeps the teacher's embeddings for later runs; for lists by default OUTPUT/teacher, which
-            is removed when the run finishes
-        information: what to learn from a list; its order (ranking), the teacher's similarities (semantic) or both
-        omega: how strongly the order of the list changes the similarities (information both)
+        cache: directory that keeps the teacher's embeddings (for lists: its cosines) for later runs; lists use
+            OUTPUT/teacher by default, which is removed when the run finishes
+        information: what to learn from a list; ranking (its order), semantic (the teacher's cosines) or both
+        omega: with information both, how strongly the order of a list changes the teacher's cosines
         second: second teacher, whose cosines are averaged with those of the first
     """
 
@@ -222,32 +222,33 @@ class Training:
     Args:
         num_train_epochs: passes over the data
         per_device_train_batch_size: rows in a batch, on each device
-        learning_rate: peak learning rate; auto is for PearsonLoss and InfoNCELoss, by the size of the encoder
+        learning_rate: peak learning rate; auto chooses it by loss (PearsonLoss, InfoNCELoss) and encoder size
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
-        bf16: train in bfloat16; auto does so if the device has bfloat16 units
-        tf32: multiply float32 matrices in TF32; auto does so on GPUs that have it
-        by_length: encode batches in runs of similar length
-        packed: pack each batch into one row without padding, with attention of raoe_kernels; auto does so on CUDA
-        keep: weight of the regularizer that keeps embeddings near their start; auto is 0.3 for two classes, else 0
+        bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units
+        tf32: multiply float32 matrices in TF32; auto uses TF32 on GPUs that support it
+        by_length: encode each batch in groups of texts of similar length, to avoid padding
+        packed: pack each batch into one row without padding, with attention of raoe_kernels; auto packs on CUDA
+        keep: weight of the regularizer that keeps embeddings close to those before training; auto is 0.3 if the scores
+            have only two values, else 0
         patience: evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added to reach it
         max_steps: number of steps, in place of epochs
         per_device_eval_batch_size: rows in an evaluation batch, on each device
-        gradient_accumulation_steps: batches in each step; to rank pairs in a larger batch use loss.mini_batch_size
-        warmup_steps: number of warm-up steps or, if below 1, share of steps used for warm-up
+        gradient_accumulation_steps: batches in each step; to compare more texts in a batch, use loss.mini_batch_size
+        warmup_steps: number of warm-up steps; a number below 1 is a share of all steps
         weight_decay: weight decay of AdamW
         max_grad_norm: maximum gradient norm, for clipping; 0 for no clipping
         fp16: train in float16 with loss scaling
-        eval_strategy: when to evaluate; by default each epoch if there is a dev set
-        eval_steps: steps between evaluations or, if below 1, their share of all steps
-        save_strategy: when to write checkpoints; by default as eval_strategy
-        save_steps: steps between checkpoints; by default eval_steps
+        eval_strategy: when to evaluate; by default, after each epoch if there is a dev set
+        eval_steps: steps between evaluations; a number below 1 is a share of all steps
+        save_strategy: when to write checkpoints; by default, when evaluating
+        save_steps: steps between checkpoints; by default, the value of eval_steps
         save_total_limit: maximum number of checkpoints to keep
         logging_steps: steps between log entries
         report_to: experiment trackers, such as tensorboard or wandb
         dataloader_num_workers: processes that prepare batches; by default 4 on CUDA, else 0
-        batch_sampler: how batches are drawn; by_premise puts the pairs of a premise into the same batch
+        batch_sampler: how batches are drawn; by_premise puts all pairs with one premise into one batch
         gradient_checkpointing: save memory by recomputing activations in the backward pass
         learning_rate_mapping: learning rates for some parameters, by regular expression of their names
     """

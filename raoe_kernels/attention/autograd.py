@@ -7,8 +7,8 @@ A backend in plain torch has one function, which autograd differentiates:
     forward(q, k, v, padding, options) -> one result for each entry of options.causal.
 A backend with its own gradient has three functions. `spans(q, padding)` prepares the
 padding for the other two, and `forward` also returns the logsumexps that `backward` needs:
-    forward(...) -> (first of a dual call or None, last result, their logsumexps)
-    backward(grad first, grad last, q, k, v, padding, options, *results of forward, needs) -> (dq, dk, dv)
+    forward(...) -> (causal result of a dual call or None, the last result, the logsumexps of both)
+    backward(grad causal, grad last, q, k, v, padding, options, *results of forward, needs) -> (dq, dk, dv)
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ dual program processes the keys before its tile, then the keys of its tile up to
 and continues with the later keys. So it needs only one softmax state and computes the scores of every tile once.
 
 Most tiles of keys need no mask ("clear" tiles). Tiles at a sequence's end, on the diagonal, or in a
-sequence with holes need one. Positions count from a sequence's first real token, so a sentence is cut into
-the same tiles in the same order wherever it lies in a batch, with left padding, right padding or packed.
+sequence with holes need one. Positions are counted from a sequence's first real token. So a sentence is cut into
+the same tiles in the same order, whether it is left-padded, right-padded or packed, and wherever it lies in the batch.
 
 Dropout computes its mask from a hash of positions (README, Dropout), so that the backward kernels compute the same one.
 """

@@ -43,5 +43,5 @@ def cell(text: str) -> str:
 
 
 def made_with(versions: Mapping[str, Any]) -> str:
-    """ "torch 2.13.0, numpy 2.4": names and versions."""
+    """Format names and versions as "torch 2.13.0, numpy 2.4"."""
     return ", ".join(cell(f"{name} {version}") for name, version in versions.items())

@@ -83,11 +83,11 @@ class Columns:
             present = [column for column in aliases if column in fields and column not in self.mapping.values()]
         if len(present) > 1 and name not in FIRST:
             choices = " and ".join(map(str, present))
-            raise RowProblem(f"columns {choices} could both be {name}: choose one with columns {name}=...")
+            raise RowProblem(f"columns {choices} could both be {name}: choose one, --data.columns {name}=COLUMN")
         if present or (mapped is None and not required):
             return present[0] if present else None
         expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, fields))
-        advice = f"columns: {headers}; choose one with columns {name}=..."
+        advice = f"map one of these columns with --data.columns {name}=COLUMN: {headers}"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 

@@ -196,8 +196,9 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
 
 
 def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
-    """Read {"sentences"} from a row. (The paper's authors publish a column list_sent with each list as text.) A list
-    with an empty sentence is malformed, because removing the sentence would change the ranks of the others."""
+    """Parse a row's list of sentences; return {"sentences": texts}. (The paper's authors publish a column list_sent
+    with each list as text.) A list with an empty sentence is malformed, because removing this sentence would change
+    the ranks of the other sentences."""
     sentences = fields.get("sentences", fields.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:

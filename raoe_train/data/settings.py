@@ -13,8 +13,8 @@ class Rows:
     """How rows are read.
 
     Args:
-        columns: names of columns in your files, as OUR_NAME=YOUR_NAME ...
-        on_error: what to do with a malformed row; raise an error, or skip and count it
+        columns: names of the columns in your files, as OUR_NAME=YOUR_NAME ...
+        on_error: what to do with a malformed row; raise (stop with an error) or skip (skip and count it)
     """
 
     columns: dict[str, str | None] = field(default_factory=dict)
@@ -71,17 +71,19 @@ class Data(Rows):
 
     Args:
         train: training sources (FILE, FILE#SPLIT, builtin#train, hub name), never mixed in a batch unless pooled as A+B
-        labels: class of each label (larger = less related, null drops its rows), or one such mapping per file name
-        dev: sources of the dev set; the encoder that scores best on it is kept
-        guard: texts, or scored pairs, on which the encoder must stay as it is (evaluation.certificate); by default the
-            training texts
-        dev_share: share of the first source to hold out as dev set; used if dev is not set
-        score_scale: lowest and highest possible score in train; two numbers, or two for each source
+        labels: class of each label (larger = less related; rows with a null label are skipped), or one such mapping per
+            file name
+        dev: sources of the dev set; the checkpoint with the best score on the dev set is kept
+        guard: texts, or scored pairs, on which similarities must stay close to those before training (with
+            evaluation.certificate); by default, the training texts
+        dev_share: share of the first source to hold out as dev set, if dev is not set
+        score_scale: lowest and highest possible score of data.train; two numbers, or two numbers per source
         max_rows: maximum number of rows of each source, drawn with training.seed
-        redraw: draw other max_rows rows in each epoch
-        pairing: triplets to make of an NLI premise; one, zip (i-th with i-th hypothesis) or all combinations
+        redraw: draw max_rows new rows in each epoch
+        pairing: triplets to make from an NLI premise; one, zip (i-th entailed with i-th contradicting hypothesis) or
+            all (all combinations)
         neutral: use a neutral hypothesis as a second hard negative
-        num_negatives: maximum number of negatives in a row; more are drawn at random
+        num_negatives: maximum number of negatives in a row; if a row has more negatives, they are drawn at random
         shuffle_lists: shuffle the sentences of each list (an ablation)
         dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
@@ -101,8 +103,8 @@ class Data(Rows):
     dir: Source | None = None
 
     def labels_of(self, source: str) -> dict[str, int | None] | None:
-        """The label map for a source: `labels`, or its entry for the file's name ("sick" or
-        "sick.tsv.gz"). ValueError for an entry that fits no source."""
+        """The label map for a source: `labels`, or the entry of `labels` for the file's name ("sick" or
+        "sick.tsv.gz"). ValueError for an entry whose name is not that of a source."""
         if not self.labels or not any(isinstance(entry, dict) for entry in self.labels.values()):
             return self.labels
         names = [_names_of(part) for each in (*self.train, *(self.dev or [])) for part in pool(each)]

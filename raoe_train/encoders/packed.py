@@ -28,8 +28,8 @@ class Packing(NamedTuple):
     """How a model reads a packed row.
 
     offset      position of a text's first token
-    window      longest text that the sliding windows do not cut, or None
-    is_flash    the model's own FlashAttention reads the row; else PACKED
+    window      length of the longest text that sliding windows do not cut, or None
+    is_flash    whether the model's own FlashAttention reads the row, instead of the attention PACKED
     """
 
     offset: int = 0
@@ -41,8 +41,8 @@ class Packing(NamedTuple):
         return bool(texts.real.all()) and (self.window is None or int(texts.lengths.max()) <= self.window)
 
     def row(self, starts: np.ndarray, lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, dict[str, Any]]:
-        """Pack texts that have lengths[i] tokens from starts[i] on: (places of the row's tokens (1, tokens), further
-        features). max_length_q is rounded up to the multiple."""
+        """Pack texts into one row. Text i has lengths[i] tokens, the first at index starts[i]. Returns (indices of the
+        row's tokens, shape (1, tokens); the other features). max_length_q is rounded up to the multiple."""
         text = np.repeat(np.arange(len(lengths)), lengths)
         ends = np.concatenate([[0], lengths.cumsum()])
         position = np.arange(len(text)) - ends[text]

@@ -86,12 +86,12 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
     """Freeze a transformers model and add a trainable LoRA adapter in float32, or train the adapter that it has.
 
     Args:
-        settings: keys of peft.LoraConfig; by default all linear layers get an adapter.
+        settings: fields of peft.LoraConfig; without target_modules, all linear layers get an adapter.
     """
     from peft import LoraConfig, TaskType, prepare_model_for_kbit_training
 
     if unknown := sorted(set(settings) - {field.name for field in fields(LoraConfig) if field.init}):
-        raise ValueError(f"unknown key model.lora.{unknown[0]}: it takes the keys of peft.LoraConfig")
+        raise ValueError(f"unknown key model.lora.{unknown[0]}: use fields of peft.LoraConfig")
     defaults = {"target_modules": "all-linear", "task_type": TaskType.FEATURE_EXTRACTION}
     config = LoraConfig(**{**defaults, **settings})
     if getattr(model, "_hf_peft_config_loaded", False):

@@ -43,13 +43,14 @@ class Encoder:
 
     Args:
         name: encoder or SentenceTransformer, by path or hub name
-        pooling: pooling of token states; by default as saved, else cls for ModernBERT and SimCSE, mean for others
+        pooling: pooling of token states; by default, the saved pooling or, without it, cls for ModernBERT and SimCSE
+            models and mean for all other models
         prompt: template for every text, such as 'query: {text}'; it is saved with the model
         max_seq_length: maximum number of tokens; longer texts are truncated
         trust_remote_code: run custom code from the model's repository
         revision: branch, tag or commit on the hub
-        attention: attention implementation, such as raoe_packed; by default the choice of transformers
-        device: torch device; by default an accelerator if there is one, else cpu
+        attention: attention implementation, such as raoe_packed; by default, the choice of transformers
+        device: torch device; by default, an accelerator if there is one, else cpu
     """
 
     name: Source | None = None
@@ -67,7 +68,7 @@ class FrozenEncoder(Encoder):
     """An encoder that is not trained, such as a teacher or a reference.
 
     Args:
-        prompt: template for every text, such as 'query: {text}'; else a prefix of each text
+        prompt: template for every text, such as 'query: {text}'; a prompt without {text} is put before each text
         task: argument `task` of the encoder's encode method, such as text-matching for jina-embeddings-v3
         batch_size: sentences in a batch
         cache: directory that keeps the embeddings for later runs
@@ -86,13 +87,13 @@ class Model(Encoder):
     Args:
         name: encoder or SentenceTransformer, by path or hub name; scratch makes a new model
         random_weights: keep the architecture and tokenizer, but draw new weights
-        dtype: dtype of the weights; by default as saved
+        dtype: dtype of the weights; by default, the saved dtype
         device_map: device_map of transformers; auto spreads the model over all GPUs
         bidirectional_layers: number of last layers of a decoder that attend in both directions, or all
         load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); needs a GPU to be fast
-        lora: train a LoRA adapter with these keys of peft.LoraConfig
+        lora: train a LoRA adapter; fields of peft.LoraConfig, such as r
         training_head: add SimCSE's linear layer and tanh on top of the embedding, in training only
-        scratch: architecture of the new model (name scratch)
+        scratch: architecture of the new model if name is scratch
     """
 
     name: Source = ""

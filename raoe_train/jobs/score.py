@@ -88,8 +88,9 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
 
 def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
-    """The two teachers with their settings, by default the paper's. ValueError for unknown settings, for the paper's
-    teachers without trust_remote_code, and for a local folder with the name of one of them."""
+    """Return the two teachers and their settings; by default the RAOE paper's two teachers. ValueError for unknown
+    settings, for the paper's teachers without trust_remote_code, and for a local folder with a default teacher's name.
+    """
     names, options, trust = config.teachers, config.teacher, config.trust_remote_code
     if not names and not trust and not any(each.get("trust_remote_code") for each in options.values()):
         raise ValueError(
@@ -103,7 +104,8 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")
     if unknown := [name for name in options if name not in names]:
-        raise ValueError(f"teacher has options for {unknown[0]!r}, but the teachers are {', '.join(names)}")
+        advice = "correct the name, or add it to --teachers"
+        raise ValueError(f"--teacher has options for {unknown[0]!r}, not one of the teachers {names}: {advice}")
     common = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
     settings = ({**common, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
     return [merge(FrozenEncoder, [fields], "teacher.") for fields in settings]

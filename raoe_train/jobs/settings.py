@@ -32,22 +32,23 @@ NOT_TAKEN = (OTHERS, "output_dir", "local_rank")
 
 @dataclass
 class Mining:
-    """Which neighbours make examples: k to count for labelled texts, corpus to cross_encoder for rows.
+    """How examples are mined. For labelled texts use k, threshold, drop and count; for rows of queries and passages use
+    corpus and the settings after it.
 
     Args:
-        k: nearest neighbours of each sentence to use, in its own class and in the others
+        k: number of nearest neighbours of each sentence to use in its class, and in all other classes together
         threshold: cosine that a neighbour must exceed
         drop: share of the examples to drop at random
         count: maximum number of examples, drawn at random
         seed: seed for the random choice of examples
-        corpus: passages to mine from, beside those of the rows; a file with columns text and, optionally, title
+        corpus: further passages to mine from; a file with columns text and, optionally, title
         range_min: number of most similar passages to skip
         range_max: number of most similar passages to consider
         max_score: maximum similarity of a negative to the query
-        absolute_margin: minimum difference between the similarities of the positive and of a negative
-        relative_margin: minimum difference, as a share of the positive's similarity
-        num_negatives: negatives of a row
-        sampling_strategy: take the most similar passages (top), or draw at random
+        absolute_margin: minimum difference between the similarities of the positive and of a negative to the query
+        relative_margin: minimum of this difference as a share of the positive's similarity to the query
+        num_negatives: number of negatives per row
+        sampling_strategy: take the most similar passages (top), or draw passages at random (random)
         cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities in margins and max_score
     """
 
@@ -72,9 +73,9 @@ class TrainConfig:
     """What to train.
 
     Args:
-        loss: class of raoe_train.losses, or the import path of your own; --loss.KEYWORD VALUE sets one of its keywords
+        loss: class of raoe_train.losses, or the import path of your own class; --loss.ARGUMENT VALUE sets an argument
         output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
-        overwrite: replace what a run with other settings left in output
+        overwrite: replace the output of a run with other settings
         dry_run: train a few steps to measure memory and time; write nothing
     """
 
@@ -147,9 +148,9 @@ class PrepareConfig:
 
     Args:
         names: data sets, or papers (raoe, bellm, ranking, margins) for all of their sets
-        copies: directory with earlier downloads; the publishers' files, SentEval's folders, hub data sets as OWNER/NAME
+        copies: directory with downloaded files; the publishers' files, SentEval's folders, hub data sets as OWNER/NAME
         counts: check that each set has the published number of rows
-        output: directory to write to, as nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ...
+        output: directory to write nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ... to
         overwrite: replace files that were made from another copy or version
     """
 
@@ -165,11 +166,11 @@ class ScoreConfig:
     """What to score.
 
     Args:
-        teachers: two encoders, by path or hub name; by default the paper's two
+        teachers: two encoders, by path or hub name; by default, the two teachers of the RAOE paper
         teacher: settings for one teacher, such as {NAME: {prompt: 'query: ', task: text-matching}}
-        trust_remote_code: run custom code from the teachers' repositories; the paper's two need it
+        trust_remote_code: run custom code from the teachers' repositories; the default teachers need this
         batch_size: sentences in a batch
-        device: torch device; by default an accelerator if there is one, else cpu
+        device: torch device; by default, an accelerator if there is one, else cpu
         output: file to write
         overwrite: replace an output that was made with other settings
     """
@@ -190,8 +191,8 @@ class MineConfig:
 
     Args:
         model: encoder whose embeddings decide which sentences are neighbours
-        loss: loss that the examples are for; triplet, contrastive, online_contrastive, multiple_negatives or mse
-            (random pairs)
+        loss: loss that will be trained on the examples; triplet, contrastive, online_contrastive, multiple_negatives or
+            mse (random pairs)
         output: file to write
         overwrite: replace an output that was made with other settings
     """
@@ -231,7 +232,7 @@ class EvaluateConfig:
         suite: standard sets of tasks to add; sts, transfer, rerank or all
         classifier: classifier for transfer tasks
         batch_size: sentences in a batch
-        truncate_dim: number of first dimensions of the embeddings to use; by default all
+        truncate_dim: number of first dimensions of the embeddings to use; by default, all dimensions
         precision: quantization of the embeddings; float32 (none), int8 or ubinary
         output: JSON file to write
         overwrite: replace an output that was made with other settings

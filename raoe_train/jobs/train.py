@@ -198,7 +198,8 @@ def by_data(config: TrainConfig) -> TrainConfig:
     elif has("anchor"):
         name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
     else:
-        raise ValueError(f"{source} has no scores, labelled pairs or queries: name a loss, see --loss.help")
+        advice = "set --loss CLASS (--loss.help lists the classes)"
+        raise ValueError(f"{source} has no column score, label or query, so no loss can be chosen: {advice}")
     print(f"{source} has {reason}: {name}")
     return replace(config, loss=Choice(f"raoe_train.losses.{name}", keywords)).complete()
 

@@ -42,15 +42,15 @@ class Loss(nn.Module, ABC):
 class CachedLoss(CachedLossMixin, Loss):
     """A loss for sentence-transformers whose batch can be encoded in mini-batches and compared across processes.
 
-    A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``: the loss, (), of the (B, D) columns of a
-    whole batch. Its constructor keeps each keyword as an attribute, for model cards.
+    A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``: the scalar loss of the (B, D) columns of
+    a whole batch. The constructor of the subclass keeps each keyword as an attribute, for model cards.
 
     Args:
         model: the encoder.
         scale: inverse temperature, a factor for cosines (or angles); 20 is a temperature of 0.05
         mini_batch_size: rows to encode at a time, to save memory; the gradient stays that of the whole batch
-        mini_batch_num_tokens: maximum tokens to encode at a time, in place of mini_batch_size
-        gather_across_devices: compare the batches of all processes, which must have equal size
+        mini_batch_num_tokens: maximum number of tokens to encode at a time, in place of mini_batch_size
+        gather_across_devices: compare the texts of all processes, whose batches must have equal size
 
     Raises:
         ValueError: scale, mini_batch_size or mini_batch_num_tokens is not above 0.
@@ -114,7 +114,8 @@ class CachedLoss(CachedLossMixin, Loss):
         """The scalar loss, or its parts by name, of a batch's (B, D) columns."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: the loss of a batch whose embeddings come in mini-batches; labels are `beside`'s."""
+        """Hook of CachedLossMixin: the loss of a batch whose embeddings come in mini-batches; labels come from `beside`.
+        """
         loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
         if with_backward:
             loss.backward()
@@ -134,12 +135,12 @@ class CachedLoss(CachedLossMixin, Loss):
 
 
 class OneSweep(CachedLoss):
-    """A loss of cosines that can be summed over several Matryoshka widths (numbers of first dimensions), with the value
-    of a MatryoshkaLoss around it, in little more than the time and memory of one width.
+    """A loss of cosines that can be summed over several Matryoshka widths (numbers of first dimensions). The value is
+    that of a MatryoshkaLoss around this loss; time and memory are little more than those of one width.
 
     Args:
         model, scale, cached: see CachedLoss.
-        matryoshka_dims: numbers of first dimensions to train, in any order; by default only all dimensions
+        matryoshka_dims: numbers of first dimensions to train, in any order; without them, only whole embeddings
 
     Attributes:
         dims: matryoshka_dims in ascending order, or None, as the ops take them.
@@ -169,9 +170,9 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
-    """Run `cached`, which returns a loss, (), after its backward, and put the gradients of the loss's own parameters
-    back into the graph. Then factors of the loss (1/n in gradient accumulation, a gradient scaler) apply to them, too.
-    """
+    """Run `cached`, which runs a backward pass and returns the scalar loss, and put the gradients of the loss's own
+    parameters back into the graph. So factors of the loss (1/n in gradient accumulation, a gradient scaler) also apply
+    to these gradients."""
     parameters = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:

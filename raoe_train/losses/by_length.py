@@ -176,24 +176,24 @@ class Batch:
 
 class ByLength(CachedLossMixin, nn.Module):
     """A loss whose encoder reads the texts of a batch by length (raoe_train.encoders.lengths): the distinct texts of
-    all columns in runs that are padded to their own longest text, or packed into one row without padding.
+    all columns, in groups that are padded to their own longest text, or packed into one row without padding.
 
     The loss and its gradient equal those of the padded batch, up to rounding and random draws of dropout.
     raoe_train.Trainer wraps every loss in it, and plans batches in the collator; with SentenceTransformerTrainer write
     loss=ByLength(loss).
 
-    If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the runs are its mini-batches: none has
-    more tokens, including padding, than mini_batch_num_tokens, or than mini_batch_size times the longest text. If
-    processes share forwards (DDP, FSDP), all make equally many. Batches that are not rows of tokens (images) are passed
-    to the loss unchanged.
+    If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the groups are its mini-batches: no group
+    has more tokens, including padding, than mini_batch_num_tokens, or than mini_batch_size times the longest text. With
+    DDP or FSDP, all processes make the same number of forward passes. Batches that are not rows of tokens (images) are
+    passed to the loss unchanged.
 
     Args:
         loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
         keep: the regularizer that keeps embeddings near their start. The loss is then LossParts, with the parts "keep"
             and those of the loss, or "target" if the loss has no parts.
-        packed: pack all texts into one row (raoe_train.encoders.packed); "auto" does so for a model on CUDA. A model
-            that cannot be packed is trained by length, with a line in the log. A model with FlashAttention is always
-            packed.
+        packed: pack all texts into one row (raoe_train.encoders.packed); "auto" packs for a model on CUDA. A model
+            that does not support packing is trained by length, with a line in the log. A model with FlashAttention is
+            always packed.
 
     Attributes:
         compiled, tensor_cores: whether the model will be compiled, and trained in 16 bits or TF32; set by the Trainer.
@@ -223,8 +223,8 @@ class ByLength(CachedLossMixin, nn.Module):
         return getattr(innermost(self.loss), "uses_gradient_cache", False)
 
     def plan(self, features: Iterable[dict[str, Any]], labels: Any = None) -> Batch | None:
-        """Plan a batch of tokenised columns on the CPU: which texts each forward encodes, and what the loss needs
-        beside embeddings. None for columns that are not rows of tokens."""
+        """Plan a batch of tokenised columns on the CPU: which texts each forward pass encodes, and what the loss needs
+        besides embeddings. None for columns that are not rows of tokens."""
         columns, inner = [*features], innermost(self.loss)
         guided = embeds_columns(inner) and hasattr(inner, "guide")  # reads the tokens of padded columns
         runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, **self._limits(inner))

@@ -29,18 +29,19 @@ Ids = tuple[Tensor, Tensor] | None
 class InBatchLoss(CachedLoss):
     """Each anchor must find its positive in the batch, by ``info_nce_loss``.
 
-    The columns are anchor, positive and any number of hard negatives, with equally many rows; a row may lack negatives
-    (RowCollator). Logits are computed in chunks and not stored, so memory grows with the embeddings only.
+    The columns are anchor, positive and any number of hard negatives, all with the same number of rows; a row can lack
+    negatives (RowCollator). Logits are computed in chunks and not stored, so memory grows only with the embeddings.
 
     Args:
         model, scale, cached: see CachedLoss. With gather_across_devices, negatives and duplicates come from the batches
             of all processes. Each process returns the mean over its own pairs, so that the mean loss over processes,
             and DistributedDataParallel's gradient, are those of the whole batch.
-        learn_scale: learn the scale, starting at `scale`, between 1 and 100 as in CLIP. The parameter is its logarithm,
-            `log_scale`; it needs a larger learning rate than the encoder, see training.learning_rate_mapping
-        mask_duplicates: exclude false negatives, that is equal texts and texts that a chain of (anchor, positive) pairs
-            links; an anchor's own positive always counts. Texts are equal if the encoder gets the same tokens (with
-            prompts, after truncation). Columns that are not texts raise an error
+        learn_scale: learn the scale, which starts at `scale` and stays between 1 and 100 as in CLIP. The parameter is
+            `log_scale`, the logarithm of the scale; it needs a larger learning rate than the encoder, see
+            training.learning_rate_mapping
+        mask_duplicates: exclude false negatives: equal texts, and texts that a chain of (anchor, positive) pairs links.
+            An anchor's own positive is never excluded. Texts are equal if the encoder gets equal tokens (with prompts,
+            after truncation). Columns that are not texts raise an error
     """
 
     reads, allows_missing = ROWS, True  # negatives of a row
@@ -73,7 +74,8 @@ class InBatchLoss(CachedLoss):
         return self.log_scale
 
     def differentiable_scale(self) -> float | Tensor:
-        """The current scale, with a gradient if it is learned. Call once per forward: processes average it there."""
+        """The current scale, with a gradient if it is learned. Call it once per forward pass, because each call averages
+        the gradient over processes."""
         return average_gradient(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
@@ -154,8 +156,8 @@ class SigmoidLoss(InBatchLoss):
 
     Args:
         model, scale, cached: see InBatchLoss.
-        bias: offset added to scale x cosine. At -10 nearly all pairs start as negatives, and all but one text of a
-            batch are negatives
+        bias: offset added to scale x cosine. At -10, nearly all pairs are first classified as negatives, which suits
+            batches with one positive per anchor
         learn_scale: learn scale and bias, as parameters `log_scale` and `logit_bias`; set their learning rate with
             training.learning_rate_mapping {log_scale|logit_bias: 1e-3}
     """
@@ -192,13 +194,13 @@ class GISTLoss(InBatchLoss):
     text occurs twice. The guide reads the columns' texts from labels, like the teacher of a DistillationLoss.
 
     Args:
-        model, scale, learn_scale, cached: see InBatchLoss. With gather_across_devices, anchors are contrasted with
-            those of all processes (in sentence-transformers with those of their own process).
+        model, scale, learn_scale, cached: see InBatchLoss. With gather_across_devices, anchors are contrasted with the
+            anchors of all processes (in sentence-transformers, with the anchors of the same process).
         embed: the guide, see DistillationLoss.
-        margin_strategy: absolute or relative; a negative is excluded if its guide cosine exceeds that of the row's own
-            pair minus margin, or minus margin times the absolute value of the pair's cosine
+        margin_strategy: absolute or relative. With p, the guide's cosine of the positive pair, a negative is excluded
+            if its guide cosine exceeds p - margin (absolute) or p - margin x |p| (relative)
         margin: minimum difference between the guide's cosines of the positive and of a negative. If margin is below 0,
-            the own pair still counts; sentence-transformers then excludes it
+            the positive pair itself is not excluded; sentence-transformers then excludes it
         contrast_anchors: use other anchors as negatives, too
         contrast_positives: use positives as negatives of each other, too
     """

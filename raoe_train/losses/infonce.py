@@ -29,17 +29,18 @@ class InfoNCELoss(OneSweep, InBatchLoss):
     with cos_sim, for all of its options, if no text occurs twice.
 
     Args:
-        model, scale, learn_scale, cached: see InBatchLoss and OneSweep. matryoshka_dims take one sweep with the options
-            symmetric and mask_duplicates, and one sweep for each width with others.
+        model, scale, learn_scale, cached: see InBatchLoss and OneSweep. matryoshka_dims need one pass with the options
+            symmetric and mask_duplicates, and one pass for each width with other options.
         symmetric: also let positives find their anchors; the loss is the mean of both directions. Short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
         directions: similarities in the softmax, query_to_doc and optionally others; see ``info_nce_loss``. GTE's loss
             (Li et al. 2023) has four: query_to_doc, query_to_query, doc_to_query, doc_to_doc
-        partition_mode: one softmax over all directions (joint), or the mean of one softmax for each (per_direction, for
-            query_to_doc and doc_to_query)
+        partition_mode: joint uses one softmax over all directions; per_direction uses the mean of one softmax for each
+            direction (only query_to_doc and doc_to_query)
         hardness_mode: negatives whose logits are raised by hardness_strength x their cosine, without gradient;
-            in_batch_negatives (Lan et al. 2025), hard_negatives (of the row; EmbeddingGemma) or all_negatives
-        hardness_strength: factor of these cosines; 9 and 5 in these papers
+            in_batch_negatives (Lan et al. 2025), hard_negatives (those of the row, as in EmbeddingGemma) or
+            all_negatives
+        hardness_strength: factor for the cosines of hardness_mode; 9 in Lan et al. 2025, 5 in EmbeddingGemma
     """
 
     cites: ClassVar[tuple[str, ...]] = ("oord2018representation", "li2024bellm")
@@ -101,9 +102,10 @@ class AnglEContrastiveLoss(InfoNCELoss):
     third part, CoSENT over the cosines of these pairs, and scale 1 for angles (recipe angle).
 
     Args:
-        model, scale, contrastive: see InfoNCELoss; scale is for all parts, and only InfoNCE can learn it.
+        model, scale, contrastive: see InfoNCELoss. All parts use scale; only the InfoNCE part gives a learned scale a
+            gradient.
         angle_weight: weight of the angular part
-        angle_scale: scale of the angular part; by default scale
+        angle_scale: scale of the angular part; `scale` if None
         cosine_weight: weight of CoSENT over cosines
     """
 
@@ -138,7 +140,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
-        """CoSENT of CLASSES over a similarity of two (n, D) tensors, summed over widths."""
+        """CoSENT with CLASSES as scores, over a similarity of two (n, D) tensors; summed over widths."""
         anchor, *rest = embeddings
         first, second = anchor.repeat(len(rest), 1), torch.cat(rest)
         widths = self.dims or (anchor.shape[1],)

@@ -23,7 +23,7 @@ USES = {
     "adapt": "[fine-tune any encoder on your data](adapt.md)",
     "retrieval": "[queries, passages and negatives](tutorials/retrieval.md)",
     "demo": "a first run on the built-in corpus, no downloads",
-    "encoder-tiny": "a small encoder of NLI triplets, [a weak student](lab/ranking-sentences.md)",
+    "encoder-tiny": "a small encoder trained on NLI triplets, [a weak student](lab/ranking-sentences.md)",
     "raoe-s1": "[RAOE](reproduce.md), stage 1",
     "raoe-s2": "RAOE, stage 2",
     "raoe-qwen2.5-7b": "RAOE, stage 1",
@@ -170,7 +170,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         values("margins", "loss.init_args.margin", *SIZES, "training.learning_rate"),
     ),
     ("docs/generation.md", r"every (\d+) steps and keeps", values("ranking-post", "training.eval_steps")),
-    ("docs/generation.md", r"the paper's (\d+) steps", values("ranking-sentences", "generation.steps")),
+    ("docs/generation.md", r"generates (\d+) sentences per chain", values("ranking-sentences", "generation.steps")),
 ]
 
 

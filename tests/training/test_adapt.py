@@ -71,7 +71,7 @@ def test_the_picture_is_no_part_of_the_model(tmp_path, encoder):
         (60, {"score": lambda row: 3}, "all 60 scores are 3, so no pair ranks above another"),
         (15, {"score": lambda row: row}, "mine has only 15 rows: data.dev_share needs at least 16"),
         (60, {"label": lambda row: row % 2}, "label is 0, and there is no score: map labels to classes"),
-        (60, {"other": lambda row: row}, r"mine\.tsv has no scores, labelled pairs or queries: name a loss"),
+        (60, {"other": lambda row: row}, r"mine\.tsv has no column score, label or query"),
     ],
 )
 def test_invalid_use_is_one_sentence(tmp_path, encoder, rows, column, message):
