@@ -78,7 +78,7 @@ class SoftmaxLoss(Loss, losses.SoftmaxLoss):
 
 
 class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
-    """The loss of sentence-transformers, a baseline for InfoNCELoss, which also reads hard negatives and masks duplicates.
+    """sentence-transformers' loss, a baseline for InfoNCELoss, which also takes hard negatives and masks duplicates.
 
     Args:
         scale: inverse temperature
