@@ -225,8 +225,8 @@ def calibrate(
 ) -> float:
     """Find the scale, of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
 
-    Above this scale, training can lower the loss by making all cosines alike (docs/lab/study.md). The RAOE paper's scale
-    of 20 fits scores computed by another encoder; human scores are noisier and need a smaller scale.
+    Above this scale, training can lower the loss by making all cosines alike (docs/lab/study.md). The RAOE paper's
+    scale of 20 fits scores computed by another encoder; human scores are noisier and need a smaller scale.
 
     Args:
         model: a SentenceTransformer, which encodes up to 1,024 pairs (or one batch, if that is larger).
