@@ -104,8 +104,8 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")
     if unknown := [name for name in options if name not in names]:
-        advice = "correct the name, or add it to --teachers"
-        raise ValueError(f"--teacher has options for {unknown[0]!r}, not one of the teachers {names}: {advice}")
+        problem = f"--teacher has options for {unknown[0]!r}, not one of the teachers {', '.join(names)}"
+        raise ValueError(f"{problem}: correct the name, or add it to --teachers")
     common = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
     settings = ({**common, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
     return [merge(FrozenEncoder, [fields], "teacher.") for fields in settings]

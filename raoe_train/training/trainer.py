@@ -333,7 +333,8 @@ def _own_prompts(model: Any, data: Any) -> Any:
     query, document = prompt_of(model, "query"), prompt_of(model, "document")
     first, *others = getattr(data, "column_names", None) or [""]
     if first not in NAMES["anchor"] and query != document:
-        print(f"the encoder's prompts for queries and documents are not used: {first} is none of {NAMES['anchor']}")
+        reason = f"{first} is no column of queries ({', '.join(NAMES['anchor'])})"
+        print(f"the encoder's prompts for queries and documents are not used: {reason}")
     if first not in NAMES["anchor"] or query == document:
         return model.prompts.get(model.default_prompt_name)
     print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")
