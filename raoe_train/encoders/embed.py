@@ -25,14 +25,14 @@ Neighbours = tuple[np.ndarray, np.ndarray]
 
 
 def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> np.ndarray:
-    """Encode sentences in runs of similar length, each distinct sentence once; returns [n, d] float32.
+    """Encode sentences in groups of similar length, each distinct sentence once; returns [n, d] float32.
 
     Args:
         model: a SentenceTransformer.
-        batch_size: limit for a run, as a number of sentences that are all as long as the longest.
+        batch_size: maximum number of tokens in a group, as a multiple of the length of the longest sentence.
         options: further arguments of the model's `encode`, such as prompt or task.
 
-    ValueError if there are no sentences, or for an embedding that is not finite.
+    ValueError if there are no sentences, or if an embedding is not finite.
     """
     from raoe_train.encoders.lengths import encoding_by_length
 
@@ -52,14 +52,14 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
 
 def prompt_of(model: Any, kind: str) -> str | None:
-    """A SentenceTransformer's own prompt for a kind of text in PROMPTS, else its default prompt, else None."""
+    """A SentenceTransformer's own prompt for a kind of text in PROMPTS; without it, the default prompt or None."""
     named = (model.prompts.get(name) for name in (*PROMPTS[kind], model.default_prompt_name))
     return next(filter(None, named), None)
 
 
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> None:
-    """Print how many texts of a source are longer than a SentenceTransformer's max_seq_length. Texts get a prompt, by
-    default the model's own."""
+    """Print how many texts of a source are longer than a SentenceTransformer's max_seq_length, including their prompt.
+    The default of `prompt` is the model's default prompt."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     limit = getattr(model, "max_seq_length", None)
     if limit is None or not hasattr(tokenizer, "num_special_tokens_to_add"):
@@ -183,8 +183,8 @@ def rounding(embeddings: np.ndarray) -> float:
 
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
-    """Find the k candidates nearest to each query, from unit rows; all if there are fewer. Candidate i is the text i or
-    row_of[i]: those of one text have exactly the same cosine."""
+    """Find the k candidates nearest to each query, from unit rows; all candidates if there are fewer than k. Candidate
+    i is the text i or, with row_of, the text row_of[i]; candidates with one text have exactly equal cosines."""
     chunks = (cosines if row_of is None else cosines[:, row_of] for _, cosines in _chunks(queries, texts))
     return _concatenate([_best(cosines, k) for cosines in chunks])
 

@@ -83,8 +83,8 @@ def is_default(device: torch.device) -> bool:
 
 
 def pack(model: Any, packed: bool = True) -> str | None:
-    """Make a SentenceTransformer with SDPA read packed rows, beside padded batches; returns the reason if it cannot.
-    With packed=False it reads padded batches only, with masks that are made without reading the padding."""
+    """Make a SentenceTransformer with SDPA also read packed rows; returns the reason if it does not support them.
+    With packed=False it reads only padded batches, with masks that are made without reading the padding."""
     inner = getattr(model, "transformers_model", None)
     config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # the decoder in a BidirectionalModel
     before = getattr(config, "_attn_implementation", None)

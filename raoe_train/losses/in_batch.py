@@ -74,8 +74,8 @@ class InBatchLoss(CachedLoss):
         return self.log_scale
 
     def differentiable_scale(self) -> float | Tensor:
-        """The current scale, with a gradient if it is learned. Call it once per forward pass, because each call averages
-        the gradient over processes."""
+        """The current scale, with a gradient if it is learned. Call it once per forward pass: each call averages the
+        gradient over processes."""
         return average_gradient(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
