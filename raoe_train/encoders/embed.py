@@ -82,9 +82,9 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
 def reduce(
     embeddings: np.ndarray, n_queries: int = 0, truncate_dim: int | None = None, precision: Precision = "float32"
 ) -> np.ndarray:
-    """Truncate [n, d] embeddings and quantize their unit rows by sentence-transformers' quantize_embeddings; returns
-    float32. Ranges of int8 are those of the rows after `n_queries`. The bits of ubinary become -1 and 1, whose cosines
-    have the order of Hamming distances. ValueError if d is below truncate_dim."""
+    """Truncate [n, d] embeddings and quantize their unit rows with sentence-transformers' quantize_embeddings; returns
+    float32. The int8 ranges come from the rows after the first `n_queries`. The bits of ubinary become -1 and 1, so
+    that cosines have the order of Hamming distances. ValueError if d is below truncate_dim."""
     if (truncate_dim or 0) > embeddings.shape[1]:
         raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {embeddings.shape[1]} dimensions")
     if precision == "float32":
@@ -148,8 +148,8 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | P
 def embeddings(
     encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, kind: str | None = None
 ) -> np.ndarray:
-    """Encode texts as `embedder` does; returns [n, d] float32. The directory `cache` (by default the encoder's own)
-    keeps the embeddings as shards, in a folder for this encoder and these texts."""
+    """Encode texts as `embedder` does; returns [n, d] float32. The directory `cache` (if None, encoder.cache) keeps the
+    embeddings as shards, in a folder for this encoder and these texts."""
     embed = embedder(encoder, role, texts, kind)
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
@@ -216,7 +216,7 @@ def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _best(cosines: Any, k: int) -> Neighbours:
-    """The k highest cosines in each row; of equal ones the first."""
+    """The k highest cosines in each row; of equal cosines, the first."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
     last = values[:, -1:]
     tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk keeps any of equal values

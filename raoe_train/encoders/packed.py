@@ -1,8 +1,8 @@
 """Packed rows: the texts of a batch side by side in one row without padding, with attention within each text.
 
 transformers calls the attention of raoe_kernels through its AttentionInterface, under the name PACKED, and passes the
-ends of the texts on. Batches that are not packed get SDPA under that name, and under the name PADDED: with masks that
-are made without reading the padding, for which transformers' own SDPA waits for a GPU in every forward.
+ends of the texts on. Batches that are not packed get SDPA under the names PACKED and PADDED, with masks that are made
+without reading the padding; transformers' own SDPA reads it and so waits for the GPU in every forward pass.
 """
 
 from typing import Any, NamedTuple

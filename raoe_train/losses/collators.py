@@ -45,8 +45,7 @@ class ScoreLabelCollator(RowCollator):
     Labels must be whole numbers (larger = less related) or NLI words, and scores must be numbers; otherwise ValueError.
     Datasets without a score are collated as in sentence-transformers.
 
-    raoe_train.Trainer uses this collator by default. For another trainer, pass its arguments for collators, such as
-    prompts:
+    raoe_train.Trainer uses this collator by default. For another trainer, pass its prompts and similar arguments:
 
         ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
     """

@@ -53,7 +53,7 @@ def test_hidden_labels(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sentence1,sentence2,label\na,b,1\n", "a.csv, line 2: no column for condition .*; columns: 'sent"),
+        ("sentence1,sentence2,label\na,b,1\n", "a.csv, line 2: no column for condition .*=COLUMN: 'sent"),
         (HEADER + "a,b,c,1\na,b,c,0\n", r"a.csv, line 3: label must be from 1 to 5, got 0"),
         (HEADER + "a,b,c,high\n", "line 2: label is 'high', not a number"),
         (HEADER + '"over\ntwo",b, ,1\n', "line 2: condition is empty"),
