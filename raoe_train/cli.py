@@ -1,4 +1,4 @@
-"""The command ``raoe-train JOB [RECIPE] [--section.key VALUE …]``, and the same from Python: ``run``."""
+"""The command ``raoe-train JOB [RECIPE] [--section.key VALUE …]``, and its Python function ``run``."""
 
 import argparse
 import importlib

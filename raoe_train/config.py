@@ -1,8 +1,8 @@
 """Settings of jobs: dataclasses that are filled from recipe files, the command line or Python.
 
-Each job has one configuration class, of which `parse` creates one object. The settings come in layers, each of which
-overrides the layers before it: defaults, the recipe, `--config` files, the command line (or keywords from Python).
-Layers are merged as {dotted key: value}; then each value is converted to the type of its field.
+Each job has one configuration class, of which `parse` creates one object. Settings are read in this order, and later
+values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords from Python).
+They are merged as {dotted key: value}; then each value is converted to the type of its field.
 """
 
 import contextlib

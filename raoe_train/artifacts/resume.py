@@ -149,8 +149,8 @@ class Output:
 
 @contextmanager
 def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
-    """In this block, hold a lock file beside an output, which is released if the process dies. If another process holds
-    it, `wait` or raise ValueError. Links are followed, so that two names of one output share a lock."""
+    """In this block, hold a lock file beside an output; the lock is released if the process dies. If another process
+    holds the lock, `wait` or raise ValueError. Links are followed, so that two names of one output share a lock."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -223,8 +223,8 @@ def different(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 def explicit(settings: Any, defaults: Mapping[str, Any], prefix: str = "") -> Any:
-    """Nested settings without those that equal their defaults, which are given by dotted key, and without sections of
-    such settings only. Thus a setting that a later version adds makes no difference."""
+    """Nested settings without values that equal their `defaults` (by dotted key), and without sections that become
+    empty. So a setting that a later version adds makes no difference."""
     if not isinstance(settings, dict):
         return settings
     result = {}

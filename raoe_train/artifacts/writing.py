@@ -51,7 +51,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    """Write `content` as indented JSON in one step; NaN and infinities are errors."""
+    """Write `content` as indented JSON in one step; ValueError for NaN and infinities."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -138,15 +138,15 @@ def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     for word, label in labels.items():
         if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
-            classes = "classes 0, 1, ..., or to null, which drops such rows"
+            classes = "classes 0, 1, ..., or to null, which skips such rows"
             raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
-        raise ValueError(f"labels drops every row: map one of {', '.join(map(str, labels))} to a class")
+        raise ValueError(f"labels maps every label to null: map one of {', '.join(map(str, labels))} to a class")
     return {str(word).lower(): label for word, label in labels.items()}
 
 
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
-    """The class of a label; RowProblem for a label that the map drops or does not have."""
+    """The class of a label; RowProblem for a label that label_map maps to None or does not contain."""
     word = as_word(value)
     if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # in a table with missing values, 1 is 1.0
         word = number

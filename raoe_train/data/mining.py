@@ -84,8 +84,8 @@ def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """([m, 3] sentence, its neighbour, 1 if both are of one class, else 0; number of all pairs). Without `others` all
-    pairs are of one class. Two sentences that are neighbours of each other are one pair."""
+    """Return ([m, 3] sentence, neighbour, and 1 if both have one class or 0 if not; the number of all pairs). Without
+    `others`, both have one class in all pairs. Two sentences that are neighbours of each other are one pair."""
     sides = []
     for indices, counts, label in ((near.own, near.own_count, 1), (near.others, near.others_count, 0)):
         if label or others:

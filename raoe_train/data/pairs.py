@@ -49,12 +49,13 @@ def read_pairs(
             test); a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#SPLIT]`; or a pool of such sources, A+B. Also a
             datasets.Dataset or a pandas.DataFrame.
         columns: {our column: column in the source} for columns with other names; None ignores a column.
-        labels: {word or int: class}; by default entailment, neutral, contradiction, or 0, 1, 2, are classes 0, 1, 2. A
-            class of None drops rows with such a label.
+        labels: {word or int: class}; the default maps entailment, neutral, contradiction, and 0, 1, 2, to 0, 1, 2. Rows
+            whose label maps to None are skipped.
         score_scale: (lowest, highest) possible score; with None or (), any finite score is valid.
-        on_error: "raise" an error at a malformed row, or "skip" and count it.
-        require: columns that must exist, of "score", "label", "subset". Missing scores are computed from labels, evenly
-            from 1 for class 0 down to 0 for the largest class; if labels are numbers, `labels` must map them.
+        on_error: "raise" stops with an error at a malformed row, "skip" skips and counts such rows.
+        require: those of the columns "score", "label", "subset" that must exist. Missing scores are computed from
+            labels, evenly from 1 for class 0 down to 0 for the largest class; if labels are numbers, `labels` must map
+            them.
 
     Rows without a gold label ("-", -1 or empty, as in SNLI) are always dropped and counted.
 
@@ -121,7 +122,7 @@ def is_conditional(prompt: str | None) -> bool:
 
 
 def split_conditional(prompt: str) -> tuple[str, str]:
-    """Split a prompt at its {text}. The second part is the same for all conditions, so the encoder can add it. BeLLM's
+    """Split a prompt at its {text}. The second part does not depend on the condition, so the encoder adds it. BeLLM's
     prompt (Li and Li 2024, section 5.1): 'Given the context {condition}, summarize the sentence {text} in one word:"'.
     """
     fields = re.findall(r"{(.*?)}", prompt)

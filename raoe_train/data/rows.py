@@ -36,21 +36,23 @@ def row_table(
 ) -> Table:
     """Read rows of an anchor, a positive and any number of negatives, or make them from NLI pairs.
 
-    Columns have the NAMES of anchor and positive (sentence1 and sentence2 without a score and a label), and negative,
-    negative_1, negative_2, …, where an empty cell is no negative. LISTS hold lists of texts or of {"title", "text"}.
-    Each positive of a query makes a row. A negative that is the query or its positive in any row is left out. Of more
-    than num_negatives, as many are drawn at random, the same ones each time.
+    Columns have the NAMES of anchor and positive (or sentence1 and sentence2, if there is no score and no label), and
+    negative, negative_1, negative_2, …; an empty cell means that the negative is missing. Columns named in LISTS hold
+    lists of texts or of {"title", "text"}. Each positive of a query becomes one row. A negative that equals the query,
+    or a positive of the query in any row, is left out. If a row has more than num_negatives negatives, num_negatives of
+    them are drawn at random with a fixed seed.
 
     Any other source has pairs of a premise and a hypothesis with a label. They are grouped by the exact text of the
-    premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default each premise makes one triplet: with two in a
-    batch, the premise's own positive would also be a negative. `pairing`: "one" pairs the first entailed with the first
-    contradicting hypothesis of a premise in file order; "zip" the i-th with the i-th; "all" makes every combination.
+    premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default there is one triplet per premise: with two in
+    a batch, the premise's own positive would also be a negative. `pairing` "one" pairs the first entailed with the
+    first contradicting hypothesis of a premise in file order; "zip" pairs the i-th entailed with the i-th contradicting
+    hypothesis; "all" makes every combination.
 
-    The result has the columns anchor, positive, negative, negative_2, … (None where a row has fewer) and, with
-    `neutral`, a neutral text. For other arguments see read_pairs. Unused rows are counted, as "no positive", "positive
-    equal to the query", "text in two roles", and of NLI "neutral", "duplicate hypothesis" (for the same premise and
-    label), "premise without entailment" (or another class) or "surplus" (left over by the pairing); unused texts of
-    other rows under "texts".
+    The result has the columns anchor, positive, negative, negative_2, … (None for missing negatives) and, with
+    `neutral`, a neutral text. For other arguments see read_pairs. Unused rows are counted by reason: "no positive",
+    "positive equal to the query", "text in two roles", and for NLI pairs "neutral", "duplicate hypothesis" (a repeated
+    premise and label), "premise without entailment" (or another class) or "surplus" (not used by `pairing`). Unused
+    texts of other rows are counted under "texts".
     """
     if pairing not in ("one", "zip", "all"):
         raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")

@@ -65,7 +65,7 @@ class Tally:
 
 
 def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
-    """Create a parser of rows to {our column: parsed value}. Columns in `require` (by default all) must exist."""
+    """Create a parser of rows to {our column: parsed value}. Columns in `require` (if None, all columns) must exist."""
     required = tuple(readers if require is None else require)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def read_table(
 
 
 def to_table(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
-    """Convert rows with the same columns to a table in memory. Without `types`, {column: name of a pyarrow type}, the
-    first BATCH values set a column's type."""
+    """Convert rows with equal columns to a table in memory. `types` is {column: name of a pyarrow type}; without it,
+    the first BATCH values set the type of a column."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint

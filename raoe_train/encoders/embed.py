@@ -25,14 +25,14 @@ Neighbours = tuple[np.ndarray, np.ndarray]
 
 
 def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> np.ndarray:
-    """Encode sentences in runs of similar length, each distinct sentence once; returns [n, d] float32.
+    """Encode sentences in groups of similar length, each distinct sentence once; returns [n, d] float32.
 
     Args:
         model: a SentenceTransformer.
-        batch_size: limit for a run, as a number of sentences that are all as long as the longest.
+        batch_size: maximum number of tokens in a group, as a multiple of the length of the longest sentence.
         options: further arguments of the model's `encode`, such as prompt or task.
 
-    ValueError if there are no sentences, or for an embedding that is not finite.
+    ValueError if there are no sentences, or if an embedding is not finite.
     """
     from raoe_train.encoders.lengths import encoding_by_length
 
@@ -52,14 +52,14 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
 
 def prompt_of(model: Any, kind: str) -> str | None:
-    """A SentenceTransformer's own prompt for a kind of text in PROMPTS, else its default prompt, else None."""
+    """A SentenceTransformer's own prompt for a kind of text in PROMPTS; without it, the default prompt or None."""
     named = (model.prompts.get(name) for name in (*PROMPTS[kind], model.default_prompt_name))
     return next(filter(None, named), None)
 
 
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> int:
-    """Print and return how many texts of a source are longer than a SentenceTransformer's max_seq_length. Texts get a
-    prompt, by default the model's own."""
+    """Print and return how many texts of a source are longer than a SentenceTransformer's max_seq_length, including
+    their prompt. The default of `prompt` is the model's default prompt."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     limit = getattr(model, "max_seq_length", None)
     if limit is None or not hasattr(tokenizer, "num_special_tokens_to_add"):
@@ -83,9 +83,9 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
 def reduce(
     embeddings: np.ndarray, n_queries: int = 0, truncate_dim: int | None = None, precision: Precision = "float32"
 ) -> np.ndarray:
-    """Truncate [n, d] embeddings and quantize their unit rows by sentence-transformers' quantize_embeddings; returns
-    float32. Ranges of int8 are those of the rows after `n_queries`. The bits of ubinary become -1 and 1, whose cosines
-    have the order of Hamming distances. ValueError if d is below truncate_dim."""
+    """Truncate [n, d] embeddings and quantize their unit rows with sentence-transformers' quantize_embeddings; returns
+    float32. The int8 ranges come from the rows after the first `n_queries`. The bits of ubinary become -1 and 1, so
+    that cosines have the order of Hamming distances. ValueError if d is below truncate_dim."""
     if (truncate_dim or 0) > embeddings.shape[1]:
         raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {embeddings.shape[1]} dimensions")
     if precision == "float32":
@@ -149,8 +149,8 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | P
 def embeddings(
     encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, kind: str | None = None
 ) -> np.ndarray:
-    """Encode texts as `embedder` does; returns [n, d] float32. The directory `cache` (by default the encoder's own)
-    keeps the embeddings as shards, in a folder for this encoder and these texts."""
+    """Encode texts as `embedder` does; returns [n, d] float32. The directory `cache` (if None, encoder.cache) keeps the
+    embeddings as shards, in a folder for this encoder and these texts."""
     embed = embedder(encoder, role, texts, kind)
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
@@ -184,8 +184,8 @@ def rounding(embeddings: np.ndarray) -> float:
 
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
-    """Find the k candidates nearest to each query, from unit rows; all if there are fewer. Candidate i is the text i or
-    row_of[i]: those of one text have exactly the same cosine."""
+    """Find the k candidates nearest to each query, from unit rows; all candidates if there are fewer than k. Candidate
+    i is the text i or, with row_of, the text row_of[i]; candidates with one text have exactly equal cosines."""
     chunks = (cosines if row_of is None else cosines[:, row_of] for _, cosines in _chunks(queries, texts))
     return _concatenate([_best(cosines, k) for cosines in chunks])
 
@@ -217,7 +217,7 @@ def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _best(cosines: Any, k: int) -> Neighbours:
-    """The k highest cosines in each row; of equal ones the first."""
+    """The k highest cosines in each row; of equal cosines, the first."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
     last = values[:, -1:]
     tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk keeps any of equal values

@@ -1,7 +1,8 @@
-"""Batches by length: the texts of a batch in runs of similar length, each padded to its own longest text, or packed.
+"""Batches by length: the texts of a batch in groups of similar length, each padded to its own longest text, or packed.
 
-On NLI data, half to nine tenths of a batch padded to its longest text are padding. Here the distinct texts of all
-columns are sorted by length and cut into runs at the smallest total cost, or packed into one row without padding.
+If batches of NLI data are padded to their longest text, half to nine tenths of their tokens are padding. Here the
+distinct texts of all columns are sorted by length and divided into groups ("runs") with the smallest total cost, or
+packed into one row without padding.
 """
 
 from collections import Counter
@@ -24,14 +25,14 @@ LAYER_SECONDS, GPU_RATES = 3e-3, (3e13, 1.3e14)
 
 
 class Runs(NamedTuple):
-    """A batch in runs of similar length, or in packed rows, on the CPU."""
+    """A batch in groups of similar length, or in packed rows, on the CPU."""
 
     features: list[dict[str, Any]]  # of each run, in the format of the model's `preprocess`
     rows: list[Tensor]  # for each column (B,) int64: the places of its texts among the texts of all runs
 
 
 def forward_cost(model: Any, tensor_cores: bool = False) -> int:
-    """The fixed cost of a forward in tokens, for a SentenceTransformer on its device; on a GPU an estimate."""
+    """The fixed cost of a forward pass, in tokens, of a SentenceTransformer on its device; on a GPU, an estimate."""
     weight: Any = next(model.parameters(), None)
     if weight is None or weight.device.type == "cpu":
         return CPU_FORWARD
@@ -61,17 +62,17 @@ def by_length(
     packing: Packing | None = None,
     forward: int | None = None,
 ) -> Runs | None:
-    """Cut tokenised columns into runs of similar length; None if they are not rows of tokens (images).
+    """Divide tokenised columns into groups of similar length; None if they are not rows of tokens (images).
 
-    Equal texts are encoded once. But copies within a row of the columns are kept: SimCSE needs two dropout views. Runs
-    are padded on the right.
+    Equal texts are encoded once. But copies within a row of the columns are kept, because SimCSE needs two dropout
+    views. Groups are padded on the right.
 
     Args:
         columns: output of `preprocess`, tensors (B, L) on any device, padded on either side, or for FlashAttention in
             one row without padding; L may differ.
-        most: maximum number of tokens in a run, with padding; a longer text is a run of its own.
-        most_texts: the same limit, as a number of texts that are all as long as the longest.
-        multiple: round the lengths of runs up to a multiple of it, so that few shapes are compiled.
+        most: maximum number of tokens in a group, with padding; a longer text is a group of its own.
+        most_texts: maximum number of tokens in a group, as a multiple of the length of the longest text.
+        multiple: round the lengths of groups up to a multiple of this number, so that few shapes are compiled.
         keep_leading: keep padding in front of texts, for a model whose positions count it.
         packing: pack the texts of a run into one row without padding, a single row unless there is a limit. Texts that
             do not fit are padded.
@@ -154,8 +155,8 @@ def change(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 @contextmanager
 def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
-    """In this block all runs of a batch share one look-up of word embeddings, whose gradient is as large as the
-    vocabulary. `ids` are the distinct tokens of the runs, ascending; None: nothing is shared."""
+    """In this block all groups of a batch share one look-up of word embeddings, because the gradient of each look-up is
+    as large as the vocabulary. `ids` are the distinct tokens of the groups, ascending; with None, nothing is shared."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
@@ -171,7 +172,7 @@ def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
 
 
 def counts_leading_padding(model: Any) -> bool:
-    """Whether a model's positions may count padding before a text; relative ones do not."""
+    """Whether a model's positions may count padding before a text; relative positions do not count it."""
     config = getattr(getattr(model, "transformers_model", None), "config", None)
     return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
 

@@ -44,9 +44,9 @@ def load_encoder(
     """Load an encoder as a SentenceTransformer.
 
     Args:
-        encoder: path or hub name, or a section of a recipe. A saved SentenceTransformer keeps its pooling by default. A
-            bare encoder gets cls if it is a ModernBERT (the RAOE paper's Table 5) or, by its name, a relative of
-            SimCSE; others get mean, with a warning unless they are well-known language models.
+        encoder: path or hub name, or a section of a recipe. A saved SentenceTransformer keeps its pooling by default.
+            An encoder without saved pooling gets cls if it is a ModernBERT (the RAOE paper's Table 5) or if its name is
+            related to SimCSE, and mean otherwise, with a warning unless it is a well-known language model.
         sentences: texts to train the tokenizer of a model from scratch on.
         seed: seed for new weights (of a random model or an adapter).
         train: add the adapter of `lora`; always done if `settings` has `lora`. Trainable weights that were saved in 16

@@ -1,8 +1,8 @@
 """Packed rows: the texts of a batch side by side in one row without padding, with attention within each text.
 
 transformers calls the attention of raoe_kernels through its AttentionInterface, under the name PACKED, and passes the
-ends of the texts on. Batches that are not packed get SDPA under that name, and under the name PADDED: with masks that
-are made without reading the padding, for which transformers' own SDPA waits for a GPU in every forward.
+ends of the texts on. Batches that are not packed get SDPA under the names PACKED and PADDED, with masks that are made
+without reading the padding; transformers' own SDPA reads it and so waits for the GPU in every forward pass.
 """
 
 from typing import Any, NamedTuple
@@ -83,8 +83,8 @@ def is_default(device: torch.device) -> bool:
 
 
 def pack(model: Any, packed: bool = True) -> str | None:
-    """Make a SentenceTransformer with SDPA read packed rows, beside padded batches; returns the reason if it cannot.
-    With packed=False it reads padded batches only, with masks that are made without reading the padding."""
+    """Make a SentenceTransformer with SDPA also read packed rows; returns the reason if it does not support them.
+    With packed=False it reads only padded batches, with masks that are made without reading the padding."""
     inner = getattr(model, "transformers_model", None)
     config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # the decoder in a BidirectionalModel
     before = getattr(config, "_attn_implementation", None)

@@ -43,7 +43,7 @@ def apply_template(model: Any, template: str) -> None:
     The prefix becomes the default prompt, also of queries and documents if they have none. The suffix's tokens follow
     those of the text (in a pair, of the second text), replace those of an earlier template, and precede special tokens
     at the end ([SEP], EOS). With last-token pooling these special tokens are left out, so that the suffix's last token
-    is pooled. For a text that ends in a word, the tokens are the same as those of the filled-in template.
+    is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
 
     The tokenizer becomes a plain PreTrainedTokenizerFast, because some classes (BERT's) create their own post-processor
     when they load; its chat template is no longer used. Set max_seq_length and pooling first. ValueError, with the

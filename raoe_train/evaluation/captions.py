@@ -41,8 +41,8 @@ def read_caption_task(name: str, reading: Reading) -> Task:
 
 def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[str, Any], Outcomes]:
     """({"accuracy", "images", "captions", "retrieved"}, Outcomes: 100 for a correct image, 0 for another). An image is
-    correct if the four captions nearest to its first caption are its own. A tie counts against the encoder. "retrieved"
-    is Table 5 for the first LISTED images: [{"query", "captions": the nearest four, "own": whether each is own}]."""
+    correct if the four captions nearest to its first caption are its other four. Ties count as wrong. "retrieved" has,
+    for the first LISTED images, [{"query", "captions": the nearest four, "own": whether each belongs to the image}]."""
     # one column for each distinct text, so that equal captions have exactly the same similarity
     _, first, place = np.unique(np.asarray(captions, dtype=object), return_index=True, return_inverse=True)
     unit = unit_rows(embeddings)

@@ -16,8 +16,8 @@ def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], r
     """Values of a statistic on paired bootstrap samples: [resamples], NaN where it is undefined.
 
     Args:
-        data: arrays [n]; a sample has the same places of each.
-        statistic: takes arrays [batch, n] and `axis`; returns [batch].
+        data: arrays [n]; a sample draws the same indices from each array.
+        statistic: a function of arrays [batch, n] and `axis`, which returns [batch].
     """
     if len(data[0]) == 1:  # scipy raises
         return np.repeat(statistic(*data, axis=-1), resamples)
@@ -30,7 +30,7 @@ def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], r
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """The percentile interval of bootstrap values, without undefined ones."""
+    """The percentile interval of bootstrap values; undefined values are left out."""
     tail = (100 - LEVEL) / 2
     low, high = np.nanpercentile(values, [tail, 100 - tail])
     return float(low), float(high)

@@ -19,9 +19,9 @@ NOT_SHOWN = re.compile("^eval_|_spearman_cosine|_cosine")  # in the names of dev
 
 
 class DevEvaluator(SentenceEvaluator):
-    """An evaluator for the trainer, of tasks of one kind: NAME_spearman_cosine or NAME_cosine_ndcg@10, which selects
-    the best model, and the other METRICS, up to 1 or NaN. With several tasks these are means, and each task has its
-    own NAME_TASK_spearman_cosine and so on, as each number of first dimensions in `widths`, NAME_WIDTH_…"""
+    """An evaluator for the trainer, for tasks of one kind. It returns NAME_spearman_cosine or NAME_cosine_ndcg@10,
+    which selects the best model, and the other METRICS, at most 1 or NaN. With several tasks these are means; each task
+    also has its own metrics (NAME_TASK_spearman_cosine …), and so has each width in `widths` (NAME_WIDTH_…)."""
 
     def __init__(self, tasks: Mapping[str, Task], batch_size: int, name: str, widths: Sequence[int] = ()) -> None:
         super().__init__()

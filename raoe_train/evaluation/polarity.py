@@ -31,7 +31,8 @@ class PolarityEvaluator(SentenceEvaluator):
     """Scores an encoder by the k nearest source sentences that it retrieves for each sentence:
 
     - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
-    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), by a frozen reference R; compare it with the S of R itself.
+    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), with cosines of a frozen reference encoder R. Compare S with
+      the S of R itself.
 
     A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: mean and
     (population) standard deviation over the sentences.
@@ -39,8 +40,8 @@ class PolarityEvaluator(SentenceEvaluator):
     Args:
         sentences, labels: n texts and their classes; any number of classes, compared by ==.
         source_sentences, source_labels: m texts to retrieve from, at least k, and their classes.
-        reference: [n + m, d] embeddings of the sentences and then the source sentences by the reference, or a
-            SentenceTransformer to compute them with, once.
+        reference: the reference's [n + m, d] embeddings of the sentences and then the source sentences, or a
+            SentenceTransformer that computes them once.
         k, discount: number of sentences to retrieve, and their weights, see `weights`.
         batch_size: sentences in a batch.
         name: prefix of the names of the scores.

@@ -1,5 +1,5 @@
 """Retrieval: rank all passages of a corpus by their cosine with each query, as sentence-transformers'
-InformationRetrievalEvaluator does: a passage is relevant or not, and of equal cosines the lowest id comes first."""
+InformationRetrievalEvaluator does: relevance is binary, and passages with equal cosines are ranked by id."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ K = 10  # ranks that count
 
 
 def read_retrieval(name: str, reading: Reading) -> Task:
-    """Read rows of queries and passages, or a folder in BEIR's layout: FOLDER or FOLDER#SPLIT, by default test."""
+    """Read rows of queries and passages, or a folder in BEIR's layout: FOLDER#SPLIT, or FOLDER for the test split."""
     folder, _, split = name.partition("#")
     if (path := Path(folder).expanduser()).is_dir():
         return _read_folder(path, split, reading.on_error)
@@ -31,8 +31,8 @@ def read_retrieval(name: str, reading: Reading) -> Task:
 
 
 def of_rows(rows: Any, source: str) -> Task:
-    """Create a task from a Dataset of row_table: the corpus is all of its passages; relevant are a query's positives.
-    A text is its own id."""
+    """Create a task from a Dataset of row_table. The corpus consists of all passages; a query's positives are relevant.
+    The id of a text is the text."""
     relevant: dict[str, set[str]] = {}
     for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
         relevant.setdefault(query, set()).add(positive)
@@ -66,7 +66,7 @@ def _file(folder: Path, *names: str) -> Path:
 
 
 def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> dict[str, str]:
-    """Read {_id: title and text} of a corpus; a row without _id is "line N", and no two rows may have the same."""
+    """Read {_id: title and text} of a corpus; the id of a row without _id is "line N". Ids must be distinct."""
     texts: dict[str, str] = {}
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:

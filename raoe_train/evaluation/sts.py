@@ -53,7 +53,7 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """The prompt in a model's settings, else the prompt with a {condition} that the model was saved with; or None."""
+    """The prompt in a model's settings; without it, the prompt with a {condition} saved with the model, or None."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:

@@ -139,7 +139,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
     """Find the source of a task NAME, NAME#SPLIT or NAME-all: the file data_dir/NAME.* or data_dir/KIND/NAME.*, else
-    data_dir/*/NAME.*; of its splits the test split, unless `whole`. The name of a source is returned unchanged."""
+    data_dir/*/NAME.*. NAME selects the test split unless `whole`. The name of a source is returned unchanged."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
@@ -261,7 +261,7 @@ def _cell(value: Any) -> str:
 
 
 def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Mapping[str, Any]) -> None:
-    """Write the outcomes of each task into a file beside the result that has these settings."""
+    """Write the outcomes of each task into a file in the folder of the result that has these settings."""
     arrays = {f"{word}\tvalues": each.values for word, each in outcomes.items()}
     arrays |= {f"{word}\tgold": each.gold for word, each in outcomes.items() if each.gold is not None}
     with replacing(beside(result, EXAMPLES)) as temporary, temporary.open("wb") as file:

@@ -40,13 +40,15 @@ def read_transfer(name: str, reading: Reading) -> Task:
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
-    """Classify the examples of a task; returns ({"accuracy", x100, "dev_accuracy": accuracy that chose the
-    penalty, "examples": number tested, …}, Outcomes: 100 for a correct example and 0 for another, in a fixed order).
-    Test splits of pairs with classes 0 and 1 also have "f1", x100; classifiers other than scikit-learn "classifier".
+    """Classify the examples of a task; returns ({"accuracy", x100, "dev_accuracy": best validation accuracy, which
+    chose the penalty, "examples": number tested, …}, Outcomes: 100 for a correct example, 0 for a wrong one, in a fixed
+    order). The result also has "f1", x100, for a test split of pairs with classes 0 and 1, and "classifier" for
+    classifiers other than scikit-learn.
 
-    - Splits train, dev and test: the penalty is the best on dev; trained on train, tested on test.
-    - Splits train and test: the penalty is the best in cross-validation on train.
-    - One split or none: mean accuracy over folds, each with the best penalty in cross-validation on its training part.
+    - With splits train, dev and test, the classifier is trained on train and tested on test; dev selects the penalty.
+    - With splits train and test, cross-validation on train selects the penalty.
+    - With one split or none, accuracy is the mean over folds; cross-validation on the training part of each fold
+      selects the penalty.
     """
     texts, second, words, split = data
     # SentEval's order, by number of tokens and then by class, because the folds depend on it
@@ -111,8 +113,8 @@ def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> 
 
 
 class LinearLayer:
-    """SentEval's classifier: a linear layer with cross entropy and the best round on dev. The layers for several
-    penalties have the same start and batches, so they are trained side by side."""
+    """SentEval's classifier: a linear layer, trained with cross entropy, from the round with the best dev accuracy. All
+    penalties share initial weights and batches, so their layers are trained side by side."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         with_ones = np.column_stack([features, np.ones(len(features))])
@@ -124,7 +126,7 @@ class LinearLayer:
         return np.array([self._fit(train, grid, dev)[0] for train, dev in folds])
 
     def predict(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
-        """Train a layer on train, and return its [test] classes."""
+        """Train a layer on the train split, and return its predicted classes of the test split, [test]."""
         _, (weight,) = self._fit(train, [penalty], dev)
         return (self.features[test] @ weight.T).argmax(1)
 

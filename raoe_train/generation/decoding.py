@@ -145,14 +145,14 @@ class Batch:
 
 
 class GuidedDecoder:
-    """Decodes requests in one batch; each answer is the same as if decoded alone, up to rounding.
+    """Decodes requests in one batch; each answer equals that of decoding the request alone, up to rounding.
 
     `answers` is for a list of requests; with `add` and `step` new requests can join those in progress.
 
     Args:
         model: a transformers causal language model, in eval mode, on its device.
         tokenizer: decodes texts and finds stop strings; with None, answers have ids only.
-        sampling: how tokens are chosen; by default greedily. Its eos_token_id, if set, replaces the model's.
+        sampling: how tokens are chosen; the default is greedy. sampling.eos_token_id, if set, replaces the model's.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, sampling: Sampling | None = None) -> None:

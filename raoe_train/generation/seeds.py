@@ -21,7 +21,8 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
     """Read at most data.max_rows sentences; returns ([(row number from 1, sentence)], {reason: skipped rows}).
 
     Empty rows, duplicates, texts of several lines or without letters, and texts for which `accept` returns a reason are
-    skipped. A row that is not a text (invalid UTF-8, a missing field) is an error unless data.on_error is skip.
+    skipped. Raises ValueError for a row that is not a text (invalid UTF-8, a missing field) unless data.on_error is
+    skip.
     """
     skipped: Counter[str] = Counter()
     starts: list[tuple[int, str]] = []
@@ -74,7 +75,7 @@ def check_clusters(sentences: Sequence[Any], seeds: Seeds) -> None:
 
 
 def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
-    """Select sentences by clustering; returns their positions, ascending. Deterministic on the same machine."""
+    """Select sentences by clustering; returns their positions, ascending. Deterministic on one machine."""
     check_clusters(sentences, seeds)  # before hours of encoding
     encoder: Any = seeds.encoder
     # only one process selects, without a cache: it would wait forever for the others' shards

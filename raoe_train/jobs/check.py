@@ -1,6 +1,6 @@
 """The job `check`: test whether the embedding of a sentence depends on the rest of its batch.
 
-It does if the attention mask lets padding through, or if the mask is dropped for a batch without padding.
+An embedding depends on its batch if the attention mask does not hide padding, or is dropped without padding.
 """
 
 from typing import Any
@@ -32,9 +32,9 @@ def check(config: CheckConfig) -> dict[str, Any]:
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "seen"},
-        "model", "versions"}. A difference is the largest distance between normalised embeddings of the same sentence,
-        alone and in a batch. "seen" is whether a token's state depends on later tokens; the check fails if that
-        contradicts the configuration. Raises the errors of load_encoder.
+        "model", "versions"}. A difference is the largest distance between normalised embeddings of a sentence alone and
+        in a batch. "seen" is whether a token's state depends on later tokens; the check fails if that contradicts the
+        configuration. Raises the errors of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
 

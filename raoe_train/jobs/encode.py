@@ -21,7 +21,7 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     """Write the embeddings of the sentences in a file.
 
     OUTPUT is a .npy file, float32 [sentences, d], with row i for sentence i. The input is a .txt file (also .gz) with
-    one sentence on each line, or a data file with a column `sentence` or `text`, or the one data.columns maps to it.
+    one sentence on each line, or a data file with a column `sentence` or `text` (data.columns maps other names).
     Until OUTPUT is written, OUTPUT.parts/ keeps finished embeddings, from which an interrupted job resumes.
 
     Returns:

@@ -32,8 +32,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def evaluate_model(model: SentenceTransformer, **settings: Any) -> dict[str, Any]:
-    """Evaluate a SentenceTransformer in memory, with the settings of the job `evaluate`. It always runs again: without
-    files, nothing tells whether the weights are those of an earlier result."""
+    """Evaluate a SentenceTransformer in memory, with the settings of the job `evaluate`. An earlier result is never
+    reused, because without files the job cannot tell whether the weights have changed."""
     config = parse(EvaluateConfig, None, settings)
     check_paths(config)
     return _evaluate(config, model)

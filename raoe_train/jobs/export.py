@@ -1,4 +1,4 @@
-"""The job `export`: an encoder saved with its adapter merged in."""
+"""The job `export`: save an encoder with its adapter merged into the weights."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from raoe_train.jobs.shared import job, require
 
 @job
 def export(config: ExportConfig) -> dict[str, Any]:
-    """Save an encoder with its adapter merged in.
+    """Save an encoder with its adapter merged into the weights.
 
     A decoder without bidirectional layers is saved in transformers' own format, which loads anywhere. A model with
     bidirectional layers loads after `raoe_train.register()`, or without raoe with trust_remote_code. An adapter that

@@ -123,8 +123,8 @@ def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[
 
 
 def _write(chains: Any, rows: SharedRows, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
-    """Write sentences and finished chains, the last `waiting` of this process's `total`; returns their number and the
-    speed."""
+    """Write sentences and finished chains, the last `waiting` of this process's `total`; returns the number of written
+    chains and the speed."""
     tokens, done, start = 0, total - waiting, time.perf_counter()
     printed = start
     place = rank_and_world()[0] or None

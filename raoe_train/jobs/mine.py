@@ -126,7 +126,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 
 def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str) -> Neighbours:
     """Find the neighbours of each text above mining.threshold, from [n, d] unit rows and [n] classes. ValueError if no
-    text has those that an example for the loss needs."""
+    text has the neighbours that an example for the loss needs."""
     (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
     first, second = near[:, 0], near_others[:, 0]  # the highest

@@ -18,8 +18,8 @@ from raoe_train.jobs.shared import job, require
 def prepare(config: PrepareConfig) -> dict[str, Any]:
     """Download public data sets, check their numbers of rows and write one file for each.
 
-    Each file has a column split, and a summary with licence and source beside it. Other jobs find the files when their
-    data.dir is this job's output. Finished sets are skipped.
+    Each file has a column split; a summary file beside it has licence and source. To use the sets in other jobs, set
+    their data.dir to this job's output. Finished sets are skipped.
 
     Returns:
         {"sets": {name: {"output": its file, "rows": {split: rows}, "left_out": {reason: rows}, "licence", "page",

@@ -34,12 +34,13 @@ jina-embeddings-v3 it used; text-matching is the one for similarity. Both need t
 def score(config: ScoreConfig) -> dict[str, Any]:
     """Add the score S = (S1 + S2) / 2 of two teacher encoders to sentence pairs (Eq. 4 of the RAOE paper).
 
-    OUTPUT holds all rows of data.input unchanged, also those without a gold label, and three more columns: score_1 and
-    score_2, the teachers' raw cosines, and score, their mean. OUTPUT.json beside it is a summary, by label if the rows
-    have NLI labels.
+    OUTPUT holds all rows of data.input unchanged, also rows without a gold label, and three more columns: score_1 and
+    score_2, the teachers' raw cosines, and score, the mean of score_1 and score_2. OUTPUT.json is a summary, by label
+    if the rows have NLI labels.
 
     A teacher takes the options of any frozen encoder. Unfinished scores are kept in OUTPUT.parts/ until OUTPUT is
-    written. Under torchrun each process scores its share and rank 0 writes OUTPUT; a rerun may use another number.
+    written. Under torchrun each process scores its share and rank 0 writes OUTPUT. A rerun can use another number of
+    processes.
 
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
@@ -104,8 +105,8 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")
     if unknown := [name for name in options if name not in names]:
-        problem = f"--teacher has options for {unknown[0]!r}, not one of the teachers {', '.join(names)}"
-        raise ValueError(f"{problem}: correct the name, or add it to --teachers")
+        advice = f"not one of the teachers {', '.join(names)}: correct the name, or add it to --teachers"
+        raise ValueError(f"--teacher has options for {unknown[0]!r}, {advice}")
     common = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
     settings = ({**common, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
     return [merge(FrozenEncoder, [fields], "teacher.") for fields in settings]

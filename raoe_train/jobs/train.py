@@ -205,7 +205,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
 
 
 def rate_for(encoder: Any, datasets: Any) -> float:
-    """The learning rate "auto": 2e-5 for queries and passages, else 2e-4, or 5e-5 for large encoders, and print it."""
+    """Choose and print the learning rate "auto": 2e-5 for queries and passages, 5e-5 for large encoders, else 2e-4."""
     size = sum(weight.numel() for weight in encoder.parameters())
     has_queries = "anchor" in next(iter(datasets.values())).column_names
     rate = 2e-5 if has_queries else 5e-5 if size > LARGE else 2e-4

@@ -114,7 +114,7 @@ class CachedLoss(CachedLossMixin, Loss):
         """The scalar loss, or its parts by name, of a batch's (B, D) columns."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: the loss of the embeddings of all mini-batches, and labels from `beside`."""
+        """Hook of CachedLossMixin: the loss of a batch with embeddings in mini-batches; labels come from `beside`."""
         loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
         if with_backward:
             loss.backward()

@@ -42,7 +42,7 @@ def innermost(loss: Any) -> Any:
 
 
 def embeds_columns(loss: Any) -> bool:
-    """Whether a loss is one of EMBED_COLUMNS, or a subclass with its forward."""
+    """Whether a loss is one of EMBED_COLUMNS, or a subclass that inherits its `forward`."""
     for cls in type(loss).__mro__:
         if cls.__name__ in EMBED_COLUMNS and cls.__module__.startswith(PACKAGES[0]):
             return True
@@ -52,9 +52,9 @@ def embeds_columns(loss: Any) -> bool:
 
 
 def fits(loss: Any) -> bool:
-    """Whether a loss needs only the texts' embeddings from its model: its forward embeds the columns and calls
-    compute_loss_from_embeddings, or it is one of EMBED_COLUMNS. True only for forwards of sentence-transformers and
-    raoe_train."""
+    """Whether a loss needs only the texts' embeddings from its model: its method `forward` embeds the columns and calls
+    compute_loss_from_embeddings, or the loss is one of EMBED_COLUMNS. True only if `forward` is a method of
+    sentence-transformers or raoe_train."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
     if embeds_columns(loss):
@@ -67,8 +67,8 @@ def fits(loss: Any) -> bool:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute a loss from (B, D) columns of embeddings; labels are what its `beside` returns, `tokens` the columns for
-    a loss with a guide."""
+    """Compute a loss from (B, D) columns of embeddings. `labels` are the result of the loss's `beside`; `tokens` are
+    the tokenised columns, for a loss with a guide."""
     if isinstance(loss, MatryoshkaLoss) and loss.uses_gradient_cache and embeds_columns(loss.loss):
         loss = loss.loss  # MatryoshkaLoss has replaced its calculate_loss by one for all widths
     if isinstance(loss, MatryoshkaLoss):
@@ -101,14 +101,15 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
-    """Cut labels to a width if they are embeddings. Those of other losses may have as many columns by chance."""
+    """Cut labels to a width if they are embeddings. Labels of other losses can have as many columns by chance."""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
-    """The weight `keep`. "auto" is 0.3 if the datasets' scores have only two values, as classes do, else 0: there
-    mixtures of weights keep other texts as well, and gain more on your own (docs/adapt.md)."""
+    """The weight `keep`. "auto" is 0.3 if the datasets' scores have only two values, as classes do, and 0 otherwise:
+    with more values, mixtures of weights protect other texts equally well and gain more on the target (docs/adapt.md).
+    """
     if keep != "auto":
         return keep
     all_datasets = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
@@ -128,8 +129,8 @@ class Keep:
     model. For results see docs/adapt.md.
 
     Args:
-        model: the encoder before training, which is copied and frozen. The copy reads every batch without dropout,
-            which makes a step a third longer and needs memory for the weights twice.
+        model: the encoder before training, which is copied and frozen. The copy encodes every batch without dropout, so
+            a step takes a third longer and the weights are in memory twice.
         weight: weight of the regularizer, at least 0.
     """
 
@@ -139,7 +140,7 @@ class Keep:
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:
-        """The weighted regularizer, (), from (texts, D) embeddings of the same texts now and before training."""
+        """The weighted regularizer, a scalar, from (texts, D) embeddings of the texts now and before training."""
         # in bfloat16, rounding errors of a cosine near 1 are as large as the changes by training
         with torch.autocast(now.device.type, enabled=False):
             wide = torch.promote_types(now.dtype, torch.float32)
@@ -147,7 +148,7 @@ class Keep:
 
 
 class Embedded(nn.Module):
-    """A model of columns that have their embeddings, (B, 1, D), already."""
+    """A model for columns that already have embeddings, (B, 1, D)."""
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         return {**features, "sentence_embedding": features["embeddings"][:, 0]}
@@ -189,8 +190,8 @@ class ByLength(CachedLossMixin, nn.Module):
 
     Args:
         loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
-        keep: the regularizer that keeps embeddings near their start. The loss is then LossParts, with the parts "keep"
-            and those of the loss, or "target" if the loss has no parts.
+        keep: the regularizer that keeps embeddings close to those before training. With it, the result is LossParts:
+            the part "keep" and the parts of the loss, or "target" if the loss has no parts.
         packed: pack all texts into one row (raoe_train.encoders.packed); "auto" packs for a model on CUDA. A model
             that does not support packing is trained by length, with a line in the log. A model with FlashAttention is
             always packed.
@@ -355,7 +356,7 @@ def _is(layers: list[Any], *names: str) -> bool:
 
 
 def _most_forwards(forwards: int, layers: list[Any]) -> int:
-    """The largest number of forwards in any process if processes share them, else this process's number."""
+    """The number of forward passes to make: with DDP or FSDP the largest number of any process, else this process's."""
     if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
     count = torch.tensor(forwards, device=_device(layers[-1]))

@@ -38,13 +38,14 @@ class RowCollator(SentenceTransformerDataCollator):
 
 
 class ScoreLabelCollator(RowCollator):
-    """Collator for datasets with a column ``score`` and optionally ``label``; sentence-transformers' own cannot have
-    both. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``, for the columns in the dataset.
+    """Collator for datasets with a column ``score`` and optionally ``label``; the collator of sentence-transformers
+    does not support both. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``; a column that the
+    dataset lacks is left out.
 
-    Labels must be whole numbers or NLI words (larger = less related) and scores numbers; otherwise ValueError. Other
-    datasets are collated as in sentence-transformers.
+    Labels must be whole numbers (larger = less related) or NLI words, and scores must be numbers; otherwise ValueError.
+    Datasets without a score are collated as in sentence-transformers.
 
-    raoe_train.Trainer uses it by default. For another trainer, pass what its own collator gets, such as prompts:
+    raoe_train.Trainer uses this collator by default. For another trainer, pass its prompts and similar arguments:
 
         ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
     """
@@ -63,10 +64,10 @@ class ScoreLabelCollator(RowCollator):
 
 
 class TextCollator(RowCollator):
-    """Collator that adds the columns' texts, for losses whose teacher reads them: the labels of a batch are {"texts":
-    [B texts of the first column, …]}, without prompts, and "missing" as those of RowCollator.
+    """Collator that adds the texts of the columns, for losses whose teacher reads texts. The labels of a batch are
+    {"texts": [B texts of the first column, …]}, without prompts, and "missing" as in RowCollator.
 
-    Created like ScoreLabelCollator.
+    Create it like a ScoreLabelCollator.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -83,11 +84,12 @@ class ListCollator(SentenceTransformerDataCollator):
     """Collator for lists of sentences, for ListMLELoss.
 
     Rows have a column `sentences`, a list of texts, and optionally `label`, the teacher's n x n values row by row. A
-    batch is one tokenised column with all sentences in order, and labels {"lengths": int64 (B,), "teacher": float32 (B,
-    n, n), where n is the longest list, padded by 0}; without `label` there is no "teacher".
+    batch is one tokenised column with all sentences in order, and the labels {"lengths": int64 (B,), "teacher": float32
+    (B, n, n)}. n is the length of the longest list; shorter lists are padded with 0. Without `label` there is no
+    "teacher".
 
-    Created like ScoreLabelCollator. ValueError for a missing column `sentences`, an empty list, or a wrong number of
-    teacher values.
+    Create it like a ScoreLabelCollator. ValueError for a missing column `sentences`, an empty list, or a wrong number
+    of teacher values.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -120,11 +122,11 @@ def columns_of(batch: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
 
 class PlanningCollator:
     """A collator that replaces the columns of another collator's batch by their plan (ByLength.plan), so that the
-    processes of a DataLoader plan while the device computes. Batches of other losses keep their columns.
+    workers of a DataLoader plan while the device computes. Batches for losses without a plan keep their columns.
 
     Args:
         collate: the other collator.
-        loss: the trainer's loss, or one for each dataset by name.
+        loss: the trainer's loss, or {name of a dataset: its loss}.
     """
 
     def __init__(self, collate: Callable[[list[Any]], dict[str, Any]], loss: Any) -> None:

@@ -35,9 +35,9 @@ class DistillationLoss(CachedLoss):
 
     Args:
         model, scale, cached: see CachedLoss; gather_across_devices raises ValueError.
-        embed: n sentences -> the teacher's embeddings, [n, D'] float32, of any dimension D'. It is not part of this
-            module, so it is not trained, moved or saved. Create one with raoe_train.encoders.embed.embedder; in
-            recipes the section `teacher` does.
+        embed: a function from n sentences to the teacher's embeddings, [n, D'] float32, of any dimension D'. The
+            teacher is not part of this module, so it is not trained, moved or saved. Create `embed` with
+            raoe_train.encoders.embed.embedder, or in a recipe with the section `teacher`.
     """
 
     reads = PAIRS_WITH_TEXTS
@@ -68,8 +68,8 @@ class DistillationLoss(CachedLoss):
 class SimilarityDistillationLoss(DistillationLoss):
     """Mean over the pairs of (cos(a_i, b_i) - the teacher's cos(a_i, b_i))².
 
-    It is MSE in Table 4 of the RAOE paper. The paper's MSE2 uses the teacher's cosines as fixed scores, which is
-    CosineSimilarityLoss. `scale` has no effect.
+    Table 4 of the RAOE paper calls this loss MSE. The paper's MSE2 uses the teacher's cosines as fixed scores; for MSE2
+    use CosineSimilarityLoss. `scale` has no effect.
     """
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class RankDistillationLoss(DistillationLoss):
 
     Applies ``list_mle_loss`` to the student's B x B cosines times `scale`, with the order of the teacher's cosines.
     This is the rank distillation of RankCSE (Liu et al. 2023, section 3.3), for two columns instead of two dropout
-    views. RankCSE excludes the diagonal, a sentence with itself; here it is a pair like the others.
+    views. RankCSE excludes the diagonal, which pairs a sentence with itself; this loss includes the diagonal.
     """
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
@@ -93,12 +93,12 @@ class ListMLELoss(CachedLoss):
     """Each sentence of a list must rank the list in the teacher's order, by ``list_mle_loss``.
 
     Row j has the cosines of x_j with *every* sentence of its list, including x_j (Eq. 8 and 9 of the ranking-sentences
-    paper: s_j = [s_j,1 … s_j,n]; its code does the same). The teacher's row j has the same places, from the symmetric
-    matrix refine_similarity(phi, omega). Without a teacher ("ranking only") the order of the list is the target: -|k -
-    j|, nearer places before farther ones (Eq. 5).
+    paper: s_j = [s_j,1 … s_j,n], as in the paper's code). The target of row j is row j of the teacher's symmetric
+    matrix refine_similarity(phi, omega). Without a teacher ("ranking only"), the target is the order of the list:
+    -|k - j|, so nearer positions rank before farther positions (Eq. 5).
 
-    The loss is the mean over all rows of the batch, so each list counts by its number of sentences, like the paper's
-    sum over the rows of a list. Lists are not compared with each other.
+    The loss is the mean over all rows of the batch, so the weight of a list is its number of sentences, as in the
+    paper's sum over the rows of a list. Lists are not compared with each other.
 
     A batch is one column with the sentences of all lists in order, and labels from ListCollator: {"lengths": (B,)
     number of sentences in each list, "teacher": (B, n, n), where n is the longest list and padding is ignored}.

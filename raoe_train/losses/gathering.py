@@ -29,7 +29,7 @@ def gather_rows(own: Tensor) -> Tensor:
 
 def average_gradient(parameter: Tensor) -> Tensor:
     """Average the gradient of a loss's own parameter over processes, because DistributedDataParallel wraps only the
-    encoder. Call it once in a forward, in every process."""
+    encoder. Call it once per forward pass, in every process."""
     return parameter if world_size() == 1 else gather_rows(parameter[None]).mean(0)
 
 

@@ -1,4 +1,4 @@
-"""Losses of sentence-transformers that recipes can name: the same classes, with the training data that they need."""
+"""Losses of sentence-transformers that recipes can name: subclasses that declare the training data they need."""
 
 from typing import Any, Literal
 
@@ -48,7 +48,7 @@ class _Siamese(Loss):
     """Base class of the two losses of labelled pairs.
 
     Args:
-        margin: distance beyond which dissimilar pairs have no loss
+        margin: distance from which dissimilar pairs have loss 0
         distance: distance function of two embeddings
     """
 
@@ -64,12 +64,12 @@ class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
 
 
 class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
-    """ContrastiveLoss summed over the hard pairs of a batch only."""
+    """ContrastiveLoss, summed over only the hard pairs of a batch."""
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):
-    """Cross entropy of the three NLI classes under a linear classifier of (u, v, |u - v|), as in SBERT (Reimers and
-    Gurevych 2019, section 3). The classifier is trained with the encoder, but not saved with it."""
+    """Cross entropy of the three NLI classes, predicted by a linear classifier from (u, v, |u - v|), as in SBERT
+    (Reimers and Gurevych 2019, section 3). The classifier is trained with the encoder, but not saved with it."""
 
     reads = CLASSES
 

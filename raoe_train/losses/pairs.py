@@ -55,9 +55,9 @@ class LossParts(dict):
 
 
 class PairLoss(CachedLoss):
-    """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns the loss, (),
-    or LossParts, from (B,) tensors; label is None unless `needs_label`. For labels see raoe_train.losses. If it is also
-    a OneSweep, similarity may be (K, B) and the losses (K,).
+    """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns a scalar loss
+    or LossParts from (B,) tensors; label is None unless `needs_label`. raoe_train.losses describes labels. If the
+    subclass is also a OneSweep, similarity can be (K, B), with a loss of shape (K,) for K widths.
     """
 
     reads = SCORED_PAIRS
@@ -87,7 +87,7 @@ class PairLoss(CachedLoss):
         return torch.stack(list(loss.values())).sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """The loss of two columns of (B, D) embeddings. ValueError for missing, NaN or the wrong number of labels."""
+        """The loss of two columns of (B, D) embeddings. ValueError for labels that are missing, NaN or too few."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         if isinstance(labels, (list, np.ndarray)):
@@ -108,11 +108,11 @@ class PairLoss(CachedLoss):
 
     @abstractmethod
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
-        """The loss, (), or LossParts of (B,) columns; label is None unless needs_label."""
+        """The scalar loss or LossParts of (B,) tensors; label is None unless needs_label."""
 
     def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """(score, label) of a batch from any form of labels, whose values are checked on the CPU only; label is None
-        unless needs_label."""
+        """Return (score, label) of a batch from any form of labels; label is None unless needs_label. Values are
+        checked only on the CPU."""
         label: Tensor | None = None
         if isinstance(labels, (list, np.ndarray)):
             labels = torch.as_tensor(labels)
@@ -145,12 +145,12 @@ class PairLoss(CachedLoss):
 
 
 class CoSENTLoss(OneSweep, PairLoss):
-    """sentence-transformers' CoSENTLoss with the same arguments and values, and with gradient caching and gathering.
+    """CoSENTLoss of sentence-transformers, with equal arguments and values, and with gradient caching and gathering.
 
     Args:
         model, scale, cached: see OneSweep.
-        similarity_fct: (B, D), (B, D) -> (B,). matryoshka_dims work only with the cosine; for others use a
-            MatryoshkaLoss.
+        similarity_fct: (B, D), (B, D) -> (B,). matryoshka_dims work only with the cosine; with another similarity, use
+            a MatryoshkaLoss.
     """
 
     by_order = True
@@ -176,10 +176,10 @@ class CoSENTLoss(OneSweep, PairLoss):
 
 
 class AnglELoss(PairLoss):
-    """sentence-transformers' AnglELoss, CoSENT over ``pairwise_angle_sim``, with the same arguments and values.
+    """AnglELoss of sentence-transformers, CoSENT over ``pairwise_angle_sim``, with equal arguments and values.
 
-    With more than two columns, they are an anchor, its positive and negatives: the positive's score is the label (by
-    default 1), each negative's 1 minus that. For the arguments see CachedLoss.
+    More than two columns are read as an anchor, its positive and its negatives: the score of the positive is the label
+    (1 if there is none), and the score of each negative is 1 - label. The arguments are those of CachedLoss.
     """
 
     by_order = True
@@ -203,8 +203,8 @@ class AnglELoss(PairLoss):
 class PearsonLoss(OneSweep, PairLoss):
     """1 - Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
 
-    It does not change if scores are multiplied by a positive number or shifted, so it needs neither their range nor a
-    temperature, and `scale` has no effect. A batch with equal scores has no gradient.
+    The loss does not change if all scores are multiplied by a positive number or shifted. So it needs neither the range
+    of the scores nor a temperature, and `scale` has no effect. If all scores of a batch are equal, the gradient is 0.
     """
 
     cites = ("zhang2024pcctuning",)
@@ -234,7 +234,7 @@ def calibrate(
         pairs: a datasets.Dataset with two columns of texts, `score` and, if the loss needs it, `label`.
         batch_size: pairs in a batch, as in training.
         seed: seed for drawing pairs.
-        encode: keywords of the model's `encode`, such as the prompt that training uses, or {column: value} for each.
+        encode: keywords of the model's `encode`, such as the prompt used in training; values may be {column: value}.
 
     Raises:
         ValueError: `loss` is not a loss of scored pairs, or `pairs` lacks a column.

@@ -22,7 +22,7 @@ class RankMarginLoss(OneSweep, PairLoss):
     Args:
         model, scale, cached: see OneSweep and PairLoss.
         margin: difference of ranks in the (global) batch that two pairs must exceed to count
-        ties: how to rank equal scores (`method` of scipy's rankdata); only "ordinal" compares them
+        ties: how to rank equal scores (`method` of scipy's rankdata); only with "ordinal" can equal scores be compared
     """
 
     by_order = True
@@ -46,7 +46,7 @@ class RankMarginLoss(OneSweep, PairLoss):
 
 
 class _Gated(PairLoss):
-    """A loss with a gate, which needs labels unless its gate is the score alone."""
+    """A loss with a gate. It needs labels unless the gate is "score"."""
 
     @classmethod
     def needs_label(cls, keywords: Mapping[str, Any]) -> bool:
@@ -59,7 +59,8 @@ class GatedAngularLoss(OneSweep, _Gated):
 
     Args:
         model, scale, cached: see OneSweep and PairLoss; scale multiplies angles in radians.
-        gate: values that must differ between two pairs; label+score (the paper's), score or label (its Table 8)
+        gate: values that must differ between two pairs; label+score (as in the paper), or as in its Table 8 score or
+            label
 
     Labels are whole numbers, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
@@ -81,9 +82,9 @@ class GatedAngularLoss(OneSweep, _Gated):
 class RAOELoss(RankMarginLoss, _Gated):
     """RAOE (Eq. 1): ``rank_weight`` x rank margin + ``angle_weight`` x gated angular.
 
-    ``forward`` returns both weighted parts as ``{"rank", "angle"}``: the trainer adds them and logs each. In your own
-    loop write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size`` the gradient of both parts
-    runs through ``rank``; inside a MatryoshkaLoss only the sum is returned.
+    ``forward`` returns both weighted parts as ``{"rank", "angle"}``; the trainer adds the parts and logs each of them.
+    In your own loop write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size``, the gradient
+    of both parts is attached to ``rank``. Inside a MatryoshkaLoss, only the sum is returned.
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
@@ -91,7 +92,7 @@ class RAOELoss(RankMarginLoss, _Gated):
         rank_weight: weight of the rank part
         angle_weight: weight of the angular part
         ties: how to rank equal scores, as `method` of scipy's rankdata
-        gate: values that must differ between two pairs in the angular part
+        gate: values that must differ between two pairs in the angular part; label+score, score or label
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class Reads:
 
 
 def _table(source: str, data: Data, make: Callable[..., Table], *unread: str, **options: Any) -> Table:
-    """Read a source by `make`, and ignore its columns `unread`."""
+    """Read a source with the function `make`, and ignore the source's columns `unread`."""
     columns = {**data.columns, **dict.fromkeys(unread, "none")}
     return make(source, columns=columns, on_error=data.on_error, **options)
 
@@ -86,13 +86,14 @@ def _triplets(source: str, data: Data, prompt: str | None, with_label: bool) -> 
     dataset, counts = _rows(source, data, prompt, with_label)
     names = {*dataset.column_names} - {"neutral"}
     if names != {"anchor", "positive", "negative"} or dataset.data.column("negative").null_count:
-        raise ValueError(f"{source}: the loss needs one negative in every row: use InfoNCELoss for rows of any number")
+        advice = "for other numbers of negatives use InfoNCELoss"
+        raise ValueError(f"{source}: the loss needs exactly one negative in every row: {advice}")
     return dataset, counts
 
 
 def _one_negative(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     if data.neutral:
-        raise ValueError("TripletLoss has one negative: use data.neutral with InfoNCELoss or AnglEContrastiveLoss")
+        raise ValueError("TripletLoss has no neutral texts: use data.neutral with InfoNCELoss or AnglEContrastiveLoss")
     return _triplets(source, data, prompt, with_label)
 
 

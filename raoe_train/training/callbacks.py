@@ -120,7 +120,7 @@ class Meter(TrainerCallback):
 
 
 class Bar(ProgressCallback):
-    """transformers' progress bar, which leaves the log to LogLines."""
+    """Progress bar of transformers, without its log lines, which LogLines prints."""
 
     on_log: Any = TrainerCallback.on_log
 
@@ -176,9 +176,9 @@ def _line(entry: dict[str, Any]) -> str:
 
 class Interruption(TrainerCallback):
     """In this block, SIGINT and SIGTERM write a checkpoint at the end of the step, and stop training with
-    KeyboardInterrupt; a second signal stops at once. That checkpoint is removed before the next regular one, so that a
-    resumed run keeps the same ones as a run in one go. With several processes, which would not stop at the same step,
-    or without checkpoints, signals have their usual effect."""
+    KeyboardInterrupt; a second signal stops at once. The checkpoint of the signal is removed before the next regular
+    checkpoint, so that a resumed run keeps the checkpoints of an uninterrupted run. With several processes, which would
+    not stop at one step, or without checkpoints, signals have their usual effect."""
 
     def __init__(self, args: Any) -> None:
         self.args, self.came, self.handlers = args, False, dict[int, Any]()

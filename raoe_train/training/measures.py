@@ -23,7 +23,7 @@ BAR_COLOURS = {"before": "#999999", "after": "#0072B2"}
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
-    """Read the recipe's tasks; {} if it names none. The reference of polarity tasks is by default the encoder that
+    """Read the recipe's tasks; {} if it names none. The default reference of polarity tasks is the encoder that
     training starts from."""
     if not evaluation.tasks:
         return {}

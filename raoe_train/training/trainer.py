@@ -37,25 +37,26 @@ class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for raoe_train's and sentence-transformers' losses, one loss or one for each dataset.
 
     Differences from the base class: The loss chooses the collator. If `args` has no prompts, texts get the encoder's
-    own; if the first column is anchor, query or question, those for queries and documents. Batches are encoded by
-    length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that shows the rows.
-    Checkpoints include the loss's own parameters (a learned scale, a classifier), and weight decay skips those
-    that are one number. The log is printed in lines; trackers get more values.
+    own prompts; if the first column is anchor, query or question, the prompts for queries and documents. Batches are
+    encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that shows the
+    rows. Checkpoints include the loss's own parameters (a learned scale, a classifier); weight decay skips such
+    parameters if they are scalars. The log is printed in lines; trackers get more values.
 
     Args:
         model: the encoder.
         args: SentenceTransformerTrainingArguments, which are copied and not changed.
-        train_dataset: a datasets.Dataset (or DataFrame) with the columns that the loss reads, or several by name: no
-            batch mixes them. The columns of row_table may have any order, missing negatives (None) and lists.
-        eval_dataset: as train_dataset.
+        train_dataset: a datasets.Dataset (or DataFrame) with the columns that the loss reads, or {name: dataset}; each
+            batch comes from one dataset. The columns of row_table can have any order, missing negatives (None) and
+            lists.
+        eval_dataset: like train_dataset.
         loss: a loss, a function from the model to a loss, or a dict of either by dataset name.
         evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's,
             and must add prompts itself.
         by_length: False pads every batch to its longest text, as sentence-transformers does.
-        packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels, if the
-            encoder can (docs/by-length.md); else batches go by length. "auto" does so on CUDA.
-        keep: weight of the regularizer that keeps embeddings near their start (`losses.by_length.Keep`); "auto"
-            chooses it from the scores.
+        packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels; encoders
+            that do not support this are trained by length (docs/by-length.md). "auto" packs on CUDA.
+        keep: weight of the regularizer that keeps embeddings close to those before training (`losses.by_length.Keep`);
+            "auto" chooses the weight by the scores.
 
     Attributes:
         scales: {dataset name, or "train" for a single dataset: current scale of its loss}.
@@ -63,7 +64,7 @@ class Trainer(SentenceTransformerTrainer):
         meter: the Meter, which has the costs of the training loop.
 
     Raises:
-        ValueError: losses that need different collators, a keep below 0, or keep with a loss that cannot have it.
+        ValueError: losses that need different collators, a keep below 0, or keep with a loss that does not support it.
         FloatingPointError (of `train`): the loss, or the weights after a step, are not finite.
     """
 

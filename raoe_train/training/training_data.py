@@ -67,10 +67,10 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
 def add_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:
     """Add the targets to a dataset of lists: column `label`, the n x n values of each list, row by row.
 
-    `teacher.information` says what they are: "both", the teacher's cosines, refined by `teacher.omega`; "semantic", the
-    plain cosines; "ranking", no column and no teacher, so that the loss uses the order of each list. If `shuffled` is a
-    seed, each list is shuffled first, its source included. The folder `cache` keeps the cosines. (In Table 3 of the
-    ranking-sentences paper (d) is "ranking", (e) "semantic" and (c) shuffled.)
+    `teacher.information` selects the targets: "both" for the teacher's cosines, refined by `teacher.omega`; "semantic"
+    for the plain cosines; "ranking" for no column and no teacher, so that the loss uses the order of each list. If
+    `shuffled` is a seed, each list is shuffled first, including its first sentence. The folder `cache` keeps the
+    cosines. (In Table 3 of the ranking-sentences paper, (d) is "ranking", (e) "semantic" and (c) shuffled.)
     """
     lists = [list(sentences) for sentences in dataset["sentences"]]
     orders = [list(range(len(sentences))) for sentences in lists]
@@ -179,8 +179,9 @@ def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
 
 
 def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) -> Any:
-    """Print how many pairs of a dev set are also training pairs, with their texts in either order. With `leave_out` the
-    result is the datasets without them, and nothing left of one is a ValueError; else the datasets as they are."""
+    """Print how many pairs of a dev set are also training pairs, with their texts in either order. With `leave_out`,
+    return the datasets without these pairs, and raise ValueError if none is left; else return the datasets
+    unchanged."""
     columns = TEXTS if "sentence1" in dev.column_names else ("anchor", "positive")
 
     def unordered(rows: Any) -> Iterator[frozenset[str]]:
@@ -227,7 +228,7 @@ class PremiseBatchSampler(DefaultBatchSampler):
     """A batch sampler in random order that keeps rows with the same first text together.
 
     An NLI premise has three hypotheses. If they share a batch, raoe_train.losses.ByLength encodes the premise once, but
-    the texts in a batch are also more alike, see docs/by-length.md. Pass it as batch_sampler to the training arguments.
+    the texts in a batch are also more alike (docs/lab/speed.md). Pass the class as batch_sampler to the arguments.
     """
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool, **others: Any) -> None:

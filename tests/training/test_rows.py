@@ -67,7 +67,7 @@ def test_losses_of_one_negative_refuse_other_rows(tmp_path, loss, capsys):
     for rows in ([{"query": "a", "answer": "b"}], [{"query": "a", "pos": ["b"], "neg": ["c", "d"]}]):
         write_rows(tmp_path / "a.jsonl", [*rows[0]], rows)
         assert run(tmp_path, "a.jsonl", loss) == 2
-        assert "a.jsonl: the loss needs one negative in every row: use InfoNCELoss" in capsys.readouterr().err
+        assert "a.jsonl: the loss needs exactly one negative in every row: for" in capsys.readouterr().err
 
 
 def trained(tmp_path, data, *, workers=0, loss=InfoNCELoss, **settings):

@@ -1,7 +1,7 @@
 """A decoder whose last layers are bidirectional, around any of transformers' own decoder classes.
 
-Hooks on the last layers replace their mask by one that this model's forward makes and passes down as an argument.
-No state is kept between calls, so several forwards before a backward, and gradient checkpointing, use the right masks.
+Hooks on the last layers replace their mask by one that this model's `forward` makes and passes down as an argument. No
+state is kept between calls, so several forward passes before a backward pass, and gradient checkpointing, are correct.
 """
 
 import os
