@@ -481,16 +481,3 @@ def test_labels_are_classes_from_zero(tmp_path, name, label):
     is_refused = label < 0 and name != "RankMarginLoss"
     with pytest.raises(ValueError, match=f"whole numbers from 0.*{label}") if is_refused else nullcontext():
         trainer.train()
-
-
-@pytest.mark.parametrize("names", [("anchor", "positive"), ("query", "passage"), ("sentence1", "sentence2")])
-@pytest.mark.parametrize("prompts", [{"query": "q: ", "document": "d: "}, {"query": "q: "}, {}])
-def test_prompts_of_the_encoder_are_used_or_said(tmp_path, capsys, names, prompts):
-    model = tiny_encoder(double=False)
-    model.prompts = {**model.prompts, **prompts}
-    arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True)
-    rows = Dataset.from_dict(dict(zip(names, (SENTENCES, SENTENCES[::-1]), strict=True)))
-    trainer = rt.Trainer(model, arguments, rows, loss=rt.losses.InfoNCELoss(model))
-    said, uses = capsys.readouterr().out, names[0] in ("anchor", "query") and bool(prompts)
-    assert ("the encoder's own prompts" in said) == uses == (trainer.args.prompts is not None)
-    assert (f"not used: {names[0]} is none of" in said) == (bool(prompts) and not uses)
