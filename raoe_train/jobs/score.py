@@ -39,7 +39,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     if the rows have NLI labels.
 
     A teacher takes the options of any frozen encoder. Unfinished scores are kept in OUTPUT.parts/ until OUTPUT is
-    written. Under torchrun each process scores its share and rank 0 writes OUTPUT. A rerun can use more processes or fewer.
+    written. Under torchrun each process scores its share and rank 0 writes OUTPUT.
 
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
