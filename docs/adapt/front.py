@@ -75,7 +75,8 @@ for path in sorted((FOLDER.parents[1] / "benchmarks/results").glob("AMD-*.jsonl"
 seconds = {key[1:]: value for key, value in sorted(seconds.items())}  # the last run of each
 names = {None: "adapt", "mse": "MSE", "cosent": "CoSENT"}
 proof = map(json.loads, (FOLDER / "proof.jsonl").read_text(encoding="utf-8").splitlines())
-tasks = {row.get("control"): row["tasks"] for row in proof if (row["target"], row["seed"]) == ("sick", 42)}
+runs = (row for row in proof if (row["target"], row["seed"]) == ("sick", 42) and "mixed" not in row)
+tasks = {row.get("control"): row["tasks"] for row in runs}  # the last of each
 gains = [{name: tasks[run][name] - before for name, before in BEFORE.items()} for run in names]
 changes = zip(*((gain.pop("sick"), np.mean([*gain.values()])) for gain in gains), strict=True)  # on SICK, and elsewhere
 kinds = ("SICK, trained on", "#0072b2"), ("four other STS sets", "#d55e00")
@@ -85,11 +86,10 @@ times = [[seconds[name, contender] for name in sets] for contender in contenders
 figure, panels = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 for axes, labels, groups, looks, form in (
     (panels[0], sets, times, contenders.values(), "%.1f"),
-    (panels[1], names.values(), changes, kinds, "%+.1f"),
+    (panels[1], names.values(), changes, kinds, "%+.2f"),
 ):
     place = np.arange(len(labels))
     for offset, heights, (label, colour) in zip((-0.2, 0.2), groups, looks, strict=True):
-        heights = np.round(heights, 1) + 0.0  # no -0.0
         axes.bar_label(axes.bar(place + offset, heights, 0.4, color=colour, label=label), fmt=form, fontsize="small")
     axes.set_xticks(place, labels, fontsize="small")
     axes.axhline(0, color="black", linewidth=0.8)

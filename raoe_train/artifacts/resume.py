@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
+NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # what a run writes before it trains, beside an empty log
+BESIDE = (".json", ".parts", ".failed.jsonl", ".mteb", ".examples.npz")  # suffixes of what jobs write beside a file
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
 SHARD = 4096  # sentences or pairs in a shard; a kill can lose the work on one shard
 SUM = ".sha256"  # suffix of the file with a shard's digest
@@ -64,8 +66,9 @@ class Output:
         self.defaults = json.loads(json.dumps(defaults or {}))
         self.parts = self.all_parts / digest(explicit(self.settings, self.defaults))[:16]
 
-    def finished(self) -> dict[str, Any] | None:
-        """The result if the output is finished and has these settings; None if the work may start or resume.
+    def finished(self, say: bool = False) -> dict[str, Any] | None:
+        """The result if the output is finished and has these settings; None if the work may start or resume. With `say`
+        print how to repeat finished work.
 
         Raises:
             ValueError: the path is taken, by files without a record, or by an output with other settings that must not
@@ -78,6 +81,8 @@ class Output:
         if not changed and record.get(FINISHED) and self._exists():
             for left in (self.all_parts, self.path.with_name(f".{self.path.name}.finish.lock")):
                 remove(left)  # by a kill
+            if say:
+                print(f"{self.user_path} is finished with these settings; to repeat the work, remove it")
             return {key: value for key, value in record.items() if key not in (FINISHED, FILES)}
         if SETTINGS not in record and (self._exists() or self.record.exists()):
             raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")
@@ -148,7 +153,7 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     holds the lock, `wait` or raise ValueError. Links are followed, so that two names of one output share a lock."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
-    new_folders = [folder for folder in lock_file.parents if not folder.exists()]
+    new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(lock_file, timeout=-1 if wait else 0)
     try:
@@ -158,10 +163,13 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        record = read_json(path / MADE_FROM)
+        if SETTINGS in record and not record.get(FINISHED) and not any(map(_is_work, path.iterdir())):
+            remove(path)
         lock_file.unlink(missing_ok=True)
         lock.release()
-        with suppress(OSError):  # raised for the first one that is not empty
-            for folder in new_folders:
+        for folder in new_folders:
+            with suppress(OSError):  # raised for a folder that is not empty, and for a file
                 folder.rmdir()
 
 
@@ -182,6 +190,12 @@ def replacing_model(output: Output) -> Iterator[Path]:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
     remove(saved)
+
+
+def _is_work(path: Path) -> bool:
+    """Whether a path in an unfinished output has work to resume from, a log to read, or files of others."""
+    is_empty_log = path.name == "log.jsonl" and path.stat().st_size == 0
+    return path.name not in NO_WORK and not is_empty_log and bool(_files(path))
 
 
 def _files(path: Path) -> list[Path]:

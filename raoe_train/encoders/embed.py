@@ -57,13 +57,13 @@ def prompt_of(model: Any, kind: str) -> str | None:
     return next(filter(None, named), None)
 
 
-def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> None:
-    """Print how many texts of a source are longer than a SentenceTransformer's max_seq_length, including their prompt.
-    The default of `prompt` is the model's default prompt."""
+def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> int:
+    """Print and return how many texts of a source are longer than a SentenceTransformer's max_seq_length, including
+    their prompt. The default of `prompt` is the model's default prompt."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     limit = getattr(model, "max_seq_length", None)
     if limit is None or not hasattr(tokenizer, "num_special_tokens_to_add"):
-        return
+        return 0
     prompt = model.prompts.get(model.default_prompt_name, "") if prompt is None else prompt
     room = limit - tokenizer.num_special_tokens_to_add(False) - 1
     counts = Counter(texts)
@@ -77,6 +77,7 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
     if cut:
         longer = f"{cut} of {counts.total()} texts are longer than max_seq_length {limit}"
         print(f"{source}: {longer}, and are truncated", flush=True)
+    return cut
 
 
 def reduce(

@@ -82,10 +82,10 @@ class Task:
             return [(model.prompts.get(model.default_prompt_name), self.sentences)]
         return [(prompt_of(model, "query"), self.sentences[:n]), (prompt_of(model, "document"), self.sentences[n:])]
 
-    def print_cut(self, model: Any, name: str) -> None:
-        """Print how many sentences a SentenceTransformer cuts."""
+    def print_cut(self, model: Any, name: str) -> int:
+        """Print and return how many sentences a SentenceTransformer cuts."""
         texts = ((prompt or "") + text for prompt, part in self.by_prompt(model) for text in part)
-        print_cut(model, texts, name, "")
+        return print_cut(model, texts, name, "")
 
 
 class NoSuchTask(ValueError):

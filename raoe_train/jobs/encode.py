@@ -35,8 +35,7 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     sentences = read_sentences(source, config.data.columns)
     settings = {"model": identity(config.model), "input": digest(sentences)}
     output = Output(path, settings, config.overwrite)
-    if finished := output.finished():
-        print(f"{path} is already finished, from the same model and sentences")
+    if finished := output.finished(say=True):
         return finished
 
     from raoe_train.encoders.load import load_encoder

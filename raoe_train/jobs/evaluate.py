@@ -63,7 +63,7 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         raise ValueError(f"{' and '.join(reduction)} cannot be set for {other[0]}, which is not scored from embeddings")
     settings |= reduction
     output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
-    result = output.finished() if output else None
+    result = output.finished(say=model is None) if output else None
     if result and model is not None and not config.overwrite:
         problem = "exists and may belong to another model"
         raise ValueError(f"output {path} {problem}: choose another output, or set overwrite=True")

@@ -32,8 +32,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
         raise FileNotFoundError(f"no sentence-transformers model in {str(source)!r} (it has no modules.json)")
     target = require(config.output, "output", "the directory to write to")
     output = Output(target, {"model": identity(model), "merge": config.merge}, config.overwrite, folder=True)
-    if finished := output.finished():
-        print(f"{target} is already finished, from the same model")
+    if finished := output.finished(say=True):
         return finished
     if (output.path / "metrics.json").exists():
         raise ValueError(f"output {target} holds a run of `train`, which export never replaces: choose another output")

@@ -64,8 +64,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         "seeds": seeds.effective(),
     }
     output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
-    if finished := output.finished():
-        print(f"{path} is already finished, from the same model and sentences")
+    if finished := output.finished(say=True):
         return finished
     if seeds.encoder is not None:
         ids = set(_select(output.parts / "selected.json", sentences, seeds))

@@ -91,8 +91,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
         "mining": {key: getattr(mining, key) for key in (*LABELLED, "seed")},
     }
     output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
-    if finished := output.finished():
-        print(f"{path} is already finished, from the same texts and settings")
+    if finished := output.finished(say=True):
         return finished
 
     classes = np.unique(labels, return_inverse=True)[1]
@@ -178,8 +177,7 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
     settings = {"model": identity(model), "input": digest([pairs, corpus]), "mining": {**keywords, "seed": mining.seed},
                 "cross_encoder": fingerprint(cross or "")}  # fmt: skip
     output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
-    if finished := output.finished():
-        print(f"{path} is already finished, from the same texts and settings")
+    if finished := output.finished(say=True):
         return finished
     random.seed(mining.seed)
     lists = mine_hard_negatives(

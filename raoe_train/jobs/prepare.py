@@ -35,7 +35,7 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
     for name, entry in public_sets(config.names).items():
         settings = {"set": name, "table": digest(entry), "counts": config.counts}
         output = Output(target / entry["kind"] / f"{name}.jsonl.gz", settings, config.overwrite)
-        results[name] = output.finished() or _prepare(name, entry, folder, output)
+        results[name] = output.finished(say=True) or _prepare(name, entry, folder, output)
         print(f"{name}: {results[name]['rows']} -> {output.path} (licence: {entry['licence']}; {entry['page']})")
     return {"sets": results}
 

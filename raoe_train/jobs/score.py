@@ -39,7 +39,8 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     if the rows have NLI labels.
 
     A teacher takes the options of any frozen encoder. Unfinished scores are kept in OUTPUT.parts/ until OUTPUT is
-    written. Under torchrun each process scores its share and rank 0 writes OUTPUT.
+    written. Under torchrun each process scores its share and rank 0 writes OUTPUT. A rerun can use another number of
+    processes.
 
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
@@ -57,8 +58,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         "shard": resume.SHARD,
     }
     output = Output(path, settings, config.overwrite)
-    if finished := output.finished():
-        print(f"{path} is finished, from the same input and teachers")
+    if finished := output.finished(say=True):
         return finished
     shards, texts = [], Texts({"": table.pairs} if rank_and_world()[0] == 0 else {})
     for number, encoder in enumerate(encoders, 1):

@@ -129,7 +129,7 @@ def loss_class(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
         loss = getattr(importlib.import_module(module or losses.__name__), attribute)
-    except (ImportError, AttributeError, ValueError):
+    except (ImportError, AttributeError, ValueError, TypeError):
         loss = None
     if not (inspect.isclass(loss) and issubclass(loss, losses.Loss)) or inspect.isabstract(loss):
         hint = nearest(attribute, losses.__all__)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.artifacts.resume import lock_output
+from raoe_train.artifacts.resume import BESIDE, lock_output
 from raoe_train.artifacts.writing import check_writable, explained
 from raoe_train.config import checked, marked, merge, parse
 
@@ -64,8 +64,8 @@ def check_paths(config: Any) -> None:
                 continue
             path = path.resolve()
             for name, target in targets.items():
-                is_beside = path.parent == target.parent and path.name.startswith(f"{target.name}.")  # as OUTPUT.json
-                if path == target or (is_beside and name in files):
+                beside = [target.with_name(target.name + suffix) for suffix in BESIDE] if name in files else []
+                if path in (target, *beside):
                     raise ValueError(f"{name} {target} would overwrite the input {key} {part}: choose another {name}")
                 if name == "output" and target in path.parents:
                     raise ValueError(f"output {target} contains the input {key} {part}: choose another output")

@@ -93,8 +93,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     defaults = defaults_of(TrainConfig, "recipe.")
     defaults |= {f"recipe.loss.init_args.{k}": key.default for k, key in loss_keywords(config.loss.chosen).items()}
     output = on_rank_zero(lambda: Output(folder, recorded, config.overwrite, folder=True, defaults=defaults))
-    if on_rank_zero(output.finished) and (finished := read_json(output.path / METRICS)):
-        print(f"{folder} is finished with these settings; to train again, remove it or choose another output")
+    if on_rank_zero(lambda: output.finished(say=True)) and (finished := read_json(output.path / METRICS)):
         clear_unfinished(output.path)
         return finished
     if not output.replaces:
@@ -121,7 +120,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     trainer = build_trainer(config, settings, encoder, datasets, evaluator)
     if training.min_steps:
         trainer.args.max_steps = planned_steps(trainer, training)
-    _print_cut(trainer, datasets, {**(evaluator.tasks if evaluator else {}), **tasks})
+    cut = _print_cut(trainer, datasets, {**(evaluator.tasks if evaluator else {}), **tasks})
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
     backends = _backends(encoder.device)
@@ -164,6 +163,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "best_step": best_step,
         "seconds": round(time.time() - start_time, 1),
         **trainer.meter.costs(),
+        "truncated": cut,
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
         "backends": backends,
         "versions": versions(),
@@ -263,8 +263,8 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
         remove(folder)
     steps, meter = planned_steps(trainer, config.training), trainer.meter
     seconds = steps * (meter.seconds - meter.first_seconds) / (STEPS - 1)
-    duration = f"{seconds / 60:.2g} minutes" if seconds < 3600 else f"{seconds / 3600:.2g} hours"
-    print(f"{steps} steps in about {duration}; peak memory {meter.peak / 1000:.2f} GB")
+    size, unit = (1, "seconds") if seconds < 120 else (60, "minutes") if seconds < 7200 else (3600, "hours")
+    print(f"{steps} steps in about {seconds / size:.1f} {unit}; peak memory {meter.peak / 1000:.2f} GB")
     rows = {name: len(dataset) for name, dataset in datasets.items()}
     return {"rows": rows, "steps": steps, "seconds": seconds, "peak_memory_mb": meter.peak}
 
@@ -315,9 +315,10 @@ def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
     return loss(encoder, embed, **settings)
 
 
-def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
-    """Print how many texts of each source the encoder cuts."""
+def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, int]:
+    """Print and return how many texts of each source the encoder cuts."""
     encoder: Any = trainer.model
+    cut = dict[str, int]()
     prompts: Any = trainer.args.prompts or ""
     for name, dataset in datasets.items():
         own = prompts.get(name, prompts) if isinstance(prompts, dict) else prompts
@@ -327,9 +328,8 @@ def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str
             for each, prompt in columns.items()
             for text in Texts({"": dataset.select_columns([each])})
         )
-        print_cut(encoder, texts, name, "")
-    for word, task in tasks.items():
-        task.print_cut(encoder, word)
+        cut[name] = print_cut(encoder, texts, name, "")
+    return cut | {word: task.print_cut(encoder, word) for word, task in tasks.items()}
 
 
 def _backends(device: Any) -> list[str]:

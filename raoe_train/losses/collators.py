@@ -32,8 +32,8 @@ class RowCollator(SentenceTransformerDataCollator):
         rows = [dict(row) for row in features]
         short = sorted(dict.fromkeys(row[names[1]] for row in rows), key=len)[: len(names)]
         for i, k in missing.nonzero().tolist():
-            others = [text for text in short if text != rows[i][names[1]]] or short
-            rows[i][names[k]] = others[k % len(others)]
+            fills = [text for text in short if text != rows[i][names[1]]] or short
+            rows[i][names[k]] = fills[k % len(fills)]
         return super().__call__(rows) | {"label": {"missing": missing}}
 
 

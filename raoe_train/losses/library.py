@@ -78,7 +78,7 @@ class SoftmaxLoss(Loss, losses.SoftmaxLoss):
 
 
 class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
-    """Each first sentence must find its partner among the second sentences of the batch.
+    """sentence-transformers' loss, a baseline for InfoNCELoss, which also takes hard negatives and masks duplicates.
 
     Args:
         scale: inverse temperature

@@ -68,9 +68,8 @@ def choose(
 ) -> dict[str, Any]:
     """Put the best candidate's weights into the trainer's encoder, and print a table of the candidates.
 
-    Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for settings.mixtures. One
-    qualifies if a paired bootstrap over the dev set's examples calls it better than the start, and its guard falls by
-    at most settings.guard_budget. The one with the best dev score wins; if none qualifies, the start does.
+    Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for settings.mixtures; see
+    `winner` for the choice.
 
     Returns:
         The certificate: {"saved": name of the winner, "accepted": whether it is not the start, "reason": a sentence,
@@ -92,10 +91,8 @@ def choose(
             samples[name] = np.mean([differences(*pair, RESAMPLES, trainer.args.seed) for pair in pairs], axis=0)
             paths[name] = path
     add_evidence(rows, samples)
-    lowest = before[-1] - settings.guard_budget
-    inside = {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
-    better = {name: row for name, row in inside.items() if row["p"] < SIGNIFICANT}
-    saved = max(better, key=lambda name: better[name]["dev"], default="start")
+    inside = within(rows, settings.guard_budget)
+    saved = winner(inside, rows["start"]["dev"], settings.min_gain)
     if saved == "start":
         mix(encoder, start, start, 0.0)
     else:
@@ -151,6 +148,23 @@ def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.nd
             largest = np.fmax(largest, (values - row["change"]) / spread)
     for name, t in ts.items():
         rows[name]["p"] = float((1 + (largest >= t).sum()) / (1 + RESAMPLES))
+
+
+def within(rows: Mapping[str, Any], budget: float) -> dict[str, Any]:
+    """The rows of the candidates whose guard falls by at most the budget."""
+    lowest = rows["start"]["guard"] - budget
+    return {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
+
+
+def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
+    """The name of the candidate to save; "start" if a paired bootstrap calls none better than the start.
+
+    The gain of a candidate is its dev score minus `start`. Of the candidates that gain at least min_gain x the largest
+    gain, the one with the highest guard wins, since it changes other texts least.
+    """
+    gains = {name: row["dev"] - start for name, row in candidates.items() if row["p"] < SIGNIFICANT}
+    enough = [name for name, gain in gains.items() if gain >= min_gain * max(gains.values())]
+    return max(enough, key=lambda name: candidates[name]["guard"], default="start")
 
 
 def _reason(saved: str, rows: Mapping[str, Any], inside: Mapping[str, Any], examples: int, budget: float) -> str:

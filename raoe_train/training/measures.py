@@ -115,7 +115,7 @@ def plot_run(log_history: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any
     dev = sorted({key for entry in log_history for key in entry if key.endswith(SELECTING)})
     colours = itertools.cycle(report.COLOURS)
     left.set(xlabel="step", ylabel="training loss")
-    left.xaxis.get_major_locator().set_params(integer=True)
+    left.locator_params("x", integer=True)
     for key in ("loss", *sorted(parts)):
         curves += left.plot(*_series(log_history, key), color=next(colours), label=key)
     if dev:

@@ -93,6 +93,9 @@ class Trainer(SentenceTransformerTrainer):
         self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss has not been read yet
         if args.auto_find_batch_size:
             raise ValueError("auto_find_batch_size has no effect here: set per_device_train_batch_size")
+        if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
+            losses = " or ".join(f"eval_{name}_loss" for name in eval_dataset)
+            raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
         warn_without_end(self.model)
         if low := low_precision(self.model):
@@ -116,6 +119,11 @@ class Trainer(SentenceTransformerTrainer):
             if isinstance(own[-1], ProgressCallback) and sys.stderr.isatty():
                 self.add_callback(Bar())
 
+    def log(self, logs: dict[str, float], *arguments: Any) -> None:
+        # transformers counts no rows of an evaluator, and sentence-transformers no operations
+        counted = {name: value for name, value in logs.items() if value or not name.endswith(("_per_second", "_flos"))}
+        super().log(counted, *arguments)
+
     def prepare_loss(self, loss: Any, model: Any) -> Any:
         """Create the loss if it is a function of the model, and wrap it in ByLength if it fits."""
         loss = super().prepare_loss(loss, model)
@@ -134,7 +142,7 @@ class Trainer(SentenceTransformerTrainer):
         if self.keep:
             raise ValueError(f"keep needs a loss that reads embeddings only, which {type(inner).__name__} does not")
         if self.by_length:
-            logger.warning("%s reads more than embeddings from its model: batches stay padded", type(inner).__name__)
+            logger.warning("%s may read more than embeddings from its model: batches stay padded", type(inner).__name__)
         return loss
 
     def add_model_card_callback(self, *arguments: Any) -> None:
@@ -269,9 +277,15 @@ def _in_our_order(data: Any) -> Any:
     """Order the columns of a dataset, or of several by name: anchor, positive, negatives, neutral. Lists become rows of
     them. Renumber NLI labels, because a ClassLabel column may number them otherwise."""
     if isinstance(data, Mapping):
+        for name, each in data.items():
+            if not isinstance(each, Dataset | DataFrame):
+                raise ValueError(f"dataset {name!r} of several must be a datasets.Dataset, got {type(each).__name__}: "
+                                 "load it into one, or train on one stream (datasets.interleave_datasets)")  # fmt: skip
         kind: Any = type(data)  # a dict or a DatasetDict
         return kind({name: _in_our_order(each) for name, each in data.items()})
     data = Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
+    if not (data is None or hasattr(data, "column_names")):
+        raise ValueError(f"data must be a datasets.Dataset, got {type(data).__name__}: see Dataset.from_list")
     if {*LISTS} & {*(getattr(data, "column_names", None) or [])}:
         data, counts = row_table(data)
         logger.warning("rows of the dataset: %s", counts)
@@ -319,6 +333,9 @@ def _own_prompts(model: Any, data: Any) -> Any:
         return own if different else next(iter(own.values()), None)
     query, document = prompt_of(model, "query"), prompt_of(model, "document")
     first, *others = getattr(data, "column_names", None) or [""]
+    if first not in NAMES["anchor"] and query != document:
+        reason = f"{first} is no column of queries ({', '.join(NAMES['anchor'])})"
+        print(f"the encoder's prompts for queries and documents are not used: {reason}")
     if first not in NAMES["anchor"] or query == document:
         return model.prompts.get(model.default_prompt_name)
     print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")

@@ -127,6 +127,18 @@ def test_shards_are_computed_once_and_again_if_damaged(tmp_path, caplog):
     assert [each.getMessage() for each in caplog.records] == [f"{tmp_path}/000001.npy is damaged: computing it again"]
 
 
+def test_each_process_makes_its_share_of_the_shards(tmp_path, monkeypatch):
+    made: list = []
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in (2, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        resume.share(tmp_path, range(16), 3, lambda run: made.append([*run]) or np.square([*run]), "squares")
+    assert made == [[6, 7, 8], [15], [0, 1, 2], [9, 10, 11]]
+    monkeypatch.setenv("RANK", "1")
+    assert squares(tmp_path, range(16), made) == [n * n for n in range(16)]
+    assert made[4:] == [[3, 4, 5], [12, 13, 14]]
+
+
 def test_rows_of_all_processes_are_merged_in_order(tmp_path):
     output = Output(tmp_path / "words.jsonl", SETTINGS)
     first, second = SharedRows(output), SharedRows(output)

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from raoe_train.data.pairs import conditional_table, split_conditional
+from tests.data.made import write
 
 PROMPT = 'Given the context {condition}, summarize the sentence {text} in one word:"'
 HEADER = "sentence1,sentence2,condition,label\n"
@@ -18,11 +19,6 @@ ROWS = (
 
 def read_conditional(source, prompt="{condition}|{text}", **asked):
     return conditional_table(source, prompt, **asked)[0]
-
-
-def write(path, text):
-    path.write_text(text, encoding="utf-8")
-    return str(path)
 
 
 def test_columns_as_published(tmp_path):
@@ -53,7 +49,7 @@ def test_hidden_labels(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sentence1,sentence2,label\na,b,1\n", "a.csv, line 2: no column for condition .*=COLUMN: 'sent"),
+        ("sentence1,sentence2,label\na,b,1\n", "a.csv, line 2: no column for condition .*condition=COLUMN: 'sent"),
         (HEADER + "a,b,c,1\na,b,c,0\n", r"a.csv, line 3: label must be from 1 to 5, got 0"),
         (HEADER + "a,b,c,high\n", "line 2: label is 'high', not a number"),
         (HEADER + '"over\ntwo",b, ,1\n', "line 2: condition is empty"),

@@ -11,7 +11,6 @@ from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.pairs import pair_table, read_scored
 from tests.data.made import HEADER, write
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
 ROWS = [
     {"sentence1": 'He said "no', "sentence2": "a, b", "score": 0.5, "label": "entailment"},
     {"sentence1": "one\u2028line", "sentence2": "ünï 🎸", "score": -1.25, "label": "contradiction"},
@@ -200,21 +199,6 @@ def test_writing_what_a_format_cannot_hold(tmp_path):
     assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"text": "a" * 131072}]
     with pytest.raises(ValueError, match="all but parquet also with"):
         write_rows(tmp_path / "a.parquet.gz", ["text"], [{"text": "a"}])
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="the benchmark data beside the project is not here")
-@pytest.mark.parametrize(
-    ("source", "scale", "pairs", "label"),
-    [
-        ("sts/sick.tsv.gz#test", (1, 5), 4927, True),
-        ("nli/snli.tsv.gz#dev", None, 9842, True),
-    ],
-)
-def test_real_files(source, scale, pairs, label):
-    data, counts = pair_table(REAL / source if "#" not in source else f"{REAL}/{source}", score_scale=scale)
-    assert len(data) == pairs
-    assert ("score" in data.column_names, "label" in data.column_names) == (scale is not None, label)
-    assert not counts["dropped"]
 
 
 def test_parquet_classes_are_read_by_name(tmp_path):

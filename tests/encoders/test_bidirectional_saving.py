@@ -300,8 +300,6 @@ def test_encoders(tmp_path):
 
     encoder = tiny_encoder(double=False)
     encoder.save_pretrained(str(tmp_path / "bert"), create_model_card=False)
-    with pytest.raises(ValueError, match="Encoders are already bidirectional"):
-        load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", bidirectional_layers=1))
     with pytest.raises(ValueError, match="load_in_4bit needs a decoder"):
         load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", load_in_4bit=True))
     changes = {"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA, "loss": "InfoNCELoss"}

@@ -233,8 +233,6 @@ def test_job_with_settings_and_examples(tmp_path):
         values = examples[f"{word}\tvalues"]
     assert values.shape == (6,) and values.mean() == pytest.approx(whole["average"])
     assert run("evaluate", None, **settings)["tasks"] == whole["tasks"]  # finished, with the settings as before
-    with pytest.raises(ValueError, match="overwrite"):
-        run("evaluate", None, **settings, truncate_dim=4)
     small = run("evaluate", None, **settings, truncate_dim=4, precision="ubinary", overwrite=True)
     assert small["settings"]["truncate_dim"] == 4 and small["settings"]["precision"] == "ubinary"
     assert small["tasks"][word]["ndcg@10"] != whole["tasks"][word]["ndcg@10"]

@@ -10,13 +10,7 @@ import pytest
 
 from raoe_train.artifacts.provenance import file_digest
 from raoe_train.data.pairs import pair_table
-
-PAIR = {"sentence1": "a", "sentence2": "b", "score": 0.5}
-
-
-def write(path, content):
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return str(path)
+from tests.data.made import write
 
 
 def test_duplicate_json_key_is_a_row_error(tmp_path):

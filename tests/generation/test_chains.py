@@ -229,13 +229,10 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"generation.method": "guide"}, "method must be one of guided, iterative, single-step"),
-        ({"generation.guidence": 2}, r"unknown key generation\.guidence \(did you mean generation\.guidance\?\)"),
         ({"generation.top_p": 0.5}, "no effect on greedy decoding"),
         ({"generation.method": "single-step", "generation.prompt": "few-shot"}, "few-shot does not work with"),
         ({"output": "chains.json"}, r"must name a \.jsonl file"),
         ({"model.name": ""}, r"model\.name is missing"),
-        ({"model.name": "/no/such/folder"}, "no such model directory"),
         ({"data.input": "/no/such.txt"}, "no such file"),
         ({"seeds.encoder.name": "/no/such/encoder"}, "seeds.clusters is 1000, but there are only 11 sentences"),
     ],

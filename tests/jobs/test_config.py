@@ -75,6 +75,7 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--training.epochs 1", "unknown key training.epochs (did you mean training.num_train_epochs?)"),
         ("--loss.margn 1", "unknown key loss.margn (did you mean margin?): --loss.help RAOELoss lists its keywords"),
         ("--loss CoSENTLoss --loss.margin 1", "unknown key loss.margin: --loss.help CoSENTLoss lists its keywords"),
+        ("--loss ../../x", "loss must be the name of a class, got ../../x: --loss.help lists the known losses"),
         ("--loss RAOELos", "loss must be the name of a class, got RAOELos (did you mean RAOELoss?): --loss.help lists"),
         ("--training.seed -1", "training.seed must be an integer at least 0 and below 4294967296, got '-1'"),
         ("--training.eval_strategy never", "must be one of no, steps, epoch or null, got 'never'"),

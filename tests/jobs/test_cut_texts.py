@@ -64,6 +64,8 @@ def test_train(encoder, pairs, tmp_path, capsys):
                           "output": str(tmp_path / "out"), **options})  # fmt: skip
     said = "24 texts are longer than max_seq_length 16, and are truncated"
     assert lines(capsys) == [f"scored: 24 of {said}", f"scored.tsv: 3 of {said}", f"{source}: 3 of {said}"]
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["truncated"] == {"scored": 24, "scored.tsv": 3, str(source): 3}
 
 
 @pytest.mark.parametrize("prompt", ["", "query: "])

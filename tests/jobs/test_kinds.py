@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from raoe_train.config import nearest
 from raoe_train.data.settings import Data
 from raoe_train.jobs.settings import CheckConfig, EncodeConfig, EvaluateConfig
 from tests.tiny import SENTENCES, saved_encoder, tiny_encoder
-from tests.training.small_runs import settings
+from tests.training.small_runs import settings, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -267,3 +268,28 @@ def test_last_token_pooling_without_an_end_token_is_said(tmp_path, encoder, capl
         rt.load_encoder(str(tmp_path / "a"), device="cpu", pooling=pooling, prompt=prompt)
         warned = any("last word" in record.message for record in caplog.records)
         assert warned == (pooling == "last" and not ends)
+
+
+@pytest.mark.parametrize("job", ["encode", "evaluate", "export", "mine", "train"])
+def test_a_finished_output_says_how_to_repeat_the_work(tmp_path, encoder, texts, capsys, job):
+    """Also with overwrite; doing so repeats it."""
+    labelled = tmp_path / "rows.tsv"
+    labelled.write_text("sentence\tlabel\n" + "".join(f"{text}\t{n % 2}\n" for n, text in enumerate(SENTENCES)))
+    options = {
+        "encode": {"data.input": texts, "output": str(tmp_path / "out.npy")},
+        "evaluate": {"tasks": [write_pairs(tmp_path / "a.tsv")], "output": str(tmp_path / "out.json")},
+        "export": {"output": str(tmp_path / "out")},
+        "mine": {"data.input": str(labelled), "loss": "triplet", "output": str(tmp_path / "out.tsv"),
+                 "mining.threshold": 0.0},
+        "train": settings(tmp_path, **{"model.scratch": None, "output": str(tmp_path / "run")}),
+    }  # fmt: skip
+    made = {**options[job], "model.name": encoder, "overwrite": True}
+    target = Path(made["output"])
+    for _ in range(2):
+        rt.run(job, **made)
+        assert "is finished" not in capsys.readouterr().out
+        before = target.stat().st_ctime_ns
+        rt.run(job, **made)
+        text = f"{target} is finished with these settings; to repeat the work, remove it"
+        assert target.stat().st_ctime_ns == before and text in capsys.readouterr().out
+        resume.remove(target)

@@ -8,16 +8,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 import raoe_train.encoders.embed as neighbours
 from raoe_train import run
-from raoe_train.cli import main
-from raoe_train.data.mining import (
-    random_pairs,
-)
+from raoe_train.data.mining import random_pairs
 from raoe_train.encoders import embed as frozen
-from tests.tiny import SENTENCES, tiny_encoder
 
 # Texts at angles on a circle: cosines are those of differences. Above 0.5 is nearer than 60 degrees.
 ANGLES = {"a0": 0, "a30": 30, "a80": 80, "b10": 10, "b52": 52, "b170": 170}
@@ -178,29 +173,3 @@ def test_bad_settings(tmp_path, circle, options, message):
     settings = {"output": str(tmp_path / "x.jsonl"), "data.input": circle, "model.name": "x", **options}
     with pytest.raises(ValueError, match=message):
         run("mine", None, **settings)
-
-
-def test_a_real_encoder_from_the_command_line(tmp_path, capsys):
-    """Compared with cosines computed here; and an encoder that returns NaN."""
-    model = tiny_encoder(double=False).eval()
-    model.save(str(tmp_path / "encoder"))
-    source = write(tmp_path, *[f"{text}\t{number % 2}" for number, text in enumerate(SENTENCES)])
-    words = ["mine", "--data.input", source, "--model.name", str(tmp_path / "encoder"), "--loss", "contrastive"]
-    options = ["--mining.threshold", "-1", "--mining.k", "1", "--output", str(tmp_path / "mined.tsv")]
-    assert main([*words, *options]) == 0
-    unit = model.encode(SENTENCES, normalize_embeddings=True)
-    labels = np.arange(len(SENTENCES)) % 2
-    expected = {}
-    for i in range(len(SENTENCES)):
-        for same in (True, False):
-            (j,) = brute(unit, labels, i, same, 1)
-            expected[frozenset((SENTENCES[i], SENTENCES[j]))] = str(int(same))
-    rows = [line.split("\t") for line in (tmp_path / "mined.tsv").read_text().splitlines()[1:]]
-    assert {frozenset(row[:2]): row[2] for row in rows} == expected and len(rows) == len(expected)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(float("nan"))
-    model.save(str(tmp_path / "nan"))
-    words[4] = str(tmp_path / "nan")
-    assert main([*words, *options[:-1], str(tmp_path / "other.tsv")]) == 2
-    assert "reference" in capsys.readouterr().err

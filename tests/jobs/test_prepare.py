@@ -1,4 +1,4 @@
-"""Public sets from the publishers' files, SentEval's folders and a hub's layout, all tiny."""
+"""Public sets from the publishers' files and a hub's layout, all tiny. SentEval's folders: tests/data."""
 
 import csv
 import json
@@ -11,26 +11,18 @@ from raoe_train.data.files import read_rows
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.public import PAPERS, SETS, public_sets
 from raoe_train.data.rows import list_table
-from raoe_train.evaluation.tasks import read_tasks
 
 NLI = [("p1", "h1", "entailment"), ("p2", "h2", "-"), ("p3", "h3", "contradiction"), ("p\t4", "h\n4", "neutral")]
 
 
 @pytest.fixture
 def copies(tmp_path):
-    """A folder of downloads: SNLI in its publishers' format, CR and STS13 in SentEval's."""
+    """A folder of downloads: SNLI in its publishers' format."""
     folder = tmp_path / "copies"
-    (folder / "CR").mkdir(parents=True)
+    folder.mkdir()
     for split in ("train", "dev", "test"):
         lines = [{"gold_label": label, "sentence1": a, "sentence2": b, "pairID": "x"} for a, b, label in NLI]
         (folder / f"snli_1.0_{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "CR" / "custrev.pos").write_text("good one\n" * 12)
-    (folder / "CR" / "custrev.neg").write_text("bad one\n" * 13)
-    sts = folder / "STS" / "STS13-en-test"
-    sts.mkdir(parents=True)
-    for subset in ("FNWN", "headlines", "OnWN"):
-        (sts / f"STS.input.{subset}.txt").write_text("a\tb\nc\td\n")
-        (sts / f"STS.gs.{subset}.txt").write_text("1\n2\n")
     return folder
 
 
@@ -39,7 +31,9 @@ def rows(path):
 
 
 def test_the_publishers_files(copies, tmp_path):
-    made = rt.prepare(names=["snli"], copies=str(copies), counts=False, output=str(tmp_path / "data"))["sets"]["snli"]
+    copied, output = str(copies), str(tmp_path / "data")
+    assert main(["prepare", "snli", "--copies", copied, "--counts", "false", "--output", output]) == 0
+    made = rt.prepare(names=["snli"], copies=copied, counts=False, output=output)["sets"]["snli"]  # already finished
     assert made["rows"] == {"train": 3, "dev": 3, "test": 3} and made["left_out"] == {"no gold label": 3}
     assert made["from"] == str(copies) and made["licence"] == "CC BY-SA 4.0"
     assert made["output"] == str(tmp_path / "data" / "nli" / "snli.jsonl.gz")
@@ -49,16 +43,6 @@ def test_the_publishers_files(copies, tmp_path):
     ]
     dev, counts = pair_table(f"{made['output']}#dev")
     assert dev["label"][:] == [0, 2, 1] and dev["sentence2"][2] == "h\n4" and counts["dropped"] == {}
-
-
-def test_senteval_folders_become_tasks(copies, tmp_path):
-    out = str(tmp_path / "data")
-    assert main(["prepare", "cr", "sts13", "--copies", str(copies), "--counts", "false", "--output", out]) == 0
-    tasks = read_tasks(["cr", "sts13"], out)
-    assert tasks["cr"].content[2].count("1") == 12 and tasks["cr"].content[2].count("0") == 13
-    assert tasks["sts13"].content["subset"] == ["FNWN", "FNWN", "headlines", "headlines", "OnWN", "OnWN"]
-    assert tasks["sts13"].content["score"] == [1.0, 2.0] * 3
-    assert rows(f"{out}/transfer/cr.jsonl.gz")[0] == {"sentence": "good one", "label": "1"}
 
 
 def test_a_folder_in_the_hubs_layout(copies, tmp_path):

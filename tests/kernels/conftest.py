@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
 from zlib import crc32
 
@@ -11,6 +12,7 @@ import torch
 
 import raoe_kernels
 from raoe_kernels._dispatch import NAMES
+from raoe_kernels.infonce import chunks
 
 HAS_GPU = torch.cuda.is_available()
 DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
@@ -90,3 +92,21 @@ def poisoned():
     assert torch.empty(3).isnan().all() and torch.ones(2).new_empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.fixture
+def small_buffers(monkeypatch):
+    """Buffers of a few rows, so that small batches have whole chunks and a ragged one; and, where nothing is compiled
+    for it, blocks of a few columns."""
+    for key in ("infonce", "sigmoid"):
+        monkeypatch.setattr(import_module(f"raoe_kernels.{key}.scan"), "BUFFER", 2400)
+    monkeypatch.setattr("raoe_kernels.sigmoid.scan.BLOCK", 900)
+    monkeypatch.setattr(chunks, "BUFFER", 2400)
+    monkeypatch.setattr(chunks, "ROWS", 1)
+    if not HAS_GPU and find_spec("triton"):
+        from raoe_kernels.infonce import triton_kernels, triton_units
+        from raoe_kernels.sigmoid import triton_kernels as of_sigmoid
+
+        for table, block in ((triton_kernels.WEIGHTS, 32), (triton_kernels.SHORT, 32), (triton_units.ROWS, 64)):
+            monkeypatch.setitem(table, "BLOCK", block)
+        monkeypatch.setitem(of_sigmoid.WEIGHTS, "BLOCK", 32)

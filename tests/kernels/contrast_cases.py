@@ -1,21 +1,18 @@
 """The losses of all pairs of anchors and columns, InfoNCE and the sigmoid loss, as tests of both call them: rows,
-options by name, small buffers, and who watches what is computed."""
+options by name, and who watches what is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import raoe_kernels
-from raoe_kernels.infonce import chunks
 from raoe_kernels.testing import assert_loss_accurate
-from tests.kernels.conftest import HAS_GPU, PLACES
+from tests.kernels.conftest import PLACES
 
 DTYPES = F16, BF16, F32, F64 = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 HERE = [place for place in PLACES if place[1] != "native"]  # neither has a native backend
@@ -143,23 +140,6 @@ INFONCE = Contrast("infonce", raoe_kernels.info_nce_loss, 0, ("mask-targets-symm
                    also={"symmetric": True})  # fmt: skip
 SIGMOID = Contrast("sigmoid", raoe_kernels.sigmoid_loss, -1, ("mask-targets-groups", "ids-targets-groups"),
                    {"scale": 10.0, "bias": -10.0})  # fmt: skip
-
-
-def small_buffers(monkeypatch):
-    """Buffers of a few rows, so that small batches have whole chunks and a ragged one; and, where nothing is compiled
-    for it, blocks of a few columns."""
-    for key in ("infonce", "sigmoid"):
-        monkeypatch.setattr(import_module(f"raoe_kernels.{key}.scan"), "BUFFER", 2400)
-    monkeypatch.setattr("raoe_kernels.sigmoid.scan.BLOCK", 900)
-    monkeypatch.setattr(chunks, "BUFFER", 2400)
-    monkeypatch.setattr(chunks, "ROWS", 1)
-    if not HAS_GPU and find_spec("triton"):
-        from raoe_kernels.infonce import triton_kernels, triton_units
-        from raoe_kernels.sigmoid import triton_kernels as of_sigmoid
-
-        for table, block in ((triton_kernels.WEIGHTS, 32), (triton_kernels.SHORT, 32), (triton_units.ROWS, 64)):
-            monkeypatch.setitem(table, "BLOCK", block)
-        monkeypatch.setitem(of_sigmoid.WEIGHTS, "BLOCK", 32)
 
 
 def by_hand(device, *matrices):

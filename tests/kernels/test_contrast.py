@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.kernels.conftest import available
-from tests.kernels.contrast_cases import DTYPES, HERE, IDS, INFONCE, SIGMOID, Recorder, rows, small_buffers
+from tests.kernels.contrast_cases import DTYPES, HERE, IDS, INFONCE, SIGMOID, Recorder, rows
+
+pytestmark = pytest.mark.usefixtures("small_buffers")
 
 
 @pytest.fixture(params=[INFONCE, SIGMOID], ids=str)
@@ -19,11 +21,6 @@ def contrast(request):
 @pytest.fixture(params=HERE, ids=IDS)
 def place(request, contrast):
     return available(request.param, contrast.loss.__name__)
-
-
-@pytest.fixture(autouse=True)
-def several_chunks(monkeypatch):
-    small_buffers(monkeypatch)
 
 
 def leaves_of(contrast, sizes, columns, dtype, device):

@@ -26,7 +26,7 @@ from raoe_kernels import (
 )
 from tests.kernels.attention_cases import Batch
 from tests.kernels.conftest import HAS_GPU, PLACES
-from tests.kernels.contrast_cases import INFONCE, SIGMOID, Contrast, rows, small_buffers
+from tests.kernels.contrast_cases import INFONCE, SIGMOID, Contrast, rows
 from tests.kernels.gpu_checks import NoLaunch, operations
 from tests.kernels.infonce_forms import cases, loss_of
 from tests.kernels.pairwise_cases import Case
@@ -36,6 +36,7 @@ from tests.kernels.test_listwise import lists
 Make = Callable[[int], tuple[list[Tensor], dict[str, Any]]]
 Call = Callable[..., Tensor]
 ALL = ("reference", "scan", "triton", "native")
+pytestmark = pytest.mark.usefixtures("small_buffers")
 
 
 @dataclass(frozen=True)
@@ -193,11 +194,6 @@ QUICK = {"raoe-parts": "native", "cosine": "native", "infonce-ids": "scan", "inf
          "sigmoid-ids": "scan", "guided": "scan", "listmle": "scan", "refine": "scan",
          "attention-dual": "scan"}  # fmt: skip
 DIFFERENTIABLE = [form for form in FORMS if form.make(3)[0]]
-
-
-@pytest.fixture(autouse=True)
-def several_chunks(monkeypatch):
-    small_buffers(monkeypatch)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

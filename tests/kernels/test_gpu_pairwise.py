@@ -79,11 +79,3 @@ def test_cosine_has_no_sync_and_captures(backend):
     with no_sync():
         cosine()
     replays(cosine, flip(a))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_autocast_training_step(backend):
-    similarity, scores, labels = batch(64)
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss, _ = step(similarity.bfloat16().requires_grad_(), scores, labels, backend)
-    assert loss.dtype == torch.float32 and loss.isfinite()

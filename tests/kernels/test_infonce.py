@@ -12,20 +12,9 @@ import torch
 from raoe_kernels import info_nce_loss
 from raoe_kernels.testing import assert_gradient_accurate
 from tests.kernels.conftest import available
-from tests.kernels.contrast_cases import (
-    BF16,
-    DTYPES,
-    F16,
-    F32,
-    F64,
-    HERE,
-    IDS,
-    INFONCE,
-    JUDGED,
-    by_shape,
-    small_buffers,
-)  # fmt: skip
+from tests.kernels.contrast_cases import BF16, DTYPES, F16, F32, F64, HERE, IDS, INFONCE, JUDGED, by_shape
 
+pytestmark = pytest.mark.usefixtures("small_buffers")
 run, options = INFONCE.run, INFONCE.options
 LOG3 = math.log(3)
 
@@ -33,11 +22,6 @@ LOG3 = math.log(3)
 @pytest.fixture(params=HERE, ids=IDS)
 def place(request):
     return available(request.param, "info_nce_loss")
-
-
-@pytest.fixture(autouse=True)
-def several_chunks(monkeypatch):
-    small_buffers(monkeypatch)
 
 
 # (anchors, positives, negatives), columns: one row, no negatives, ragged tiles and chunks, aligned and odd widths.

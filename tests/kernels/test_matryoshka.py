@@ -109,16 +109,12 @@ def test_nan_spoils_the_widths_that_hold_it(swept):
         assert x[1].isnan().all() and x[[0, 2]].isfinite().all()
 
 
-def test_no_pairs_and_gradcheck(swept):
+def test_no_pairs(swept):
     device, backend = swept
     none = torch.zeros(0, 4, device=device, requires_grad=True)
     c = pairwise_cosine(none, none, dims=(2, 4), backend=backend)
     c.sum().backward()
     assert c.shape == (2, 0) and none.grad.shape == (0, 4)
-    a, b = (x.requires_grad_() for x in rows((4, 6), torch.float64, device))
-    assert torch.autograd.gradcheck(lambda a, b: pairwise_cosine(a, b, dims=(1, 4, 5), backend=backend), (a, b))
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(pairwise_cosine(a, b, dims=(2,), backend=backend).sum(), a, create_graph=True)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +189,3 @@ def test_too_few_pairs(shape, place, poisoned):
         losses = losses[0] + losses[1] if parts else losses
         (grad,) = torch.autograd.grad(losses.sum(), c)
         assert losses.shape == shape[:1] and losses.eq(0).all() and grad.shape == shape and grad.eq(0).all()
-
-
-# ---- Compiled ----

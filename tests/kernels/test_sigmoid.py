@@ -31,9 +31,9 @@ from tests.kernels.contrast_cases import (
     by_shape,
     numbers,
     rows,
-    small_buffers,
-)  # fmt: skip
+)
 
+pytestmark = pytest.mark.usefixtures("small_buffers")
 run, options = SIGMOID.run, SIGMOID.options
 LOG2, LOG3 = math.log(2), math.log(3)
 
@@ -41,11 +41,6 @@ LOG2, LOG3 = math.log(2), math.log(3)
 @pytest.fixture(params=HERE, ids=IDS)
 def place(request):
     return available(request.param, "sigmoid_loss")
-
-
-@pytest.fixture(autouse=True)
-def several_chunks(monkeypatch):
-    small_buffers(monkeypatch)
 
 
 # (anchors, positives, negatives), columns: one row, no negatives, ragged blocks and chunks, aligned and odd widths.

@@ -143,11 +143,7 @@ def test_initial_scale_and_bias_are_the_papers():
     ("settings", "key"),
     [
         ({"directions": ["query_to_query"]}, "directions"),
-        ({"directions": []}, "directions"),
-        ({"partition_mode": "each"}, "partition_mode"),
-        ({"partition_mode": "per_direction", "directions": GTE}, "partition_mode"),
         ({"symmetric": True, "directions": GTE}, "symmetric"),
-        ({"hardness_strength": -1.0}, "hardness_strength"),
         ({"learn_scale": True, "scale": 200.0}, "scale must be from 1 to 100, got 200"),
     ],
 )

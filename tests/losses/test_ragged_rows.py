@@ -3,7 +3,6 @@ knows only the texts that exist."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from sentence_transformers.sentence_transformer import losses as stock
 from torch.nn.functional import logsigmoid, normalize
 
 from raoe_train.encoders import lengths
-from raoe_train.losses import AnglEContrastiveLoss, ByLength, GISTLoss, InfoNCELoss, SigmoidLoss, in_batch
+from raoe_train.losses import AnglEContrastiveLoss, ByLength, GISTLoss, InfoNCELoss, SigmoidLoss
 from raoe_train.losses.collators import PlanningCollator, RowCollator, TextCollator, columns_of
 from tests.losses.test_losses import CACHED
 from tests.tiny import SENTENCES, gradients, tiny_encoder
@@ -186,36 +185,6 @@ def test_gradients_equal_the_reference(model, number, ragged, duplicates, mini_b
     torch.testing.assert_close(result.detach(), value, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(gradients(model), gradient, **CACHED)
     model[0].model.config._attn_implementation = "sdpa"  # not as packing leaves it
-
-
-@pytest.mark.parametrize("number", [n for n, (_, form) in enumerate(FORMS) if form.get("mask_duplicates", True)])
-def test_two_shares_equal_the_reference(model, number, monkeypatch):
-    """Two processes, one after the other: what each gathers is recorded in a first pass. Real ones:
-    test_global_batch.py."""
-    kind, form = FORMS[number]
-    rows = drawn(number + 50, duplicates=True, rows=8)
-    value, gradient = expected(model, kind, form, rows)
-    shares = [collated(model, kind, rows[:4]), collated(model, kind, rows[4:])]
-    recorded: list[list[torch.Tensor]] = [[], []]
-    model.zero_grad(set_to_none=True)
-    for rank in (0, 1):
-        monkeypatch.setattr(in_batch, "own_rows", lambda own, rank=rank: torch.arange(4) + 4 * rank)
-        monkeypatch.setattr(in_batch, "gather_rows", lambda x, to=recorded[rank]: to.append(x) or torch.cat([x, x]))
-        loss_of(model, kind, form, gather_across_devices=True)(*copy.deepcopy(shares[rank]))
-    total: Any = 0
-    for rank in (0, 1):
-        parts = iter(list(zip(*recorded, strict=True)))
-        monkeypatch.setattr(in_batch, "gather_rows", lambda own, parts=parts: torch.cat(next(parts)))
-        monkeypatch.setattr(in_batch, "own_rows", lambda own, rank=rank: torch.arange(4) + 4 * rank)
-        embeddings = recorded[rank][1:]  # after the texts
-        loss = loss_of(model, kind, form, gather_across_devices=True)
-        anchors = model(dict(shares[rank][0][0]))["sentence_embedding"]
-        own = [anchors, *embeddings[: len(shares[rank][0]) - 1]]
-        beside = loss.beside(*shares[rank])
-        total = total + loss.compute_loss_from_embeddings(own, **beside) / 2
-    total.backward()
-    torch.testing.assert_close(total.detach(), value, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(gradients(model), gradient, **CACHED)
 
 
 @pytest.mark.parametrize("collator", [RowCollator, TextCollator])

