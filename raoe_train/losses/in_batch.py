@@ -134,7 +134,8 @@ class InBatchLoss(CachedLoss):
         `guide` another encoder's (B, G) embeddings of the columns."""
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
-        if len(positives) == 1 and torch.is_grad_enabled() and (not columns or _all_missing(ids)):
+        is_alone = len(positives) == 1 and torch.is_grad_enabled()
+        if is_alone and (not columns or (ids is not None and (ids[1][1:] == NO_CANDIDATE).all())):
             raise ValueError("a batch of one row without negatives has loss 0: use larger batches or drop the last")
         anchors, rows = None, slice(None) if targets is None else targets  # rows of the op's anchors
         if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
@@ -246,11 +247,6 @@ def _duplicate_ids(texts: Tensor) -> Ids:
     missing = texts[:, 1:].T.flatten() == MISSING
     duplicates = max(torch.bincount(anchor_ids).max(), torch.bincount(column_ids)[anchor_ids].max()) > 1
     return (anchor_ids, column_ids.masked_fill(missing, NO_CANDIDATE)) if duplicates or missing.any() else None
-
-
-def _all_missing(ids: Ids) -> bool:
-    """Whether the batch has no negatives, by the ids of its columns, of which the positive is the first."""
-    return ids is not None and bool((ids[1][1:] == NO_CANDIDATE).all())
 
 
 def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
