@@ -16,7 +16,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def flags(dtype: torch.dtype) -> torch.dtype:
     """Dtype of flags (0 or 1) in a Triton kernel that multiplies matrices of `dtype`: uint8, but int32 with
-    float64. Triton 3.6 chooses a product's layout by its narrowest input, and float64 has no layout for bytes."""
+    float64. Triton 3.6 chooses the layout of tl.dot by its narrowest input, and has none for float64 and uint8."""
     return torch.int32 if dtype == torch.float64 else torch.uint8
 
 

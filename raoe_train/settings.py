@@ -235,7 +235,8 @@ class Training:
         min_steps: minimum number of steps; epochs are added to reach it
         max_steps: number of steps, in place of epochs
         per_device_eval_batch_size: rows in an evaluation batch, on each device
-        gradient_accumulation_steps: batches in each step; to compare more texts in a batch, use loss.mini_batch_size
+        gradient_accumulation_steps: batches in each step; adds no in-batch negatives, unlike a larger batch with
+            loss.mini_batch_size
         warmup_steps: number of warm-up steps; a number below 1 is a share of all steps
         weight_decay: weight decay of AdamW
         max_grad_norm: maximum gradient norm, for clipping; 0 for no clipping

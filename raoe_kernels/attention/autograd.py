@@ -7,7 +7,8 @@ A backend in plain torch has one function, which autograd differentiates:
     forward(q, k, v, padding, options) -> one result for each entry of options.causal.
 A backend with its own gradient has three functions. `spans(q, padding)` prepares the
 padding for the other two, and `forward` also returns the logsumexps that `backward` needs:
-    forward(...) -> (causal result of a dual call or None, the last result, the logsumexps of both)
+    forward(...) -> (causal result, None unless the call is dual; result for the last entry of options.causal;
+        logsumexps of these two)
     backward(grad causal, grad last, q, k, v, padding, options, *results of forward, needs) -> (dq, dk, dv)
 """
 
@@ -85,7 +86,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Optio
 
 
 def _select(q: Tensor, padding: Padding, options: Options, backend: str) -> Any:
-    """Return the module that runs a call as an operator.
+    """Return the backend for a call through the torch.library operator, as under torch.compile.
 
     The backward pass of the operator runs scan's forward pass again, for which torch
     would draw other random numbers. With dropout `reference` therefore replaces it.

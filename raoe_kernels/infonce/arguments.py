@@ -25,8 +25,8 @@ def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, tar
         check_alike("negatives", negatives, anchors)
     if targets is None and len(positives) < len(anchors):
         raise ValueError(
-            f"positives must have a row for each of the {len(anchors)} anchors, or pass targets, "
-            f"got {_validate.describe(positives)}"
+            f"positives must have at least one row for each of the {len(anchors)} anchors, "
+            f"got {_validate.describe(positives)}: add rows, or pass targets"
         )
     return len(anchors), len(positives) + (0 if negatives is None else len(negatives))
 
@@ -68,7 +68,7 @@ def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "posit
     if targets.numel() == 0:
         return
     if columns == 0 and lowest == 0:
-        raise ValueError(f"targets must be columns of {of}, but there are no such columns")
+        raise ValueError(f"targets must be columns of {of}, but these have no rows")
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (x.item() for x in targets.aminmax())
         if low < lowest or high >= columns:

@@ -278,8 +278,8 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """Return (n, k) columns below `count` that are documents of the same query as each target: its positive, and every
-    P-th column after it if the number of negatives is a multiple of P."""
+    """Return, for each target, the indices (n, k) of the columns with documents of the same query: the target itself
+    and, if the number of negatives is a multiple of P = len(positives), every P-th column after it, below `count`."""
     step = max(1, len(problem.positives))
     if problem.column_count % step:
         return targets[:, None]

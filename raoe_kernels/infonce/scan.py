@@ -1,7 +1,7 @@
 """info_nce_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
-The loss is a mean over the rows, so a chunk's gradient can be computed as soon as its logits are known: three BLAS
-products per block (logits, rows' gradient, columns' gradient), all in forward and all in chunks.py.
+The loss is a mean over the rows, so the forward pass computes a chunk's gradient as soon as its logits are known. Each
+block takes three BLAS products: logits, rows' gradient and columns' gradient. chunks.py computes them.
 """
 
 from __future__ import annotations

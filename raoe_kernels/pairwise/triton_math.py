@@ -228,7 +228,8 @@ def doubled_rank(first, last, ties):
 def count_at_most(first, last, bound, ties):
     """Number of positions with a doubled rank of at most `bound`; `first` and `last` bound the run at bound // 2.
 
-    Earlier runs have doubled ranks below 2 (bound // 2) and later runs above bound, so only this run must be tested.
+    All runs before it have doubled ranks below 2 (bound // 2), and all runs after it above `bound`. So only the doubled
+    rank of this run is compared with `bound`.
     """
     count = tl.where(doubled_rank(first, last, ties) <= bound, last + 1, first)
     return tl.where(bound < 0, 0, count)

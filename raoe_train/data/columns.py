@@ -103,7 +103,7 @@ def parse_sentence(column: str, value: Any) -> str:
 
 
 def as_word(value: Any) -> str:
-    """Convert a class or another name to a text; "" if there is none."""
+    """Convert a label or a name to a text; "" for a missing value, or one that cannot be a name (list, dict, bytes)."""
     if isinstance(value, float):  # in a table with missing values, 1 becomes 1.0 and a missing value NaN
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
     return "" if value is None or isinstance(value, (list, dict, bytes)) else str(value).strip()

@@ -223,8 +223,8 @@ def _draw_weights(model: Any, seed: int) -> None:
 
 
 def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
-    """Wrap a decoder in a BidirectionalModel if it has bidirectional layers, 4-bit weights or an adapter to train,
-    because the wrapper saves an adapter with the name of its base model."""
+    """Wrap a decoder in a BidirectionalModel if it has bidirectional layers. Also wrap one with 4-bit weights or an
+    adapter to train, because the wrapper saves an adapter together with the name of its base model."""
     layers, inner = spec.bidirectional_layers, model[0].model
     has_lora = train and bool(spec.lora)
     folder = Path(spec.name).expanduser()  # an adapter may be loaded from elsewhere

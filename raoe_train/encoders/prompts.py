@@ -29,7 +29,7 @@ def parse_template(template: str) -> tuple[str, str]:
             if field == ["text", "", None]:
                 parts.append("")
             elif field[0] is not None:
-                raise ValueError(f"{{{field[0]}}} is not allowed: the only field is a plain {{text}}, without a format")
+                raise ValueError(f"{{{field[0]}}} is not allowed: the only field is {{text}}, without a format")
     except ValueError as error:
         raise ValueError(f"prompt {template!r}: {error} (double a literal brace: {{{{ or }}}})") from None
     if len(parts) != 2:

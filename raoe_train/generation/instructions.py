@@ -135,7 +135,8 @@ def unfinished(finish: str) -> str | None:
 
 
 def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | None:
-    """The problem with a chain, including its source, or None. A finished chain must have `steps` new sentences."""
+    """Return what is wrong with a chain (the source sentence, then the generated ones), or None. A finished chain must
+    have `steps` generated sentences."""
     if steps is not None and len(sentences) != steps + 1:
         return f"not complete: {len(sentences) - 1} of {steps} sentences"
     counts: Counter[str] = Counter()

@@ -130,8 +130,8 @@ class InBatchLoss(CachedLoss):
         directions: tuple[str, ...] = ("query_to_doc",),
         **form: Any,
     ) -> Tensor:
-        """info_nce_loss of this process's rows against all processes' columns; `form` has further options of the op,
-        `guide` another encoder's (B, G) embeddings of the columns."""
+        """Compute info_nce_loss of this process's rows against the columns of all processes. `guide` are (B, G)
+        embeddings of each column by the guide, `form` further keywords of the op."""
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
         is_alone = len(positives) == 1 and torch.is_grad_enabled()

@@ -104,7 +104,7 @@ WRONG = [
     ((A.long(), P), {}, TypeError, "anchors"),
     ((A, P[:, :2]), {}, ValueError, "positives"),
     ((A, P.to("meta")), {}, ValueError, "positives"),
-    ((A, P[:2]), {}, ValueError, "positives must have a row for each of the 3 anchors"),
+    ((A, P[:2]), {}, ValueError, "positives must have at least one row for each of the 3 anchors"),
     ((A, P, N.half()), {}, ValueError, "negatives"),
     ((A, P, 3), {}, TypeError, "negatives"),
     ((A, P), {"scale": 0}, ValueError, "scale"),
