@@ -45,7 +45,7 @@ def forms() -> dict[str, Callable[[], Any]]:
         "`info_nce_loss`, also with `ignore` and `targets`": lambda: rk.info_nce_loss(a, b, b, targets=labels),
         "`info_nce_loss(symmetric=True)`": lambda: rk.info_nce_loss(a, b, symmetric=True),
         "`info_nce_loss(directions=…)`, bfloat16": lambda: rk.info_nce_loss(half, half, directions=both),
-        "`info_nce_loss(directions=…)`, other dtypes; with a guide or hardness": lambda: rk.info_nce_loss(
+        "`info_nce_loss(directions=…)`, other dtypes, or with a guide or hardness": lambda: rk.info_nce_loss(
             a, b, directions=both
         ),
         "`info_nce_loss(scale=TENSOR)`, a learned one": lambda: rk.info_nce_loss(a, b, scale=torch.tensor(20.0)),
@@ -115,9 +115,12 @@ def served(call: Callable[[], Any], compiled: bool) -> str:
 
 
 def table() -> str:
-    """Return the table in Markdown."""
-    lines = ["| op and form | with the compiled module | without it |", "|---|---|---|"]
-    lines += [f"| {form} | {served(call, True)} | {served(call, False)} |" for form, call in forms().items()]
+    """Return the table in Markdown, with a row for each pair of backends."""
+    by_backends: dict[tuple[str, str], list[str]] = {}
+    for form, call in forms().items():
+        by_backends.setdefault((served(call, True), served(call, False)), []).append(form)
+    lines = ["| with the compiled module | without it | ops and forms |", "|---|---|---|"]
+    lines += [f"| {' | '.join(backends)} | {'; '.join(names)} |" for backends, names in by_backends.items()]
     return "\n".join(lines)
 
 
