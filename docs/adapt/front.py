@@ -75,8 +75,8 @@ for path in sorted((FOLDER.parents[1] / "benchmarks/results").glob("AMD-*.jsonl"
 seconds = {key[1:]: value for key, value in sorted(seconds.items())}  # the last run of each
 names = {None: "adapt", "mse": "MSE", "cosent": "CoSENT"}
 proof = map(json.loads, (FOLDER / "proof.jsonl").read_text(encoding="utf-8").splitlines())
-runs = (row for row in proof if (row["target"], row["seed"]) == ("sick", 42) and "mixed" not in row)
-tasks = {row.get("control"): row["tasks"] for row in runs}  # the last of each
+sick = (row for row in proof if (row["target"], row["seed"]) == ("sick", 42) and "mixed" not in row)
+tasks = {row.get("control"): row["tasks"] for row in sick}  # the last of each; adapt has no control
 gains = [{name: tasks[run][name] - before for name, before in BEFORE.items()} for run in names]
 changes = zip(*((gain.pop("sick"), np.mean([*gain.values()])) for gain in gains), strict=True)  # on SICK, and elsewhere
 kinds = ("SICK, trained on", "#0072b2"), ("four other STS sets", "#d55e00")

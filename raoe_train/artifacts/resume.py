@@ -165,7 +165,7 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     finally:
         record = read_json(path / MADE_FROM)
         if SETTINGS in record and not record.get(FINISHED) and not any(map(_is_work, path.iterdir())):
-            remove(path)
+            remove(path)  # of a job that failed before there was anything to resume
         lock_file.unlink(missing_ok=True)
         lock.release()
         for folder in new_folders:

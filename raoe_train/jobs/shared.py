@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.artifacts.resume import BESIDE, lock_output
+from raoe_train.artifacts.resume import BESIDE, beside, lock_output
 from raoe_train.artifacts.writing import check_writable, explained
 from raoe_train.config import checked, marked, merge, parse
 
@@ -64,8 +64,8 @@ def check_paths(config: Any) -> None:
                 continue
             path = path.resolve()
             for name, target in targets.items():
-                beside = [target.with_name(target.name + suffix) for suffix in BESIDE] if name in files else []
-                if path in (target, *beside):
+                written = [target, *(beside(target, suffix) for suffix in BESIDE if name in files)]
+                if path in written:
                     raise ValueError(f"{name} {target} would overwrite the input {key} {part}: choose another {name}")
                 if name == "output" and target in path.parents:
                     raise ValueError(f"output {target} contains the input {key} {part}: choose another output")

@@ -87,7 +87,7 @@ class PairLoss(CachedLoss):
         return torch.stack(list(loss.values())).sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """The loss of two columns of (B, D) embeddings. ValueError for labels that are missing, NaN or too few."""
+        """The loss of two columns of (B, D) embeddings. ValueError for labels that are missing, NaN or of a wrong number."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         if isinstance(labels, (list, np.ndarray)):
@@ -178,8 +178,8 @@ class CoSENTLoss(OneSweep, PairLoss):
 class AnglELoss(PairLoss):
     """AnglELoss of sentence-transformers, CoSENT over ``pairwise_angle_sim``, with equal arguments and values.
 
-    More than two columns are read as an anchor, its positive and its negatives: the score of the positive is the label
-    (1 if there is none), and the score of each negative is 1 - label. The arguments are those of CachedLoss.
+    More than two columns are read as an anchor, its positive and its negatives. The positive's score is the label, or 1
+    without labels; each negative's score is 1 minus that of the positive. The arguments are those of CachedLoss.
     """
 
     by_order = True

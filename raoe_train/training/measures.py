@@ -19,7 +19,7 @@ from raoe_train.settings import Evaluation, Polarity
 # keys in a log entry that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
-BAR_COLOURS = {"before": "#999999", "after": "#0072B2"}
+BAR_COLOURS = {"before": report.COLOURS[-1], "after": report.COLOURS[1]}
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:

@@ -333,11 +333,13 @@ def _own_prompts(model: Any, data: Any) -> Any:
         return own if different else next(iter(own.values()), None)
     query, document = prompt_of(model, "query"), prompt_of(model, "document")
     first, *others = getattr(data, "column_names", None) or [""]
-    if first not in NAMES["anchor"] and query != document:
+    default = model.prompts.get(model.default_prompt_name)
+    if query == document:
+        return default
+    if first not in NAMES["anchor"]:
         reason = f"{first} is no column of queries ({', '.join(NAMES['anchor'])})"
         print(f"the encoder's prompts for queries and documents are not used: {reason}")
-    if first not in NAMES["anchor"] or query == document:
-        return model.prompts.get(model.default_prompt_name)
+        return default
     print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")
     return {first: query or "", **dict.fromkeys(others, document or "")}
 
