@@ -90,8 +90,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
 def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     """Return the two teachers and their settings; by default the RAOE paper's two teachers. ValueError for unknown
-    settings, for the paper's teachers without trust_remote_code, and for a local folder with a default teacher's name.
-    """
+    settings, for the paper's teachers without trust_remote_code, and for a local folder named like one of them."""
     names, options, trust = config.teachers, config.teacher, config.trust_remote_code
     if not names and not trust and not any(each.get("trust_remote_code") for each in options.values()):
         raise ValueError(

@@ -57,8 +57,7 @@ class LossParts(dict):
 class PairLoss(CachedLoss):
     """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns a scalar loss
     or LossParts from (B,) tensors; label is None unless `needs_label`. raoe_train.losses describes labels. If the
-    subclass is also a OneSweep, similarity can be (K, B), with a loss of shape (K,) for K widths.
-    """
+    subclass is also a OneSweep, similarity can be (K, B), with a loss of shape (K,) for K widths."""
 
     reads = SCORED_PAIRS
     by_order = False  # whether only the order of scores counts; if not, scores get the dtype of similarity
@@ -87,7 +86,7 @@ class PairLoss(CachedLoss):
         return torch.stack(list(loss.values())).sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """The loss of two columns of (B, D) embeddings. ValueError for labels that are missing, NaN or of a wrong number."""
+        """The loss of two columns of (B, D) embeddings. ValueError for missing labels, NaN, or a wrong number."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         if isinstance(labels, (list, np.ndarray)):
