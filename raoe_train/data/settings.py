@@ -76,7 +76,8 @@ class Data(Rows):
         dev: sources of the dev set; the checkpoint with the best score on the dev set is kept
         guard: texts, or scored pairs, on which similarities must stay close to those before training (with
             evaluation.certificate); by default, the training texts
-        dev_share: share of the first source to hold out as dev set, if dev is not set
+        dev_share: share of the first source to hold out as dev set, if dev is not set; auto is 0.1, or 200 rows but at
+            most 0.3
         score_scale: lowest and highest possible score of data.train; two numbers, or two numbers per source
         max_rows: maximum number of rows of each source, drawn with training.seed
         redraw: draw max_rows new rows in each epoch
@@ -92,7 +93,7 @@ class Data(Rows):
     labels: dict[str, Any] | None = None
     dev: list[Source] | None = None
     guard: list[Source] = field(default_factory=list)
-    dev_share: Share = 0.0
+    dev_share: Share | Literal["auto"] = 0.0
     score_scale: list[float] = field(default_factory=list)
     max_rows: PositiveInt | None = None
     redraw: bool = False

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from raoe_train.losses.reads import LISTS, RANKING
 from raoe_train.settings import Teacher
 
 FEWEST = 16  # minimum number of rows to hold some out for a dev set
+DEV_ROWS = 200  # with fewer, a gain of a few points is rarely significant
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
@@ -139,10 +140,11 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
     return datasets, tasks
 
 
-def hold_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
-    """Hold a `share` of the first dataset out as a dev set; returns (the other rows, the dev set). All rows of a first
-    text stay together. Both parts have at least two distinct scores or, without scores, two distinct first texts.
-    ValueError where that is impossible, for labels without scores, and for fewer than FEWEST rows."""
+def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[Any, Any]:
+    """Hold a `share` of the first dataset out as a dev set; returns (the other rows, the dev set). "auto" is a tenth, or
+    DEV_ROWS rows if these are more, but at most three tenths. All rows of a first text stay together. Both parts have
+    at least two distinct scores or, without scores, two distinct first texts. ValueError where that is impossible, for
+    labels without scores, and for fewer than FEWEST rows."""
     name, dataset = next(iter(datasets.items()))
     first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
     counted = "score" if "score" in dataset.column_names else first
@@ -152,12 +154,14 @@ def hold_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
         raise ValueError(
             f"{name} has only {len(dataset)} rows: data.dev_share needs at least {FEWEST}; name a dev set, --data.dev"
         )
+    rows = len(dataset)
+    wanted = max(rows / 10, min(DEV_ROWS, 0.3 * rows)) if share == "auto" else max(2, share * rows)
     places: dict[str, list[int]] = {}
     for place, text in enumerate(dataset[first][:]):
         places.setdefault(text, []).append(place)
     dev_rows, distinct, groups, values = set[int](), set[Any](), [*places.values()], dataset[counted][:]
     for number in np.random.default_rng(seed).permutation(len(groups))[1:]:  # one is left for training
-        if len(dev_rows) >= max(2, share * len(dataset)) and len(distinct) > 1:
+        if len(dev_rows) >= wanted and len(distinct) > 1:
             break
         dev_rows.update(groups[number])
         distinct.update(values[place] for place in groups[number])

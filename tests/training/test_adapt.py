@@ -90,6 +90,13 @@ def test_held_out_and_training_pairs_differ_in_score():
         hold_out({"train": Dataset.from_dict(columns)}, 0.1, 0)
 
 
+@pytest.mark.parametrize(("rows", "dev_rows"), [(100, 30), (666, 200), (1000, 200), (2000, 200), (3000, 300)])
+def test_small_sources_hold_out_a_larger_share(rows, dev_rows):
+    columns = {"sentence1": [*map(str, range(rows))], "sentence2": ["b"] * rows, "score": [*map(float, range(rows))]}
+    rest, dev = hold_out({"train": Dataset.from_dict(columns)}, "auto", 0)
+    assert (len(dev), len(rest["train"])) == (dev_rows, rows - dev_rows)
+
+
 def test_swapped_dev_pairs_are_reported(tmp_path, encoder, capsys):
     source = pairs(tmp_path / "mine.tsv", 10, score=lambda row: row)
     header, *lines = Path(source).read_text().splitlines()
