@@ -133,8 +133,7 @@ Forward = Callable[..., tuple[Tensor, Gradients]]
 
 
 def by_row(forward: Forward) -> Forward:
-    """Decorate a backend's forward for similarity (B,), so that it also accepts (K, B) and computes one row at a
-    time."""
+    """Make a backend's forward for similarity (B,) accept (K, B) as well, by computing one row at a time."""
 
     @wraps(forward)
     def run_rows(problem: Problem, needs: Needs, **options: Any) -> tuple[Tensor, Gradients]:

@@ -154,7 +154,7 @@ def _label_sums(
 
 
 def _dense_ids(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Number the distinct labels 0, 1, … in ascending order. Return each pair's number, and the count of numbers as a
+    """Number the distinct labels from 0 on, in ascending order. Return each pair's number, and the label count as a
     tensor."""
     values, order = labels.sort()
     ids = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
@@ -166,8 +166,8 @@ def _row(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each bit, the parts of P and Q from partners whose labels agree above this bit and differ in this
-    bit.
+    """Return, for each bit, the parts of P and Q from partners whose labels differ in this bit and agree in all higher
+    bits.
 
     l_i > l_j exactly if at some bit l_i has 1, l_j has 0, and all higher bits agree. So for every bit, the pairs are
     grouped by the higher bits. Within a group, in the order of the scores, pairs with bit 0 read the sums of pairs with
