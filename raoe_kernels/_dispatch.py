@@ -43,8 +43,7 @@ _block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None
 
 @dataclass(frozen=True)
 class Backend:
-    """An implementation of an op: its module, and missing(device), the reason why it cannot run on a device, or
-    None."""
+    """An implementation of an op: its module, and missing(device), which returns why it cannot run there, or None."""
 
     module: str
     missing: Callable[[torch.device], str | None] = lambda device: None

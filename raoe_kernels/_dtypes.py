@@ -16,8 +16,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def flags(dtype: torch.dtype) -> torch.dtype:
     """Dtype of flags (0 or 1) in a Triton kernel that multiplies matrices of `dtype`: int32 for float64, else uint8.
-    Triton 3.6 chooses the operand layout of a tl.dot by the narrowest input, and has no layout for float64 with
-    uint8."""
+    Triton 3.6 chooses the layout of a tl.dot by the narrowest input, and has no layout for float64 with uint8."""
     return torch.int32 if dtype == torch.float64 else torch.uint8
 
 

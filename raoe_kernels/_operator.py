@@ -61,8 +61,7 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _thread_keys(modes: bool) -> tuple[int, int]:
-    """Bits of the active dispatcher keys: (in an ordinary thread, in inference_mode). modes: True if a mode is
-    active."""
+    """Bits of the active dispatcher keys: (in an ordinary thread, in inference_mode). modes: whether a mode is on."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]

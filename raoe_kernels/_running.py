@@ -21,7 +21,7 @@ class _LogCumSumExp(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """sum_{i <= k} exp(x_i - S_k) t_i for outputs S and tangents t, computed separately for positive and negative
+        """Return sum_{i <= k} exp(x_i - S_k) t_i for outputs S and tangents t, separately for positive and negative
         t."""
         x, sums = ctx.saved_tensors
         sums = sums.masked_fill(sums == -torch.inf, 0)  # an empty sum: avoid inf - inf

@@ -32,8 +32,7 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
 
 
 def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check that a tensor has `shape` and is on the device of tensor `to`. `of` is the name of `to` in error
-    messages."""
+    """Check that a tensor has `shape` and is on the device of `to`. `of` is the name of `to` in error messages."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
     if value.shape != shape or value.device != to.device:

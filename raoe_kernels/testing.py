@@ -29,8 +29,7 @@ def error(actual: Tensor, truth: Tensor) -> float:
 
 
 def _largest(truth: Tensor) -> float:
-    """Largest finite absolute value. The floor is relative to this value, so an infinite value would allow any
-    error."""
+    """Largest finite absolute value. The floor is relative to it, so an infinite value would allow any error."""
     return max(truth[truth.isfinite()].abs().tolist(), default=0.0)
 
 

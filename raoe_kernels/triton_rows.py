@@ -1,5 +1,4 @@
-"""Helpers shared by all Triton kernels: compilation without specialisation, and loads of 16 bytes per thread from
-rows."""
+"""Helpers shared by all Triton kernels: compilation without specialisation, and row loads of 16 bytes per thread."""
 
 from __future__ import annotations
 
@@ -50,8 +49,8 @@ def at(row, start, UNIT: tl.constexpr):
 
 @triton.jit
 def tile(matrix, first, row, start, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
-    """Pointers to ROWS x COLUMNS elements from row `first`, column `start`. The column stride `column` is used if UNIT
-    is 1."""
+    """Pointers to ROWS x COLUMNS elements from row `first`, column `start`. The stride `column` is used if UNIT is
+    1."""
     rows, lane = tl.arange(0, ROWS)[:, None] * (row * UNIT), tl.arange(0, COLUMNS)[None, :]
     if UNIT == 16:
         return at(matrix + first * row * UNIT, start, UNIT) + rows + lane

@@ -16,8 +16,7 @@ from .._native import missing_beyond_cpu
 
 
 class Problem(NamedTuple):
-    """Arguments of one call: a and b (B, D), and K increasing widths (the result is (K, B)) or None (the result is
-    (B,))."""
+    """Arguments of one call: a and b (B, D), and K increasing widths for a result (K, B), or None for a result (B,)."""
 
     a: Tensor
     b: Tensor

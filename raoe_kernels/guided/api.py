@@ -24,7 +24,7 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
     Args:
         current: (..., V) logits given the nearer context, float16, bfloat16, float32 or float64.
         previous: (..., V) logits given the farther context, with the shape, dtype and device of current.
-        guidance: finite number >= 0: the paper's 1 + lambda, not lambda. A value below 1 interpolates between the
+        guidance: finite number >= 0: the paper's 1 + lambda, not lambda. Values below 1 interpolate between the
             contexts.
         backend: "auto", "reference", "scan" (plain torch, a few rows at a time) or "triton".
 

@@ -13,8 +13,7 @@ from .._dtypes import wide
 from .problem import Problem
 
 INF = float("inf")
-# Logits per context in a chunk: enough to occupy torch's threads, and few enough to stay in the cache for a second
-# pass.
+# Logits per context in a chunk: enough to occupy torch's threads, and few enough to stay in the cache for two passes.
 CHUNK = 1 << 18
 
 

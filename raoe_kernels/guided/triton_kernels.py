@@ -151,8 +151,7 @@ def guided_backward_mix(
     row_previous: tl.int64, guidance: tl.float64, need_current, need_previous, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients as in scan: guidance (grad - softmax(current) total), (1 - guidance) (grad - softmax(previous)
-    total)."""
+    """Gradients of scan: guidance (grad - softmax(current) total), (1 - guidance) (grad - softmax(previous) total)."""
     dtype: tl.constexpr = of_current.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)

@@ -119,8 +119,7 @@ def check_directions(directions: object, partition_mode: object, symmetric: obje
 
 
 def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tensor | None) -> None:
-    """Refuse a mask for directions with pairs that the mask lacks: of two anchors, two columns, or rows of
-    all_anchors."""
+    """Refuse a mask for directions with pairs that it lacks: of two anchors, two columns, or rows of all_anchors."""
     suffix = " and all_anchors" if all_anchors is not None else ""
     if mask is not None and set(directions) - set(DIRECTIONS[: 1 if suffix else 2]):
         raise ValueError(

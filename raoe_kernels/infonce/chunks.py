@@ -45,8 +45,8 @@ def sweep(
     part: slice | None = None,
     most: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return (weights @ columns, or None if not `by_rows`; weights[:, part]^T @ rows, or None if `part` is None), both
-    in the dtype of `product`.
+    """Return weights @ columns (None if not `by_rows`) and weights[:, part]^T @ rows (None if not `part`), as `product`
+    does.
 
     The callback weigh(first, logits) gets logits = rows[first : first + n] @ columns^T and may overwrite them. It
     returns the (n, columns) weights in the dtype of the rows, or None if neither product is needed. A chunk has at most
@@ -75,8 +75,7 @@ def sweep(
 
 
 def even(count: int, most: int) -> int:
-    """Return the size of equal chunks (the last may be smaller) that split `count` into as few chunks of at most `most`
-    as possible."""
+    """Return the smallest chunk size that splits `count` into as few chunks as chunks of size `most` would."""
     chunks = -(-count // most)
     return -(-count // max(1, chunks))
 
@@ -98,8 +97,8 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class UnitRows:
-    """Unit rows (n, D). For half precision on a GPU, also the input rows (`half_rows`) and 1 / norm of each
-    (`inverse`)."""
+    """Unit rows (n, D). For half precision on a GPU, also the input rows `half_rows` and the `inverse` of their
+    norms."""
 
     units: Tensor
     half_rows: Tensor | None = None

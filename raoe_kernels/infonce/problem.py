@@ -119,8 +119,7 @@ class Problem(NamedTuple):
 
     @property
     def target_count(self) -> int:
-        """Number of columns that targets may select: positives only, if all_anchors, hardness or more directions are
-        used."""
+        """Number of columns that targets may select: with all_anchors, hardness or more directions, only positives."""
         anchors_with_columns = self.directions in ("query_to_doc", SYMMETRIC)
         positives_only = self.all_anchors is not None or self.hardness or not anchors_with_columns
         return len(self.positives) if positives_only else self.column_count
@@ -175,8 +174,7 @@ def own_anchors(problem: Problem) -> Tensor:
 
 
 def is_ignored(problem: Any, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for the anchors `rows`: True for columns that the caller excludes as negatives. None if
-    unused."""
+    """Return (n, C) bool for the anchors `rows`: True for columns that the caller excludes as negatives; or None."""
     if problem.anchor_ids is not None:
         return equal_ids(problem.anchor_ids[rows], problem.column_ids)
     return None if problem.ignored is None else problem.ignored[rows]
@@ -207,7 +205,7 @@ def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
     """Return the () factor for the sum of the rows' losses: 1 / N, or 1 / 2N if symmetric, or NaN if a row, a target or
-    the scale is invalid. To raise an error, the host would have to wait for the GPU; NaN at least is not a wrong
+    the scale is invalid. To raise an error, the host would have to wait for the GPU; NaN at least is no wrong
     number."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
     if problem.learned_scale is not None:
@@ -229,15 +227,13 @@ def losses(neg_sum: Tensor, own_exp: Tensor, shift: Tensor, own_logit: Tensor) -
 
 
 def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tensor:
-    """Backpropagate through u = x / |x|: replace each gradient g in `grads` by (g - <g, u> u) / |x|, or 0 for a zero
-    row."""
+    """Backpropagate through u = x / |x|: replace a gradient g in `grads` by (g - <g, u> u) / |x|, 0 for a zero row."""
     along = torch.linalg.vecdot(grads, units)
     return grads.addcmul_(units, along[:, None], value=-1).mul_(inverse[:, None])
 
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Add rows[i] to sums[places[i]] in a fixed order: on a GPU, index_put sorts its indices, but index_add does
-    not."""
+    """Add rows[i] to sums[places[i]] in a fixed order: on a GPU, index_put sorts indices, and index_add does not."""
     if sums.is_cuda:
         sums.index_put_((places,), rows, accumulate=True)
     else:
@@ -283,9 +279,8 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """Return (n, k): for each target, the indices below `count` of the columns with documents of the same query. These
-    are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after the
-    target."""
+    """Return (n, k): for each target, the indices below `count` of the columns with documents of the same query. They
+    are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after it."""
     step = max(1, len(problem.positives))
     if problem.column_count % step:
         return targets[:, None]

@@ -103,8 +103,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 def _pool(
     problem: Problem, pool: list[Block], sides: _Sides, scale: float | Tensor, factor: Tensor, by_scale: Tensor | None
 ) -> Tensor:
-    """Return the sum of the rows' losses, and add `factor` times its gradients to the sums in `sides` and to
-    by_scale."""
+    """Return the sum of the rows' losses, and add `factor` times its gradients to the sums of `sides` and by_scale."""
     widths, like = [block.width for block in pool], sides[0].rows.units
     cell = like.element_size()
     cell += 0 if problem.guide_anchors is None else wide(problem.guide_anchors.dtype).itemsize
@@ -148,8 +147,7 @@ def _products(
     weight: Tensor,
     by_scale: Tensor | None,
 ) -> None:
-    """Add the gradients of a chunk's unit rows, of the columns and of scale. The gradient of the logits is weight x
-    parts."""
+    """Add the gradients of a chunk's unit rows, the columns and scale. The gradient of the logits is weight x parts."""
     for block, x in zip(pool, parts, strict=True):
         row_side, col_side = sides[block.from_documents], sides[block.to_documents]
         units, weights = rows[block.from_documents].units, halves(x) if isinstance(col_side.factor, Halves) else x
@@ -176,8 +174,7 @@ def _logits(
     scale: float | Tensor,
     parts: tuple[Tensor, ...],
 ) -> Tensor:
-    """Write the logits to `parts`, with -inf where left out. Return (n, 1), the column of the own pair in the first
-    part."""
+    """Write the logits to `parts`, -inf where left out. Return (n, 1), the column of the own pair in the first part."""
     threshold = None
     for block, x in zip(pool, parts, strict=True):
         row_side, col_side = sides[block.from_documents], sides[block.to_documents]

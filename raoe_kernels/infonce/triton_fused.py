@@ -2,14 +2,14 @@
 weights of each tile in registers, and writes only the weights (2 bytes each).
 
 A weight w is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
-e = exp(logit). In the products that give the gradients (a: anchors, k: columns), the division is applied to the result
-or to the other factor:
+e = exp(logit). In the products that give the gradients (a: anchors, k: columns), the result or the other factor is
+divided by s:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
 With several directions in one softmax, each direction has such a matrix of weights, and s is the sum over all
-directions. No maximum is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are well within the range of
-float32 and bfloat16.
+directions. No maximum is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are well within float32's and
+bfloat16's range.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Triton kernels of info_nce_loss before and after its matrix products, one program per row. Every sum has a fixed
-order.
+"""Triton kernels of info_nce_loss before and after its matrix products, one program per row. Sums have a fixed order.
 
 The products use rows scaled by powers of two, which is exact: `info_nce_rows` scales each row to a norm of 1/2 to 1
 (times `stretch`) and stores 1 / norm of the scaled row, which is 1 to 2. So no dtype overflows. Logits and weights are
@@ -41,8 +40,7 @@ def _power_of_two(x):
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Round x to a narrower dtype. Triton's interpreter truncates bfloat16 instead of rounding, so round explicitly
-    there."""
+    """Round x to a narrower dtype. Triton's interpreter truncates to bfloat16, so round explicitly there."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -156,8 +154,8 @@ def info_nce_weights(
 
     back: the rows are the anchors' targets and the columns are the anchors. The logarithm of each row's sum and the
     row's own weight are stored (at 2 and 3 times row_count) for the SYMMETRIC pass that follows, which adds the weights
-    of both directions. by_column (by_column_count,) has such a logarithm per column, or infinity if no anchor has the
-    column as target.
+    of both directions. by_column (by_column_count,) has such a logarithm per column, or infinity if no anchor has this
+    target.
 
     LEARNED: `scale` is multiplied by the number at `learned`. With GRADIENT, this number times its derivative is stored
     after the other stats. strength: the hardness strength, divided by the scale unless LEARNED. mask_first: the first
@@ -216,8 +214,7 @@ def info_nce_weights(
     if GRADIENT:
         if SYMMETRIC:
             own_weight += tl.load(stats + 3 * row_count + i)
-            # Other anchors may have the same target. In their second direction, this row is a negative unless it is
-            # ignored.
+            # Other anchors may have the same target. In their second direction, this row is a negative, unless ignored.
             shared = tl.exp(own_logit - tl.load(by_column + own))
             shared -= tl.exp(own_logit - tl.load(stats + 2 * row_count + i))
             if IGNORE != 0:

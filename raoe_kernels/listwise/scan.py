@@ -18,8 +18,7 @@ LINEAR = 85.0
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """ListMLE loss L and gradient. With scores s sorted by teacher, S_k = logsumexp_{m >= k} s_m, L = sum_k (S_k -
-    s_k),
+    """ListMLE loss L and gradient. With scores s sorted by teacher, S_k = logsumexp_{m >= k} s_m: L = sum_k (S_k - s_k)
 
     dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
 
@@ -31,8 +30,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     items = _descending(teacher, order)
     raw = student.to(wide(student.dtype)).gather(1, items)
     item_mask = None if mask is None else mask.gather(1, items)
-    # Subtracting the row's largest score keeps the digits of the differences. Masked items keep their positions, and
-    # their weight is exp(-inf) = 0.
+    # Subtracting the row's largest score keeps the digits of the differences. Masked items keep their positions, with
+    # weight exp(-inf) = 0.
     masked_raw = raw if item_mask is None else raw.masked_fill(~item_mask, -INF)
     largest = masked_raw.amax(1, keepdim=True)
     s = scale * (masked_raw - largest.masked_fill(largest == -INF, 0))
@@ -60,8 +59,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
-    """Return the indices that sort each row of `teacher` in descending order, and equal values by `order`, then
-    position."""
+    """Return the indices that sort each row in descending order, and equal values by `order`, then by position."""
     if order is None:
         return teacher.sort(dim=1, descending=True, stable=True).indices
     first = order.argsort(dim=1, stable=True)

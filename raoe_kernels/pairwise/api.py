@@ -119,8 +119,7 @@ def raoe_loss(
 
     Args, Raises: as for `rank_margin_loss` and `gated_angular_loss`.
 
-    Returns: the weighted sum, or with return_parts=True the tuple (rank part, angle part), both weighted and
-    differentiable.
+    Returns: the weighted sum, or with return_parts=True (rank part, angle part), both weighted and differentiable.
     """
     fields = constants(True, True, scale, margin, ties, rank_weight, angle_weight, bool(return_parts))
     _check_similarity(similarity)

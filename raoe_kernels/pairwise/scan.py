@@ -101,8 +101,7 @@ def _log_one_plus(x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad:
 
 
 def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:
-    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or by 0 where c is clipped. The form (1 - c)(1 + c) is exact near
-    +-1."""
+    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or by 0 where c is clipped. (1 - c)(1 + c) is exact near +-1."""
     unclipped = (c > -1 + CLIP) & (c < 1 - CLIP)
     slope = ((1 - c) * (1 + c)).rsqrt()
     return torch.where(unclipped, by_minus_theta * slope, by_minus_theta * 0)  # x * 0, not 0: a NaN must stay NaN
@@ -154,8 +153,7 @@ def _label_sums(
 
 
 def _dense_ids(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Number the distinct labels from 0 on, in ascending order. Return each pair's number, and the label count as a
-    tensor."""
+    """Number the distinct labels from 0 on, in ascending order. Return each pair's number, and the count (a tensor)."""
     values, order = labels.sort()
     ids = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
     return torch.empty_like(ids).scatter_(0, order, ids), ids[-1] + 1
@@ -166,12 +164,12 @@ def _row(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each bit, the parts of P and Q from partners whose labels differ in this bit and agree in all higher
+    """Return, for each bit, the parts of P and Q from partners whose labels differ in this bit and agree in higher
     bits.
 
     l_i > l_j exactly if at some bit l_i has 1, l_j has 0, and all higher bits agree. So for every bit, the pairs are
-    grouped by the higher bits. Within a group, in the order of the scores, pairs with bit 0 read the sums of pairs with
-    bit 1.
+    grouped by the higher bits. In a group, in the order of the scores, pairs with bit 0 read the sums of pairs with bit
+    1.
     """
     group, order = (ids >> (bits + 1)).sort(dim=1, stable=True)
     bit_set = (ids[order] >> bits) & 1 == 1

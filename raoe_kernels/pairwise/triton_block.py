@@ -145,8 +145,8 @@ def _partition(zero, flags, marks, BLOCK: tl.constexpr):
 
 @triton.jit
 def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
-    """Return the sums of exp(x) = `up` over earlier runs with larger labels, and of exp(-x) over later runs with
-    smaller ones.
+    """Return sums of exp(x) = `up` over earlier runs with larger labels, and of exp(-x) over later runs with smaller
+    ones.
 
     `first`, below 2^15, identifies runs. The results are both sums, first << 16 | position, and up. They are in another
     order than the pairs, with elements that are not in_batch at the end.

@@ -226,8 +226,7 @@ def doubled_rank(first, last, ties):
 
 @triton.jit
 def count_at_most(first, last, bound, ties):
-    """Number of positions whose doubled rank is at most `bound`. `first` and `last` are the ends of the run at bound //
-    2.
+    """Number of positions with a doubled rank of at most `bound`. `first` and `last`: ends of the run at bound // 2.
 
     All runs before this run have doubled ranks below 2 * (bound // 2), and all runs after it have doubled ranks above
     `bound`. So only the doubled rank of the run at bound // 2 is compared with `bound`.

@@ -62,7 +62,6 @@ def sigmoid_loss(
 
 
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
-    """Return a () tensor in the dtype of the arithmetic. new_full creates a number on the device without a host
-    sync."""
+    """Return a () tensor in the dtype of the arithmetic. new_full creates a number on the device without a sync."""
     dtype = wide(anchors.dtype)
     return value.to(dtype) if isinstance(value, Tensor) else anchors.new_full((), value, dtype=dtype)

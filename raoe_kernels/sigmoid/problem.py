@@ -72,8 +72,7 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def is_grouped(problem: Problem, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for the anchors `rows`: True for columns of the anchor's group. None if there are no
-    groups."""
+    """Return (n, C) bool for the anchors `rows`: True for columns of the anchor's group; None without groups."""
     if problem.anchor_groups is None or problem.column_groups is None:
         return None
     return problem.anchor_groups[rows, None] == problem.column_groups

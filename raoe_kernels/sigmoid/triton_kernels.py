@@ -30,8 +30,7 @@ WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
 
 
 def _stretch(problem: Problem) -> float:
-    """Factor that makes float16 weights use float16's range. Weights are at most 4, including the factors of the
-    norms."""
+    """Factor that makes float16 weights use float16's range. Weights are at most 4, with the factors of the norms."""
     return HALF / 4 if problem.anchors.dtype == torch.float16 else 1.0
 
 

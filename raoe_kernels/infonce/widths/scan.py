@@ -22,8 +22,7 @@ from ..._widths import from_here_on, segments
 from ..problem import EPS, Problem, add_rows, equal_ids, is_ignored, losses, mean_factor, own_columns, split
 from .weights import with_weights
 
-# Bytes of all widths' logits in a chunk: enough rows for full speed of products, and few enough for a CPU's last-level
-# cache.
+# Bytes of all widths' logits in a chunk: enough rows for products at full speed, few enough for a last-level cache.
 BUFFER = 24 << 20
 ROWS = 256  # maximum rows of a chunk: more rows do not make the products faster
 # Segments of up to this many columns are stored column by column. If they were stored row by row, with many short rows,
