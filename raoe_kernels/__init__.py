@@ -42,7 +42,7 @@ __all__ = [
 
 
 def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, bool | str]]:
-    """Return {function: {backend: True, or the reason why that backend cannot run on `device`}}.
+    """Return, for each function, {backend: True, or the reason why the backend cannot run on `device`}.
 
     `device` defaults to "cuda" if torch sees a GPU, else to "cpu".
     """

@@ -58,7 +58,7 @@ def devices() -> list[tuple[str, str]]:
 
 
 def table(device: str) -> list[str]:
-    """Table of functions x backends. "no (1)" refers to reason (1) below the table."""
+    """Table with a row per function and a column per backend. "no (1)" refers to reason (1) below the table."""
     available = backends(device)
     reasons: list[str] = []
     width = max(map(len, available)) + 2

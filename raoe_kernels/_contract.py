@@ -1,20 +1,20 @@
-"""The contract of all ops but attention: an op registers once, for eager calls and for torch.compile.
+"""The contract of all ops except attention: an op registers once, for eager calls and for torch.compile.
 
-A problem is a NamedTuple of a call's arguments, with the tensors first. A backend is a module with two functions:
+A problem is a NamedTuple with the arguments of a call, tensors first. A backend is a module with two functions:
 
     forward(problem, needs) -> (result, saved)
     backward(problem, saved, upstream, needs, dtype) -> gradients
 
-needs      a bool for each of the problem's first fields: whether its gradient is needed
+needs      a bool for each of the problem's first fields: whether the field's gradient is needed
 result     a tensor, which `register` describes
 saved      tuple of tensors or None that backward reads
 upstream   gradient of the result
 dtype      dtype of the gradients of rows; gradients of () tensors have the dtype of the arithmetic
-gradients  tuple of tensors, one for each of the first fields; None if it is not needed or 0
+gradients  tuple of tensors, one for each of the first fields; None for a gradient that is not needed or 0
 
-A backend that knows the gradients in forward has no `backward`: it returns them as `saved`, for an upstream gradient of
-1, and None for those that are not needed. Calls then only scale them: with the backend's function `scaled` if it has
-one, else with `register`'s `scale`, both with the signature of `backward`.
+A backend that computes the gradients in forward has no `backward`. Its `saved` are the gradients for an upstream
+gradient of 1, with None for each gradient that is not needed. The backward pass only scales these gradients, with the
+backend's function `scaled` if it exists, else with the `scale` of `register`. Both have the signature of `backward`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Needs = tuple[bool, ...]
 Gradients = tuple[Tensor | None, ...]
 Shape = Callable[[Any], Tensor]
 
-# The annotations of a problem's fields whose types have another name in torch's schemas
+# Type annotations of a problem's fields that torch's operator schemas write in another way
 SCHEMA = {"Tensor | None": "Tensor?", "tuple[int, ...] | None": "int[]?"}
 
 
 def scalar(problem: Any) -> Tensor:
-    """Result of a loss of nothing: a () tensor, 0."""
+    """Return the loss of an empty batch: a () tensor, 0."""
     return problem[0].new_zeros((), dtype=wide(problem[0].dtype))
 
 
 def scaled(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Gradients of a () loss from those that forward computed."""
+    """Scale the gradients that forward computed by the upstream gradient of a () loss."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 
 
@@ -67,17 +67,17 @@ def register(
     """Register an op's operator and return its function call(problem, backend) -> result.
 
     make       the problem's NamedTuple; its first field determines device and dtype
-    gradients  number of first fields that are differentiated
-    result     function of a problem: zeros of the result's shape and dtype, the result if there is nothing to do
-    saved      a function like `result` for each tensor that backward reads; by default gradients for a () loss
-    scale      the `backward` of backends that have none, where the problem's tensors are None; None if every backend
-               has one. Under torch.compile a loss with `scale` computes its gradients in forward, in every backend.
-    is_empty   function of a problem: True if there is nothing to do, so that no backend has to run
-    name       the operator's name, by default the op's key
-    forward    the name of the backends' function, for an op that has several
+    gradients  number of the problem's first fields that are differentiated
+    result     function of a problem that returns zeros of the result's shape and dtype: the result of an empty call
+    saved      a function like `result` for each tensor that backward reads; by default one for each gradient
+    scale      replaces `backward` for backends that have none, and gets a problem whose tensors are None. If every
+               backend has a `backward`, pass None. With `scale`, torch.compile computes all gradients in forward.
+    is_empty   function that returns True for a problem of an empty call, which needs no backend
+    name       name of the operator; by default the key of the op
+    forward    name of the backends' forward function, if an op has several
     """
     function = " or ".join(op.functions)
-    kinds = [kind.__forward_arg__ for kind in make.__annotations__.values()]  # as text
+    kinds = [kind.__forward_arg__ for kind in make.__annotations__.values()]  # as strings
     fields = [f"{SCHEMA.get(kind, kind)} {field}" for field, kind in zip(make._fields, kinds, strict=True)]
     tensors = sum(field.startswith("Tensor") for field in fields)
     no_tensors, no_needs = (None,) * tensors, (False,) * gradients
@@ -106,7 +106,7 @@ def register(
     def differentiate(
         problem: Any, kept: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype, module: Any
     ) -> Gradients:
-        """Run a backend's own `backward`."""
+        """Run a backend's own `backward`, and replace None by zeros for gradients that are needed."""
         grads: Gradients = (None,) * gradients
         if any(needs) and not is_empty(problem):
             with without_autocast(problem[0]):
@@ -128,14 +128,14 @@ def register(
                 ctx.save_for_backward(*kept)
                 return output
             ctx.save_for_backward(*problem[:tensors], *kept)
-            # The caller may change the result in place, but not what backward reads.
+            # The caller may change the result in place, so return a copy of a tensor that backward reads.
             return output.clone() if kept and kept[0] is output else output
 
         @staticmethod
         def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
             refuse_second_derivative(function)
             stored, needs, module = ctx.saved_tensors, ctx.needs_input_grad[2:], ctx.module
-            # Do not read saved_tensors again: torch's checkpointing allows it only once.
+            # Do not read saved_tensors again: torch's checkpointing allows only one read.
             if has_backward(module):
                 problem, kept = make(*stored[:tensors], *ctx.options), stored[tensors:]
                 return None, None, *differentiate(problem, kept, upstream, needs, ctx.dtype, module)
@@ -205,5 +205,5 @@ def _like(inputs: Sequence[Tensor | None], needs: Needs) -> Gradients:
 
 
 def _gradient(problem: Any, i: int) -> Tensor:
-    """Zeros of the shape of field i, in the dtype of the arithmetic."""
+    """Return zeros with the shape of field i, in the dtype of the arithmetic."""
     return problem[i].new_zeros(problem[i].shape, dtype=wide(problem[0].dtype))

@@ -1,8 +1,8 @@
 """Select the backend of a call, and explain why a backend is unavailable.
 
 Order of precedence: the call's `backend=`, the innermost `use_backend` block, the environment variable
-RAOE_KERNELS_BACKEND (read once, only in this module), then the first available entry of AUTO for the device. If
-a backend that was requested by name cannot run, RuntimeError gives the reason; no other backend replaces it.
+RAOE_KERNELS_BACKEND (read once, only in this module), then the first available entry of AUTO for the device. If a
+backend that was requested by name cannot run, RuntimeError gives the reason, and no other backend is tried.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ OF_BUILDS = ("RAOE_KERNELS_BUILD", "RAOE_KERNELS_CACHE", "RAOE_KERNELS_CUDA_ARCH
 
 @cache
 def _environment() -> str:
-    """Backend requested by the environment. Cached, because reading the variable costs as much as the selection.
-    Warns of variables that look like ours."""
+    """Return the backend that the environment variable requests. Cached, because reading the variable costs as much as
+    the selection. Warns of variables with names like ours."""
     ours = [name for name in os.environ if name.startswith(("RAOE_KERNEL", "RAOE_BACKEND"))]
     if unknown := sorted({*ours} - {ENVIRONMENT, *OF_BUILDS}):
         warnings.warn(f"environment variable {unknown[0]} has no effect: did you mean {ENVIRONMENT}?", stacklevel=4)
@@ -43,15 +43,15 @@ _block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None
 
 @dataclass(frozen=True)
 class Backend:
-    """An implementation of an op: its module, and missing(device), the reason why it cannot run there, or None."""
+    """An implementation of an op: its module, and missing(device), which returns why it cannot run there, or None."""
 
     module: str
     missing: Callable[[torch.device], str | None] = lambda device: None
 
 
 def backends(package: str, **missing: Callable[[torch.device], str | None]) -> dict[str, Backend]:
-    """Return the backends in an op's folder: reference.py, scan.py, and those in `missing`, each with its function
-    missing(device): triton_kernels.py, native.py."""
+    """Return the backends in an op's folder: reference.py, scan.py, and the keys of `missing` ("triton", "native"),
+    whose values are the functions missing(device)."""
     files = {"triton": "triton_kernels", "native": "native"}
     plain = {name: Backend(f"{package}.{name}") for name in ("reference", "scan")}
     return plain | {name: Backend(f"{package}.{files[name]}", reason) for name, reason in missing.items()}
@@ -61,7 +61,7 @@ def backends(package: str, **missing: Callable[[torch.device], str | None]) -> d
 class Op:
     """An op's backends by name. `functions` are the public functions that run on the op.
 
-    by_case: function of a problem that returns the backend that "auto" takes on CUDA, where it would take Triton
+    by_case: function that returns the backend for a problem on CUDA; replaces the choice of Triton by "auto"
     """
 
     key: str
@@ -94,7 +94,7 @@ class Op:
         if backend != "auto":
             return _validate.one_of("backend", backend, ("auto", *NAMES))
         requested = _block.get() or _environment()
-        # A block covers every op inside it, so ops without a backend of that name ignore the block.
+        # A block covers every op inside it, so an op that lacks the requested backend ignores the block.
         return requested if requested in self.backends else "auto"
 
     def _resolve(self, name: str, device: torch.device) -> ModuleType:
@@ -111,7 +111,7 @@ class Op:
 def use_backend(backend: str) -> Iterator[None]:
     """Run every op inside the block on `backend` ("auto", "reference", "scan", "triton", "native").
 
-    Ops without a backend of that name ignore the block. An op that has the backend but cannot run it here raises
+    An op that lacks the requested backend ignores the block. An op that has the backend but cannot run it here raises
     RuntimeError with the reason. An explicit `backend=` argument takes precedence over the block.
     """
     token = _block.set(_validate.one_of("backend", backend, ("auto", *NAMES)))
@@ -131,7 +131,7 @@ def refuse_func_grad(function: str) -> None:
 
 
 def refuse_second_derivative(function: str) -> None:
-    """Raise in the backward of a function that has no second derivative if create_graph=True asks for one."""
+    """Raise RuntimeError in a backward pass with create_graph=True, for functions without a second derivative."""
     if torch.is_grad_enabled():
         raise RuntimeError(f"{function} has no second derivative: differentiate it without create_graph=True")
 
@@ -152,4 +152,4 @@ def triton_missing(device: torch.device) -> str | None:
     if device.type == "cpu":
         interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
         return None if interpreted else "Triton kernels need a CUDA device (or TRITON_INTERPRET=1, for tests)"
-    return f"Triton kernels are not written for {device.type} devices"
+    return f"there are no Triton kernels for {device.type} devices"

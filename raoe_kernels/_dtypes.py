@@ -15,8 +15,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def flags(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of flags (0 or 1) in a Triton kernel that multiplies matrices of `dtype`: uint8, but int32 with
-    float64. Triton 3.6 chooses the layout of tl.dot by its narrowest input, and has none for float64 and uint8."""
+    """Dtype of flags (0 or 1) in a Triton kernel that multiplies matrices of `dtype`: int32 for float64, else uint8.
+    Triton 3.6 chooses the layout of a tl.dot by the narrowest input, and has no layout for float64 with uint8."""
     return torch.int32 if dtype == torch.float64 else torch.uint8
 
 
@@ -28,7 +28,7 @@ def as_products(*rows: Tensor | None) -> tuple[Any, ...]:
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return autocast's dtype if it is on for the device of x. The device "meta" has no autocast."""
+    """Return autocast's dtype, or None if autocast is off for the device of x. The device "meta" has no autocast."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if not x.is_meta and torch.is_autocast_enabled(kind) else None
 

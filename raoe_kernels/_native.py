@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ._build import why_missing
 
-# The codes of csrc/types.h.
+# The codes of the dtypes in csrc/types.h.
 FLOATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 
 @cache
 def _load(kind: str) -> ModuleType | str:
-    """Return the compiled module for "cpu" or "cuda", or the reason why there is none."""
+    """Return the compiled module for "cpu" or "cuda", or the reason why it cannot be loaded."""
     try:
         return import_module(f"._native_{kind}", __package__)
     except ImportError as error:
@@ -27,7 +27,7 @@ def _load(kind: str) -> ModuleType | str:
 def missing(device: torch.device) -> str | None:
     """Return why the compiled kernels cannot run on `device`, or None if they can."""
     if device.type not in ("cpu", "cuda"):
-        return f"no compiled kernels are written for {device.type} devices"
+        return f"there are no compiled kernels for {device.type} devices"
     if device.type == "cuda" and torch.version.hip:
         return "the compiled kernels need CUDA, and this torch is built for ROCm"
     loaded = _load(device.type)
@@ -55,7 +55,7 @@ def _unusable(index: int) -> str | None:
 
 
 def address(x: Tensor | None) -> int:
-    """Return the address of the tensor's data, 0 for None."""
+    """Return the address of the tensor's data, or 0 for None."""
     if x is None:
         return 0
     pointer = x.data_ptr()
@@ -65,7 +65,7 @@ def address(x: Tensor | None) -> int:
 
 
 def module(kind: str) -> ModuleType:
-    """Return the compiled module for a device type; call `missing` first."""
+    """Return the compiled module for a device type. Call `missing` first: a missing module raises RuntimeError."""
     loaded = _load(kind)
     if isinstance(loaded, str):
         raise RuntimeError(loaded)

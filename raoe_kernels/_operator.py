@@ -1,5 +1,5 @@
-"""Ops as torch.library operators: torch.compile and tracers record them as a single call, and the backend is selected
-when that call runs. Eager calls bypass the operators, because their dispatch costs more than a kernel."""
+"""Ops as torch.library operators: torch.compile and tracers record an op as a single call, and the backend is selected
+when this call runs. Eager calls bypass the operators, whose dispatch costs more than a kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from ._dispatch import Op
 
-# A copy of this package under another name may be loaded in the same process, so its operators need another namespace.
+# A copy of this package may be loaded in the same process under another name. Its operators need another namespace.
 PACKAGE = str(__package__)
 NAMESPACE = PACKAGE if PACKAGE == "raoe_kernels" else "raoe_kernels_" + re.sub(r"\W", "_", PACKAGE)
 Results = Iterable[Tensor | None]
@@ -25,8 +25,8 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
     """Return the module that runs a call directly, or None if the call has to go through the op's operator.
 
     The operator is needed under torch.compile, for tensors without plain memory, and for torch.jit.trace and make_fx,
-    which record torch's own operations only. The first of `tensors` gives the device. Kernels have no forward-mode
-    derivative, so tensors with a tangent go to "scan".
+    which record only torch operations. The call runs on the device of tensors[0]. Kernels have no forward-mode
+    derivative, so a call with a tangent uses "scan".
     """
     if torch.compiler.is_compiling():
         return None
@@ -45,8 +45,8 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
 
 
 def _reads_memory(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether a kernel may read the tensors' memory directly: no transform, trace or mode is active,
-    and no tensor is a subclass or has zeros or signs that torch applies lazily."""
+    """Whether a kernel may read the tensors' memory directly: no transform, trace or mode is active, and no tensor is
+    of a subclass, or has a sign or zeros that torch applies lazily."""
     active_keys = torch._C._dispatch_tls_local_include_set().raw_repr()
     if active_keys not in _thread_keys(False) and (active_keys not in _thread_keys(True) or _mode_traces()):
         return False
@@ -61,14 +61,14 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _thread_keys(modes: bool) -> tuple[int, int]:
-    """Active dispatcher keys, as bits, of an ordinary thread and in inference_mode; with `modes`, if a mode is on."""
+    """Bits of the active dispatcher keys: (in an ordinary thread, in inference_mode). modes: whether a mode is on."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]
 
 
 def _mode_traces() -> bool:
-    """Whether an active mode traces or creates its own tensors; other modes only observe."""
+    """Whether an active mode traces or creates its own tensors. All other modes only observe calls."""
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) for kind in (kinds.PROXY, kinds.FAKE, kinds.FUNCTIONAL))
 
@@ -83,9 +83,9 @@ def operator(
 ) -> Callable[..., Any]:
     """Register and return an operator that takes `arguments` (in schema notation) and a backend's name.
 
-    run(*arguments, backend)    returns the results; None for an empty result
-    shapes(*arguments)          returns tensors of the results' shapes and dtypes, None where run returns None
-    autograd                    setup_context and backward for torch.library.register_autograd
+    run(*arguments, backend)    returns the results, with None for an empty result
+    shapes(*arguments)          returns tensors of the results' shapes and dtypes, with None where run returns None
+    autograd                    (setup_context, backward) for torch.library.register_autograd
     """
 
     def kernel(*inputs):
@@ -110,7 +110,7 @@ def _without_none(results: Iterable[Tensor | None], like: Tensor) -> list[Tensor
 
 
 def _own_memory(results: list[Tensor]) -> tuple[Tensor, ...]:
-    """Give each result its own memory, as an operator must; a backend's results may be parts of one buffer."""
+    """Give each result its own memory, as operators must. The results of a backend may be parts of one buffer."""
     seen: set[int] = set()
     for i, x in enumerate(results):
         x = x.contiguous()

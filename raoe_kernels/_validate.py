@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-_UNORDERED = (torch.uint64,)  # torch cannot sort uint64, and its values do not fit int64
+_UNORDERED = (torch.uint64,)  # torch cannot sort uint64, and values of uint64 can exceed int64
 
 
 def describe(value: object) -> str:
@@ -32,7 +32,7 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
 
 
 def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check that a tensor has `shape` and the device of `to`, which error messages call `of`."""
+    """Check that a tensor has `shape` and is on the device of `to`. `of` is the name of `to` in error messages."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
     if value.shape != shape or value.device != to.device:
@@ -42,7 +42,7 @@ def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Ten
 
 
 def integers(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check a `companion` that must hold integers and not bools."""
+    """Check a tensor as `companion` does, and that its dtype is an integer dtype other than bool."""
     value = companion(name, value, shape, of, to)
     if value.dtype == torch.bool:
         raise TypeError(f"{name} must be integers (up to int64), got {describe(value)}")
@@ -78,9 +78,9 @@ def integer_tensor(name: str, value: Tensor) -> None:
 
 
 def number(name: str, value: object, *, low: float = -math.inf, strict: bool = False) -> float:
-    """Check a finite Python (or numpy) number >= low, or > low if strict, and return it as a float."""
+    """Check that a value is a finite Python or numpy number >= low (> low if strict), and return it as a float."""
     if isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a Python number, got {describe(value)}; a tensor would cost a device sync")
+        raise TypeError(f"{name} must be a Python number, got {describe(value)}: pass {name}.item()")
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {describe(value)}")
     result = float(value)
@@ -93,8 +93,8 @@ def number(name: str, value: object, *, low: float = -math.inf, strict: bool = F
 def number_or_tensor(
     name: str, value: object, device: torch.device, *, low: float = -math.inf, strict: bool = False
 ) -> float | Tensor:
-    """Check a `number`, or a () float tensor on `device`, which may be learnable. A tensor's value is
-    checked on the CPU only: reading it would wait for a GPU, and a compiled graph cannot branch on it."""
+    """Check that a value is a `number`, or a () float tensor on `device`, which may be learnable. The value of a tensor
+    is checked only on a CPU: reading a value would wait for a GPU, and a compiled graph cannot branch on values."""
     if not isinstance(value, Tensor):
         return number(name, value, low=low, strict=strict)
     if not value.is_floating_point() or value.ndim != 0 or value.device != device:
@@ -105,7 +105,7 @@ def number_or_tensor(
 
 
 def scale(value: object) -> float:
-    """Check the factor for similarities, a number > 0. A value below 1 warns, once per call site."""
+    """Check that the factor for similarities is a number > 0. A value below 1 causes a warning, once per call site."""
     result = number("scale", value, low=0, strict=True)
     if result < 1:
         warn_of_temperature(result)
@@ -113,14 +113,14 @@ def scale(value: object) -> float:
 
 
 def learnable_scale(value: object, device: torch.device) -> float | Tensor:
-    """Check a `scale`, or a () float tensor on `device`; a tensor below 1 causes no warning."""
+    """Check a `scale`, or a () float tensor on `device`. A tensor below 1 causes no warning."""
     if isinstance(value, Tensor):
         return number_or_tensor("scale", value, device, low=0, strict=True)
     return scale(value)
 
 
 def warn_of_temperature(scale: float) -> None:
-    """Warn about a scale below 1, pointing at the caller's line outside this package."""
+    """Warn about a scale below 1. The warning points to the caller's line outside this package."""
     if torch.compiler.is_compiling():
         return
     level, frame = 1, sys._getframe()

@@ -3,8 +3,8 @@
     err(kernel, truth) <= factor x err(plain, truth) + floor
 
 truth is a float64 reference, plain is the same formula in plain PyTorch at the kernel's dtype, err is the largest
-absolute difference, and floor is a few rounding errors. The bound follows from the dtype's precision, so no test has
-to choose a tolerance.
+absolute difference from truth, and floor is a few rounding errors. The bound follows from the dtype's precision, so no
+test has to choose a tolerance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOSS_FACTOR, GRADIENT_FACTOR, ULPS = 2.0, 3.0, 4.0
 
 
 def error(actual: Tensor, truth: Tensor) -> float:
-    """Largest absolute difference in float64; infinite if two elements differ and one of them is not finite."""
+    """Largest absolute difference in float64. It is infinite if two elements differ and one of them is not finite."""
     if actual.shape != truth.shape:
         raise AssertionError(f"shape {tuple(actual.shape)} differs from the reference's shape {tuple(truth.shape)}")
     if truth.numel() == 0:
@@ -29,12 +29,12 @@ def error(actual: Tensor, truth: Tensor) -> float:
 
 
 def _largest(truth: Tensor) -> float:
-    """Largest finite absolute value. The floor is relative to it, and an infinity would allow any error."""
+    """Largest finite absolute value. The floor is relative to it, so an infinite value would allow any error."""
     return max(truth[truth.isfinite()].abs().tolist(), default=0.0)
 
 
 def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, factor: float, floor: float) -> None:
-    """Assert the rule above for one tensor. A failure shows the worst element of kernel, plain and truth."""
+    """Assert this module's rule for one tensor. A failure shows the worst element of kernel, plain and truth."""
     kernel_error, plain_error = error(actual, truth), error(plain, truth)
     allowed = factor * plain_error + floor
     if kernel_error <= allowed:
@@ -48,11 +48,11 @@ def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, 
 
 
 def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
-    """Assert that a loss is within twice plain's error plus a few rounding errors of the result.
+    """Assert that a loss's error is at most twice the error of `plain` plus a few rounding errors of the result.
 
-    exponent_range is scale x (max - min) of the values in the exponents of L = log(1 + sum of exp), 0 for other losses.
-    An exponent that is split into x_i + y_j is rounded at that size, and an error e in the exponents changes L by
-    (1 - exp(-L)) e.
+    exponent_range is scale x (max - min) of the values in the exponents of L = log(1 + sum of exp), and 0 for other
+    losses. If an exponent is split into x_i + y_j, both terms can be as large as exponent_range, and so are rounded at
+    this size. An error e in the exponents changes L by (1 - exp(-L)) e.
     """
     largest = _largest(truth)
     floor = ULPS * torch.finfo(actual.dtype).eps * (largest + exponent_range * min(1.0, largest))
@@ -60,9 +60,9 @@ def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_
 
 
 def assert_gradient_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
-    """Assert that a gradient is within three times plain's error plus a few rounding errors of its largest exponent.
+    """Assert that a gradient's error is at most three times the error of `plain` plus a few rounding errors.
 
-    exponent_range is scale x (max - min) of the values in the exponents, 0 for ops without exponents.
+    exponent_range is scale x (max - min) of the values in the exponents, and 0 for ops without exponents.
     """
     largest = _largest(truth)
     eps = max(torch.finfo(actual.dtype).eps if exponent_range == 0 else 0.0, torch.finfo(wide(actual.dtype)).eps)

@@ -16,7 +16,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Decorate a kernel so that one compilation serves all sizes, alignments and switches."""
+    """Decorate a kernel so that one compilation works for all sizes, alignments and switches."""
     names = [p.name for p in signature(function).parameters.values() if p.annotation != "tl.constexpr"]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
 
@@ -35,21 +35,22 @@ def root(x):
 
 
 def unit_of(*matrices: Tensor) -> int:
-    """Return a kernel's UNIT: 16 if rows are contiguous and 16-byte aligned, and sizes and strides are multiples
-    of 16 elements, else 1. Kernels receive row strides and the number of columns in units of UNIT elements."""
+    """Return a kernel's UNIT: 16 if rows are contiguous and 16-byte aligned, and sizes and strides are multiples of 16
+    elements, else 1. Kernels receive row strides and the number of columns divided by UNIT."""
     in_one_piece = all(x.stride(1) == 1 and x.data_ptr() % 16 == 0 for x in matrices)
     return 16 if in_one_piece and all(x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in matrices) else 1
 
 
 @triton.jit
 def at(row, start, UNIT: tl.constexpr):
-    """Pointer to element `start` of a row. With UNIT 16 it is 16-byte aligned, which allows wide loads."""
+    """Pointer to element `start` of a row. If UNIT is 16, the pointer is 16-byte aligned, which allows wide loads."""
     return tl.multiple_of(row + start, 16) if UNIT == 16 else row + start
 
 
 @triton.jit
 def tile(matrix, first, row, start, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
-    """Pointers to ROWS x COLUMNS elements from row `first`, column `start`; stride `column` applies if UNIT is 1."""
+    """Pointers to ROWS x COLUMNS elements from row `first`, column `start`. The stride `column` is used if UNIT is
+    1."""
     rows, lane = tl.arange(0, ROWS)[:, None] * (row * UNIT), tl.arange(0, COLUMNS)[None, :]
     if UNIT == 16:
         return at(matrix + first * row * UNIT, start, UNIT) + rows + lane

@@ -3,10 +3,9 @@
     import raoe_train as rt
 
 `load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate_model` are for your own scripts. `train`,
-`prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` are the jobs of the command line:
-they take the name of a recipe, or none, and settings, as ``rt.train("adapt", model={"name": "..."}, output="out")``.
-`run` runs a job by its name. See docs/python.md. Each name is imported at its first use, because importing torch and
-transformers takes seconds.
+`prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` run the jobs of the command line.
+They take a recipe (optional) and settings: ``rt.train("adapt", model={"name": "..."}, output="out")``. `run` runs a job
+by its name. See docs/python.md. Each name is imported at its first use: importing torch and transformers takes seconds.
 """
 
 import importlib

@@ -39,13 +39,13 @@ STATUS = "exit status: 0 done, 1 finished with failures, 2 invalid input, 3 unex
 
 
 def job_of(name: str) -> Callable[..., dict[str, Any]]:
-    """Return the function of a job; ValueError if no job has this name."""
+    """Return the function of a job. ValueError if no job has this name."""
     config_of(name)
     return getattr(importlib.import_module(f"raoe_train.jobs.{name}"), name)
 
 
 def config_of(name: str) -> Any:
-    """Return the configuration class of a job, without importing the job; ValueError if no job has this name."""
+    """Return the configuration class of a job without importing the job. ValueError if no job has this name."""
     if name not in JOBS:
         raise ValueError(f"unknown job {name!r}{cfg.nearest(name, JOBS)}; jobs: {', '.join(JOBS)}")
     return getattr(settings, f"{name.title()}Config")
@@ -62,7 +62,8 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
     Args:
         job: name of the job, see JOBS.
         recipe: path of a YAML file, or the name of a shipped recipe.
-        settings: keys that override it, nested (``training={"seed": 1}``) or dotted (``**{"training.seed": 1}``).
+        settings: keys that override the recipe, nested (``training={"seed": 1}``) or dotted (``**{"training.seed":
+            1}``).
 
     Raises:
         ValueError: an unknown job, recipe or key, an invalid value or row, an output that exists with other settings,
@@ -73,7 +74,7 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with an option for each key of a configuration class, if there is one."""
+    """A parser with an option for each key of a configuration class, if a class is passed."""
 
     def __init__(self, *args: Any, config: Any = None, **settings: Any) -> None:
         settings |= {"argument_default": argparse.SUPPRESS, "formatter_class": argparse.RawDescriptionHelpFormatter}
@@ -107,7 +108,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words. Other keys become options, too: some sections take them, and the others have a better error."""
+        """Parse words. Unknown keys become options, too: some sections accept any key, and others explain the error."""
         unknown = (word.partition("=")[0] for word in args or () if self.keys and word.startswith("--"))
         for option in {*unknown} - {*self._option_string_actions, "--"}:
             self.add_argument(option, action="append", nargs="*")
@@ -115,7 +116,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    """The parser of the command line."""
+    """Return the parser of the command line."""
     recipes = textwrap.fill(f"a YAML file, or one of: {', '.join(cfg.shipped())}", 100)
     top = Parser("raoe-train", usage=USAGE, epilog=f"RECIPE is {recipes}\n\n{STATUS}")
     top.add_argument("--version", action="version", version=f"raoe {version('raoe')}")
@@ -127,11 +128,11 @@ def parser() -> Parser:
         example = getattr(config, "example", "")
         job = jobs.add_parser(name, help=summary, description=summary, usage=usage, epilog=example, config=config)
         job.add_argument("positional", nargs=count, metavar=positional, help=text)
-        job.add_argument("--config", action="append", metavar="FILE", help="YAML file of settings; the last one wins")
+        job.add_argument("--config", action="append", metavar="FILE", help="YAML file of settings; a later file wins")
         job.add_argument("--print_config", action="store_true", help="print the settings as a recipe")
         job.add_argument("--traceback", action="store_true", help="show the traceback of an error")
         if name == "train":
-            text = "list the losses, or the keywords of one"
+            text = "list all losses, or the keywords of one loss"
             job.add_argument("--loss.help", nargs="?", const="", metavar="CLASS", help=text)
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         import argcomplete  # type: ignore[import-not-found]
@@ -141,9 +142,9 @@ def parser() -> Parser:
 
 
 def configure(words: Sequence[str]) -> tuple[dict[str, Any], Any]:
-    """Parse a command line. Returns its options and the unchecked configuration of the job, see raoe_train.config."""
+    """Parse a command line. Return the options and the unchecked configuration of the job, see raoe_train.config."""
     if words and not words[0].startswith("-"):
-        config_of(words[0])  # an unknown job is an error with a hint
+        config_of(words[0])  # raises an error with a hint for an unknown job
     options = vars(parser().parse_args(words))
     config = config_of(options["job"])
     keys, given = cfg.keys_of(config), dict[str, Any]()
@@ -166,16 +167,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problem (a full disk, a NaN loss), 3 unexpected error, 130 interrupted, 141 broken pipe."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks must not end a run
+            stream.reconfigure(errors="backslashreplace")  # an unsupported character must not end a run
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
-    except BrokenPipeError:  # such as a `head` that has read enough
+    except BrokenPipeError:  # for example, `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # the shell's status for SIGPIPE
 
 
 def _main(words: list[str]) -> int:
-    # At import it warns that one of its optional kernels is not installed; users need not act on that.
+    # At import, this logger warns of an optional kernel that is not installed. Users need not act on it.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.stderr.isatty():  # the libraries read these variables when they are imported
         for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
@@ -202,7 +203,7 @@ def _main(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> dict[str, Any]:
-    """Do what a command line asks for, and return the result of its job; {} after printing."""
+    """Run the job of a command line and return its result; or print, for example help, and return {}."""
     if not words:
         parser().print_help()
         raise SystemExit(2)
@@ -219,7 +220,7 @@ def _run(words: list[str]) -> dict[str, Any]:
 
 
 def loss_help(name: str) -> str:
-    """The help of a loss and its keywords; of "", the names of all losses."""
+    """Return the help of a loss and its keywords. For name "", return the names of all losses."""
     if not name:
         from raoe_train import losses
 
@@ -235,7 +236,7 @@ def loss_help(name: str) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    """Describe an unexpected error in one sentence and write its traceback to a temporary file."""
+    """Return a sentence on an unexpected error, and write the traceback of the error to a temporary file."""
     handle, name = tempfile.mkstemp(".txt", "raoe-train-")
     with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
         traceback.print_exception(error, file=file)

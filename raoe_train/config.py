@@ -1,8 +1,8 @@
 """Settings of jobs: dataclasses that are filled from recipe files, the command line or Python.
 
 Each job has one configuration class, of which `parse` creates one object. Settings are read in this order, and later
-values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords from Python).
-They are merged as {dotted key: value}; then each value is converted to the type of its field.
+values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords from Python). All
+settings are merged as {dotted key: value}. Then each value is converted to the type of its field.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ Share = Annotated[float, (">=", 0), ("<", 1)]
 ZeroToOne = Annotated[float, (">=", 0), ("<=", 1)]
 AboveZeroToOne = Annotated[float, (">", 0), ("<=", 1)]
 Cosine = Annotated[float, (">=", -1), ("<", 1)]
-# Paths, for the check that a job does not overwrite what it reads
+# Types of paths, for the check that a job does not overwrite a file that it reads
 Source = Annotated[str, "read"]
 File = Annotated[str, "written file"]
 Folder = Annotated[str, "written folder"]
@@ -40,15 +40,15 @@ Folder = Annotated[str, "written folder"]
 SIGNS = {">": (operator.gt, "above"), ">=": (operator.ge, "at least"),
          "<": (operator.lt, "below"), "<=": (operator.le, "at most")}  # fmt: skip
 RECIPES = Path(__file__).with_name("recipes")
-OTHERS = "others"  # name of the field that collects the keys which a section accepts beside its own fields
-shorten = reprlib.Repr()  # which also ends for values with nested YAML aliases
+OTHERS = "others"  # name of the field that collects the keys which a section accepts besides its own fields
+shorten = reprlib.Repr()  # terminates also for values with nested YAML aliases
 shorten.maxstring = shorten.maxother = 200
 
 
 @dataclasses.dataclass
 class Choice:
-    """A class and the keywords of its constructor. Its keys are SECTION, for the class, and SECTION.KEYWORD; recipes
-    may also write {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
+    """A class and the keywords of its constructor. The key SECTION sets the class, SECTION.KEYWORD a keyword. A recipe
+    may contain {class_path: CLASS, init_args: {KEYWORD: VALUE}} instead."""
 
     class_path: str
     init_args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -73,12 +73,12 @@ class Key(NamedTuple):
 
 
 def shipped() -> dict[str, Path]:
-    """{name: file} of the recipes that are part of the package."""
+    """Return {name: file} of the recipes that are part of the package."""
     return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
 
 
 def recipe_path(recipe: str | Path) -> Path:
-    """Return the file of a recipe, which is given as a path or as the name of a shipped recipe."""
+    """Return the file of a recipe. `recipe` is a path or the name of a shipped recipe."""
     name, recipes = str(recipe), shipped()
     if name in recipes:
         return recipes[name]
@@ -90,7 +90,7 @@ def recipe_path(recipe: str | Path) -> Path:
 
 
 def nearest(word: str, candidates: Iterable[Any]) -> str:
-    """ " (did you mean WORD?)" with the most similar known word, or "" if none is similar."""
+    """ Return " (did you mean WORD?)" with the most similar candidate, or "" if no candidate is similar."""
     section, dot, key = word.rpartition(".")
     names = {str(name).lower(): str(name) for name in candidates}
     close = [low for low, name in names.items() if dot and name.startswith(section + dot) and key.rstrip("s") in low]
@@ -109,19 +109,19 @@ def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[s
 
     Raises:
         ValueError: an unknown key or recipe, or a value of the wrong type.
-        FileNotFoundError: the recipe's file does not exist.
+        FileNotFoundError: the file of the recipe does not exist.
     """
     return checked(merge(config, [*([] if recipe is None else [read_recipe(recipe)]), settings or {}]))
 
 
 def checked(config: T) -> T:
-    """The same configuration, after the check (`complete`) of the settings that a library declares."""
+    """Return the same configuration, after the check (`complete`) of the settings that a library declares."""
     return config.complete() if hasattr(config, "complete") else config
 
 
 def merge(config: type[T], layers: Iterable[Mapping[str, Any]], prefix: str = "") -> T:
-    """Create a configuration object from layers of settings, of which later ones override earlier ones and those of
-    `config`, if it is an object. Keywords of a class and keys in `others` are not checked; see `checked`."""
+    """Create a configuration object from layers of settings. Later layers override earlier layers and `config`, if it
+    is an object. Keywords of a class and keys in `others` are not checked; see `checked`."""
     result: Any = config() if isinstance(config, type) else copy.deepcopy(config)
     for layer in layers:
         _apply(result, layer, prefix)
@@ -159,7 +159,7 @@ def _apply(section: Any, settings: Mapping[str, Any], prefix: str) -> None:
 
 
 def _choose(key: str, choice: Choice, value: Any) -> Choice:
-    """Set the class of a choice, which clears its keywords, or some of its keywords."""
+    """Set the class of a choice, which clears the keywords set before, or set some keywords."""
     if isinstance(value, str):
         return Choice(value)
     if not isinstance(value, Mapping) or not isinstance(value.get("init_args") or {}, Mapping):
@@ -171,14 +171,14 @@ def _choose(key: str, choice: Choice, value: Any) -> Choice:
 
 
 def _rebuild(config: Any) -> Any:
-    """Create a configuration object again, for the checks of its classes, which look at several fields."""
+    """Create a configuration object again, to run the checks of its classes that depend on several fields."""
     if not hasattr(config, "__dataclass_fields__"):
         return config
     return dataclasses.replace(config, **{name: _rebuild(getattr(config, name)) for name in hints_of(type(config))})
 
 
 def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
-    """{dotted key: its type, text of help and default} for every key, and for every section before its keys."""
+    """Return {dotted key: Key} for every key and every section; a section comes before its keys."""
     keys, docs, defaults = dict[str, Key](), docs_of(config), config()
     for name, hint in hints_of(config).items():
         if name != OTHERS:
@@ -190,7 +190,7 @@ def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
 
 
 def defaults_of(config: Any, prefix: str = "") -> dict[str, Any]:
-    """{dotted key: default} of all keys but the sections that are always there."""
+    """Return {dotted key: default} of all keys, without the sections that always exist."""
     keys = keys_of(config, prefix).items()
     return {name: key.default for name, key in keys if not dataclasses.is_dataclass(key.default)}
 
@@ -202,17 +202,17 @@ def hints_of(config: Any) -> dict[str, Any]:
 
 
 def dataclass_in(hint: Any) -> Any:
-    """The dataclass in a type X or X | None; None if there is none."""
+    """Return the dataclass X in a type X or X | None; None if the type has no dataclass."""
     return next((kind for kind in members(hint) if dataclasses.is_dataclass(kind)), None)
 
 
 def members(hint: Any) -> tuple[Any, ...]:
-    """The member types of a union, or the type itself."""
+    """Return the member types of a union, or (the type,) for any other type."""
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def convert(key: str, value: Any, hint: Any) -> Any:
-    """Convert the value of a key, maybe a text, to a type. ValueError, with the key, if that is impossible."""
+    """Convert the value of a key, possibly a text, to a type. ValueError, with the key, if this is impossible."""
     try:
         return _convert(value, hint)
     except (ValueError, TypeError, OverflowError):
@@ -226,7 +226,7 @@ def _convert(value: Any, hint: Any) -> Any:
         if all(SIGNS[rule[0]][0](result, rule[1]) for rule in of[1:] if isinstance(rule, tuple)):
             return result
     elif len(members(hint)) > 1:
-        for each in sorted(of, key=lambda each: each is not type(None)):  # null is a text only if there is no other way
+        for each in sorted(of, key=lambda each: each is not type(None)):  # null is a text only as a last resort
             with contextlib.suppress(ValueError, TypeError, OverflowError):
                 return _convert(value, each)
     elif hint is str and isinstance(value, str | Path):
@@ -250,7 +250,7 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def _plain(text: str) -> Any:
-    """The value of a text whose type is not declared, as in YAML; but "query: " is a text, and so is invalid YAML."""
+    """Convert a text without a declared type as YAML does, except that "query: " and invalid YAML stay texts."""
     with contextlib.suppress(ValueError):
         value = read_yaml(text)
         if text.startswith(("[", "{")) or not isinstance(value, list | dict):
@@ -259,7 +259,7 @@ def _plain(text: str) -> Any:
 
 
 def is_generic(hint: Any, kind: type) -> bool:
-    """Whether a type, or a member of a union, is like list[X] or dict[X, Y], as `kind` (Iterable or Mapping) says."""
+    """Whether a type, or a member of a union, is generic (list[X], dict[X, Y]) and a subclass of `kind`."""
     origins = map(typing.get_origin, members(hint))
     return any(inspect.isclass(origin) and issubclass(origin, kind) for origin in origins)
 
@@ -282,7 +282,7 @@ def describe(hint: Any) -> str:
 
 
 def value_of(words: str | Sequence[str] | None, hint: Any) -> Any:
-    """Convert the words after a key on the command line to its value: none is true, NAME=VALUE ... a mapping."""
+    """Convert the words after a key on the command line to its value: no word is true, NAME=VALUE ... a mapping."""
     words = [words] if isinstance(words, str) else words or ["true"]
     words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
     if is_generic(hint, Mapping) and all("=" in word for word in words):
@@ -291,7 +291,7 @@ def value_of(words: str | Sequence[str] | None, hint: Any) -> Any:
 
 
 def keywords_of(of: type) -> dict[str, Key]:
-    """The keywords with a default of a class's constructor, and those of the base classes that take its **others."""
+    """Return the keywords with a default of a class's constructor, and of base classes that receive its **others."""
     keywords: dict[str, Key] = {}
     for base in of.__mro__:
         if "__init__" in vars(base):
@@ -306,7 +306,7 @@ def keywords_of(of: type) -> dict[str, Key]:
 
 
 def docs_of(config: type) -> dict[str, str]:
-    """{field: its line in the Args of the docstrings} of a class and its base classes."""
+    """Return {field: its text in the Args} from the docstrings of a class and its base classes."""
     docs: dict[str, str] = {}
     for base in reversed(config.__mro__):
         args = (base.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
@@ -332,7 +332,7 @@ def _has_marker(hint: Any, marker: str) -> bool:
 
 
 def to_dict(value: Any) -> Any:
-    """Convert a configuration object, or a section of one, to the plain values of a recipe."""
+    """Convert a configuration object, or a section, to the plain values of a recipe."""
     if not dataclasses.is_dataclass(value):
         return value
     values = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -360,8 +360,8 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML; ValueError if it is invalid. Texts that YAML 1.1 reads as numbers or dates, but people mean as names
-    (007, 1_000, 1:30, 2026-11-26), stay texts."""
+    """Parse YAML; ValueError if it is invalid. Words that YAML 1.1 reads as numbers or dates, but that people mean as
+    names (007, 1_000, 1:30, 2026-11-26), stay texts."""
     import yaml
 
     class Loader(yaml.SafeLoader):

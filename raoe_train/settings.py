@@ -1,5 +1,5 @@
-"""Sections of settings for evaluation, generation and training. Like data/settings.py and encoders/settings.py, this
-file imports no torch, so that help and completion are quick."""
+"""Sections of settings for evaluation, generation and training. This file, data/settings.py and encoders/settings.py do
+not import torch, so that help and shell completion are quick."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -27,14 +27,14 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Classifier:
-    """The classifier for transfer tasks; the defaults of other keys depend on its name.
+    """The classifier for transfer tasks. The defaults of the other keys depend on classifier.name.
 
     Args:
         name: scikit-learn, or senteval (a linear layer and Adam, as in papers)
         kfold: folds of cross-validation
-        batch_size: examples in a step
-        tenacity: rounds without improvement, in total, before training stops
-        epoch_size: epochs in a round
+        batch_size: examples per training step
+        tenacity: total number of rounds without improvement after which training stops
+        epoch_size: epochs per round; the dev set is evaluated after each round
     """
 
     name: str = "scikit-learn"
@@ -44,7 +44,7 @@ class Classifier:
     epoch_size: PositiveInt | None = None
 
     def settings(self) -> dict[str, Any]:
-        """The name and all settings with defaults; ValueError for an unknown name, or another classifier's setting."""
+        """Return the name and all settings. ValueError for an unknown name, or a setting of the other classifier."""
         if self.name not in CLASSIFIERS:
             hint = nearest(self.name, CLASSIFIERS)
             raise ValueError(f"classifier.name must be one of {', '.join(CLASSIFIERS)}, got {self.name!r}{hint}")
@@ -60,13 +60,13 @@ class Polarity:
     """Settings of the tasks polarity:NAME.
 
     Args:
-        reference: encoder that measures similarity; the default of train is the encoder before training
+        reference: encoder that measures similarity; in the job train, the default is the encoder before training
         k: number of sentences to retrieve
-        discount: weights of the retrieved sentences; linear (Eq. 1 of the paper) or none
-        sources: number of train sentences to retrieve from, as a multiple of the test sentences
-        max_sentences: maximum number of test sentences, drawn with seed
+        discount: how retrieved sentences are weighted by rank; linear (Eq. 1 of the paper) or none (equal weights)
+        sources: number of train sentences to retrieve from, as a multiple of the number of test sentences
+        max_sentences: maximum number of test sentences, which are sampled at random if there are more
         seed: seed for drawing sentences
-        curve: further values of k for which scores are reported
+        curve: additional values of k for which scores are reported
     """
 
     reference: FrozenEncoder | None = None
@@ -86,11 +86,11 @@ class LanguageModel:
         name: causal language model, by path or hub name
         trust_remote_code: run custom code from the model's repository
         revision: branch, tag or commit on the hub
-        device: torch device; by default, an accelerator if there is one, else cpu
+        device: torch device; by default, an accelerator if one is available, else cpu
         dtype: dtype of the weights; by default, the saved dtype
         attention: attention implementation; by default, the choice of transformers
         device_map: device_map of transformers; auto spreads the model over all GPUs
-        load_in_4bit: load the weights in 4 bits (NF4); needs a GPU to be fast
+        load_in_4bit: load the weights in 4 bits (NF4); fast only on a GPU
     """
 
     name: Source = ""
@@ -105,16 +105,16 @@ class LanguageModel:
 
 @dataclass
 class Sampling:
-    """How tokens are chosen: fields of transformers.GenerationConfig, with the same meaning.
+    """How tokens are chosen: fields of transformers.GenerationConfig with the same meaning.
 
     Args:
-        do_sample: draw tokens at random; false takes the most probable token
+        do_sample: sample tokens at random; false always takes the most probable token (greedy decoding)
         repetition_penalty: penalty for tokens that already occurred; 1 for none
         no_repeat_ngram_size: size of n-grams that must not occur twice; 0 for no limit
         temperature: temperature of the softmax
-        top_k: number of most probable tokens to draw from
-        top_p: share of the probability whose most probable tokens to draw from
-        eos_token_id: tokens that end an answer; by default, the end tokens of the model
+        top_k: sample only from this number of most probable tokens
+        top_p: sample only from the most probable tokens whose probabilities sum to this value
+        eos_token_id: ids of tokens that end an answer; by default, the end tokens of the model
         stop_strings: texts that end an answer
     """
 
@@ -141,17 +141,17 @@ class Generation(Sampling):
 
     Args:
         method: guided, iterative (without guidance) or single-step (one prompt for the whole list)
-        steps: sentences in a chain, without its source
-        guidance: strength with which method guided moves away from the last but one sentence; 1 + lambda in the paper
-        max_new_tokens: maximum tokens of a sentence; a list of method single-step can have `steps` times as many
-        batch_size: chains to generate at a time
-        verify: check sentences against rules; with do_sample, a failing sentence is drawn again, up to 5 times, before
-            its chain goes to OUTPUT.failed.jsonl; false keeps all chains
+        steps: number of sentences to generate for each source sentence
+        guidance: with method guided, strength that moves a sentence away from the last but one; the paper's 1 + lambda
+        max_new_tokens: maximum number of tokens per sentence; method single-step allows `steps` times as many per list
+        batch_size: number of chains to generate at a time
+        verify: check each sentence against rules; with do_sample, a sentence that fails is generated again up to 5
+            times; chains that still fail go to OUTPUT.failed.jsonl; false keeps all chains
         seed: seed for the random choices of do_sample
         prompt: template with {sentence}, optionally {steps} and {example}, in place of the paper's prompt; few-shot
             selects raoe's prompt for small models
-        chat: use the tokenizer's chat template; by default, it is used if there is one
-        max_input_tokens: maximum tokens of a source sentence; longer sentences are skipped and counted
+        chat: use the tokenizer's chat template; by default, true if the tokenizer has a chat template
+        max_input_tokens: maximum number of tokens in a source sentence; longer sentences are skipped and counted
     """
 
     method: Literal["guided", "iterative", "single-step"] = "guided"
@@ -166,7 +166,7 @@ class Generation(Sampling):
     max_input_tokens: PositiveInt = 128
 
     def effective(self) -> dict[str, Any]:
-        """The settings that affect the generated chains, as plain values."""
+        """Return the settings that affect the generated chains, as plain values."""
         names = ("method", "steps", "guidance", "max_new_tokens", "verify", "seed")
         values = {name: getattr(self, name) for name in names}
         if self.method != "guided":
@@ -177,12 +177,12 @@ class Generation(Sampling):
 
 @dataclass
 class Seeds:
-    """Start chains from some sentences of each k-means cluster, instead of from all sentences.
+    """Generate chains only for some sentences of each k-means cluster, instead of for all sentences.
 
     Args:
-        encoder: encoder whose embeddings are clustered; without an encoder, all sentences are used
+        encoder: encoder whose embeddings are clustered; without an encoder, chains are generated for all sentences
         clusters: number of k-means clusters
-        per_cluster: sentences to draw from each cluster
+        per_cluster: number of sentences to draw from each cluster
         seed: seed for clustering and drawing
     """
 
@@ -192,7 +192,7 @@ class Seeds:
     seed: Seed = 42
 
     def effective(self) -> dict[str, Any] | None:
-        """The settings that affect which sentences are selected, as plain values; None without an encoder."""
+        """Return the settings that affect which sentences are selected, as plain values; None without an encoder."""
         if self.encoder is None:
             return None
         return {**asdict(self), "encoder": identity(self.encoder)}
@@ -203,11 +203,11 @@ class Teacher(FrozenEncoder):
     """The frozen encoder that a loss learns from.
 
     Args:
-        cache: directory that keeps the teacher's embeddings (for lists: its cosines) for later runs; lists use
-            OUTPUT/teacher by default, which is removed when the run finishes
+        cache: directory in which the teacher's embeddings (for lists: cosines) are cached for later runs; for lists,
+            the default is OUTPUT/teacher, which is removed when the run finishes
         information: what to learn from a list; ranking (its order), semantic (the teacher's cosines) or both
-        omega: with information both, how strongly the order of a list changes the teacher's cosines
-        second: second teacher, whose cosines are averaged with those of the first
+        omega: with information both, strength with which the order of a list changes the teacher's cosines
+        second: second teacher, whose cosines are averaged with those of the first teacher
     """
 
     information: Literal["both", "ranking", "semantic"] = "both"
@@ -220,30 +220,30 @@ class Training:
     """How to train; every other field of SentenceTransformerTrainingArguments is also a key here.
 
     Args:
-        num_train_epochs: passes over the data
-        per_device_train_batch_size: rows in a batch, on each device
-        learning_rate: peak learning rate; auto chooses it by loss (PearsonLoss, InfoNCELoss) and encoder size
+        num_train_epochs: number of passes over the training data
+        per_device_train_batch_size: rows in a training batch, on each device
+        learning_rate: peak learning rate; auto depends on the loss (PearsonLoss, InfoNCELoss) and the encoder's size
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
         bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units
         tf32: multiply float32 matrices in TF32; auto uses TF32 on GPUs that support it
         by_length: encode each batch in groups of texts of similar length, to avoid padding
         packed: pack each batch into one row without padding, with attention of raoe_kernels; auto packs on CUDA
-        keep: weight of the regularizer that keeps embeddings close to those before training; auto is 0.3 if the scores
-            have only two values, else 0
-        patience: evaluations without improvement after which training stops
+        keep: weight of the regularizer that keeps embeddings close to those before training; auto is 0.3 if the
+            training scores have only two values, else 0
+        patience: number of evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added to reach it
-        max_steps: number of steps, in place of epochs
+        max_steps: number of steps; replaces num_train_epochs
         per_device_eval_batch_size: rows in an evaluation batch, on each device
-        gradient_accumulation_steps: batches in each step; adds no in-batch negatives, unlike a larger batch with
-            loss.mini_batch_size
+        gradient_accumulation_steps: batches per optimizer step; this adds no in-batch negatives, unlike a larger batch
+            with loss.mini_batch_size
         warmup_steps: number of warm-up steps; a number below 1 is a share of all steps
         weight_decay: weight decay of AdamW
         max_grad_norm: maximum gradient norm, for clipping; 0 for no clipping
         fp16: train in float16 with loss scaling
         eval_strategy: when to evaluate; by default, after each epoch if there is a dev set
         eval_steps: steps between evaluations; a number below 1 is a share of all steps
-        save_strategy: when to write checkpoints; by default, when evaluating
+        save_strategy: when to write checkpoints; by default, after each evaluation
         save_steps: steps between checkpoints; by default, the value of eval_steps
         save_total_limit: maximum number of checkpoints to keep
         logging_steps: steps between log entries
@@ -251,7 +251,7 @@ class Training:
         dataloader_num_workers: processes that prepare batches; by default 4 on CUDA, else 0
         batch_sampler: how batches are drawn; by_premise puts all pairs with one premise into one batch
         gradient_checkpointing: save memory by recomputing activations in the backward pass
-        learning_rate_mapping: learning rates for some parameters, by regular expression of their names
+        learning_rate_mapping: learning rates of some parameters, by regular expression of the parameter names
     """
 
     num_train_epochs: PositiveFloat = 3.0
@@ -292,16 +292,16 @@ class Evaluation:
     """What to evaluate before and after training.
 
     Args:
-        tasks: tasks as in the job evaluate, looked up in data.dir
-        before: evaluate also before training
-        batch_size: sentences in a batch
+        tasks: evaluation tasks, as in the job evaluate; their files are in data.dir
+        before: also run the evaluation tasks before training
+        batch_size: sentences encoded at a time
         classifier: classifier for transfer tasks
-        certificate: save a candidate only if a paired bootstrap on the dev set finds it better than the start;
-            otherwise save the start
-        mixtures: with certificate, shares of the trained weights in the mixtures with the start that are candidates
+        certificate: save a trained encoder only if a paired bootstrap on the dev set finds it better than the encoder
+            before training; otherwise save the encoder before training
+        mixtures: with certificate, shares of the trained weights in the candidates, which mix trained and start weights
         min_gain: with certificate, save the candidate with the highest guard among those with at least this share of
-            the largest gain on the dev set; 1 saves the best on the dev set
-        guard_budget: with certificate, maximum fall of the guard, the correlation x 100 on data.guard
+            the largest gain on the dev set; 1 saves the candidate with the largest gain
+        guard_budget: with certificate, maximum fall of the guard, which is a correlation x 100 measured on data.guard
     """
 
     tasks: list[Source] = field(default_factory=list)

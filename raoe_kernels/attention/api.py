@@ -29,37 +29,39 @@ def bidirectional_attention(
 ) -> Tensor:
     """Bidirectional attention over padded or packed sentences: softmax(scale q k^T) v (BeLLM, Eq. 3 and 4).
 
-    Every real token attends to all real tokens of its sentence. Padding has no influence: NaN or inf in padding
-    does not spread, and padding rows are 0 in the result and in the gradients, whatever their upstream gradient. A
-    sentence's result does not depend on the rest of the batch, up to rounding (see the README for exact equality).
+    Every real token attends to all real tokens of its sentence. Padding has no influence: NaN or inf in padding does
+    not spread. Rows of padding are 0 in the result and in the gradients, whatever their upstream gradient is. The
+    result for a sentence does not depend on the other sentences of the batch, up to rounding (this folder's README says
+    when the results are exactly equal).
 
     Args:
         q: (b, h, L, d), or packed (tokens, h, d): float16, bfloat16, float32 or float64.
-        k, v: (b, hk, L, d), or packed (tokens, hk, d), with q's dtype and device; h is a multiple of hk, and query head
-            i uses key head i // (h / hk). d is 1 to 256.
+        k, v: (b, hk, L, d), or packed (tokens, hk, d), with q's dtype and device. h must be a multiple of hk, and query
+            head i uses key head i // (h / hk). The head dimension d is 1 to 256.
         lengths: (b,) integers from 0 to L: the number of real tokens in each row, for right padding. The range is
-            checked on the CPU only, since a check on a GPU would have to wait for the device.
+            checked only on a CPU, because a check on a GPU would wait for the device.
         padding_mask: (b, L) bool or integers, True or nonzero where a token is real (Hugging Face's attention_mask).
-            Any pattern is allowed. Give at most one of lengths and padding_mask.
+            Any pattern is allowed. Pass either lengths or padding_mask, not both.
         cu_seqlens: (b + 1,) non-decreasing int32, required for packed input: sequence i holds the tokens from
             cu_seqlens[i] to cu_seqlens[i + 1] - 1. Tokens outside every sequence are padding.
-        max_seqlen: upper bound on the tokens in a sequence, required with cu_seqlens. It is checked on the CPU only;
-            on other devices the result of a longer sequence is undefined.
-        scale: factor for the scores, a finite number. Default 1 / sqrt(d).
-        dropout_p: probability, at least 0 and less than 1, that an attention weight is dropped; the others are divided
-            by 1 - dropout_p, as in torch's scaled_dot_product_attention. There is no training switch: pass 0 in
-            evaluation. Random numbers come from torch's default generator (torch.manual_seed).
-        causal: True for causal attention: a token attends to the real tokens up to its own position.
+        max_seqlen: upper bound on the number of tokens in a sequence, required with cu_seqlens. The bound is checked
+            only on a CPU. On other devices, the result for a longer sequence is undefined.
+        scale: finite number that multiplies the attention scores; 1 / sqrt(d) if None.
+        dropout_p: probability, at least 0 and less than 1, that an attention weight is dropped. The remaining weights
+            are divided by 1 - dropout_p, as in torch's scaled_dot_product_attention. For evaluation, pass 0: the
+            function does not know whether the model is in training mode. Random numbers come from torch's default
+            generator (torch.manual_seed).
+        causal: True for causal attention, where a token attends to the real tokens up to its own position.
         backend: "auto", "reference", "scan" (torch's own attention) or "triton".
 
     Returns:
-        Tensor of q's shape and dtype, computed in float32 or float64. Under torch.autocast, inputs other than float64
-        are first cast to autocast's dtype, as torch's scaled_dot_product_attention does.
+        Tensor of q's shape and dtype, computed in float32 or float64. Under torch.autocast, all inputs except float64
+        are first cast to autocast's dtype, as in torch's scaled_dot_product_attention.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
-        RuntimeError: the requested backend cannot run here, or a second derivative was requested from a backend that
-            has none ("triton").
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested from "triton", which
+            has none.
     """
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be a bool, got {_validate.describe(causal)}")
@@ -83,10 +85,10 @@ def dual_attention(
 ) -> tuple[Tensor, Tensor]:
     """Causal and bidirectional attention of the same queries, keys and values: the two terms of BeLLM's Eq. 5.
 
-    Args, Raises: as for bidirectional_attention, but without dropout. Backend "triton" computes both
-    results in one pass over the keys.
+    Args, Raises: as for bidirectional_attention, but without dropout. The backend "triton" computes both results in one
+    pass over the keys.
 
-    Returns: (causal, bidirectional). In the causal result a token attends to the real tokens up to its own position.
+    Returns: (causal, bidirectional). In the causal result, a token attends to the real tokens up to its own position.
     """
     where = lengths, padding_mask, cu_seqlens, max_seqlen
     causal, full = _call(q, k, v, *where, scale, (True, False), 0.0, backend)
@@ -134,7 +136,7 @@ def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
 
 
 def _readable(value: Tensor) -> bool:
-    """Whether values can be read without waiting for a device or breaking a compiled graph."""
+    """Whether a tensor's values can be read without waiting for a device or breaking a compiled graph."""
     return value.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -150,7 +152,7 @@ def _lengths(q: Tensor, lengths: Tensor | None) -> Tensor | None:
 def _mask(q: Tensor, mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
-    # Reject floats: they could be an additive mask, in which 0 marks a real token.
+    # Reject floats: a float mask could be an additive mask, in which 0 marks a real token.
     mask = _validate.companion("padding_mask", mask, (q.shape[0], q.shape[2]), "q", q)
     _validate.integer_tensor("padding_mask", mask)
     return mask if mask.dtype == torch.bool else mask != 0

@@ -1,10 +1,10 @@
 """Bidirectional and dual attention as differentiable functions, eager and under torch.compile.
 
-They do not use the contract of the other ops (_contract.py): a call has one or two results, torch differentiates the
-backends in plain torch (twice, if asked), and dropout must not be drawn again under torch.compile.
+Attention does not use the contract of the other ops (_contract.py): a call has one or two results, torch differentiates
+the backends in plain torch (even twice), and torch.compile must not draw dropout again.
 
-A backend in plain torch has one function, which autograd differentiates:
-    forward(q, k, v, padding, options) -> one result for each entry of options.causal.
+A backend in plain torch has one function, `forward`, which autograd differentiates: forward(q, k, v, padding, options)
+-> one result for each entry of options.causal.
 A backend with its own gradient has three functions. `spans(q, padding)` prepares the
 padding for the other two, and `forward` also returns the logsumexps that `backward` needs:
     forward(...) -> (causal result, None unless the call is dual; result for the last entry of options.causal;
@@ -25,12 +25,12 @@ from .._operator import eager, operator
 from . import scan
 from .padding import Options, Padding, zeros
 
-LONG = 512  # most tokens of a sentence for which the Triton kernels are used even where FlashAttention can run
+LONG = 512  # longest sentence, in tokens, for which the Triton kernels are used even where FlashAttention can run
 WIDE = 128  # largest head dimension for which the Triton kernels keep their accumulators in registers
 
 
 class Problem(NamedTuple):
-    """What the choice of a backend depends on. operator: whether the call runs as an operator, see `_operator`."""
+    """What the choice of a backend depends on. operator: True if the call runs as an operator, see `_operator`."""
 
     q: Tensor
     padding: Padding
@@ -39,10 +39,10 @@ class Problem(NamedTuple):
 
 
 def by_case(problem: Problem) -> str:
-    """Return the backend that "auto" takes on CUDA: torch's own attention if it should be at least as fast (README).
+    """Return the backend for "auto" on CUDA: torch's own attention where it should be at least as fast (see README).
 
-    The backward pass of the operator would run scan's forward pass again: of packed sentences
-    that costs more than FlashAttention gains, and dropout would need the weights in memory.
+    The backward pass of an operator would run scan's forward pass again. For packed sentences, this costs more than
+    FlashAttention gains, and dropout would need all weights in memory.
     """
     q, padding, options, operator = problem
     if operator and options.dropout_p:
@@ -65,7 +65,7 @@ OP = Op(
 
 def attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options, backend: str) -> tuple[Tensor, ...]:
     """Return one result for each entry of options.causal."""
-    if options.dropout_p:  # drawn on the device, so that nothing waits for it
+    if options.dropout_p:  # draw the seed on the device, so that the host does not wait
         options = options._replace(seed=torch.randint(2**63 - 1, (), device=q.device))
     module = eager(OP, backend, (q, k, v, *padding[:3]), Problem(q, padding, options, False))
     if module is None:
@@ -88,8 +88,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Optio
 def _select(q: Tensor, padding: Padding, options: Options, backend: str) -> Any:
     """Return the backend for a call through the torch.library operator, as under torch.compile.
 
-    The backward pass of the operator runs scan's forward pass again, for which torch
-    would draw other random numbers. With dropout `reference` therefore replaces it.
+    The backward pass of the operator runs scan's forward pass again, for which torch would draw other random numbers.
+    So with dropout, `reference` replaces `scan`.
     """
     problem = Problem(q, padding, options, True)
     module = OP.select(q.device, backend, problem)

@@ -1,5 +1,5 @@
-"""A call's padding and options, and the conversion of padded and packed batches to one form in plain torch, without a
-host sync."""
+"""Padding and options of a call, and functions that convert padded and packed batches to one form without host
+syncs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 
 class Padding(NamedTuple):
-    """Positions of the real tokens of a call. At most one of the three tensors is set; if none is, all tokens are real.
+    """Positions of the real tokens of a call. Of the first three fields, at most one is set; if none is, all tokens are
+    real.
 
     lengths     [b]: the first lengths[i] tokens of row i are real
     mask        [b, L] bool: True where a token is real
-    cu_seqlens  [b + 1] int32: tokens cu_seqlens[i] to cu_seqlens[i + 1] of a packed batch are sequence i
-    longest     L of a padded batch, max_seqlen of a packed one
-    spans       these positions in a backend's own form, computed once per call
+    cu_seqlens  [b + 1] int32: sequence i of a packed batch is tokens cu_seqlens[i] to cu_seqlens[i + 1] - 1
+    longest     L of a padded batch, max_seqlen of a packed batch
+    spans       the positions of real tokens in a backend's own form, computed once per call
     """
 
     lengths: Tensor | None
@@ -30,9 +31,9 @@ class Options(NamedTuple):
     """What a call computes from the scores of its real tokens.
 
     scale      factor for the scores
-    causal     for each result, whether it is causal: (False,), (True,), or (True, False) in a dual call
+    causal     whether each result is causal: (False,) or (True,), or (True, False) in a dual call
     dropout_p  probability that an attention weight is dropped, 0 in a dual call
-    seed       [] int64, of which `reference` and `triton` compute the mask of dropout; None without dropout
+    seed       [] int64, from which `reference` and `triton` compute the dropout mask; None without dropout
     """
 
     scale: float
@@ -42,7 +43,7 @@ class Options(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """A batch in padded form, with zeros where `real` [b, L] is False (None: all tokens are real).
+    """A batch in padded form, with zeros where `real` [b, L] is False. If `real` is None, all tokens are real.
 
     right: True if the padding is known to be on the right
     """
@@ -80,7 +81,7 @@ def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
 
 
 def unpad(out: Tensor, real: Tensor | None, padding: Padding, tokens: int) -> Tensor:
-    """Convert a result [b, heads, L, d] back to the form of the call, with zeros for padding."""
+    """Convert a result [b, heads, L, d] back to the form of the call's inputs, with zeros for padding."""
     if padding.cu_seqlens is None:
         return out if real is None else out.masked_fill(~real[:, None, :, None], 0)
     token = torch.arange(tokens, device=out.device)

@@ -1,5 +1,5 @@
-"""Attention with torch's own functions: scaled_dot_product_attention, the FlashAttention of packed sentences if it can
-run, and on a CPU the kernels behind scaled_dot_product_attention in runs of sentences. Dropout is torch's.
+"""Attention with torch's own functions: scaled_dot_product_attention; FlashAttention for packed sentences, where it can
+run; and on a CPU, the kernels behind scaled_dot_product_attention in runs of sentences. Dropout is that of torch.
 
 A dual call computes two attentions, because torch has no function that returns both.
 """
@@ -25,14 +25,14 @@ _flash_backward = torch.ops.aten._flash_attention_backward
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
     tokens, scale, dropout_p = q.shape[0], options.scale, options.dropout_p
     with without_autocast(q):
-        # Repeat the heads here instead of passing enable_gqa: with enable_gqa and a mask torch uses
-        # the kernel that stores L x L scores, and before torch 2.13 on a CPU even without a mask.
+        # Repeat the heads instead of passing enable_gqa: with enable_gqa and a mask, torch uses the kernel that stores
+        # L x L scores (before torch 2.13, on a CPU even without a mask).
         group = q.shape[1] // k.shape[1]
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         if len(options.causal) == 1 and takes_packed(q, padding):
             return (_Packed.apply(q, k, v, padding.cu_seqlens, padding.longest, options),)
-        # The kernels behind scaled_dot_product_attention on a CPU have no dropout.
+        # On a CPU, the kernels behind scaled_dot_product_attention have no dropout.
         if q.device.type == "cpu" and not dropout_p and supports(padding):
             no_grad = not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
             return Sentences.apply(q, k, v, padding, scale, options.causal, no_grad)
@@ -43,7 +43,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
                 # With right padding, every key up to a real query is real, so no mask is needed.
                 mask = None if right or real is None else _causal(real)
             else:
-                # A row without a real key attends to all keys, which are zeros.
+                # In a row without a real key, queries attend to all keys, which are zeros.
                 mask = None if real is None else (real | ~real.any(1, keepdim=True))[:, None, None, :]
             is_causal = causal and mask is None
             out = scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale)
@@ -52,7 +52,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
 
 
 def takes_packed(q: Tensor, padding: Padding) -> bool:
-    """Whether torch's FlashAttention can run on the packed sentences: half precision, sm_80."""
+    """Whether torch's FlashAttention can run on the packed sentences: it needs half precision and sm_80."""
     return (
         padding.cu_seqlens is not None
         and q.device.type == "cuda"
@@ -93,7 +93,7 @@ class _Packed(torch.autograd.Function):
 
 
 def _causal(real: Tensor) -> Tensor:
-    """Mask [b, 1, L, L]: the real keys up to the query, and the query's own key, so that no row is empty."""
+    """Mask [b, 1, L, L] of the real keys up to the query, and the query's own key, so that no row is empty."""
     length = real.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=real.device)

@@ -1,9 +1,9 @@
 """Attention on a CPU in runs of sentences of similar length, with the kernels behind torch's
 scaled_dot_product_attention, or with matrix products if the sentences are short and need a gradient.
 
-On a CPU the lengths can be read, so most of the padding is never computed. Padding inside a run gets
-weights of exactly 0: a mask hides padding keys, and in backward a logsumexp of inf or zeroed weights hide
-padding queries. Padding that might not be finite is zeroed first, because 0 times inf or NaN is NaN.
+On a CPU, lengths can be read without a sync, so most of the padding is never computed. Padding inside a run gets
+weights of exactly 0: a mask hides padding keys, and in backward, a logsumexp of inf or zeroed weights hide padding
+queries. Padding that might not be finite is zeroed first, because 0 times inf or NaN is NaN.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .padding import Padding, real_tokens
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-# Multiplications with padding that a run may contain; beyond this, starting another run is cheaper.
+# Number of multiplications with padding that a run may contain. Beyond WASTE, starting another run is cheaper.
 WASTE = 1 << 17
-# Run lengths are multiples of STEP tokens: in forward, the kernels take 1.6 times as long for 31 tokens as for 32.
+# Run lengths are multiples of STEP tokens: the forward kernels take 1.6 times as long for 31 tokens as for 32.
 STEP = 16
-# Up to SHORT tokens, all attention weights of a sentence are computed and stored; they are no larger than the result.
-# Products over all heads are faster than a kernel that goes head by head, and both softmaxes share the scores.
+# Up to SHORT tokens, all attention weights of a sentence are computed and stored, as they are no larger than the
+# result. Products over all heads are faster than a kernel that goes head by head, and both softmaxes share the scores.
 SHORT = 32
 SAFE_NORM = 1e15  # products of two numbers of at most this size do not overflow
 
@@ -34,10 +34,10 @@ SAFE_NORM = 1e15  # products of two numbers of at most this size do not overflow
 class _Run(NamedTuple):
     """Sentences that are computed together.
 
-    rows    the sentences' rows, or in a packed batch their tokens [sentences * length] (padding repeats a token of
-            its sentence); a slice for a single sentence, or for all rows of a padded batch
+    rows    the sentences' rows, or in a packed batch their tokens [sentences * length], where padding repeats a token
+            of its sentence; a slice for a single sentence, or for all rows of a padded batch
     first   position of the sentences' first token in a padded row
-    length  length of the longest sentence, or a few tokens more
+    length  length of the longest sentence, rounded up by a few tokens
     padding [sentences, length] bool, None if all have the same length
     bias    [sentences, 1, 1, length], added to the scores: -inf for padding, else 0
     real    in a packed batch with padding: the positions of real tokens among sentences * length
@@ -72,8 +72,8 @@ class _Run(NamedTuple):
             x.index_copy_(0, index, part)
 
     def modes(self, causal: tuple[bool, ...]) -> list[tuple[bool, Tensor | None]]:
-        """Return (is_causal, attn_mask) for each result. A run has padding only on the right, so all keys
-        up to a real query are real, and a causal result needs no mask."""
+        """Return (is_causal, attn_mask) for each result. In a run, padding is only on the right, so all keys up to a
+        real query are real, and a causal result needs no mask."""
         return [(is_causal, None if is_causal else self.bias) for is_causal in causal]
 
 
@@ -112,7 +112,7 @@ def _runs(padding: Padding, q: Tensor) -> list[_Run]:
 
 
 def _padded_length(length: int, room: int, min_length: int) -> int:
-    """Number of tokens to compute for a sentence of `length` tokens."""
+    """Return the number of tokens to compute for a sentence of `length` tokens."""
     rounded = length if length <= STEP // 2 else -(-length // STEP) * STEP
     return min(max(rounded, min_length), room)
 
@@ -138,13 +138,13 @@ def _run(
 
 
 def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return a run's `padding` and `bias`."""
+    """Return the fields `padding` and `bias` of a run."""
     padding = torch.arange(longest) >= lengths[:, None]
     return padding, torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, -torch.inf)[:, None, None, :]
 
 
 def supports(padding: Padding) -> bool:
-    """Whether the batch has padding, but none between the tokens of a sentence."""
+    """Whether the batch has padding, but no padding between the tokens of a sentence."""
     if padding.mask is None:
         return padding.lengths is not None or padding.cu_seqlens is not None
     begins = padding.mask[:, 1:] & ~padding.mask[:, :-1]
@@ -152,8 +152,8 @@ def supports(padding: Padding) -> bool:
 
 
 def _prepare(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list[Tensor]:
-    """Make all inputs contiguous in their last dimension. In inputs[first:]
-    also zero the padding if a product with it could overflow."""
+    """Make the last dimension of inputs contiguous. In inputs[first:], also zero padding whose products could
+    overflow."""
     results = []
     for i, x in enumerate(inputs):
         x = x if x.stride(-1) == 1 else x.contiguous()
@@ -166,7 +166,7 @@ def _prepare(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list
 
 
 def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
-    """Zero the padding of [sentences, heads, length, d] with bitwise and: masked_fill_ takes ten times as long."""
+    """Zero the padding of [sentences, heads, length, d] by a bitwise and: masked_fill_ takes ten times as long."""
     dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensors[0].itemsize]
     bits = padding.to(dtype).sub_(1)[:, None, :, None]
     for x in tensors:
@@ -197,7 +197,7 @@ def _multiply_back(upstream: list[Tensor], weights: list[Tensor], inputs: list[T
     pairs = list(zip(upstream, weights, strict=True))
     grad_scores, *more_scores = [torch._softmax_backward_data(g @ v.mT, weight, -1, v.dtype) for g, weight in pairs]
     grad_v, *more_v = [weight.mT @ grad for grad, weight in pairs]
-    for score_part, v_part in zip(more_scores, more_v, strict=True):  # of a dual call
+    for score_part, v_part in zip(more_scores, more_v, strict=True):  # the second result of a dual call
         grad_scores += score_part
         grad_v += v_part
     grad_scores.mul_(scale)
@@ -205,16 +205,17 @@ def _multiply_back(upstream: list[Tensor], weights: list[Tensor], inputs: list[T
 
 
 class Sentences(torch.autograd.Function):
-    """Return one result for each entry of `causal`. q, k and v have equally many heads, and no row has padding between
-    its tokens."""
+    """Return one result per entry of `causal`. q, k and v must have the same number of heads, and rows no padding
+    between tokens."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, causal: tuple, no_grad: bool
     ):
-        """no_grad: True if no gradient is needed."""
-        q, k, v = _prepare((q, k, v), padding, 1 if no_grad else 0)  # padding queries matter only to gradients
-        # The kernels are as fast without a gradient. Products would round half precision, and copy packed batches more.
+        """Run forward. no_grad: True if no gradient is needed."""
+        q, k, v = _prepare((q, k, v), padding, 1 if no_grad else 0)  # padding queries affect only gradients
+        # Without a gradient, kernels are as fast as products, which would round half precision and copy packed batches
+        # more.
         short = not no_grad and padding.cu_seqlens is None and q.dtype in (torch.float32, torch.float64)
         runs = _runs(padding, q)
         one_run = len(runs) == 1 and runs[0].rows == slice(None) and runs[0].length == padding.longest
@@ -247,7 +248,7 @@ class Sentences(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         refuse_second_derivative("attention")
-        saved = ctx.saved_tensors  # read only once: torch's checkpointing does not allow a second read
+        saved = ctx.saved_tensors  # read once: torch's checkpointing does not allow a second read
         inputs, tensors = saved[:3], iter(saved[3:])
         upstream = _prepare(grads, ctx.padding)
         results = [] if ctx.one_run else [x.new_zeros(x.shape) for x in inputs]

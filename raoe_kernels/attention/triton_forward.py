@@ -2,15 +2,15 @@
 
 One program computes one tile of query rows of one head of one sequence, with an online softmax over tiles of keys in
 base 2: m is the running maximum of the scores, l the sum of 2^(score - m), acc the sum of values with these weights. A
-causal program stops at its queries' own keys. A
-dual program processes the keys before its tile, then the keys of its tile up to each query, writes the causal result,
-and continues with the later keys. So it needs only one softmax state and computes the scores of every tile once.
+causal program stops at the keys of its own queries. A dual program processes the keys before its tile, then the keys of
+its tile up to each query, writes the causal result, and continues with the later keys. So a dual program needs only one
+softmax state and computes the scores of every tile once.
 
-Most tiles of keys need no mask ("clear" tiles). Tiles at a sequence's end, on the diagonal, or in a
-sequence with holes need one. Positions are counted from a sequence's first real token. So a sentence is cut into
-the same tiles in the same order, whether it is left-padded, right-padded or packed, and wherever it lies in the batch.
+Most tiles of keys need no mask ("clear" tiles). Tiles at a sequence's end, on the diagonal, or in a sequence with holes
+need a mask. Positions are counted from a sequence's first real token. So a sentence is cut into the same tiles in the
+same order, whether it is left-padded, right-padded or packed, and wherever it lies in the batch.
 
-Dropout computes its mask from a hash of positions (README, Dropout), so that the backward kernels compute the same one.
+Dropout computes its mask from a hash of positions (README, Dropout), so the backward kernels compute the same mask.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import triton.language as tl
 
 from ..triton_rows import LOG2_E, kernel
 
-# All rows begin at multiples of 16 bytes: the launches ensure it.
+# All rows begin at multiples of 16 bytes, which the launches ensure.
 ALIGN = tl.constexpr(8)  # the unit of strides, in elements
-# CLEAR: every token of a loop's tiles is real. EDGES: some tokens may be padding.
+# CLEAR: every token of the loop's tiles is real. EDGES: some tokens may be padding.
 CLEAR, EDGES = tl.constexpr(True), tl.constexpr(False)
-# MODE of a program: one bidirectional result, causal and bidirectional, or one causal result, stored as `full`.
+# MODE of a program: FULL writes a bidirectional result, DUAL both, CAUSAL a causal result, stored as `full`.
 FULL, DUAL, CAUSAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @kernel
 def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
-    """Compute spans [3, b], which `sequence` reads, from rows of flags [b, longest]. One program per row."""
+    """Compute spans [3, b], which `sequence` reads, from a mask [b, longest]. One program per row."""
     row, gap = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     first, end, count = longest, 0, 0
     for start in range(0, longest, BLOCK):
@@ -48,10 +48,11 @@ def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
 
 @triton.jit
 def sequence(spans, gap, batch, longest, masked):
-    """Return the first real token, the number of tokens up to the last real token, and 1 if it has holes.
+    """Return the first real token, the number of tokens from there to the last real token, and 1 if the sequence has
+    holes.
 
-    In spans, a sequence's end is stored `gap` numbers after its start (gap is 1 for
-    cu_seqlens). A masked batch also has a flag for holes, another `gap` numbers further.
+    In `spans`, the end of a sequence is stored `gap` numbers after its start (gap is 1 for cu_seqlens). In a masked
+    batch, a flag for holes is stored another `gap` numbers further.
     """
     first = tl.load(spans + batch)
     length = tl.maximum(tl.minimum(tl.load(spans + gap + batch) - first, longest), 0)
@@ -62,8 +63,8 @@ def sequence(spans, gap, batch, longest, masked):
 def places(start, first, length, valid, holes, row_len, BLOCK: tl.constexpr, WHICH: tl.constexpr = EDGES):
     """Return a tile's offsets in the sequence, its positions in the tensor, and a mask of the real tokens.
 
-    In a padded batch with rows of row_len tokens, the tiles after the last real token cover the row's padding:
-    first the padding on the right, then the padding before `first`. So every token has a tile. Packed: row_len = 0.
+    In a padded batch with rows of row_len tokens, the tiles after the last real token cover the row's padding: first
+    the padding on the right, then the padding before `first`. So every token has a tile. If packed, row_len is 0.
     """
     offset = start + tl.arange(0, BLOCK)
     position = first + offset
@@ -79,7 +80,7 @@ def rows(
     x, position, row_mask, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr,
     WHICH: tl.constexpr = EDGES,
 ):  # fmt: skip
-    """Load [BLOCK, BLOCK_D] rows of a tensor, with zeros outside: padding is never read."""
+    """Load [BLOCK, BLOCK_D] rows of a tensor, with zeros for padding, which is never read."""
     column = tl.arange(0, BLOCK_D)
     at = x + position[:, None] * (stride * UNIT) + column[None, :]
     if WHICH == EDGES:
@@ -101,8 +102,8 @@ def store_rows(x, position, row_mask, stride, value, HEAD_DIM: tl.constexpr, BLO
 def zero_ends(
     x, row, spans, sequences, tokens, tile, tiles, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write zeros to the tokens of a packed batch before its first and after its
-    last sequence: to every `tiles`-th tile of them, starting with number `tile`."""
+    """Write zeros to the tokens before the first and after the last sequence of a packed batch: to every `tiles`-th
+    tile of these tokens, starting with tile number `tile`."""
     before = tl.load(spans)
     token_count = tl.load(spans + sequences) - before
     for start in range(tile * BLOCK, tokens - token_count, tiles * BLOCK):
@@ -120,7 +121,7 @@ def begin(x, offset):
 
 @triton.jit
 def dot(a, b, acc, wide: tl.constexpr):
-    """Return acc + a b; float32 is multiplied without TF32."""
+    """Return acc + a b. float32 is multiplied without TF32."""
     if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
         a = a.to(wide)
         b = b.to(wide)
@@ -144,7 +145,7 @@ def fold(key, number):
 
 @triton.jit
 def stream(seed, head, batch, DROPOUT: tl.constexpr):
-    """Return dropout's key of a sequence's head."""
+    """Return the key of dropout's hash for one head of a sequence."""
     key = tl.full((), 0, tl.uint32)
     if DROPOUT:
         number = tl.load(seed)
@@ -164,7 +165,7 @@ def drop(x, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr):
 def step(
     scores, values, m, l, acc, query_keys, key_offsets, threshold, wide: tl.constexpr, DROPOUT: tl.constexpr
 ):  # fmt: skip
-    """Add a tile to the online softmax. Scores of -inf have weight exactly 0, even if all scores so far are -inf."""
+    """Add a tile to the online softmax. A score of -inf has weight exactly 0, even if all scores so far are -inf."""
     new_m = tl.maximum(m, tl.max(scores, 1))
     base = tl.where(new_m == float("-inf"), 0.0, new_m)
     p = tl.exp2(scores - base[:, None])
@@ -202,9 +203,9 @@ def attention_forward(
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute softmax(scale q k^T) v and its logsumexp in base 2. In mode DUAL, also write the causal result when the
-    pass crosses the diagonal; in mode CAUSAL, end there. BLOCK queries meet OTHER keys at a time; OTHER divides BLOCK.
-    With DROPOUT, weights whose hash is below `threshold` count only in the softmax, and `kept` is 1 - dropout_p."""
+    """Compute softmax(scale q k^T) v and its logsumexp in base 2. In mode DUAL, also write the causal result at the
+    diagonal; in mode CAUSAL, end at the diagonal. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
+    With DROPOUT, weights with a hash below `threshold` count only in the softmax, and `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads

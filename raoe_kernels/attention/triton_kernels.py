@@ -19,14 +19,14 @@ from .padding import Options, Padding
 from .triton_backward import attention_backward_kv, attention_backward_q
 from .triton_forward import attention_forward, attention_spans
 
-# (bytes of the dtype, head dimension rounded up to a power of two) -> one entry each for the forward kernel, the
-# query kernel and the key kernel: rows of the program's own tile, rows of the other tiles, warps, pipeline stages.
-# A warp has 16 own rows, the size of a tensor core instruction: more warps would compute the same products twice.
-# Only float32, which does not use tensor cores, can be split over any number of warps. In half precision a tile has
-# 64 own rows, as many as Hopper's instruction takes: with more rows, most sentences would be padded. Accumulators
-# (one, or two for keys) and scores must fit into 255 registers per thread, hence 32 other rows (or 128 keys) at 128
-# columns; at 256 columns and in float64 they do not fit. Each entry has many rows and spills little on sm_90; speed
-# was not compared. Tiles do not depend on lengths, so a sentence's result is bit-identical in every batch.
+# (bytes of the dtype, head dimension rounded up to a power of two) -> one entry each for the forward kernel, the query
+# kernel and the key kernel: rows of the program's own tile, rows of the other tiles, warps, pipeline stages. A warp has
+# 16 own rows, the size of a tensor core instruction: more warps would compute the same products twice. Only float32,
+# which does not use tensor cores, can be split over any number of warps. In half precision, a tile has 64 own rows, the
+# size of Hopper's instruction: with more rows, most sentences would be padded. Accumulators (one, or two for keys) and
+# scores must fit into 255 registers per thread. So tiles with 128 columns have 32 other rows (or 128 keys); with 256
+# columns and in float64, they do not fit. Each entry has many rows and spills little on sm_90; speed was not compared.
+# Tiles do not depend on lengths, so the result of a sentence is bit-identical in every batch.
 TILES = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
@@ -39,14 +39,14 @@ TILES = {
     (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
 }  # fmt: skip
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
-ALIGN = 8  # elements; the value of triton_forward.ALIGN for the host code
+ALIGN = 8  # elements; same as triton_forward.ALIGN, for host code
 MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
 MAX_IN_99_KIB = 128  # largest head dimension for which the tiles of all dtypes fit into 99 KiB
 KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
 
 
 def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str, int], int]:
-    """Return the constants and the number of warps of KERNELS[which]."""
+    """Return the constants and the number of warps of the kernel KERNELS[which]."""
     block_d = max(16, triton.next_power_of_2(head_dim))
     block, other, warps, stages = TILES[dtype_bytes, max(64, block_d)][which]
     return {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}, warps
@@ -55,8 +55,8 @@ def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str,
 def _aligned(x: Tensor) -> Tensor:
     """Return x, or a copy whose rows are 16-byte aligned and padded with zeros to a multiple of 8 columns.
 
-    Columns of zeros change neither scores nor other columns. Kernels for arbitrary
-    strides would load single numbers, keep the address of each in registers, and spill.
+    Columns of zeros change neither scores nor other columns. Kernels for arbitrary strides would load single numbers,
+    keep the address of each number in registers, and spill.
     """
     if x.shape[-1] % ALIGN:
         return F.pad(x, (0, -x.shape[-1] % ALIGN))
@@ -66,7 +66,7 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def spans(q: Tensor, padding: Padding) -> Padding:
-    """Add the spans that triton_forward.sequence reads. Forward and backward share them."""
+    """Add the spans that triton_forward.sequence reads. Forward and backward use the same spans."""
     if padding.spans is not None:
         return padding
     if padding.cu_seqlens is not None:
@@ -85,7 +85,7 @@ def spans(q: Tensor, padding: Padding) -> Padding:
 
 
 class _Call:
-    """Arguments shared by all launches of a call: positions of sequences, strides as in a padded batch, sizes."""
+    """Arguments that all launches of a call share: positions of sequences, strides as in a padded batch, and sizes."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options):
         padding = spans(q, padding)
@@ -102,7 +102,7 @@ class _Call:
         self.numbers = options.scale, int(options.dropout_p * 2**32), 1 - options.dropout_p
         self.row_len = 0 if self.packed else padding.longest
         self.sequences = len(spans_tensor) - 1 if self.packed else q.shape[0]
-        # Without a mask the kernels never read its flags, and without dropout no seed, so any tensor will do.
+        # Without a mask the kernels never read flags, and without dropout no seed, so any tensor can be passed.
         valid = spans_tensor.view(flags(q.dtype)) if padding.mask is None else padding.mask
         self.positions = spans_tensor, valid, spans_tensor if options.seed is None else options.seed
         gap, tokens = (1, q.shape[0]) if self.packed else (self.sequences, 0)
@@ -135,7 +135,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
     q = call.inputs[0]
     full, lse_full = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
     causal, lse_causal = (torch.empty_like(full), torch.empty_like(lse_full)) if dual else (None, None)
-    # Without a causal part the kernel never writes its arguments, so any tensor will do.
+    # Without a causal part, the kernel never writes to these arguments, so any tensor can be passed.
     outputs = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
     call.launch(0, (*call.inputs, *outputs, *call.positions))
     return _columns(causal, width), _columns(full, width), lse_causal, lse_full
@@ -160,7 +160,7 @@ def backward(
     lse_full: Tensor,
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients. The query kernel always runs, because the key kernel needs its results."""
+    """Compute the gradients. The query kernel always runs, because the key kernel reads results of the query kernel."""
     dual, width = causal is not None, q.shape[-1]
     call = _Call(q, k, v, padding, options)
     q, k, v = call.inputs
@@ -178,7 +178,7 @@ def backward(
     results = *outputs, *lses, *call.positions
     call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q))
     if needs[1] or needs[2]:
-        # One gradient for each query head, so that a group's heads run side by side, then a sum in a fixed order.
+        # Compute a gradient for each query head, so that a group's heads run in parallel, then sum in a fixed order.
         grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
         call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v))
         if call.heads > call.key_heads:

@@ -15,19 +15,20 @@ def pairwise_cosine(
 ) -> Tensor:
     """Cosine similarity of a[i] and b[i] for every row i.
 
-    Equal to torch.nn.functional.cosine_similarity(a, b, dim=1, eps=eps), except where the norm of a[i] or b[i] is at
-    most eps: there the similarity and both rows' gradients are exactly 0 (torch's gradients are about 1 / eps).
+    The result equals torch.nn.functional.cosine_similarity(a, b, dim=1, eps=eps), except for rows where the norm of
+    a[i] or b[i] is at most eps. For such rows, similarity and gradients are exactly 0 (torch's gradients are about 1 /
+    eps).
 
     Args:
         a, b: (B, D) float16, bfloat16, float32 or float64, of the same dtype, shape and device.
-        eps: norm up to which a row counts as zero, >= 0.
-        dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022). The result has one similarity
-            per width, of the first dims[k] columns. All widths share one read of each column.
+        eps: number >= 0. A row whose norm is at most eps counts as a zero row.
+        dims: K strictly increasing prefix widths up to D (Matryoshka embeddings, Kusupati et al. 2022). Row k of the
+            result has the similarities of the first dims[k] columns. Each column is read once for all widths.
         backend: "auto", "reference", "scan" (plain torch), "triton" or "native" (on a CPU).
 
     Returns:
-        (B,) similarity, or (K, B) with dims: float64 for float64 rows, otherwise float32, because half precision is
-        too coarse for the ranking losses that read it. Gradients have the rows' dtype.
+        (B,) similarities, or (K, B) if dims is set. Their dtype is float64 for float64 rows, otherwise float32, because
+        half precision is too coarse for ranking losses. The gradients have the dtype of a and b.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

@@ -1,4 +1,4 @@
-"""pairwise_cosine with the compiled kernels of csrc/cosine, in C++ on the CPU."""
+"""pairwise_cosine on a CPU, with the compiled C++ kernels of csrc/cosine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dty
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Convert rows for the kernels: contiguous elements, any row stride, and no half precision."""
+    """Convert rows to what the kernels read: float32 or float64, with contiguous elements and any row stride."""
     if x.dtype != wide(x.dtype):
         return x.float().contiguous()
     return x if x.stride(1) == 1 else x.contiguous()

@@ -1,6 +1,6 @@
 """Input of every backend of pairwise_cosine (see _contract.py), and the op's registration.
 
-`saved` holds c, 1 / |a| and 1 / |b|, each of the result's shape and all three 0 where a row counts as zero.
+`saved` holds the cosine c, 1 / |a| and 1 / |b|, each of the result's shape. All three are 0 where a row counts as zero.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .._native import missing_beyond_cpu
 
 
 class Problem(NamedTuple):
-    """Arguments of one call: a and b (B, D), and K increasing widths for a result (K, B), or None for (B,)."""
+    """Arguments of one call: a and b (B, D), and K increasing widths for a result (K, B), or None for a result (B,)."""
 
     a: Tensor
     b: Tensor

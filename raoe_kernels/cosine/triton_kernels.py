@@ -1,10 +1,10 @@
 """pairwise_cosine in Triton: one warp per row, or one program per row if there are few rows. Rows of any length are
 processed in blocks of columns and read once per pass.
 
-Several widths take one launch for each segment of columns between two widths. `sums` passes three numbers
-per row from launch to launch: in forward from narrow to wide widths, in backward from wide to narrow ones.
-Each launch has its own part of `sums`: every warp of a program may load a number that only one of them has to store,
-so a launch that stored where it loads would let a late warp load the new sum.
+For several widths, each segment of columns between two widths takes one launch. `sums` passes three numbers per row
+from launch to launch: in forward from narrow to wide widths, in backward from wide to narrow ones. Each launch writes
+to its own part of `sums`: all warps of a program load a number that only one warp stores, so if a launch stored a sum
+where it loads the old one, a late warp could load the new sum.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..triton_rows import kernel, root, tile, unit_of
 from .problem import Problem
 from .reference import Saved
 
-# (rows, columns) of a step, eight elements per thread: 16 bytes of half precision. Up to FEW rows, all four warps share
-# a row: an H200 holds 8,448 warps, and one warp per row would leave most of it idle.
+# (rows, columns) of a step: eight elements per thread, which are 16 bytes in half precision. Up to FEW rows, all four
+# warps share a row: an H200 holds 8,448 warps, and one warp per row would leave most of the GPU idle.
 MANY_ROWS, FEW_ROWS = (4, 256), (1, 1024)
 FEW = 2048
 WARPS = 4
@@ -76,8 +76,8 @@ def cosine_backward(
     row_b: tl.int64, column_b: tl.int64, grad_row: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, likewise for b. A
-    column uses the sums of the factors over all widths that include it."""
+    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, and the same for b with a and b exchanged. For each column, the
+    factors are summed over all widths that include the column."""
     dtype: tl.constexpr = c.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows = first + tl.arange(0, ROWS)
@@ -115,7 +115,7 @@ def _launch(a: Tensor, b: Tensor, *grads: Tensor) -> tuple[tuple[int], tuple[int
 
 
 def _segments(dims: tuple[int, ...] | None, *matrices: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return for each segment its columns of every matrix."""
+    """Return, for each segment, the segment's columns of every matrix."""
     return [matrices] if dims is None else [tuple(x[:, segment] for x in matrices) for segment in segments(dims)]
 
 
@@ -138,7 +138,7 @@ def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dty
     empty = a.new_empty if dims is None or dims[-1] == a.shape[1] else a.new_zeros
     grads = [empty(a.shape) if need else None for need in needs]
     outputs = [g for g in grads if g is not None]
-    # A gradient that is not needed is never written; its argument only needs the right type.
+    # A gradient that is not needed is never written: its argument only needs the right dtype.
     targets = [outputs[0] if g is None else g for g in grads]
     of_rows, sums = (upstream.contiguous(), *saved), upstream.new_empty(3, *upstream.shape)
     with torch.cuda.device_of(a):

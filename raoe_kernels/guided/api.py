@@ -11,23 +11,26 @@ from .problem import Problem, argmax, log_probs
 def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
     """Next-token log-probabilities, shifted from the previous context towards the current one.
 
-    guidance x log_softmax(current) - (guidance - 1) x log_softmax(previous), over the last dimension: Eq. 4 of the
-    ranking-sentences paper with guidance = 1 + lambda (1.5 in the paper). As in the paper, a row's probabilities do not
-    sum to 1. For finite logits it equals transformers' UnbatchedClassifierFreeGuidanceLogitsProcessor.
+    The result is guidance x log_softmax(current) - (guidance - 1) x log_softmax(previous), over the last dimension.
+    This is Eq. 4 of the ranking-sentences paper with guidance = 1 + lambda (1.5 in the paper). As in the paper, the
+    probabilities of a row do not sum to 1. For finite logits, the result equals that of transformers'
+    UnbatchedClassifierFreeGuidanceLogitsProcessor.
 
-    A token with current = -inf (forbidden) gets -inf, whatever previous is. If only previous is -inf, the result is
-    +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies (transformers gives NaN). A NaN or +inf logit
-    makes the rest of its row NaN. guidance = 1 ignores previous. The result for equal logits is their log_softmax.
+    A forbidden token (its logit in current is -inf) gets -inf, whatever its logit in previous is. If only the logit in
+    previous is -inf, the result is +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies (transformers
+    gives NaN). A NaN or +inf logit makes all results of its row NaN, except those of forbidden tokens. With guidance =
+    1, previous is ignored. If current and previous are equal, the result is exactly their log_softmax.
 
     Args:
         current: (..., V) logits given the nearer context, float16, bfloat16, float32 or float64.
-        previous: (..., V) logits given the farther context, of current's shape, dtype and device.
-        guidance: finite, >= 0: the paper's 1 + lambda, not lambda. Values below 1 interpolate between the contexts.
+        previous: (..., V) logits given the farther context, with the shape, dtype and device of current.
+        guidance: finite number >= 0: the paper's 1 + lambda, not lambda. Values below 1 interpolate between the
+            contexts.
         backend: "auto", "reference", "scan" (plain torch, a few rows at a time) or "triton".
 
     Returns:
-        (..., V), float64 for float64 logits, otherwise float32. Differentiable in current and previous; gradients
-        have the logits' dtype. Infinite results are constants: their upstream gradient is ignored.
+        (..., V) log-probabilities, float64 for float64 logits, otherwise float32. They are differentiable in current
+        and previous, and the gradients have the logits' dtype. The upstream gradient of an infinite result is ignored.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -38,17 +41,18 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
 
 
 def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
-    """Token with the largest guided_log_probs, without softmax: argmax of g current - (g - 1) previous, g = guidance.
+    """Index of the token with the largest guided_log_probs, computed without a softmax.
 
-    Greedy decoding by Eq. 4 of the ranking-sentences paper. Of equal tokens the first wins. A token whose current
-    logit is -inf wins only if all current logits are -inf (the result is then 0). NaN counts as the largest
-    value, as for torch.argmax. Values are rounded to float32 (float64 for float64 logits) and then compared.
+    The result is the argmax of guidance x current - (guidance - 1) x previous: greedy decoding by Eq. 4 of the
+    ranking-sentences paper. If several tokens have the largest value, the first of them wins. A token whose logit in
+    current is -inf wins only if all logits in current are -inf (the result is then 0). NaN counts as the largest value,
+    as in torch.argmax. Values are compared after they are rounded to float32 (float64 for float64 logits).
 
     Args:
         current, previous, guidance, backend: as for guided_log_probs; V must be at least 1.
 
     Returns:
-        (...) int64 token indices. Not differentiable.
+        (...) int64 token indices, which are not differentiable.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

@@ -1,7 +1,7 @@
 """Input of every backend of guided_log_probs and guided_argmax (see _contract.py), and their registration.
 
 `saved` of guided_log_probs holds a normaliser (2, R) of each context: a row's largest logit z and log(sum exp(logit -
-z)), both 0 for a row of only -inf; or None if the backend's backward does not read it.
+z)), both 0 for a row of only -inf. It holds None instead if the backend's backward reads no normalisers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .._dtypes import wide
 
 
 class Problem(NamedTuple):
-    """Arguments of one call: logits (R, V) of both contexts, V > 0 for backends."""
+    """Arguments of one call: logits (R, V) of both contexts. Backends get calls with V > 0 only."""
 
     current: Tensor
     previous: Tensor
@@ -25,11 +25,11 @@ class Problem(NamedTuple):
 
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
-        """Both contexts, or current twice if guidance is 1: the result then depends on current only."""
+        """Logits of both contexts, or current twice if guidance is 1: the result then depends only on current."""
         return self.current, self.current if self.guidance == 1 else self.previous
 
     def reads(self, needs: Needs) -> tuple[bool, bool]:
-        """Which of the needed gradients are not 0."""
+        """For each gradient, whether it is needed and can be other than 0."""
         return needs[0], needs[1] and self.guidance != 1
 
 

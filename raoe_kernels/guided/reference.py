@@ -13,19 +13,19 @@ INF = float("inf")
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """log_softmax that gives -inf for a logit of -inf, even in a row where all logits are -inf."""
+    """log_softmax that returns -inf for a logit of -inf, even in a row where all logits are -inf."""
     return logits.to(wide(logits.dtype)).log_softmax(-1).masked_fill(logits == -INF, -INF)
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Eq. 4, guidance p - (guidance - 1) q with log-probabilities p and q, computed as p + (guidance - 1) (p - q)."""
+    """Eq. 4: guidance p - (guidance - 1) q for log-probabilities p and q, computed as p + (guidance - 1) (p - q)."""
     p, q = map(_log_softmax, problem.logits)
     result = p + (problem.guidance - 1) * (p - q)
     return result.masked_fill(problem.current == -INF, -INF), (None, None)
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Gradient by d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, over the columns v with a finite result."""
+    """Gradient by d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, summed over columns v with a finite result."""
     (current, previous), guidance = problem.logits, problem.guidance
     grad = upstream.masked_fill((current == -INF) | (previous == -INF), 0)
     total = grad.sum(-1, keepdim=True)

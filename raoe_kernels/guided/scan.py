@@ -13,7 +13,7 @@ from .._dtypes import wide
 from .problem import Problem
 
 INF = float("inf")
-# Logits per context in a chunk: enough for torch's threads, and few enough to stay in the cache for a second pass.
+# Logits per context in a chunk: enough to occupy torch's threads, and few enough to stay in the cache for two passes.
 CHUNK = 1 << 18
 
 
@@ -24,13 +24,13 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def _test_first(logits: Tensor) -> bool:
-    """Whether to test first if any logit is -inf (a minimum or a sum is then not finite). On a CPU this is
-    cheaper than handling -inf element by element. On other devices the host would wait for the answer."""
+    """Whether to test first if any logit is -inf (if so, a minimum or a sum is not finite). On a CPU, the test is
+    cheaper than handling -inf element by element. On other devices, the host would wait for the result of the test."""
     return logits.device.type == "cpu"
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Eq. 4 as p + (guidance - 1) (p - q) with log-probabilities p and q, which is exactly p if q = p."""
+    """Compute Eq. 4 as p + (guidance - 1) (p - q) with log-probabilities p and q. For q = p, this form is exactly p."""
     (current, previous), guidance = problem.logits, problem.guidance
     dtype = wide(current.dtype)
     result, buffer = current.new_empty(current.shape, dtype=dtype), None
@@ -45,11 +45,12 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
         q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of only -inf
         torch.sub(p, q, out=out).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
-    return result, (None, None)  # no normalisers: in backward, torch's own softmax is faster
+    return result, (None, None)  # save no normalisers: in backward, torch's own softmax is faster
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Gradients: guidance (grad - softmax(current) total), and (1 - guidance) (grad - softmax(previous) total)."""
+    """Gradients: guidance (grad - softmax(current) total), and (1 - guidance) (grad - softmax(previous) total), where
+    grad is the upstream gradient and total its sum over a row."""
     (current, previous), guidance = problem.logits, problem.guidance
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in problem.reads(needs))
     for part in _chunks(current):

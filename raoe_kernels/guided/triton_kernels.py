@@ -1,5 +1,5 @@
-"""Guided ops in Triton: rows are split into slices, and each op takes two launches. The first computes a sum
-per slice. The second adds up a row's sums and reads the slices again while they are still in the L2 cache."""
+"""Guided ops in Triton: rows are split into slices, and each op takes two launches. The first launch computes a sum per
+slice. The second launch adds up a row's sums and reads the slices again while they are still in the L2 cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..triton_rows import at, kernel, unit_of
 from .problem import Problem
 
 # Columns of a slice, by bytes per logit: each thread loads 64 bytes per context (32 for float64) before it uses the
-# first. 8 rows of 128k bfloat16 logits give 128 programs for the 132 multiprocessors of an H200. Smaller slices would
-# spend more instructions on joining sums than on logits.
+# first of them. 8 rows of 128k bfloat16 logits give 128 programs for the 132 multiprocessors of an H200. Smaller slices
+# would spend more instructions on joining sums than on logits.
 COLUMNS = {2: 8192, 4: 4096, 8: 1024}
 WARPS = 8
-# Slices whose sums are joined at once, one per thread of a warp: no warp needs another's data.
+# Number of slices whose sums are joined at once, one per thread of a warp: no warp needs the data of another warp.
 JOINED = 32
-# Bytes that a pair of launches reads: few enough to stay in the L2 cache for the second
-# launch, along with its output (40 MB on an A100, 50 on an H100, 60 on an H200).
+# Bytes that a pair of launches reads: few enough to stay in the L2 cache for the second launch, along with its output.
+# An L2 cache has 40 MB on an A100, 50 MB on an H100 and 60 MB on an H200.
 IN_CACHE = 32 << 20
 
 
@@ -37,7 +37,7 @@ def _place(first, columns, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _exp(x):
-    """exp by exp2: tl.exp spends three more instructions on results below 1e-38."""
+    """exp computed by exp2: tl.exp spends three more instructions on results below 1e-38."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -90,7 +90,7 @@ def guided_forward_mix(
     columns: tl.int64, row_current: tl.int64, row_previous: tl.int64, guidance: tl.float64, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Compute p + (guidance - 1) (p - q) with the log-probabilities p and q."""
+    """Compute p + (guidance - 1) (p - q) with the log-probabilities p and q of both contexts."""
     dtype: tl.constexpr = result.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -116,13 +116,13 @@ def guided_forward_mix(
 
 @triton.jit
 def _slice(matrix, row, step, start, lane, UNIT: tl.constexpr):
-    """Pointers to elements start + lane of a row. The row stride `step` is in units of UNIT elements."""
+    """Pointers to elements start + lane of a row. `step` is the row stride divided by UNIT."""
     return at(matrix + row * step * UNIT, start, UNIT) + lane
 
 
 @triton.jit
 def _finite_grad(x, y, grad, row_grad, column_grad, start, lane, mask, UNIT: tl.constexpr):
-    """Upstream gradient where the result is finite, else 0."""
+    """Return the upstream gradient where the result is finite, else 0."""
     if UNIT == 16:
         place = at(grad + row_grad * UNIT, start, UNIT) + lane
     else:
@@ -151,7 +151,7 @@ def guided_backward_mix(
     row_previous: tl.int64, guidance: tl.float64, need_current, need_previous, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients: guidance (grad - softmax(current) total), and (1 - guidance) (grad - softmax(previous) total)."""
+    """Gradients of scan: guidance (grad - softmax(current) total), (1 - guidance) (grad - softmax(previous) total)."""
     dtype: tl.constexpr = of_current.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -177,7 +177,7 @@ def guided_backward_mix(
 
 @triton.jit
 def _best(value, index, no_index):
-    """Return the largest value and the smallest `where` that has it. NaN counts as the largest value."""
+    """Return the largest value, and the smallest `index` of this value. NaN counts as the largest value."""
     is_nan = value != value
     highest = tl.max(tl.where(is_nan, float("inf"), value), 0)
     has_nan = tl.max(is_nan.to(tl.int32), 0) > 0
@@ -190,7 +190,7 @@ def guided_argmax_slices(
     current, previous, scores, best, slices: tl.int64, columns: tl.int64, row_current: tl.int64, row_previous: tl.int64,
     guidance: tl.float64, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Find the largest x + (guidance - 1) (x - y) of a slice and its first column."""
+    """Find the largest x + (guidance - 1) (x - y) of a slice, and the first column with this value."""
     dtype: tl.constexpr = scores.dtype.element_ty
     row, start, mask = _place(0, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -258,7 +258,7 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
     size, unit, needs = current.itemsize, unit_of(current, previous, upstream), problem.reads(needs)
     slices = triton.cdiv(columns, COLUMNS[size])
     grads = [current.new_empty(rows, columns) if need else None for need in needs]
-    # A gradient that is not needed is never written; its argument only needs the right type.
+    # A gradient that is not needed is never written: its argument only needs the right dtype.
     outputs = [current if g is None else g for g in grads]
     sums = upstream.new_empty(rows, slices)
     strides = current.stride(0) // unit, previous.stride(0) // unit

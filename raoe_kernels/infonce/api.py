@@ -34,58 +34,64 @@ def info_nce_loss(
 ) -> Tensor:
     """InfoNCE loss with in-batch and hard negatives: mean over anchors of -log softmax(scale cos)[positive].
 
-    The softmax of an anchor runs over the columns: all positives, then all negatives. The loss covers BeLLM (Li & Li
-    2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, sentence-transformers' MultipleNegativesRankingLoss with cos_sim,
-    and GISTEmbedLoss. Logits are computed in chunks: memory is O((N + P + M) D) plus a buffer of 64 MiB (at least one
-    row of logits), on CUDA 256 MiB (at least 1,024 rows).
+    The logits have a column for each positive, followed by a column for each negative, and the softmax of an anchor
+    runs over all columns. The loss covers BeLLM (Li & Li 2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, and
+    sentence-transformers' MultipleNegativesRankingLoss (with cos_sim) and GISTEmbedLoss. Logits are computed in chunks
+    of rows, so the loss needs memory of O((N + P + M) D) plus one buffer: 64 MiB (or one row of logits, if larger), and
+    on CUDA 256 MiB (or 1,024 rows).
 
     Args:
         anchors: (N, D) float16, bfloat16, float32 or float64. The loss normalises the rows and differentiates through
-            the normalisation. A row of norm <= 1e-8 has similarity 0 to every row, and gradient 0.
-        positives: (P, D), of anchors' dtype and device.
-        negatives: (M, D), or None. M need not be a multiple of N.
-        scale: factor for the similarities, > 0 (the inverse of a temperature): a number, or a () tensor of any float
-            dtype, which gets a gradient. On a GPU, a tensor that is not > 0 makes the loss NaN.
-        targets: (N,) integers: the column that is the anchor's positive, for example in a gathered batch. Anchors may
-            share a column. Default 0 … N-1, which needs P >= N. A value out of range raises ValueError on the CPU; on
-            a GPU and under torch.compile it makes the loss NaN, because a check would have to wait for the device.
-            Only positives are allowed with all_anchors, hardness_mode, or directions beyond query_to_doc and
-            doc_to_query.
-        ignore: columns that are not negatives of an anchor (false negatives): (N, P + M) bool, True to leave a column
-            out; or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)), which leaves out columns with the
-            anchor's id and, for all anchors, negatives of id -2**31. An anchor's own positive always counts. Ids apply
-            to all directions; a bool mask allows only query_to_doc, and doc_to_query without all_anchors.
-        symmetric: average both directions; in the second, anchor i is the target of its positive among all N anchors.
-            Same as directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction". If `ignore`
-            leaves out column targets[i] for anchor j, it also leaves out anchor j for the positive of anchor i.
-        directions: "query_to_doc" plus any of these similarities: of anchor i's positive with all anchors
-            ("doc_to_query"); of anchor i with all other anchors ("query_to_query"); of its positive with the positives
-            and negatives of other anchors ("doc_to_doc"), or with their positives only ("positive_to_positive", as in
-            GISTEmbed). If M is a multiple of P, negatives i, P + i, 2 P + i, … belong to positive i's anchor;
-            otherwise negatives belong to no anchor.
+            the normalisation. A row with a norm of at most 1e-8 has similarity 0 to every row, and gradient 0.
+        positives: (P, D), with the dtype and device of anchors.
+        negatives: (M, D) hard negatives, or None. M need not be a multiple of N.
+        scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a () float tensor, which
+            gets a gradient. On a GPU, a tensor that is not > 0 makes the loss NaN.
+        targets: (N,) integers: for each anchor, the index of the column that is its positive, for example in a gathered
+            batch. Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range
+            raises ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would
+            wait for the device. With all_anchors, hardness_mode, or a direction other than query_to_doc and
+            doc_to_query, a target must be the index of a positive.
+        ignore: columns to leave out of an anchor's negatives, because they are false negatives. Either (N, P + M) bool,
+            True for a column to leave out; or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)), which
+            leaves out every column with the anchor's id and, for all anchors, negatives with id -2**31. An anchor's own
+            positive is never left out. Ids work in all directions. A bool mask works only for query_to_doc and, without
+            all_anchors, for doc_to_query.
+        symmetric: average the losses of both directions. In the second direction, the positive of anchor i is compared
+            with all N anchors, and anchor i is its target. This is the same as directions=("query_to_doc",
+            "doc_to_query") with partition_mode="per_direction". If `ignore` leaves out column targets[i] for anchor j,
+            it also leaves out anchor j for the positive of anchor i.
+        directions: "query_to_doc", plus any of these: "doc_to_query" adds the similarities of anchor i's positive with
+            all anchors; "query_to_query" those of anchor i with all other anchors; "doc_to_doc" those of anchor i's
+            positive with the positives and negatives of other anchors; "positive_to_positive" those of anchor i's
+            positive with the positives of other anchors only (as in GISTEmbed). If M is a multiple of P, the negatives
+            i, P + i, 2 P + i, … belong to the anchor of positive i. Otherwise, a negative belongs to no anchor.
         partition_mode: "joint" for one softmax over all directions, or "per_direction" for the mean of one loss per
             direction (query_to_doc and doc_to_query only).
-        all_anchors: (P, D), the full set of anchors if `anchors` is a part of it; row j belongs to positive j. The
-            anchor ids in `ignore` and the guide's anchors then refer to all_anchors and have P rows.
-        hardness_mode, hardness_strength: add strength * cos, without a gradient, to an anchor's logits with
-            "in_batch_negatives" (documents of other anchors), "hard_negatives" (its own negatives) or "all_negatives"
-            (Lan et al. 2025, Eq. 5). The first two require M to be a multiple of P.
-        guide: (anchors (N, G), positives (P, G)[, negatives (M, G)]), the rows of another encoder, of any float dtype.
-            Pairs that the guide finds more similar than the positive pair are left out in every direction.
-        guide_margin, margin_strategy: a pair is left out if its guide cosine exceeds pos - margin ("absolute") or
-            pos - |pos| * margin ("relative"), where pos is the guide's cosine of the positive pair.
-        dims: K increasing widths, at most D (Matryoshka prefixes, Kusupati et al. 2022): one loss per width, of the
-            first dims[k] columns. Allowed with targets, ignore and symmetric only. On a CPU the widths share their
-            matrix products, and backward is cheapest if the losses have equal weights.
-        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton", which
-            supports one direction; symmetric without hardness and guide; and other directions, if rows are bfloat16
-            and scale is a number up to 40, without hardness, guide and all_anchors. Otherwise "auto" selects "scan".
+        all_anchors: (P, D), all anchors of the batch, if `anchors` is only a part of them. Row j belongs to positive j.
+            The anchor ids in `ignore` and the guide's anchors must then have P rows, one per row of all_anchors.
+        hardness_mode, hardness_strength: add hardness_strength x cosine, as a constant without a gradient, to an
+            anchor's logits of "in_batch_negatives" (the documents of other anchors), "hard_negatives" (the anchor's own
+            negatives) or "all_negatives" (Lan et al. 2025, Eq. 5). The first two modes require M to be a multiple of P.
+        guide: (anchors (N, G), positives (P, G)[, negatives (M, G)]): embeddings of the same texts by another encoder,
+            in any float dtype. A pair is left out in every direction if its guide cosine is above a threshold near the
+            guide cosine of the positive pair.
+        guide_margin, margin_strategy: the threshold for guide cosines, where pos is the guide cosine of the positive
+            pair: pos - guide_margin ("absolute") or pos - |pos| x guide_margin ("relative").
+        dims: K strictly increasing prefix widths up to D (Matryoshka embeddings, Kusupati et al. 2022). Loss k uses the
+            first dims[k] dimensions of the embeddings. Of the options above, only targets, ignore and symmetric can be
+            combined with dims. On a CPU, all widths share their matrix products, and backward is cheapest if the losses
+            have equal weights.
+        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton". "triton" does not
+            support all_anchors, and supports hardness_mode and guide for query_to_doc only. For several directions in
+            one softmax, "triton" requires bfloat16 rows and a number up to 40 as scale. On CUDA, "auto" selects "scan"
+            for calls that "triton" does not support.
 
     Returns:
-        () loss, or (K,) with dims: float64 for float64 rows, otherwise float32; 0 if N = 0. Gradients have their
-        input's dtype. If any row (even an ignored one) or its norm is not finite, the loss and all gradients are NaN;
-        with dims this holds per width. Under torch.autocast, float32 rows are first cast to autocast's dtype, as for
-        torch's matrix products; sums and the loss stay float32.
+        () loss, or (K,) losses if dims is set: float64 for float64 rows, otherwise float32; 0 if N = 0. Each gradient
+        has the dtype of its input. If any row (even an ignored one) or its norm is not finite, the loss and all
+        gradients are NaN; with dims, this applies to each width separately. Under torch.autocast, float32 rows are
+        first cast to autocast's dtype, as in torch's matrix products; sums and the loss stay float32.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

@@ -18,7 +18,7 @@ def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, tar
     if negatives is not None:
         if isinstance(negatives, Tensor) and not negatives.is_floating_point():
             got = _validate.describe(negatives)
-            raise TypeError(f"negatives must be rows of floats, got {got}: pass the positives' columns as targets=")
+            raise TypeError(f"negatives must be rows of floats, got {got}: pass the indices of positives as targets=")
         if isinstance(negatives, Tensor) and negatives.ndim == 3:
             got = _validate.describe(negatives)
             raise ValueError(f"negatives must have 2 dimensions, got {got}: pass negatives.flatten(0, 1)")
@@ -26,7 +26,7 @@ def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, tar
     if targets is None and len(positives) < len(anchors):
         raise ValueError(
             f"positives must have at least one row for each of the {len(anchors)} anchors, "
-            f"got {_validate.describe(positives)}: add rows, or pass targets"
+            f"got {_validate.describe(positives)}: add rows to positives, or pass targets"
         )
     return len(anchors), len(positives) + (0 if negatives is None else len(negatives))
 
@@ -41,13 +41,13 @@ def check_alike(name: str, value: Tensor, anchors: Tensor) -> None:
 
 
 def integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) -> Tensor:
-    """Check integers of a shape on anchors' device and return them as int64."""
+    """Check an integer tensor of the required shape on the device of anchors, and return it as int64."""
     return _validate.integers(name, value, shape, "anchors", anchors).to(torch.int64)
 
 
 def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)), as int64 unless both are
-    int32, because InfoNCE's bfloat16 kernel has few registers left for ids."""
+    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)). Both are returned as int32 if
+    they are int32, else as int64: InfoNCE's bfloat16 kernel has few registers left for ids."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{name} must be a pair of integer tensors (anchor_ids, column_ids), got {_validate.describe(value)}"
@@ -60,19 +60,19 @@ def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tens
 
 
 def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "positives and negatives") -> None:
-    """Check that targets are from `lowest` to columns - 1. `of` names the columns in the message.
+    """Check that targets are from `lowest` to columns - 1. `of` is the name of the columns in error messages.
 
-    Values are checked on the CPU only: reading them would wait for a
-    GPU, and a compiled graph cannot branch on them.
+    Values are checked only on a CPU: reading values would wait for a GPU, and a compiled graph cannot branch on values.
     """
     if targets.numel() == 0:
         return
     if columns == 0 and lowest == 0:
-        raise ValueError(f"targets must be columns of {of}, but these have no rows")
+        raise ValueError(f"targets must be column indices (one column per row of {of}), but there are no rows")
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (x.item() for x in targets.aminmax())
         if low < lowest or high >= columns:
-            raise ValueError(f"targets must be columns {lowest} … {columns - 1} of {of}, got {low} … {high}")
+            rule = f"targets must be column indices {lowest} … {columns - 1} (one column per row of {of})"
+            raise ValueError(f"{rule}, got {low} … {high}")
 
 
 def check_ignore(
@@ -83,13 +83,13 @@ def check_ignore(
         return None, None, None
     if isinstance(ignore, Tensor):
         if ignore.dtype != torch.bool:
-            raise TypeError(f"ignore must be bool, or a pair of id tensors, got {_validate.describe(ignore)}")
+            raise TypeError(f"ignore must be a bool mask or a pair of id tensors, got {_validate.describe(ignore)}")
         return _validate.companion("ignore", ignore, (rows, columns), "anchors", anchors), None, None
     return None, *pair_of_ids("ignore", ignore, rows, columns, anchors)
 
 
 def check_directions(directions: object, partition_mode: object, symmetric: object) -> tuple[tuple[str, ...], bool]:
-    """Return (the checked directions in the order of DIRECTIONS, whether one softmax covers all of them)."""
+    """Return (the checked directions in the order of DIRECTIONS, whether all of them share one softmax)."""
     if not isinstance(symmetric, bool):
         raise TypeError(f"symmetric must be True or False, got {_validate.describe(symmetric)}")
     if not isinstance(directions, (tuple, list)):
@@ -102,7 +102,7 @@ def check_directions(directions: object, partition_mode: object, symmetric: obje
         got = _validate.describe(directions)
         raise ValueError(f"directions must include query_to_doc and must not repeat a name, got {got}")
     if names[-2:] == DIRECTIONS[-2:]:
-        raise ValueError("directions must not hold both doc_to_doc and positive_to_positive, which doc_to_doc includes")
+        raise ValueError("directions must not contain both doc_to_doc and positive_to_positive, a part of doc_to_doc")
     if symmetric and (len(names) > 1 or not joint):
         raise ValueError(
             "symmetric sets directions and partition_mode: leave both at their defaults, "
@@ -119,11 +119,11 @@ def check_directions(directions: object, partition_mode: object, symmetric: obje
 
 
 def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tensor | None) -> None:
-    """Refuse a mask for directions whose pairs it lacks: two anchors, two columns, or rows of all_anchors only."""
-    suffix = " of all_anchors" if all_anchors is not None else ""
+    """Refuse a mask for directions with pairs that it lacks: of two anchors, two columns, or rows of all_anchors."""
+    suffix = " and all_anchors" if all_anchors is not None else ""
     if mask is not None and set(directions) - set(DIRECTIONS[: 1 if suffix else 2]):
         raise ValueError(
-            f"ignore must be a pair of id tensors, not a mask, for the directions {', '.join(directions)}{suffix}, "
+            f"ignore must be a pair of id tensors, not a mask, with directions {', '.join(directions)}{suffix}, "
             f"got {_validate.describe(mask)}"
         )
 
@@ -131,7 +131,7 @@ def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tens
 def check_guide(
     guide: object, anchors: int, positives: Tensor, negatives: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Check the guide and return its rows for the anchors (`anchors` is their number), positives and negatives."""
+    """Check the guide and return its rows for anchors, positives and negatives. `anchors` is the number of anchors."""
     if guide is None:
         return None, None, None
     counts = {"anchors": anchors, "positives": len(positives)}

@@ -1,10 +1,9 @@
-"""Matrix products of the in-batch losses, a chunk of rows at a time, with a callback that turns logits into weights.
-The whole matrix of logits never exists, and no logit is computed twice.
+"""Matrix products of the in-batch losses, a chunk of rows at a time. A callback turns the logits of a chunk into
+weights. The whole matrix of logits is never in memory, and no logit is computed twice.
 
-For half precision on a GPU, tensor cores multiply with no more
-rounding than float32 products would have. Cosines are products of the
-input rows, divided by their norms. Weights times unit rows are three
-products of bfloat16 halves (see Halves).
+For half precision on a GPU, tensor cores multiply without more rounding than float32 products have. Cosines are
+products of the input rows, divided by their norms. The product of weights and unit rows is computed as three products
+of bfloat16 halves (see Halves).
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from torch import Tensor
 from .._dtypes import wide
 from .problem import units_of
 
-# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows: each chunk reads and writes the columns'
-# gradient once, 8 bytes for 2 ROWS operations, and an H200 does 165 operations in the time of one byte.
+# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows, because each chunk reads and writes the
+# columns' gradient once: 8 bytes for 2 ROWS operations. An H200 does 165 operations in the time of one byte.
 BUFFER = 256 << 20
 ROWS = 1024
 # Whether addmm can add products of bfloat16 to a float32 matrix: since torch 2.10, on CUDA devices only.
-WIDENS = torch.__version__ >= "2.10"  # compared as versions
+WIDENS = torch.__version__ >= "2.10"  # torch compares this string as a version
 
 
 def product(x: Tensor, y: Tensor, out: Tensor | None = None, add: Tensor | None = None) -> Tensor:
-    """Return x @ y, written to `out` or added to `add` if set. For float16 and bfloat16 the
-    result is float32, computed by tensor cores on a GPU; otherwise it has the inputs' dtype."""
+    """Return x @ y, written to `out` or added to `add` if set. For float16 and bfloat16 inputs, the result is float32,
+    computed by tensor cores on a GPU. Otherwise the result has the dtype of the inputs."""
     if x.dtype.itemsize == 2:
         if x.is_cuda and WIDENS:
             if add is not None:
@@ -46,13 +45,12 @@ def sweep(
     part: slice | None = None,
     most: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return (weights @ columns if `by_rows`, weights[:, part]^T @ rows if `part` is not
-    None), both in the dtype of `product`, with None for a product that is not needed.
+    """Return weights @ columns (None if not `by_rows`) and weights[:, part]^T @ rows (None if not `part`), as `product`
+    does.
 
-    weigh(first, logits) receives rows[first : first + n] @ columns^T,
-    which it may overwrite, and returns the (n, columns) weights in the
-    rows' dtype, or None if neither product is needed. A chunk has at
-    most `most` rows, by default as many as BUFFER and ROWS allow.
+    The callback weigh(first, logits) gets logits = rows[first : first + n] @ columns^T and may overwrite them. It
+    returns the (n, columns) weights in the dtype of the rows, or None if neither product is needed. A chunk has at most
+    `most` rows, by default as many as BUFFER and ROWS allow.
     """
     gradient = by_rows or part is not None
     cell = wide(rows.dtype).itemsize + (rows.dtype.itemsize if gradient and rows.dtype.itemsize == 2 else 0)
@@ -77,14 +75,14 @@ def sweep(
 
 
 def even(count: int, most: int) -> int:
-    """Size of equal chunks of at most `most` that split `count` into as few as possible; the last may be smaller."""
+    """Return the smallest chunk size that splits `count` into as few chunks as chunks of size `most` would."""
     chunks = -(-count // most)
     return -(-count // max(1, chunks))
 
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """A float32 matrix as the sum of two bfloat16 matrices, which keeps 16 binary digits."""
+    """A float32 matrix, represented as the sum of two bfloat16 matrices with 16 binary digits."""
 
     high: Tensor
     low: Tensor
@@ -99,7 +97,8 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class UnitRows:
-    """Unit rows (n, D). For half precision on a GPU also half_rows (n, D) and their 1 / norm, inverse (n,)."""
+    """Unit rows (n, D). For half precision on a GPU, also the input rows `half_rows` and the `inverse` of their
+    norms."""
 
     units: Tensor
     half_rows: Tensor | None = None
@@ -110,12 +109,12 @@ class UnitRows:
         return UnitRows(self.units[place], half_rows, inverse)
 
     def factor(self) -> Tensor | Halves:
-        """Return the matrix that weights are multiplied by, in halves if that is faster."""
+        """Return the matrix by which weights are multiplied, as Halves if they are faster."""
         return self.units if self.half_rows is None else halves(self.units)
 
 
 def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
-    """Like `problem.units_of`, but returns UnitRows."""
+    """Normalise rows as `problem.units_of` does, but return them as UnitRows."""
     units, inverse, poison = units_of(*parts)
     rows = [x for x in parts if x is not None]
     if not pays(rows[0]):
@@ -126,12 +125,12 @@ def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
 
 
 def pays(rows: Tensor) -> bool:
-    """Whether halves are faster: 7 bfloat16 products take half the time of 3 float32 products (H200 datasheet)."""
+    """Whether Halves are faster: 7 bfloat16 products take half the time of 3 float32 products (H200 datasheet)."""
     return rows.is_cuda and rows.dtype.itemsize == 2 and WIDENS
 
 
 def cosines(rows: UnitRows, columns: UnitRows, factor: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
-    """Return (n, C), factor times the cosines."""
+    """Return the cosines times `factor`, (n, C)."""
     if rows.half_rows is None or rows.inverse is None or columns.half_rows is None or columns.inverse is None:
         return torch.mm(rows.units * factor, columns.units.T, out=out)
     return product(rows.half_rows, columns.half_rows.T, out).mul_(rows.inverse[:, None] * factor).mul_(columns.inverse)
@@ -143,7 +142,7 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """Return x @ y, added to `add` if set. If x or y is in halves, multiply in halves."""
+    """Return x @ y, added to `add` if set. If x or y are Halves, multiply their parts."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))

@@ -1,8 +1,9 @@
 """Input of every backend of info_nce_loss (see _contract.py), its registration, and the functions on rows, pools and
 blocks that all backends share.
 
-A pool holds the logits of one softmax. Each of its blocks is one direction: the logits of a row's anchor, or of its
-positive, with all anchors, or with positives and negatives. The first block contains the positive pair ("own" pair).
+A pool holds the logits of one softmax. Each block of a pool is one direction: the logits of a row's anchor, or of the
+row's positive, with all anchors, or with positives and negatives. The first block contains the "own" pair of each row,
+which is the anchor with its positive.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .._contract import register
 from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
 
-# A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
+# A row with at most this norm counts as zero. The value is the eps of torch.nn.functional.cosine_similarity.
 EPS = 1e-8
 
 # Directions that contain the positive pair come first, because a pool's first block must contain it.
@@ -26,15 +27,15 @@ DIRECTIONS = ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc", "p
 SYMMETRIC = "query_to_doc doc_to_query"
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
-# The id of a negative that is no candidate of any anchor: a place without a text.
+# The id of a negative that is left out for every anchor, because its row has no text.
 NO_CANDIDATE = -(2**31)
 
-# Up to this scale, exp(+-scale) and sums of it are far inside float32's range: no maximum is subtracted before exp.
+# Up to this scale, exp(+-scale) and its sums are well within float32's range, so no maximum is subtracted before exp.
 UNSHIFTED_SCALE = 40.0
 
 
-# Which of the options in Problem.special the Triton kernels have, by the form of the call; "several" is also the
-# symmetric loss. `scan` and `reference` have all of them.
+# Options of Problem.special that the Triton kernels support, by the form of the call ("several" includes the symmetric
+# loss). `scan` and `reference` support all options.
 IN_TRITON = {"fused": ("joint directions",), "one direction": ("hardness_mode", "a guide"), "several": ()}
 
 
@@ -44,15 +45,15 @@ class Problem(NamedTuple):
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
     all_anchors     (P, D) or None: row j pairs with positive j
     learned_scale    () float, used with scale = 1, or None
-    targets         (N,) int64: the column of each anchor's positive; None: column i for anchor i
-    ignored         (N, C) bool or None: columns that are not negatives of an anchor
+    targets         (N,) int64: column of each anchor's positive; None: column i for anchor i
+    ignored         (N, C) bool or None: True for columns to leave out of an anchor's negatives
     anchor_ids      (A,) and column_ids (C,), both int32 or int64, or None: rows with equal ids are not each other's
                     negatives
-    guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): another encoder's rows, or None
-    directions      names of DIRECTIONS, separated by spaces; joint: one softmax for all, not the mean of one loss each
-    hardness        sentence-transformers' hardness_mode, "" for none; strength: factor of the added cosines
-    margin          distance of the guide's threshold below the guide's cosine of the own pair; relative: times |cosine|
-    dims            K increasing widths for K losses, or None for one
+    guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): rows of the guide encoder, or None
+    directions      names of DIRECTIONS, separated by spaces; joint: True for one softmax over all directions
+    hardness        sentence-transformers' hardness_mode, "" if unused; strength: factor of the added cosines
+    margin          guide threshold = guide cosine of the own pair - margin (x |cosine| if relative)
+    dims            K increasing widths for K losses, or None for one loss of all columns
     """
 
     anchors: Tensor
@@ -86,23 +87,23 @@ class Problem(NamedTuple):
 
     @property
     def symmetric(self) -> bool:
-        """Whether the loss averages both directions between anchors and columns, with one softmax each."""
+        """Whether the loss is the mean of query_to_doc and doc_to_query, with one softmax per direction."""
         return not self.joint and self.directions == SYMMETRIC
 
     @property
     def several(self) -> bool:
-        """Whether the loss has more directions than query_to_doc."""
+        """Whether the loss has directions besides query_to_doc."""
         return " " in self.directions
 
     @property
     def fused(self) -> bool:
-        """Whether triton_fused runs the call: bfloat16 rows, one softmax, logits of which exp cannot overflow."""
+        """Whether triton_fused can run the call: bfloat16 rows, one softmax, and logits whose exp cannot overflow."""
         fits = self.anchors.dtype == torch.bfloat16 and self.learned_scale is None and self.scale <= UNSHIFTED_SCALE
         fits = fits and not self.symmetric and set(self.special()) <= {"joint directions"}
         return fits and _compiles_fused()
 
     def special(self) -> list[str]:
-        """Names of the options that this call uses beyond those of one direction, or of the symmetric loss."""
+        """Names of the options that this call uses in addition to query_to_doc or the symmetric loss."""
         options = {
             "joint directions": self.several and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
@@ -112,13 +113,13 @@ class Problem(NamedTuple):
         return [name for name, is_used in options.items() if is_used]
 
     def beyond_triton(self) -> str:
-        """Names of the options of this call that only `scan` and `reference` have, or ""."""
+        """Names of the options of this call that only `scan` and `reference` support, or ""."""
         form = "fused" if self.fused else "several" if self.several else "one direction"
         return ", ".join(option for option in self.special() if option not in IN_TRITON[form])
 
     @property
     def target_count(self) -> int:
-        """Number of columns that targets may select: only positives with all_anchors, hardness or more directions."""
+        """Number of columns that targets may select: with all_anchors, hardness or more directions, only positives."""
         anchors_with_columns = self.directions in ("query_to_doc", SYMMETRIC)
         positives_only = self.all_anchors is not None or self.hardness or not anchors_with_columns
         return len(self.positives) if positives_only else self.column_count
@@ -140,7 +141,7 @@ OP = Op(
 )
 info_nce = register(OP, Problem, gradients=5, is_empty=_is_empty)
 
-# On a GPU "auto" takes Triton's: one pass of it over the logits of each width is cheaper than scan's passes for all
+# On a GPU, "auto" selects Triton: its single pass over the logits of each width is cheaper than scan's passes for all
 # widths, although scan shares the products.
 WIDTHS = Op(
     "info_nce_loss of several widths",
@@ -154,7 +155,7 @@ info_nce_widths = register(
 
 @cache
 def _compiles_fused() -> bool:
-    """Whether Triton compiles triton_fused: 3.4 and 3.5 refuse its copies of less than 4 bytes."""
+    """Whether Triton can compile triton_fused: Triton 3.4 and 3.5 refuse its copies of less than 4 bytes."""
     return tuple(map(int, import_module("triton").__version__.split(".")[:2])) >= (3, 6)
 
 
@@ -173,19 +174,19 @@ def own_anchors(problem: Problem) -> Tensor:
 
 
 def is_ignored(problem: Any, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for the anchors `rows`: columns that the caller excludes as negatives; None without any."""
+    """Return (n, C) bool for the anchors `rows`: True for columns that the caller excludes as negatives; or None."""
     if problem.anchor_ids is not None:
         return equal_ids(problem.anchor_ids[rows], problem.column_ids)
     return None if problem.ignored is None else problem.ignored[rows]
 
 
 def equal_ids(of_rows: Tensor, of_columns: Tensor) -> Tensor:
-    """Return (n, C) bool: whether a row and a column have the same id, or the column is no candidate."""
+    """Return (n, C) bool: True if a row and a column have the same id, or if the column's id is NO_CANDIDATE."""
     return (of_rows[:, None] == of_columns) | (of_columns == NO_CANDIDATE)
 
 
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Concatenate all parts. Return the normalised rows, 1 / norm of each row, and the poison of inverse_norms."""
+    """Concatenate all parts. Return the normalised rows, 1 / norm of each row, and the "poison" of inverse_norms."""
     matrices = [x for x in parts if x is not None]
     rows = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
     rows = rows.to(wide(rows.dtype))
@@ -196,15 +197,16 @@ def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 / |row|, (n,), which is 0 for a row that counts as zero, and a () "poison" that is NaN if any row or its
+    """Return 1 / |row|, (n,), with 0 for a row that counts as zero; and a () "poison" that is NaN if any row or its
     norm is not finite, else 0."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide(rows.dtype))
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the () factor of the sum of the rows' losses: 1 / N, or 1 / 2N if symmetric; NaN if a row, a target or the
-    scale is invalid. An error would have to wait for the GPU to read them, and NaN is better than a wrong number."""
+    """Return the () factor for the sum of the rows' losses: 1 / N, or 1 / 2N if symmetric, or NaN if a row, a target or
+    the scale is invalid. To raise an error, the host would have to wait for the GPU; NaN at least is no wrong
+    number."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
     if problem.learned_scale is not None:
         factor = factor.masked_fill(~(problem.learned_scale > 0), torch.nan)
@@ -217,22 +219,21 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 def losses(neg_sum: Tensor, own_exp: Tensor, shift: Tensor, own_logit: Tensor) -> Tensor:
     """Return -log softmax(x)[own] of each row from own_exp = exp(x_own - shift) and the other columns' neg_sum.
 
-    log(1 + neg_sum / own_exp) keeps the digits of a small loss. If
-    the ratio is close to overflow, x_own is far below shift, and the
-    loss is shift - own_logit + log(neg_sum).
+    log(1 + neg_sum / own_exp) keeps the digits of a small loss. If the ratio is close to overflow, x_own is far below
+    `shift`, and the loss is computed as shift - own_logit + log(neg_sum).
     """
     ratio = neg_sum / own_exp
     return torch.where(ratio < 1e30, ratio.log1p(), shift - own_logit + neg_sum.log())
 
 
 def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tensor:
-    """Backpropagate through u = x / |x| in place: g of `grads` becomes (g - <g, u> u) / |x|, or 0 for a zero row."""
+    """Backpropagate through u = x / |x|: replace a gradient g in `grads` by (g - <g, u> u) / |x|, 0 for a zero row."""
     along = torch.linalg.vecdot(grads, units)
     return grads.addcmul_(units, along[:, None], value=-1).mul_(inverse[:, None])
 
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Add rows[i] to sums[places[i]] in a fixed order: on a GPU index_put sorts its indices, but index_add does not."""
+    """Add rows[i] to sums[places[i]] in a fixed order: on a GPU, index_put sorts indices, and index_add does not."""
     if sums.is_cuda:
         sums.index_put_((places,), rows, accumulate=True)
     else:
@@ -251,7 +252,7 @@ def split(
 
 
 class Block(NamedTuple):
-    """Logits of every row with the first `width` columns.
+    """One direction of a pool: the logits of every row with the first `width` columns.
 
     from_documents   True: the rows are the anchors' positives; False: the rows are the anchors
     to_documents     True: the columns are positives and negatives; False: the columns are anchors
@@ -263,7 +264,7 @@ class Block(NamedTuple):
 
     @property
     def pairs(self) -> bool:
-        """Whether the block contains the own pair; if not, the columns that belong to the row itself are left out."""
+        """Whether the block contains the own pairs. If not, the columns that belong to the row itself are left out."""
         return self.from_documents != self.to_documents
 
 
@@ -278,8 +279,8 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """Return, for each target, the indices (n, k) of the columns with documents of the same query: the target itself
-    and, if the number of negatives is a multiple of P = len(positives), every P-th column after it, below `count`."""
+    """Return (n, k): for each target, the indices below `count` of the columns with documents of the same query. They
+    are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after it."""
     step = max(1, len(problem.positives))
     if problem.column_count % step:
         return targets[:, None]
@@ -287,5 +288,5 @@ def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
 
 
 def guide_threshold(problem: Problem, own_cosine: Tensor) -> Tensor:
-    """Return the cosine above which the guide leaves pairs out, from its cosine of the own pair."""
+    """Return the guide cosine above which pairs are left out, from the guide cosine of the own pair."""
     return own_cosine - (own_cosine.abs() * problem.margin if problem.relative else problem.margin)

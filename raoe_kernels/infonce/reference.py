@@ -23,7 +23,7 @@ from .problem import (
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """Return the loss and the gradients that are needed, float64 for float64 rows, otherwise float32."""
+    """Return the loss and the needed gradients, float64 for float64 rows, otherwise float32."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     candidates = problem.anchors if problem.all_anchors is None else problem.all_anchors
@@ -63,8 +63,8 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def softmax_loss(logits: Tensor, own: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (n, 1) -log softmax(logits)[own] of each row over the columns that are not left out, and its gradient with
-    respect to the logits, (n, C)."""
+    """Return -log softmax(logits)[own] of each row, (n, 1), over the columns where `mask` is False, and its gradient
+    with respect to the logits, (n, C)."""
     own_logit = logits.gather(1, own)
     negatives = logits.masked_fill(mask, -torch.inf).scatter(1, own, -torch.inf)
     log_sum = torch.logaddexp(own_logit, negatives.logsumexp(1, keepdim=True))
@@ -73,14 +73,14 @@ def softmax_loss(logits: Tensor, own: Tensor, mask: Tensor) -> tuple[Tensor, Ten
 
 
 def own(places: Tensor, count: int) -> Tensor:
-    """Return (n, count) bool, True in each row's columns `places`, (n,) or (n, k)."""
+    """Return a bool mask (n, count) that is True at mask[i, places[i]]. places: (n,) or (n, k)."""
     places = places.reshape(len(places), -1)
     mask = torch.zeros(len(places), count, dtype=torch.bool, device=places.device)
     return mask.scatter_(1, places, True)
 
 
 def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[Tensor, Tensor]) -> Tensor:
-    """Return (N, width) bool: whether a row and a column of the block have the same id."""
+    """Return (N, width) bool: True if a row and a column of the block have the same id."""
     of_rows, of_columns = ids[block.from_documents], ids[block.to_documents]
     assert of_rows is not None and of_columns is not None
     return equal_ids(of_rows[places[block.from_documents]], of_columns[: block.width])
@@ -89,7 +89,7 @@ def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[
 def pool_masks(
     problem: Problem, pool: list[Block], places: tuple[Tensor, Tensor], guide_rows: tuple[Tensor, Tensor] | None
 ) -> list[Tensor]:
-    """Return a (N, width) bool for each block: the columns to leave out of each row's sum."""
+    """Return a bool mask (N, width) for each block: True for the columns to leave out of a row's sum."""
     result, threshold = [], None
     for block in pool:
         mask = torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
@@ -114,7 +114,7 @@ def pool_masks(
 
 
 def hard_columns(problem: Problem, targets: Tensor) -> Tensor:
-    """Return (N, C) bool: the columns whose logits are raised (Lan et al. 2025)."""
+    """Return (N, C) bool: True for the columns whose logits are raised (Lan et al. 2025)."""
     negatives = ~own(targets, problem.column_count)
     if problem.hardness == "all_negatives":
         return negatives

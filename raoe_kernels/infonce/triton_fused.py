@@ -1,13 +1,15 @@
-"""InfoNCE of bfloat16 rows without a matrix of logits: the kernel that multiplies anchors by
-columns computes the weights of each tile in registers, and writes only the weights, 2 bytes each.
+"""InfoNCE of bfloat16 rows without a matrix of logits: the kernel that multiplies anchors by columns computes the
+weights of each tile in registers, and writes only the weights (2 bytes each).
 
-A weight is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
-e = exp(logit), and the division moves to the other factor or to the result of the products that give the gradients:
+A weight w is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
+e = exp(logit). In the products that give the gradients (a: anchors, k: columns), the result or the other factor is
+divided by s:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
-With several directions in one softmax, each has such a matrix of weights, and s is the sum over all of them. No maximum
-is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are far inside float32's and bfloat16's range.
+With several directions in one softmax, each direction has such a matrix of weights, and s is the sum over all
+directions. No maximum is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are well within float32's and
+bfloat16's range.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def _part(
     products, start, weights, inverse, mask, column_ids, factor, own, ids, line, row_mask, column_count, period, length,
     mask_column, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Return the row sums of exp(logit) over the columns from `start` on. With GRADIENT also write exp(logit) / (norm
+    """Return the row sums of exp(logit) over the columns from `start` on. With GRADIENT, also write exp(logit) / (norm
     of the column) to `weights`."""
     column = start + tl.arange(0, products.shape[1])
     column_mask = column < length
@@ -55,7 +57,7 @@ def _part(
         else:
             key_ids = tl.load(column_ids + column, column < column_count, 0)
             ignored = (ids[:, None] == key_ids[None, :]) | (key_ids == ABSENT)[None, :]
-        is_negative = is_negative & ((ignored == 0) | (x != x))  # an ignored NaN must still show in the loss
+        is_negative = is_negative & ((ignored == 0) | (x != x))  # an ignored NaN must still make the loss NaN
     e = tl.where(is_negative, tl.exp2(x), 0.0)
     if GRADIENT:
         at = tl.multiple_of(weights + start, 16) + line[:, None] * length + tl.arange(0, products.shape[1])[None, :]
@@ -72,11 +74,11 @@ def info_nce_products(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of exp(logit) for row_count rows from `first` on, 0 in each row's ignored columns, its
-    own column, and columns a multiple of `period` apart. Write its row sums to `sums`, (tiles of columns,
-    row_count), and with GRADIENT exp(logit) / (norm of the column) to `weights`."""
+    """Compute a tile of exp(logit) for row_count rows from `first` on. It is 0 in each row's ignored columns, own
+    column, and columns at a multiple of `period` from the own column. Write the tile's row sums to `sums`, (tiles of
+    columns, row_count), and with GRADIENT also exp(logit) / (norm of the column) to `weights`."""
     tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
-    # Programs that run at the same time share GROUP tiles of rows, so that the columns are in the cache.
+    # Programs that run at the same time share GROUP tiles of rows, so that they find the columns in the cache.
     group = tl.program_id(0) // (GROUP * tiles_n)
     group_size = tl.minimum(tiles_m - group * GROUP, GROUP)
     inside_group = tl.program_id(0) % (GROUP * tiles_n)
@@ -119,8 +121,8 @@ def info_nce_shares(
     row_place, target_count, has_targets, copies, scale: tl.float64, BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write each row's loss to `stats`; with GRADIENT also 1 / sum to `shares`, the row / (sum x norm) to `scaled`, and
-    the weight at the row's own column to own_weights. The own pair is `copies` times among the negatives."""
+    """Write each row's loss to `stats`. With GRADIENT, also write 1 / sum to `shares`, row / (sum x norm) to `scaled`,
+    and the weight at the row's own column to own_weights. The own pair counts `copies` times as a negative, too."""
     line = tl.program_id(0)
     i = (first + line).to(tl.int64)
     target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)
@@ -140,7 +142,7 @@ def info_nce_shares(
     own_logit = tl.sum(dot, 0) * row_inverse * own_inverse * tl.full((), scale, tl.float32)
     neg_sum, own_exp = tl.sum(total, 0), tl.exp(own_logit)
     full_sum, ratio = neg_sum + own_exp * (copies + 1), neg_sum / own_exp + copies
-    # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
+    # Leave the positive out of the sum: the sum is then as small as the loss, so that a small loss keeps its digits.
     loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), tl.log(full_sum) - own_logit)
     tl.store(stats + i, tl.where(legal, loss, float("nan")))
     if GRADIENT:
@@ -157,16 +159,16 @@ def info_nce_shares(
 def sweep(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, part: slice | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if given). Return the
-    gradients by the scaled anchors, if `by_rows`, and by the scaled columns `part`, both without own pairs."""
+    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if not None). Return the
+    gradients of the scaled anchors (if `by_rows`) and the scaled columns `part`, both without own pairs."""
     n, (anchors, columns, inverse) = len(problem.anchors), units
     blocks, gradient = pools(problem)[0], own_weights is not None
     mask = (stats if problem.ignored is None else problem.ignored).view(torch.uint8)
-    # rows, 1 / norms and ids of anchors and of documents: as columns, and one for each anchor
+    # rows, 1 / norms and ids: of all anchors and all documents (sides), and one row for each anchor (row_sides)
     sides: Any = (anchors, inverse[len(columns) :], problem.anchor_ids), (columns, inverse, problem.column_ids)
     row_sides, masks, own = [sides[0]], [mask], own_columns(problem) if len(blocks) > 1 else stats
     if len(blocks) > 1:
-        picked: Any = slice(n) if problem.targets is None else own  # without targets no copy is needed
+        picked: Any = slice(n) if problem.targets is None else own  # without targets, a slice avoids a copy
         row_sides.append([None if x is None else x[picked] for x in sides[1]])
         masks.append(mask if problem.ignored is None else mask[:, picked].t())
     ignore = MASK if problem.ignored is not None else NONE if problem.anchor_ids is None else IDS
@@ -222,5 +224,5 @@ def sweep(
             if by_columns is not None and block.to_documents and block.width > start:
                 block_weights = block_weights[:, part]
                 chunks.product(block_weights.t(), scaled[side], add=by_columns[: block_weights.shape[1]])
-        del block_weights  # before the next chunk makes its own
+        del block_weights  # free the memory before the next chunk allocates its weights
     return by_anchors, by_columns

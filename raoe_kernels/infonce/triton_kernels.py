@@ -1,5 +1,5 @@
-"""info_nce_loss in Triton: launches of the kernels around cuBLAS's matrix products. Forward
-computes the gradient of the scaled rows, and backward propagates it through the rows' norms."""
+"""info_nce_loss in Triton: launches of the kernels before and after cuBLAS's matrix products. Forward computes the
+gradient of the scaled rows, and backward propagates this gradient through the rows' norms."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .problem import HARDNESS, UNSHIFTED_SCALE, Problem, add_rows, guide_thresho
 from .triton_passes import IDS, MASK, NONE, UNIT, info_nce_weights
 from .triton_units import INTERPRETED, Units, add_to_columns, empty_weights, half, integers_or, through_norms, units_of
 
-# A program reads its row of logits twice. Eight elements per thread are two loads of 16 bytes in flight. With 16 warps
-# few rows are processed at a time, and the second read finds them in a cache of 50 MB up to about 32,768 columns.
+# A program reads its row of logits twice. With eight elements per thread, two loads of 16 bytes are in flight. With 16
+# warps, few rows are processed at a time: up to about 32,768 columns, the second read finds them in a cache of 50 MB.
 WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
-SHORT = {"BLOCK": 2048, "num_warps": 16}  # for masks, whose addresses take registers, and for float64
+SHORT = {"BLOCK": 2048, "num_warps": 16}  # for calls with a mask, whose addresses take registers, and for float64
 
 
 def _stretch(problem: Problem) -> float:
-    """Factor that makes float16 weights use their range. Weights are below 4 per direction, including the
-    factors of the norms; in the second direction the weights of anchors that share a target can add up."""
+    """Factor that makes float16 weights use float16's range. Weights are below 4 per direction, including the factors
+    of the norms. In the second direction, the weights of anchors that share a target can add up."""
     if problem.anchors.dtype != torch.float16:
         return 1.0
     largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)
@@ -35,8 +35,8 @@ MaskOf = Callable[[slice], Tensor]
 
 
 def _guide_mask(problem: Problem) -> tuple[MaskOf, Tensor]:
-    """Return a function from a slice of the anchors to (n, C) bool, the columns that the guide or
-    the caller excludes; and a () poison that is NaN if a row of the guide is not finite, else 0."""
+    """Return a function that maps a slice of the anchors to (n, C) bool, True for the columns that the guide or the
+    caller excludes; and a () "poison" that is NaN if a row of the guide is not finite, else 0."""
     assert problem.guide_anchors is not None
     rows, _, poison = unit_rows(problem.guide_anchors)
     columns, _, poison_columns = unit_rows(problem.guide_positives, problem.guide_negatives)
@@ -61,8 +61,8 @@ def _pass(
     *,
     back: bool = False,
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is set. `back`
-    selects the second direction, in which the rows are the anchors' targets and the columns anchors."""
+    """Return the function that `sweep` calls for each chunk. The function computes weights if own_weights is set.
+    `back` selects the second direction, in which the rows are the anchors' targets and the columns are the anchors."""
     n, c, anchors = len(problem.anchors), problem.column_count, len(units.columns)
     ids = (problem.anchor_ids, problem.column_ids)
     has_mask = problem.ignored is not None or mask_of is not None
@@ -101,8 +101,8 @@ def _pass(
 
 
 def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
-    """Return for each column the logarithm of its anchor's sum, infinite if it is the target of no
-    anchor. If several anchors share a column, exp(x - logarithm) is the sum of these anchors' terms."""
+    """Return, for each column, the logarithm of the sum of the anchor whose target it is, or infinity if there is none.
+    If several anchors share a column, exp(x - logarithm) is the sum of these anchors' terms."""
     if problem.targets is None:
         return logsums
     targets = own_columns(problem)
@@ -144,7 +144,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
             weigh = _pass(problem, units, stats, own_weights, by_column, mask_of)
             by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], part)
     if problem.targets is not None:
-        # Anchors may share a column, so add their own weights here. Without targets, backward adds them.
+        # Several anchors may have the same target, so add their own weights here. Without targets, backward adds these.
         add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
     loss = (stats[:loss_count] if stat_count > loss_count else stats).mean()
     if poison is not None:

@@ -1,7 +1,7 @@
-"""Triton kernels of info_nce_loss around its matrix products, one program per row. Every sum has a fixed order.
+"""Triton kernels of info_nce_loss before and after its matrix products, one program per row. Sums have a fixed order.
 
 The products use rows scaled by powers of two, which is exact: `info_nce_rows` scales each row to a norm of 1/2 to 1
-(times `stretch`) and keeps 1 / norm of the scaled row, 1 to 2. So no dtype overflows, and logits and weights are
+(times `stretch`) and stores 1 / norm of the scaled row, which is 1 to 2. So no dtype overflows. Logits and weights are
 divided by the norms in float32.
 """
 
@@ -13,16 +13,16 @@ import triton.language as tl
 from ..triton_rows import at, kernel, root
 from .problem import NO_CANDIDATE
 
-NONE, MASK, IDS = 0, 1, 2  # how a call marks ignored columns
+NONE, MASK, IDS = 0, 1, 2  # how a call marks the columns to ignore
 ABSENT = tl.constexpr(NO_CANDIDATE)
-# The columns of the logits and of the scaled rows are multiples of this, for 16-byte loads and tensor core alignment.
+# The numbers of columns of logits and scaled rows are multiples of UNIT, for 16-byte loads and tensor core alignment.
 UNIT = tl.constexpr(16)
 EPS = tl.constexpr(1e-8)  # problem.EPS
 
 
 @triton.jit
 def _inverse_norm(square):
-    """Return 1 / norm from the squared norm: 0 for a row that counts as zero, NaN if the norm is not finite."""
+    """Return 1 / norm from the squared norm: 0 for a row that counts as zero, and NaN if the norm is not finite."""
     norm = root(square)
     is_zero = norm <= tl.full((), EPS, norm.dtype)
     inverse = tl.where(is_zero, 0.0, 1 / tl.where(is_zero, 1.0, norm))
@@ -40,7 +40,7 @@ def _power_of_two(x):
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Round x to a narrower dtype. Triton's interpreter truncates to bfloat16, so it needs an explicit rounding."""
+    """Round x to a narrower dtype. Triton's interpreter truncates to bfloat16, so round explicitly there."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -60,7 +60,7 @@ def log_one_plus(z):
 
 @triton.jit
 def _part(row, start, step, BLOCK: tl.constexpr, UNIT: tl.constexpr):
-    """Pointers to BLOCK elements of a row from `start` on; the stride `step` applies if UNIT is 1."""
+    """Pointers to BLOCK elements of a row from `start` on. The stride `step` is used if UNIT is 1."""
     if UNIT == 16:
         return at(row, start, UNIT) + tl.arange(0, BLOCK)
     return row + (start + tl.arange(0, BLOCK)) * step
@@ -72,9 +72,9 @@ def info_nce_rows(
     row_place, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
     negative_row: tl.int64, negative_column: tl.int64, stretch: tl.float64, BLOCK: tl.constexpr, IN_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with
-    zeros. Write 1 / norm of each to `inverse`, columns first, anchors from row_place on. The first row_place
-    programs take columns, the later ones anchors. IN_UNIT is `triton_rows.unit_of` of the input matrices."""
+    """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with zeros. Write 1 /
+    norm of each to `inverse`: columns first, anchors from row_place on. The first row_place programs process columns,
+    the later programs anchors. IN_UNIT is `triton_rows.unit_of` of the input matrices."""
     dtype: tl.constexpr = inverse.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
     index = place
@@ -106,7 +106,7 @@ def info_nce_rows(
 
 @triton.jit
 def leaves_out(mask, row_id, column_ids, column, in_range, mask_column, IGNORE: tl.constexpr):
-    """Whether the caller excludes these columns as negatives of the row, by its `mask` or by its id row_id."""
+    """Whether the caller excludes these columns as negatives of the row, by the row's `mask` or by its id row_id."""
     if IGNORE == 1:
         return tl.load(mask + column * mask_column, in_range, 0) != 0
     column_id = tl.load(column_ids + column, in_range, 0)
@@ -118,9 +118,9 @@ def _negatives(
     logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, hard,
     positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """Return the columns from `start` on, 1 / norm of each, their logits (-inf for own and ignored columns, times
-    `raised` for hard negatives), and their logits without this factor and without -inf. hard: 0 for none, else 1
-    + the index in problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
+    """Return the columns from `start` on, 1 / norm of each column, their logits (-inf for own and ignored columns,
+    times `raised` for hard negatives), and their logits without this factor and without -inf. hard: 0 without hardness,
+    else 1 + the index in problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
     column = start + tl.arange(0, BLOCK)
     padded_range = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + column, 16), padded_range, 0.0)
@@ -134,7 +134,7 @@ def _negatives(
     is_negative = in_range & (column != own)
     if IGNORE != 0:
         ignored = leaves_out(mask, row_id, column_ids, column.to(tl.int64), in_range, mask_column, IGNORE)
-        # An ignored NaN must still show in the loss.
+        # An ignored NaN must still make the loss NaN.
         is_negative = is_negative & ((ignored == 0) | (inv_norm != inv_norm))
     return column, inv_norm, tl.where(is_negative, x, float("-inf")), soft
 
@@ -147,19 +147,19 @@ def info_nce_weights(
     strength: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr,
     LEARNED: tl.constexpr, GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT also write the
-    derivatives by the products of scaled rows, times `stretch` and without the factor `scale`, to
-    `weights`. The derivative at the row's own column is the largest: it goes to `own_weights` instead,
-    unrounded. Before exp, the row's largest logit is subtracted if SHIFTED, otherwise `limit`.
+    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT, also write to `weights` the derivatives
+    with respect to the products of scaled rows, times `stretch` and without the factor `scale`. The derivative at the
+    row's own column, the largest one, goes to `own_weights` instead, unrounded. Before exp, the row's largest logit is
+    subtracted if SHIFTED, otherwise `limit`.
 
-    back: the rows are the anchors' targets and the columns are the anchors. The logarithm of each row's sum and its own
-    weight are stored (at 2 and 3 times row_count) for the SYMMETRIC pass that follows, which adds the weights of both
-    directions. by_column (by_column_count,) has such a logarithm per column, infinite if it is no anchor's target.
+    back: the rows are the anchors' targets and the columns are the anchors. The logarithm of each row's sum and the
+    row's own weight are stored (at 2 and 3 times row_count) for the SYMMETRIC pass that follows, which adds the weights
+    of both directions. by_column (by_column_count,) has such a logarithm per column, or infinity if no anchor has this
+    target.
 
-    LEARNED: `scale` is multiplied by the number at `learned`; with
-    GRADIENT, that number times its derivative is stored after the
-    other stats. strength: the hardness strength, divided by the scale
-    unless LEARNED. mask_first: the first row of the mask.
+    LEARNED: `scale` is multiplied by the number at `learned`. With GRADIENT, this number times its derivative is stored
+    after the other stats. strength: the hardness strength, divided by the scale unless LEARNED. mask_first: the first
+    row of the mask.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
@@ -200,7 +200,7 @@ def info_nce_weights(
     if SHIFTED:
         peak = tl.maximum(tl.max(m, 0), own_logit)
         total *= tl.exp(m - peak)
-    # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
+    # Leave the positive out of the sum: the sum is then as small as the loss, and a small loss keeps its digits.
     neg_sum, own_exp = tl.sum(total, 0), tl.exp(own_logit - peak)
     full_sum = neg_sum + own_exp
     own_weight = -neg_sum / full_sum
@@ -214,7 +214,7 @@ def info_nce_weights(
     if GRADIENT:
         if SYMMETRIC:
             own_weight += tl.load(stats + 3 * row_count + i)
-            # Other anchors may have the same target: in their second direction this row is a negative, unless ignored.
+            # Other anchors may have the same target. In their second direction, this row is a negative, unless ignored.
             shared = tl.exp(own_logit - tl.load(by_column + own))
             shared -= tl.exp(own_logit - tl.load(stats + 2 * row_count + i))
             if IGNORE != 0:
@@ -249,10 +249,10 @@ def info_nce_gradients(
     negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr,
     IN_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of an input row from g, the row's product with the weights. First add
-    the term of the row's own partner (an anchor's target or, without targets, a column's anchor);
-    then backpropagate through u = row / norm, which gives g - <g, u> u, and undo the powers of two.
-    The first anchor_grads programs take anchors, the later ones columns from first_column on."""
+    """Compute the gradient of an input row from g, the row's product with the weights. First add the term of the row's
+    own partner (an anchor's target or, without targets, a column's anchor). Then backpropagate through u = row / norm,
+    which gives g - <g, u> u, and undo the powers of two. The first anchor_grads programs process anchors, the later
+    programs columns from first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
     width, length = width * IN_UNIT, units * UNIT

@@ -1,5 +1,5 @@
-"""Steps around the matrix products of the in-batch losses in Triton: scale the rows before the products, and take the
-gradients through the rows' norms afterwards."""
+"""Triton steps before and after the matrix products of the in-batch losses: scale the rows before the products, and
+backpropagate through the rows' norms afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..triton_rows import unit_of
 from .problem import add_rows
 from .triton_passes import UNIT, info_nce_gradients, info_nce_rows
 
-# Launch of kernels with one program per row: eight elements per thread, a load of 16 bytes in half precision.
+# Launch options of kernels with one program per row: eight elements per thread, a load of 16 bytes in half precision.
 ROWS = {"BLOCK": 1024, "num_warps": 4}
 INTERPRETED = not hasattr(info_nce_rows, "params")
 HALF = 2.0**15  # half of 2^16, where float16's range ends
@@ -25,8 +25,8 @@ Rows = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Units(NamedTuple):
-    """Anchors and columns, scaled by powers of two and padded with zeros to multiples of
-    UNIT, and 1 / norm of the scaled rows: first of the columns, then of the anchors."""
+    """Anchors and columns, scaled by powers of two and padded with zeros to multiples of UNIT, and 1 / norm of the
+    scaled rows, first for the columns, then for the anchors."""
 
     rows: Tensor
     columns: Tensor
@@ -34,8 +34,8 @@ class Units(NamedTuple):
 
 
 def units_of(inputs: Rows, pad_rows: bool = False, multiple: int = UNIT.value) -> Units:
-    """Scale anchors, positives and negatives, and pad their width to a multiple of `multiple`.
-    With pad_rows, also pad the number of anchors, so that they can serve as columns."""
+    """Scale anchors, positives and negatives, and pad their width to a multiple of `multiple`. With pad_rows, also pad
+    the number of anchors, so that the anchors can serve as columns."""
     a, p, n = inputs
     column_count = len(p) + (0 if n is None else len(n))
     n = p if n is None else n
@@ -51,18 +51,18 @@ def units_of(inputs: Rows, pad_rows: bool = False, multiple: int = UNIT.value) -
 
 
 def half(dtype: torch.dtype) -> float:
-    """Additional factor of scaled rows that makes float16 rows use their range."""
+    """Additional factor of scaled rows that makes float16 rows use float16's range."""
     return HALF if dtype == torch.float16 else 1.0
 
 
 def empty_weights(logits: Tensor, units: Units, gradient: bool) -> Tensor:
-    """Return the buffer for the weights: the logits' own memory, unless the weights have another dtype."""
+    """Return the buffer for the weights: the memory of the logits, unless the weights have another dtype."""
     in_place = not gradient or logits.dtype == units.rows.dtype
     return logits if in_place else torch.empty_like(logits, dtype=units.rows.dtype)
 
 
 def add_to_columns(by_columns: Tensor | None, places: Tensor, rows: Tensor, own_weights: Tensor | None) -> None:
-    """Add row i times the weight of its own positive to by_columns[places[i]], if that row exists."""
+    """Add row i times the weight of its own positive to by_columns[places[i]], if by_columns has such a row."""
     if by_columns is not None and own_weights is not None and len(by_columns):
         in_range = (places >= 0) & (places < len(by_columns))
         add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * in_range)[:, None])
@@ -77,8 +77,8 @@ def through_norms(
     dtype: torch.dtype,
     factor: float,
 ) -> Gradients:
-    """Return the gradients of anchors, positives and negatives in `dtype`,
-    times `factor` and `upstream`. saved: see triton_kernels.forward."""
+    """Return the gradients of anchors, positives and negatives in `dtype`, times `factor` and `upstream`. `saved` is
+    described in triton_kernels.forward."""
     by_rows, by_columns, own_weights, loss = saved
     first, second, third = (
         x.new_empty(x.shape, dtype=dtype) if need and x is not None else None
@@ -104,7 +104,7 @@ def through_norms(
 
 
 def integers_or(like: Tensor, *tensors: Tensor | None) -> Iterator[Tensor]:
-    """Yield the tensors as int64. For None yield the memory of `like`, which the kernel never reads."""
+    """Yield the tensors as int64. For None, yield the memory of `like`, which the kernel never reads."""
     yield from (triton.reinterpret(like, torch.int64) if x is None else x.long().contiguous() for x in tensors)
 
 

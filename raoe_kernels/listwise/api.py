@@ -23,24 +23,25 @@ def list_mle_loss(
 ) -> Tensor:
     """ListMLE loss: negative log-likelihood of the teacher's order under the student's scores.
 
-    The mean over lists of - sum_k log(exp(scale s_k) / sum_{m >= k} exp(scale s_m)), with the items in descending order
-    of teacher (Xia et al. 2008; ranking-sentences paper, Eq. 8-9). A list with one item or none has loss 0 and still
-    counts in the mean. Without any list the loss is 0.
+    The loss is the mean over lists of - sum_k log(exp(scale s_k) / sum_{m >= k} exp(scale s_m)), where s_k is the
+    student's score of item k, and the items of a list are sorted by descending teacher score (Xia et al. 2008;
+    ranking-sentences paper, Eq. 8-9). A list with fewer than two items has loss 0 and still counts in the mean. If
+    there are no lists, the loss is 0.
 
     Args:
         student: (R, n) finite scores, one list per row; float16, bfloat16, float32 or float64.
-        teacher: (R, n) numbers of any real dtype on student's device. They must not require grad; +-inf are allowed.
-        scale: factor for the student's scores, > 0: the inverse of the paper's temperature (0.05 in the paper).
-        mask: (R, n) bool, True where there is an item; None if all are items. Masked positions have no influence, even
-            if they hold NaN, and a gradient of exactly 0.
+        teacher: (R, n) scores of any real dtype, on student's device. They must not require grad; +-inf are allowed.
+        scale: number > 0 that multiplies the student's scores: the inverse of the temperature (0.05 in the paper).
+        mask: (R, n) bool, True where there is an item; None if every position has an item. A position without an item
+            has no influence, even if it holds NaN, and its gradient is exactly 0.
         ties: order of items with equal teacher scores: "ordinal" keeps their order of appearance, "random" shuffles
             them anew at every call, as the paper's code does.
-        generator: random generator for ties="random"; None for the device's default generator.
+        generator: random generator for ties="random"; None selects the device's default generator.
         backend: "auto", "reference" or "scan" (plain torch).
 
     Returns:
-        () loss, float64 for float64 scores, otherwise float32. The gradient has student's dtype. An unmasked NaN in
-        student or teacher makes the loss NaN and the gradient of every item NaN.
+        () loss, float64 for float64 scores, otherwise float32. The gradient has student's dtype. If student or teacher
+        is NaN for any item, the loss and the gradients of all items are NaN.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -64,26 +65,28 @@ def list_mle_loss(
 
 
 def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
-    """Refine a similarity matrix of ranking sentences: move each similarity towards the value at its true rank.
+    """Refine similarity matrices of ranking sentences: move each similarity towards the value at its true rank.
 
-    Sentences j = 0 … n - 1 are a chain in the order of generation, each further from the first. Row j ranks the list
-    k = j … n - 1, which includes sentence j itself. The true rank r(k) of k is k - j. With the row's values sorted in
-    descending order and d = sorted[r(k)] - phi[j, k],
+    Sentences 0 … n - 1 form a chain in the order of generation: each is less similar to sentence 0 than the one before.
+    Row j ranks the list of the sentences k = j … n - 1, which includes sentence j itself. In this list, the true rank
+    of sentence k is r(k) = k - j. Let `sorted` be the similarities of the list in descending order, and d =
+    sorted[r(k)] - phi[j, k]. Then
 
         refined[j, k] = phi[j, k] + sign(d) log(omega |d| + 1)
 
-    (ranking-sentences paper, Eq. 6-7 and Algorithm 1). Only the upper triangle of phi is read; the result's lower
-    triangle mirrors its upper one. Not differentiable.
+    (ranking-sentences paper, Eq. 6-7 and Algorithm 1). Only the upper triangle of phi is read, and the lower triangle
+    of the result mirrors its upper triangle. The result is not differentiable.
 
     Args:
-        phi: (..., n, n) similarity of sentences, float16, bfloat16, float32 or float64, not requiring grad.
-        omega: weight of the ranks, finite, >= 0 (0.5 and 0.7 in the paper). With 0, phi is only mirrored.
-        mask: (..., n) bool, True where there is a sentence, for chains of different lengths; None if all are sentences.
-            Masked sentences have no influence, and their rows and columns are 0.
+        phi: (..., n, n) similarities of sentences, float16, bfloat16, float32 or float64, which must not require grad.
+        omega: weight of the true ranks, a finite number >= 0 (0.5 and 0.7 in the paper). With 0, phi is only mirrored.
+        mask: (..., n) bool for chains of different lengths, True where there is a sentence; None if every position has
+            one. Positions without a sentence have no influence, and their rows and columns of the result are 0.
         backend: "auto", "reference" or "scan" (plain torch).
 
     Returns:
-        (..., n, n), float64 for float64 similarity, otherwise float32. A NaN in row j's list makes that list NaN.
+        (..., n, n) refined similarities, float64 for float64 phi, otherwise float32. A NaN in the list of row j makes
+        all results of this list NaN.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

@@ -14,24 +14,24 @@ from .problem import Problem, Refinement, mean_of_lists
 
 INF = float("inf")
 LINEAR = 85.0
-"""If scores are at most LINEAR - ln n below their row's largest, exp and sums of 1 / exp stay in float32's range."""
+"""If all scores are within LINEAR - ln n of their row's largest, exp and sums of 1 / exp stay in float32's range."""
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """ListMLE loss and gradient. With s sorted by teacher and S_k = logsumexp_{m >= k} s_m, L = sum_k (S_k - s_k) and
+    """ListMLE loss L and gradient. With scores s sorted by teacher, S_k = logsumexp_{m >= k} s_m: L = sum_k (S_k - s_k)
 
     dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
 
-    On a CPU, plain sums of exponentials are used if they fit float32's range, which saves a logarithm per term.
+    On a CPU, plain sums of exponentials are used if they stay in float32's range. This saves a logarithm per term.
     """
     student, teacher, mask, order, scale = problem
     if mask is not None:
-        teacher = teacher.masked_fill(~mask, 0)  # masked values must not influence anything, not even rounding
+        teacher = teacher.masked_fill(~mask, 0)  # masked values must have no influence, not even on rounding
     items = _descending(teacher, order)
     raw = student.to(wide(student.dtype)).gather(1, items)
     item_mask = None if mask is None else mask.gather(1, items)
-    # Subtracting the row's largest score keeps the digits of the
-    # differences. Masked items keep their positions, with weight exp(-inf).
+    # Subtracting the row's largest score keeps the digits of the differences. Masked items keep their positions, with
+    # weight exp(-inf) = 0.
     masked_raw = raw if item_mask is None else raw.masked_fill(~item_mask, -INF)
     largest = masked_raw.amax(1, keepdim=True)
     s = scale * (masked_raw - largest.masked_fill(largest == -INF, 0))
@@ -59,7 +59,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
-    """Return the indices that sort each row in descending order; equal values by `order`, then by position."""
+    """Return the indices that sort each row in descending order, and equal values by `order`, then by position."""
     if order is None:
         return teacher.sort(dim=1, descending=True, stable=True).indices
     first = order.argsort(dim=1, stable=True)
@@ -67,8 +67,8 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
 
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Refine all rows at once. The list of row j is its columns k >= j. The other columns are +inf and sort
-    to the front, so the value with true rank k - j is in column k, and the sorted row aligns with phi."""
+    """Refine all rows at once. The list of row j has the columns k >= j. The other columns are set to +inf and sort to
+    the front. So the value with true rank k - j is in column k, and the sorted row aligns with phi."""
     phi, mask, omega = problem
     n = phi.shape[-1]
     phi = phi.to(wide(phi.dtype))

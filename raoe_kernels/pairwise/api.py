@@ -1,8 +1,9 @@
 """Public pairwise losses: documentation and argument checks.
 
 Source of all losses except CoSENT: "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence
-Embeddings from NLI Data" (RAOE). Below, i and j are two *sentence pairs* of a batch of B. Similarity is (B,), or
-(K, B) for K similarities per pair (for example of prefixes of the embeddings); the K losses share one sort of scores.
+Embeddings from NLI Data" (RAOE). In the formulas below, i and j are two *sentence pairs* of a batch of B pairs.
+Similarity has shape (B,), or (K, B) with K similarities per pair (for example, one for each prefix width of the
+embeddings). The K losses share one sort of the scores.
 """
 
 from __future__ import annotations
@@ -27,22 +28,25 @@ def rank_margin_loss(
 ) -> Tensor:
     """RAOE's rank-margin objective (Eq. 2): log(1 + sum over r_j - r_i > margin of exp(scale (c_i - c_j))).
 
+    c_i is the similarity of sentence pair i, and r_i is the rank of its score in the batch.
+
     Args:
-        similarity: (B,) float16, bfloat16, float32 or float64: c, usually the cosine of each sentence pair, which
-            `pairwise_cosine` computes from (B, D) embeddings; any finite values. Pass (K, B) for K losses at once.
+        similarity: (B,) float16, bfloat16, float32 or float64, any finite values. Usually the cosine of each sentence
+            pair, which `pairwise_cosine` computes from (B, D) embeddings. Pass (K, B) for K losses at once.
         scores: (B,) real numbers, any float or integer dtype (not uint64), compared exactly in that dtype; +-inf are
             allowed. They are targets and must not require grad.
-        margin: rank distance I >= 0 that two pairs must exceed to be compared. Ranks are within the batch.
-        scale: factor for the similarities, > 0: the papers' tau, the inverse of a temperature. A value below 1 warns,
-            because it looks like a temperature.
-        ties: ranking of equal scores, as in scipy.stats.rankdata: "average", "min", "max", "dense" or "ordinal".
-            Equal scores are compared only with "ordinal", in their order of appearance.
+        margin: two pairs are compared only if the ranks of their scores in the batch differ by more than margin, which
+            is >= 0 (I in the paper).
+        scale: number > 0 that multiplies the similarities: tau in the papers, the inverse of a temperature. A value
+            below 1 causes a warning, because it looks like a temperature.
+        ties: method for the ranks of equal scores, as in scipy.stats.rankdata: "average", "min", "max", "dense" or
+            "ordinal". Only "ordinal" compares pairs with equal scores; it ranks them in their order of appearance.
         backend: "auto", "reference", "scan", "triton" or "native".
 
     Returns:
-        () loss, or (K,) for (K, B): float64 for float64 similarity, otherwise float32; exactly 0 if no two pairs are
-        compared. The gradient has similarity's dtype. A NaN in scores makes all losses and gradients NaN; a NaN in
-        similarity makes the loss and gradient of its row NaN.
+        () loss, or (K,) losses for (K, B): float64 for float64 similarity, otherwise float32. A loss is exactly 0 if no
+        two pairs are compared. The gradient has similarity's dtype. A NaN in scores makes all losses and gradients NaN.
+        A NaN in similarity makes the loss and the gradient of its row NaN.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -54,7 +58,9 @@ def rank_margin_loss(
 
 
 def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
-    """CoSENT loss (Su, 2022), rank margin without a margin: log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))).
+    """CoSENT loss (Su, 2022): log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))).
+
+    c_i is the similarity and s_i the score of sentence pair i. Unlike `rank_margin_loss`, this loss has no margin.
 
     Args, Returns, Raises: as for `rank_margin_loss`.
     """
@@ -74,16 +80,17 @@ def gated_angular_loss(
 ) -> Tensor:
     """RAOE's gated angular objective (Eq. 3): log(1 + sum over gated pairs of exp(scale (theta_j - theta_i))).
 
-    theta = arccos(clip(c, -1 + 1e-6, 1 - 1e-6)), with gradient 0 where the clip is active.
+    theta_i = arccos(clip(c_i, -1 + 1e-6, 1 - 1e-6)) is the angle of pair i, and its gradient is 0 where c_i is clipped.
 
     Args:
         similarity: (B,) or (K, B) floats, the cosine of each sentence pair.
         scores: (B,) real numbers as in `rank_margin_loss`.
-        labels: (B,) integers (not uint64), larger = less related (Hugging Face's NLI order: 0 entailment, 1 neutral,
-            2 contradiction). Any values and any number of distinct values.
-        scale: factor for the angles, > 0, as in `rank_margin_loss`.
-        gate: which pairs (i, j) count: "label+score" (l_i > l_j and s_i < s_j, as in the paper), "score" (s_i < s_j) or
-            "label" (l_i > l_j). An argument that the gate does not use is ignored and may be None.
+        labels: (B,) integers (not uint64). A larger label means less related, as in Hugging Face's NLI order: 0
+            entailment, 1 neutral, 2 contradiction. Any number of distinct labels is allowed.
+        scale: number > 0 that multiplies the angles, with a warning as in `rank_margin_loss`.
+        gate: condition for the pairs (i, j) of the sum, where l are the labels and s the scores: "label+score" (l_i >
+            l_j and s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). Scores or labels that the
+            condition does not use are ignored and may be None.
         backend: as for `rank_margin_loss`.
 
     Returns, Raises: as for `rank_margin_loss`.
@@ -110,9 +117,9 @@ def raoe_loss(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """RAOE's objective (Eq. 1): rank_weight x `rank_margin_loss` + angle_weight x `gated_angular_loss`, with one sort.
 
-    Args, Raises: as for those two losses.
+    Args, Raises: as for `rank_margin_loss` and `gated_angular_loss`.
 
-    Returns: the sum, or with return_parts=True (rank part, angle part), both weighted and differentiable.
+    Returns: the weighted sum, or with return_parts=True (rank part, angle part), both weighted and differentiable.
     """
     fields = constants(True, True, scale, margin, ties, rank_weight, angle_weight, bool(return_parts))
     _check_similarity(similarity)
@@ -147,7 +154,7 @@ def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
 
 
 def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
-    """Check the scores and return them as float32, float64 or int64, whichever holds them exactly."""
+    """Check the scores and return them as float32, float64 or int64, whichever represents them exactly."""
     scores = _per_pair("scores", scores, similarity)
     _validate.real_tensor("scores", scores)
     if scores.dtype in (torch.float32, torch.float64, torch.int64):

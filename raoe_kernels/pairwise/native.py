@@ -12,7 +12,7 @@ from .problem import TIES, Problem, by_row
 
 _WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
-_ONE_BLOCK = 1024  # so many pairs fit into one thread block on every GPU, and need no workspace
+_ONE_BLOCK = 1024  # this many pairs fit into one thread block on every GPU, and need no workspace
 _TIES = {name: code for code, name in enumerate(TIES)}
 
 
@@ -55,17 +55,17 @@ _by_row = by_row(_forward)
 
 
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Compute problem.scaled, on a CPU in C++.
+    """Scale the gradients as problem.scaled does, but on a CPU in C++.
 
-    There torch's product has more overhead, and from 2^15 pairs on it wakes
-    OpenMP threads, which then spin on the cores that the next forward needs.
+    On a CPU, torch's product has more overhead. From 2^15 pairs on, it also wakes OpenMP threads, which then spin on
+    the cores that the next forward pass needs.
     """
     (grads,) = saved
     if grads is None or grads.dtype != dtype or grads.device.type != "cpu":
         return _problem.scaled(problem, saved, upstream, needs, dtype)
     *rows, size = shape = grads.shape[1:] if problem.parts else grads.shape
     grad = torch.empty(shape, dtype=dtype)
-    upstream = upstream.contiguous()  # the gradient of sum() is expanded
+    upstream = upstream.contiguous()  # the gradient of sum() has stride 0
     first = address(upstream)
     last = first + upstream.nbytes // 2 if problem.parts else first
     module("cpu").scale(

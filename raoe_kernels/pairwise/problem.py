@@ -1,5 +1,5 @@
-"""Input of every backend of the pairwise losses (see _contract.py), their registration,
-and a loop over the rows of a (K, B) similarity that backends share."""
+"""Input of every backend of the pairwise losses (see _contract.py), their registration, and the loop over the rows of a
+(K, B) similarity that several backends use."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .._dtypes import wide
 from .._native import missing as native_missing
 
 TIES = ("average", "min", "max", "dense", "ordinal")
-# Most pairs of a launch of the Triton kernel. For 4,096, sixteen warps would have too few registers and take half a
-# minute to compile.
+# Maximum number of pairs in a launch of the Triton kernel. With 4,096 pairs, sixteen warps would have too few registers
+# and take half a minute to compile.
 ONE_BLOCK = 2048
-ONE_BLOCK_DOUBLE = 1024  # limit for 64-bit scores, which are sorted twice, and for float64, where 2,048 pairs spill
+ONE_BLOCK_DOUBLE = 1024  # maximum for 64-bit scores, which are sorted twice, and for float64, where 2,048 pairs spill
 
 
 class Problem(NamedTuple):
@@ -53,7 +53,7 @@ class Problem(NamedTuple):
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Shape of the losses, and the leading part of the gradients' shape, before (K and) B."""
+        """Shape of the losses without K: () or (2,). The gradients' shape starts with the same dimensions."""
         return (2,) if self.parts else ()
 
     def max_pairs(self) -> int:
@@ -63,12 +63,12 @@ class Problem(NamedTuple):
 
 
 def constants(*values: Any, **options: Any) -> tuple[Any, ...]:
-    """Check the constants of a call (the arguments of `_check`) and return a Problem's fields from `rank` on."""
+    """Check the constants of a call (the arguments of `_check`), and return the fields of a Problem from `rank` on."""
     if torch.compiler.is_compiling():
         return _check(*values, **options)
     try:
         fields = _check_cached(*values, **options)
-    except TypeError:  # an argument is not hashable, so it is invalid, and _check raises the right error
+    except TypeError:  # an argument that is not hashable is invalid, and _check raises the right error
         fields = _check(*values, **options)
     if (scale := fields[2]) < 1:
         _validate.warn_of_temperature(scale)
@@ -90,7 +90,7 @@ def _check(
         rank,
         angle,
         _validate.number("scale", scale, low=0, strict=True),
-        # Doubled ranks are below 2^62, so any larger threshold also selects no pair.
+        # Doubled ranks are below 2^62, so a threshold of 2^62 selects no pair, as any larger threshold would.
         min(math.floor(doubled) + 1, 1 << 62),
         _validate.one_of("ties", ties, TIES),
         _validate.number("rank_weight", rank_weight),
@@ -99,7 +99,7 @@ def _check(
     )
 
 
-# A training run uses the same few parameters in every step. Typed, because 1, 1.0 and True are not the same margin.
+# A training run uses the same constants in every step. The cache is typed, so that True is not taken for the margin 1.
 _check_cached = lru_cache(maxsize=64, typed=True)(_check)
 
 
@@ -133,7 +133,7 @@ Forward = Callable[..., tuple[Tensor, Gradients]]
 
 
 def by_row(forward: Forward) -> Forward:
-    """Decorate a backend's forward for similarity (B,) so that it also accepts (K, B), one row at a time."""
+    """Make a backend's forward for similarity (B,) accept (K, B) as well, by computing one row at a time."""
 
     @wraps(forward)
     def run_rows(problem: Problem, needs: Needs, **options: Any) -> tuple[Tensor, Gradients]:

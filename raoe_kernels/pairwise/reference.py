@@ -1,8 +1,8 @@
 """Reference implementation of RAOE's losses as the papers define them, over all B x B pairs, for any dtype and device.
 
-Source: Rank-Awareness and Angular Constraints, Eq. 2 (rank margin) and Eq. 3 (gated angular). Element [i, j] of
-a matrix belongs to the pair (i, j); `active[i, j]` is True if the pair is in the sum. The gradient is written
-by hand because autograd cannot run inside a registered operator; a test compares it with the loss by gradcheck.
+Source: Rank-Awareness and Angular Constraints, Eq. 2 (rank margin) and Eq. 3 (gated angular). Element [i, j] of a
+matrix belongs to the pair (i, j), and `active[i, j]` is True if the pair is in the sum. The gradient is written by hand
+because autograd cannot run inside a registered operator. A test checks the gradient with gradcheck.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLIP = 1e-6
 
 
 def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
-    """Return twice the rank of each score (int64), counted from 0, with the tie rules of scipy.stats.rankdata."""
+    """Return twice the rank of each score (int64). Ranks start at 0, with the tie rules of scipy.stats.rankdata."""
     index = torch.arange(len(scores), device=scores.device)
     equal = scores[:, None] == scores
     below = (scores[:, None] > scores).sum(1)  # number of strictly smaller scores
@@ -36,22 +36,22 @@ def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
 
 
 def rank_pairs(scores: Tensor, threshold: int, ties: str) -> Tensor:
-    """Return whether r_j - r_i > margin (Eq. 2), for all pairs (i, j)."""
+    """Return (B, B) bool: for all pairs (i, j), whether r_j - r_i > margin (Eq. 2)."""
     ranks = doubled_ranks(scores, ties)
     return ranks - ranks[:, None] >= threshold
 
 
 def gated_pairs(scores: Tensor, labels: Tensor | None) -> Tensor:
-    """Return whether l_i > l_j and s_i < s_j (Eq. 3), or without labels s_i < s_j (the paper's Table 8, S only).
+    """Return (B, B) bool: whether l_i > l_j and s_i < s_j (Eq. 3), or without labels s_i < s_j (Table 8, S only).
 
-    For gate="label", api.py passes no labels, and scores = ~labels, which reverses their order.
+    For gate="label", api.py passes no labels, and ~labels as scores, which reverses the order of the labels.
     """
     lower = scores[:, None] < scores
     return lower if labels is None else lower & (labels[:, None] > labels)
 
 
 def log_one_plus_sum_exp(exponents: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Return L = log(1 + sum over active pairs of exp(exponents)), exactly 0 without active pairs, and its gradient."""
+    """Return L = log(1 + sum over active pairs of exp(exponents)), exactly 0 if no pair is active, and its gradient."""
     if not active.any():
         return exponents.new_zeros(()), torch.zeros_like(exponents)
     log_z = exponents.masked_fill(~active, -torch.inf).flatten().logsumexp(0)
@@ -79,7 +79,7 @@ def gated_angular(c: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
 
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses and their gradients with respect to similarity, (2, B) with parts, otherwise (B,)."""
+    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,)."""
     c = problem.similarity.to(wide(problem.similarity.dtype))
     parts = []
     if problem.rank:

@@ -1,4 +1,4 @@
-"""Operations on the pairs of one block in registers: order keys, look up ranks, and sum partners by label."""
+"""Operations on the pairs of one block in registers: compute sort keys, look up ranks, and sum partners by label."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at(x, index, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def count_below(ascending, bound, BLOCK: tl.constexpr):
-    """Return for each bound the number of elements < bound, by bisection in steps of powers of two."""
+    """Return, for each bound, the number of elements < bound, by bisection in steps of powers of two."""
     count = tl.zeros_like(bound).to(tl.int32)
     step = BLOCK
     while step > 0:
@@ -50,8 +50,8 @@ def count_below(ascending, bound, BLOCK: tl.constexpr):
 
 @triton.jit
 def order_key(scores, p, in_batch, floating, BLOCK: tl.constexpr):
-    """Return int32 keys in the order of the scores, and whether a score is NaN. 64-bit scores arrive as int64;
-    `floating` says whether they hold float64."""
+    """Return int32 keys that sort like the scores, and whether a score is NaN. 64-bit scores arrive as int64, and
+    `floating` is true if their bits are float64."""
     if scores.dtype.element_ty == tl.float32:
         # Convert float bits to an integer of the same order, with -0.0 equal to 0.0.
         bits = tl.load(scores + p, in_batch, 0.0).to(tl.int32, bitcast=True)
@@ -91,9 +91,9 @@ def between(up, down, end, start, linear, BLOCK: tl.constexpr):
 #
 # l_i > l_j exactly if l_i has a 1 at the highest bit where l_i and l_j differ. So for every bit, the pairs are grouped
 # by the higher bits. A group keeps the order of the scores, and pairs with bit 0 read the sums of pairs with bit 1.
-# A scan carries three numbers: the sum over a group; that sum without the last run (`seen`), since equal scores are not
-# compared; and flags in one integer: whether a group (2) and a run (1) begin, and the group's number of ones (from bit
-# 2) and zeros (from bit 16).
+# A scan carries three numbers: the sum over a group; the same sum without the last run (`seen`), because equal scores
+# are not compared; and an integer of flags. The flags say whether a group (2) and a run (1) begin, and count the
+# group's ones (from bit 2) and zeros (from bit 16).
 
 
 @triton.jit
@@ -124,7 +124,7 @@ def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def _partition(zero, flags, marks, BLOCK: tl.constexpr):
-    """Return each element's source position for the order in which every group's zeros come before its ones."""
+    """Return the source position of each element for a new order, in which every group's zeros come before its ones."""
     q = tl.arange(0, BLOCK)
     zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # counts in the group, up to this element
     of_group = zeros + (marks >> 16) - zero
@@ -145,10 +145,11 @@ def _partition(zero, flags, marks, BLOCK: tl.constexpr):
 
 @triton.jit
 def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
-    """Return the sums of exp(x) = `up` over earlier runs and larger labels, and of exp(-x) over later and smaller ones.
+    """Return sums of exp(x) = `up` over earlier runs with larger labels, and of exp(-x) over later runs with smaller
+    ones.
 
-    `first`, below 2^15, identifies runs. The results are in another order of the pairs: both
-    sums, first << 16 | position, and up. Elements that are not in_batch stay after the others.
+    `first`, below 2^15, identifies runs. The results are both sums, first << 16 | position, and up. They are in another
+    order than the pairs, with elements that are not in_batch at the end.
     """
     q = tl.arange(0, BLOCK)
     empty = empty_sum(up.dtype, linear)

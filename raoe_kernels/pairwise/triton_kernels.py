@@ -1,8 +1,8 @@
-"""Pairwise losses in Triton for batches that fit into one program: a single launch.
+"""Pairwise losses in Triton with a single launch, for batches that fit into one program.
 
-The kernel sorts (score, index) as 64-bit integers. All later steps stay on chip: gathers in shared
-memory look up the partners, and one pass computes loss and gradient. Options (tie rule, labels,
-objectives, gradient) are run-time scalars, so one compilation per block size and dtype serves all calls.
+The kernel sorts (score, index) as 64-bit integers. All later steps stay on chip: gathers in shared memory look up the
+partners, and one pass computes loss and gradient. Options (tie rule, labels, objectives, gradient) are run-time
+scalars, so all calls with the same block size and dtype use the same compiled kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .triton_math import (
     total,
 )
 
-# Block size -> warps. With four elements per thread, the sort exchanges data by registers and shuffles only.
+# Block size -> warps. With four elements per thread, the sort needs only registers and shuffles.
 WARPS = {128: 1, 512: 4, 1024: 8, 2048: 16}
 
 
@@ -123,7 +123,7 @@ def one_block(
 
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses and their gradients with respect to similarity, (2, B) with parts, otherwise (B,)."""
+    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,)."""
     similarity, scores = problem.similarity.contiguous(), problem.scores.contiguous()
     labels = None if problem.labels is None else problem.labels.contiguous()
     n = similarity.shape[0]
@@ -136,7 +136,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         similarity = similarity.to(dtype)  # this combination is rare, and not worth its own compilation
     losses = torch.empty(problem.leading, dtype=dtype, device=similarity.device)
     grads = torch.empty((*problem.leading, n), dtype=dtype, device=similarity.device) if needs[0] else None
-    # Give unused arguments the type that they have in other calls, so that no second compilation is needed.
+    # Pass unused arguments with the dtype that they have in other calls, so that the kernel is not compiled again.
     unused = triton.reinterpret(losses, tl.int64) if labels is None else labels
     sort_keys = triton.reinterpret(scores, tl.int64) if scores.dtype == torch.float64 else scores
     block = next(size for size in WARPS if n <= size)

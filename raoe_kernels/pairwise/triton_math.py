@@ -1,9 +1,9 @@
 """Functions of the pairwise Triton kernels: sums of exponentials, the angle, and the position of a rank in the order.
 
-If scale x range + 2 ln n fits the dtype's exponent range (`linear`), a sum of exponentials
-is stored as a plain number, otherwise as its logarithm. Functions that add or multiply test
-`linear` at run time; its value is the same for a whole launch. Suffix sums are forward
-prefix sums of a reversed copy, because Triton's reverse scans have had bugs (triton#4362).
+If scale x range + 2 ln n is within the dtype's exponent range (`linear`), a sum of exponentials is stored as a plain
+number, otherwise as its logarithm. Functions that add or multiply test `linear` at run time. Its value is the same for
+a whole launch. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have had bugs
+(triton#4362).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton.language as tl
 
 from ..triton_rows import root
 
-# Kernels receive a tie rule as its index in this tuple. "ordinal" ranks every position, "dense" every run
-# of equal scores; ranks under the other rules follow from the first and the last position of the run.
+# Kernels receive a tie rule as its index in this tuple. "ordinal" gives every position its own rank, and "dense" every
+# run of equal scores. Ranks under the other rules follow from the first and the last position of the run.
 TIES = ("average", "min", "max", "ordinal", "dense")
 MAX = tl.constexpr(2)
 ORDINAL = tl.constexpr(3)
@@ -27,8 +27,8 @@ HALF_PI = tl.constexpr(1.5707963267948966)
 
 @triton.jit
 def scalar(value, dtype: tl.constexpr):
-    """Convert a Python number to the compute dtype with all its digits. Triton treats float arguments as float32 by
-    default, and in some versions also numbers in tl.minimum or a comparison."""
+    """Convert a Python number to the compute dtype with all its digits. By default, Triton treats float arguments as
+    float32. Some versions also do so with numbers in tl.minimum or in a comparison."""
     return tl.full((), value, dtype)
 
 
@@ -37,7 +37,7 @@ def scalar(value, dtype: tl.constexpr):
 
 @triton.jit
 def exponents(c, low, high, scale, angular: tl.constexpr):
-    """Return x of each pair relative to the middle of the range, and the difference of the largest and smallest x.
+    """Return the exponent x of each pair relative to the middle of the range, and the range: largest minus smallest x.
 
     x is clamped to half of the dtype's range, so that the sum of two exponents is finite.
     """
@@ -50,14 +50,14 @@ def exponents(c, low, high, scale, angular: tl.constexpr):
 
 @triton.jit
 def empty_sum(dtype: tl.constexpr, linear):
-    """The empty sum: 0, or if logarithms are stored, a number below any exponent."""
+    """Return the empty sum: 0 if linear, else a number that is less than the logarithm of any sum."""
     lowest: tl.constexpr = -1.6e308 if dtype == tl.float64 else -3.2e38
     return tl.where(linear, scalar(0.0, dtype), scalar(lowest, dtype))
 
 
 @triton.jit
 def terms(x, mask, linear):
-    """exp(x), or its logarithm if not linear; the empty sum where masked out."""
+    """Return exp(x) if linear, else x; and the empty sum where masked out."""
     up = x
     if linear:
         up = tl.exp(x)
@@ -66,7 +66,7 @@ def terms(x, mask, linear):
 
 @triton.jit
 def inverses(up, mask, linear):
-    """exp(-x) from exp(x) = `up`; if not linear, -x from x."""
+    """Return exp(-x) from `up` = exp(x) if linear, else -x from `up` = x."""
     down = -up
     if linear:
         down = 1.0 / up
@@ -89,7 +89,7 @@ def plus(a, b, linear):
 
 @triton.jit
 def total(x, linear):
-    """The sum of a whole block."""
+    """Return the sum over a whole block."""
     if linear:
         result = tl.sum(x, 0)
     else:
@@ -134,9 +134,9 @@ def product(a, b, linear):
 def log_one_plus(z, linear):
     """log(1 + z), accurate for small z. If not linear, the argument z is log(z).
 
-    In float32, the GPU's log is inaccurate near 1, so a series is used: log(1 + z) = 2 artanh(w) with w = z / (2
-    + z), which is at most 1/3. In float64 log is accurate, but 1 + z is rounded: so log is taken of the rounded
-    1 + d = fl(1 + z) and scaled by z / d, since log is nearly linear there (HP-15C Advanced Functions Handbook).
+    In float32, the GPU's log is inaccurate near 1, so a series is used: log(1 + z) = 2 artanh(w), where w = z / (2 + z)
+    is at most 1/3. In float64, log is accurate, but 1 + z is rounded to fl(1 + z) = 1 + d. So log(1 + d) is scaled by z
+    / d, because log is nearly linear near 1 (HP-15C Advanced Functions Handbook).
     """
     top = tl.where(linear, 0.0, tl.maximum(z, 0.0))  # log(1 + e^a) = max(a, 0) + log(1 + e^-|a|)
     if not linear:
@@ -170,8 +170,8 @@ def slope(up, down, before, behind, z, loss, linear):
 
 @triton.jit
 def _asin_series(u):
-    """p(u) with asin(t) = t + t^3 p(t^2) for t^2 = u <= 1/4, interpolated at Chebyshev nodes with 60 digits. The error
-    relative to asin(t) is at most 1.1e-9 (float32) or 3.8e-18 (float64)."""
+    """The polynomial p(u) of asin(t) = t + t^3 p(t^2), where u = t^2 <= 1/4, interpolated at Chebyshev nodes with 60
+    digits. The error relative to asin(t) is at most 1.1e-9 (float32) or 3.8e-18 (float64)."""
     if u.dtype == tl.float32:
         p = u * 0.03369084720283012 + 0.017149238357677253
         p = u * p + 0.031100662735494568
@@ -196,7 +196,7 @@ def _asin_series(u):
 
 @triton.jit
 def angle(c):
-    """arccos of the clipped similarity, by asin near 0 and by asin of half the angle near +-1."""
+    """arccos of the clipped similarity, computed by asin near 0, and by asin of half the angle near +-1."""
     limit = scalar(UNCLIPPED, c.dtype)
     c = tl.minimum(tl.maximum(c, -limit), limit)
     size = tl.abs(c)
@@ -210,7 +210,7 @@ def angle(c):
 
 @triton.jit
 def through_angle(c, by_minus_theta):
-    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or 0 where clipped."""
+    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or by 0 where c is clipped."""
     slope = 1 / root((1 - c) * (1 + c))
     return tl.where(tl.abs(c) < scalar(UNCLIPPED, c.dtype), by_minus_theta * slope, 0.0)
 
@@ -220,16 +220,16 @@ def through_angle(c, by_minus_theta):
 
 @triton.jit
 def doubled_rank(first, last, ties):
-    """Twice the rank of a run of equal scores, for all rules except "dense"."""
+    """Twice the rank of a run of equal scores, for all tie rules except "dense"."""
     return tl.where(ties == AVERAGE, first + last, tl.where(ties == MAX, 2 * last, 2 * first))
 
 
 @triton.jit
 def count_at_most(first, last, bound, ties):
-    """Number of positions with a doubled rank of at most `bound`; `first` and `last` bound the run at bound // 2.
+    """Number of positions with a doubled rank of at most `bound`. `first` and `last`: ends of the run at bound // 2.
 
-    All runs before it have doubled ranks below 2 (bound // 2), and all runs after it above `bound`. So only the doubled
-    rank of this run is compared with `bound`.
+    All runs before this run have doubled ranks below 2 * (bound // 2), and all runs after it have doubled ranks above
+    `bound`. So only the doubled rank of the run at bound // 2 is compared with `bound`.
     """
     count = tl.where(doubled_rank(first, last, ties) <= bound, last + 1, first)
     return tl.where(bound < 0, 0, count)

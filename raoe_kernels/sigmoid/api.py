@@ -22,29 +22,32 @@ def sigmoid_loss(
     positive_ids: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Sigmoid loss over all pairs of an anchor and a column (SigLIP, Zhai et al. 2023, Algorithm 1).
+    """Sigmoid loss over all pairs of an anchor and a positive or negative (SigLIP, Zhai et al. 2023, Algorithm 1).
 
-    The columns are the positives, then the negatives. The loss is the mean over anchors of the sum over columns of
-    -log sigmoid(z (scale cos(anchor, column) + bias)), with z = 1 if the column is a positive of the anchor, else -1.
-    An anchor may have any number of positives. Logits are computed in chunks: memory is O((N + P + M) D) plus a buffer
-    of 64 MiB (at least one row of logits), or 256 MiB (at least 1,024 rows) for "triton".
+    The logits have a column for each positive, followed by a column for each negative. The loss of an anchor is the sum
+    over all columns of -log sigmoid(z (scale cos(anchor, column) + bias)), where z is 1 if the column is a positive of
+    the anchor, else -1. The result is the mean over the anchors. An anchor may have any number of positives. Logits are
+    computed in chunks of rows, so the loss needs memory of O((N + P + M) D) plus one buffer: 64 MiB (or one row of
+    logits, if larger), and with "triton" 256 MiB (or 1,024 rows).
 
     Args:
         anchors, positives, negatives: (N, D), (P, D), (M, D) or None, as in info_nce_loss.
-        scale: factor for the similarities, > 0 (the inverse of a temperature): a number, or a () tensor of any float
-            dtype, which gets a gradient. A tensor's value is checked on the CPU only.
-        bias: number or () float tensor added to the scaled similarity.
-        targets: (N,) integers: the column that is the anchor's positive, or -1 for none. Anchors may share a column.
-            Default 0 … N-1, which needs P >= N. A value out of range raises ValueError on the CPU; on a GPU and under
-            torch.compile it makes the loss NaN, because a check would have to wait for the device.
-        ignore: columns that are not negatives of an anchor, as in info_nce_loss: (N, P + M) bool, or a pair of ids. An
-            anchor's positives always count.
-        positive_ids: (anchor_ids (N,), column_ids (P + M,)) integers: columns with the anchor's id are also positives.
+        scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a () float tensor, which
+            gets a gradient. The value of a tensor is checked only on a CPU.
+        bias: number or () float tensor that is added to the scaled similarities.
+        targets: (N,) integers: for each anchor, the index of the column that is its positive, or -1 if it has none.
+            Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range raises
+            ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would wait for
+            the device.
+        ignore: columns to leave out of an anchor's negatives, as in info_nce_loss: (N, P + M) bool, or a pair of id
+            tensors. The positives of an anchor are never left out.
+        positive_ids: pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). Every column with the same id as
+            an anchor is also a positive of this anchor.
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton".
 
     Returns:
-        () loss, float64 for float64 rows, otherwise float32; 0 if there are no anchors or no columns. Gradients, NaN,
-        autocast and errors are as in info_nce_loss.
+        () loss, float64 for float64 rows, otherwise float32. It is 0 if there are no anchors or no columns. Gradients,
+        NaN inputs, autocast and errors are handled as in info_nce_loss.
     """
     rows, columns = check_rows(anchors, positives, negatives, targets)
     if targets is not None:
@@ -59,6 +62,6 @@ def sigmoid_loss(
 
 
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
-    """Return a () tensor in the dtype of the arithmetic. new_full writes a number on the device, without a sync."""
+    """Return a () tensor in the dtype of the arithmetic. new_full creates a number on the device without a sync."""
     dtype = wide(anchors.dtype)
     return value.to(dtype) if isinstance(value, Tensor) else anchors.new_full((), value, dtype=dtype)

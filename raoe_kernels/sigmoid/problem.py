@@ -17,11 +17,11 @@ class Problem(NamedTuple):
 
     anchors     (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
     scale, bias   (), in the dtype of the arithmetic
-    targets     (N,) int64: the column of each anchor's positive, -1 for none; None: column i for anchor i
-    ignored     (N, C) bool or None: columns that are not negatives of an anchor
-    anchor_ids  (N,) and column_ids (C,), or None: columns with the anchor's id are not its negatives
-    anchor_groups (N,) and column_groups (C,), or None: columns of the anchor's group are also positives
-    (each pair of ids is int32 or int64)
+    targets     (N,) int64: column of each anchor's positive, or -1 if it has none; None: column i for anchor i
+    ignored     (N, C) bool or None: True for columns to leave out of an anchor's negatives
+    anchor_ids  (N,) and column_ids (C,), or None: columns with an anchor's id are left out of its negatives
+    anchor_groups (N,) and column_groups (C,), or None: columns with an anchor's group number are its positives
+    (ids and group numbers are int32 or int64)
     """
 
     anchors: Tensor
@@ -54,16 +54,16 @@ sigmoid = register(OP, Problem, gradients=5, is_empty=_is_empty)
 
 
 def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Return (N,) int64, the column of each anchor's positive, clamped to valid columns;
-    and (N,) bool, True for anchors that have a positive, or None if all have one."""
+    """Return (N,) int64, the column of each anchor's positive, clamped to valid columns; and (N,) bool, True for
+    anchors that have a positive, or None if all anchors have a positive."""
     if problem.targets is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device), None
     return problem.targets.clamp(0, problem.column_count - 1), problem.targets >= 0
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the () factor of the sum of the rows' losses: 1 / N, or NaN if a row or a target is invalid.
-    An error would have to wait for the GPU to read the targets, and NaN is better than a wrong number."""
+    """Return the () factor for the sum of the rows' losses: 1 / N, or NaN if a row or a target is invalid. To raise an
+    error, the host would have to wait for the GPU; NaN at least is not a wrong number."""
     factor = poison + 1 / len(problem.anchors)
     if problem.targets is None:
         return factor
@@ -72,7 +72,7 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def is_grouped(problem: Problem, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for the anchors `rows`: columns of the anchor's group; None if there are no groups."""
+    """Return (n, C) bool for the anchors `rows`: True for columns of the anchor's group; None without groups."""
     if problem.anchor_groups is None or problem.column_groups is None:
         return None
     return problem.anchor_groups[rows, None] == problem.column_groups

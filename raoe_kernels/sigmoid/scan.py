@@ -1,7 +1,7 @@
 """sigmoid_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
-The loss is a sum over the pairs, so a chunk's gradient can be computed as soon as its logits are known: three BLAS
-products (logits, rows' gradient, columns' gradient), all in forward.
+The loss is a sum over the pairs, so the forward pass computes a chunk's gradient as soon as the chunk's logits are
+known. A chunk takes three BLAS products: logits, rows' gradient and columns' gradient.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..infonce.chunks import sweep
 from ..infonce.problem import is_ignored, through_normalisation, units_of
 from .problem import Problem, is_grouped, mean_factor, own_columns
 
-# Bytes of the buffer: enough for matrix products at full speed (512 rows of 32,768 columns in float32).
+# Bytes of the buffer: large enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20
-# Bytes of the buffer that go through all passes before the next bytes do, so that they stay in a core's cache.
+# Bytes of the buffer that all passes process before the next part of the buffer, so that they stay in a core's cache.
 BLOCK = 1 << 20
-# softplus(x) is log(1 + exp(x)) up to LINEAR, and x beyond, where the difference is below float64's precision.
+# softplus(x) is computed as log(1 + exp(x)) up to LINEAR. Beyond LINEAR it is x, to float64's precision.
 LINEAR = 80.0
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """Return the loss and the gradients that are needed, float64 for float64 rows, otherwise float32."""
+    """Return the loss and the needed gradients, float64 for float64 rows, otherwise float32."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     factor = mean_factor(problem, poison_a + poison_k)
@@ -67,7 +67,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def _flip_positives(x: Tensor, column: Tensor, own_logit: Tensor, has_own: Tensor | None, group: Tensor | None) -> None:
-    """Flip the sign of positives in place: those of the row's group, and the one at `column` if has_own."""
+    """Flip the sign of x in place at the columns of the row's group, and at `column` unless has_own is False."""
     if group is not None:
         torch.where(group, -x, x, out=x)
     x.scatter_(1, column, -own_logit if has_own is None else torch.where(has_own, -own_logit, x.gather(1, column)))

@@ -1,5 +1,5 @@
-"""sigmoid_loss in Triton: cuBLAS's matrix products, and one kernel between them. Forward
-computes the gradient of the scaled rows, and backward propagates it through the rows' norms."""
+"""sigmoid_loss in Triton: matrix products by cuBLAS, and one kernel between them. Forward computes the gradient of the
+scaled rows, and backward propagates this gradient through the rows' norms."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from ..infonce.triton_units import (
 from .problem import Problem
 from .triton_passes import IDS, MASK, NONE, UNIT, sigmoid_weights
 
-# A program reads its row of logits once. Eight elements per thread are two loads of 16 bytes in flight.
+# A program reads its row of logits once. With eight elements per thread, two loads of 16 bytes are in flight.
 WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
 
 
 def _stretch(problem: Problem) -> float:
-    """Factor that makes float16 weights use their range; weights are at most 4, including the factors of the norms."""
+    """Factor that makes float16 weights use float16's range. Weights are at most 4, with the factors of the norms."""
     return HALF / 4 if problem.anchors.dtype == torch.float16 else 1.0
 
 
 def _pass(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the function that `sweep` calls for each chunk. It computes weights if own_weights is set."""
+    """Return the function that `sweep` calls for each chunk. The function computes weights if own_weights is set."""
     gradient, mask = own_weights is not None, problem.ignored
     tensors = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
     targets, *ids = integers_or(stats, problem.targets, *tensors)
@@ -76,7 +76,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
         weigh = _pass(problem, units, stats, own_weights)
         by_rows, by_columns = sweep(units.rows, units.columns, weigh, needs[0], part)
     if problem.targets is not None:
-        # Anchors may share a column, so add their own weights here. Without targets, backward adds them.
+        # Several anchors may have the same target, so add their own weights here. Without targets, backward adds these.
         add_to_columns(by_columns, problem.targets - start, units.rows, own_weights)
     loss, *by_numbers = stats.mean(1).unbind()
     return loss, (by_rows, by_columns, own_weights, loss, *by_numbers)

@@ -1,4 +1,4 @@
-"""Triton kernel of sigmoid_loss between its matrix products, one program per row: it reads the logits once and writes
+"""Triton kernel of sigmoid_loss between its matrix products. One program per row reads the logits once and writes
 weights. The products use rows scaled by powers of two, see infonce.triton_passes. Every sum has a fixed order."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["IDS", "MASK", "NONE", "UNIT", "sigmoid_weights"]
 
 @triton.jit
 def _softplus_and_sigmoid(x):
-    """Return softplus(x) = -log sigmoid(-x), accurate for small values, and sigmoid(x). NaN for NaN."""
+    """Return softplus(x) = -log sigmoid(-x), accurate for small values, and sigmoid(x). Both are NaN if x is NaN."""
     e = tl.exp(-tl.abs(x))
     return tl.where(x > 0, x, 0.0) + log_one_plus(e), tl.where(x > 0, 1.0, e) / (1 + e)
 
@@ -26,10 +26,10 @@ def sigmoid_weights(
     shrink: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, GROUPED: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT also write the derivatives of scale and
-    bias to `stats` (row_count and 2 row_count further), and the derivatives by the products of scaled rows, times
-    `stretch` and without the factor `scale`, to `weights`. The derivative at the row's own column, if it has one,
-    goes to `own_weights` instead, unrounded. A product times `shrink` and both rows' `inverse` is the cosine."""
+    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT, also write the derivatives of scale and
+    bias to `stats` (row_count and 2 row_count further), and to `weights` the derivatives with respect to the products
+    of scaled rows, times `stretch` and without the factor `scale`. The derivative at the row's own column, if it has
+    one, goes to `own_weights` instead, unrounded. A product times `shrink` and both rows' `inverse` is the cosine."""
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
     i = first + line
@@ -62,7 +62,7 @@ def sigmoid_weights(
         is_counted = in_range
         if IGNORE != 0:
             ignore_mask = leaves_out(mask, row_id, column_ids, column.to(tl.int64), in_range, mask_column, IGNORE)
-            # An ignored NaN must still show.
+            # An ignored NaN must still make the loss NaN.
             is_counted = in_range & ((ignore_mask == 0) | positive | (inv_norm != inv_norm))
         x = cosine * slope + shift
         loss, w = _softplus_and_sigmoid(tl.where(positive, -x, x))
@@ -76,7 +76,7 @@ def sigmoid_weights(
             out = tl.multiple_of(weights + column, 16)
             tl.store(out, narrow(tl.where(own, 0.0, w) * factor, weights.dtype.element_ty, INTERPRETED), padded_range)
 
-    poison = tl.where(legal, row_inverse * 0, float("nan"))  # a NaN row must show even if all its columns are left out
+    poison = tl.where(legal, row_inverse * 0, float("nan"))  # so that a NaN row is not hidden by left-out columns
     tl.store(stats + i, tl.sum(total, 0) + poison)
     if GRADIENT:
         tl.store(stats + row_count + i, tl.sum(by_scale, 0) + poison)

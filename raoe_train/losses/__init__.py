@@ -1,18 +1,18 @@
 """Loss modules for sentence-transformers on top of raoe_kernels' losses.
 
-Use them with ``raoe_train.Trainer``, or with ``SentenceTransformerTrainer`` and the collator of the loss's ``reads``. A
-batch can be encoded in mini-batches (``mini_batch_size``) and compared across processes (``gather_across_devices``);
-both give the gradient of the whole batch in one process. Recipes name a loss by its class, or by the import path of
-your own subclass of ``Loss``.
+Use a loss with ``raoe_train.Trainer``, or with ``SentenceTransformerTrainer`` and the collator of the loss's ``reads``.
+A batch can be encoded in mini-batches (``mini_batch_size``) and compared across processes (``gather_across_devices``).
+In both cases, the gradient is that of the whole batch in one process. Recipes name a loss by its class, or by the
+import path of your own subclass of ``Loss``.
 
-``ByLength`` around any loss, also sentence-transformers' own, encodes batches by length, without most of the padding.
+``ByLength`` wraps any loss, also losses of sentence-transformers, and encodes batches without most of the padding.
 
-``gather_across_devices`` needs batches of equal size in all processes, as the trainer makes them; otherwise the
-collective fails (gloo ends the process with fewer rows). FSDP gathers layers in every forward, so processes must also
-have the same number of mini-batches; ByLength ensures this.
+``gather_across_devices`` needs batches of equal size in all processes, as the trainer makes them. Otherwise the
+collective fails (gloo ends the process with fewer rows). FSDP gathers layers in every forward pass, so processes must
+also have the same number of mini-batches, which ByLength ensures.
 
-Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLabelCollator``, a (B, 2) tensor of rows
-``[label, score]`` or, if they need no NLI label, (B,) scores. For the others see their ``reads``.
+The labels of pair losses are ``{"score": (B,), "label": (B,)}`` from ``raoe_train.ScoreLabelCollator``, a (B, 2) tensor
+of rows ``[label, score]`` or, if the loss needs no NLI label, (B,) scores. For other losses, see their ``reads``.
 """
 
 from raoe_train.losses.base import CachedLoss, Loss

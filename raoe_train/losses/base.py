@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from raoe_train.config import PositiveFloat, PositiveInt
 from raoe_train.losses.reads import Reads
 
-ENCODERS = ("model", "sentence_embedder", "guide")  # names under which losses keep encoders
+ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoders in losses
 
 
 class Loss(nn.Module, ABC):
     """A loss, named in recipes by its class or, for your own subclass, by its import path.
 
-    The constructor takes the model, and keywords with types and defaults, which are the recipe's keys.
+    The constructor takes the model, and keywords with types and defaults, which become keys in recipes.
 
     Attributes:
         reads: the training data that the loss needs.
@@ -40,17 +40,17 @@ class Loss(nn.Module, ABC):
 
 
 class CachedLoss(CachedLossMixin, Loss):
-    """A loss for sentence-transformers whose batch can be encoded in mini-batches and compared across processes.
+    """A sentence-transformers loss whose batch can be encoded in mini-batches and compared across processes.
 
-    A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``: the scalar loss of the (B, D) columns of
-    a whole batch. The constructor of the subclass keeps each keyword as an attribute, for model cards.
+    A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``, which returns the scalar loss of the (B,
+    D) columns of a whole batch. The constructor of the subclass stores each keyword as an attribute, for model cards.
 
     Args:
         model: the encoder.
-        scale: inverse temperature, a factor for cosines (or angles); 20 is a temperature of 0.05
-        mini_batch_size: rows to encode at a time, to save memory; the gradient stays that of the whole batch
-        mini_batch_num_tokens: maximum number of tokens to encode at a time, in place of mini_batch_size
-        gather_across_devices: compare the texts of all processes, whose batches must have equal size
+        scale: inverse temperature, which multiplies cosines (or angles); 20 is a temperature of 0.05
+        mini_batch_size: number of rows to encode at a time, to save memory; the gradient of the batch does not change
+        mini_batch_num_tokens: maximum number of tokens to encode at a time; replaces mini_batch_size
+        gather_across_devices: compare the texts of all processes; the batches of all processes must have equal size
 
     Raises:
         ValueError: scale, mini_batch_size or mini_batch_num_tokens is not above 0.
@@ -91,11 +91,11 @@ class CachedLoss(CachedLossMixin, Loss):
         return "\n" + "".join(f"{entries[key]}\n" for key in self.cites)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
-        """The loss of a batch, (), or its parts by name.
+        """Return the loss of a batch, (), or the parts of the loss by name.
 
         Args:
             sentence_features: tokenised columns, with B rows each.
-            labels: labels from the collator of `reads`; see the class.
+            labels: labels from the collator of `reads`; see the docstring of the loss.
         """
         features = list(sentence_features)
         arguments = self.beside(features, labels)
@@ -106,15 +106,15 @@ class CachedLoss(CachedLossMixin, Loss):
         return self.compute_loss_from_embeddings(embed_columns(self.model, features), **arguments)
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        """Further arguments of compute_loss_from_embeddings, computed before the encoder reads the batch."""
+        """Return further arguments of compute_loss_from_embeddings, computed before the encoder reads the batch."""
         return {"labels": labels}
 
     @abstractmethod
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """The scalar loss, or its parts by name, of a batch's (B, D) columns."""
+        """Return the scalar loss of a batch's (B, D) columns, or the parts of the loss by name."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: the loss of a batch with embeddings in mini-batches; labels come from `beside`."""
+        """Hook of CachedLossMixin: return the loss of embeddings in mini-batches. labels: the result of `beside`."""
         loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
         if with_backward:
             loss.backward()
@@ -122,11 +122,11 @@ class CachedLoss(CachedLossMixin, Loss):
         return loss
 
     def total(self, loss: Any) -> Tensor:
-        """The scalar to differentiate when mini-batches are replayed."""
+        """Return the scalar to differentiate when mini-batches are replayed."""
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
-        """All keywords, for the model card."""
+        """Return all keywords of the loss, for the model card."""
         constructors = [cls.__init__ for cls in type(self).__mro__ if issubclass(cls, CachedLoss)]
         names = [name for each in reversed(constructors) for name in inspect.signature(each).parameters]
         keywords = {name: getattr(self, name) for name in names if name != "model" and hasattr(self, name)}
@@ -134,15 +134,16 @@ class CachedLoss(CachedLossMixin, Loss):
 
 
 class OneSweep(CachedLoss):
-    """A loss of cosines that can be summed over several Matryoshka widths (numbers of first dimensions). The value is
-    that of a MatryoshkaLoss around this loss; time and memory are little more than those of one width.
+    """A loss of cosines that can be summed over several Matryoshka widths (numbers of first dimensions). The value
+    equals that of a MatryoshkaLoss around this loss. Time and memory are little more than for one width.
 
     Args:
         model, scale, cached: see CachedLoss.
-        matryoshka_dims: numbers of first dimensions to train, in any order; without them, only whole embeddings
+        matryoshka_dims: numbers of first dimensions to train, in any order; by default, only whole embeddings are
+            trained
 
     Attributes:
-        dims: matryoshka_dims in ascending order, or None, as the ops take them.
+        dims: matryoshka_dims in ascending order, or None, as the ops of raoe_kernels require.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class OneSweep(CachedLoss):
 
 
 def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (prefix, loss) for a loss, with prefix "", and for all losses inside it ("loss." …), but not encoders."""
+    """Yield (prefix, loss) for a loss (prefix "") and for all losses inside it (prefix "loss." …), without encoders."""
     yield where, loss
     for name, child in loss.named_children():
         if name not in ENCODERS:
@@ -170,8 +171,8 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
     """Run `cached`, which runs a backward pass and returns the scalar loss, and put the gradients of the loss's own
-    parameters back into the graph. So factors of the loss (1/n in gradient accumulation, a gradient scaler) also apply
-    to these gradients."""
+    parameters back into the graph. So factors that multiply the loss (1/n in gradient accumulation, a gradient scaler)
+    also apply to these gradients."""
     parameters = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -185,15 +186,15 @@ def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
 
 
 def attach_gradient(parts: dict[str, Tensor], loss: Tensor) -> Any:
-    """Return the parts of a loss by name. The first part gets the gradient of the whole loss, because only the total
-    has the hook that replays mini-batches."""
+    """Return the parts of a loss by name. The first part gets the gradient of the whole loss, because only the sum of
+    the parts has the hook that replays mini-batches."""
     values = {name: part.detach() for name, part in parts.items()}
     first = next(iter(values))
     return type(parts)({**values, first: values[first] + (loss - loss.detach())})
 
 
 def check_numbers(zero: bool = True, **numbers: float | None) -> None:
-    """Raise ValueError for a number that is below 0, infinite or NaN or, unless `zero`, 0; None passes."""
+    """Raise ValueError for a number that is below 0, infinite or NaN, and for 0 unless `zero`. None is allowed."""
     for name, value in numbers.items():
         if value is not None and (isinstance(value, str) or not 0 <= value < math.inf or not (zero or value)):
             raise ValueError(f"{name} must be a number {'of at least' if zero else 'above'} 0, got {value!r}")

@@ -1,5 +1,5 @@
-"""ByLength: any loss with batches encoded by length or packed, each distinct text once, without padding to the longest
-of all. And Keep: a regularizer that keeps embeddings near those from before training."""
+"""ByLength, a wrapper that encodes the batches of any loss by length or packed, each distinct text once, without
+padding to the longest text. And Keep, a regularizer that keeps embeddings close to those before training."""
 
 import copy
 import functools
@@ -24,18 +24,18 @@ from raoe_train.losses.base import CachedLoss, attach_gradient, check_numbers, w
 from raoe_train.losses.pairs import LossParts
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
-LENGTH_MULTIPLE = 16  # for a compiled model, lengths of runs in tokens are multiples of it
+LENGTH_MULTIPLE = 16  # for a compiled model, padded lengths are multiples of this number of tokens
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 EMBEDDING_LOSS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
-# sentence-transformers' losses without that method whose forward embeds each column and reads no more from the model
+# losses without this method whose forward embeds each column and reads nothing else from the model
 EMBED_COLUMNS = ("SoftmaxLoss", "GISTEmbedLoss", "CachedGISTEmbedLoss", "MegaBatchMarginLoss",
                  "CachedMultipleNegativesRankingLoss", "CachedMultipleNegativesSymmetricRankingLoss")  # fmt: skip
 LABELS_ARE_EMBEDDINGS = ("MSELoss", "EmbedDistillLoss")
 
 
 def innermost(loss: Any) -> Any:
-    """The innermost loss in wrappers such as ByLength and MatryoshkaLoss."""
+    """Return the innermost loss inside wrappers such as ByLength and MatryoshkaLoss."""
     while isinstance(getattr(loss, "loss", None), nn.Module) and not embeds_columns(loss):
         loss = loss.loss
     return loss
@@ -52,9 +52,9 @@ def embeds_columns(loss: Any) -> bool:
 
 
 def fits(loss: Any) -> bool:
-    """Whether a loss needs only the texts' embeddings from its model: its method `forward` embeds the columns and calls
-    compute_loss_from_embeddings, or the loss is one of EMBED_COLUMNS. True only if `forward` is a method of
-    sentence-transformers or raoe_train."""
+    """Whether a loss needs only the texts' embeddings from its model: its `forward` is a method of
+    sentence-transformers or raoe_train, which embeds the columns and calls compute_loss_from_embeddings, or the loss is
+    one of EMBED_COLUMNS."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
     if embeds_columns(loss):
@@ -67,7 +67,7 @@ def fits(loss: Any) -> bool:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute a loss from (B, D) columns of embeddings. `labels` are the result of the loss's `beside`; `tokens` are
+    """Compute a loss from (B, D) columns of embeddings. `labels` is the result of the loss's `beside`, and `tokens` has
     the tokenised columns, for a loss with a guide."""
     if isinstance(loss, MatryoshkaLoss) and loss.uses_gradient_cache and embeds_columns(loss.loss):
         loss = loss.loss  # MatryoshkaLoss has replaced its calculate_loss by one for all widths
@@ -83,14 +83,14 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
         replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
         leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
         tokens = tokens or [{"attention_mask": x.new_ones(len(x), 1)} for x in leaves]
-        # of three dimensions, so that a loss that cuts the padding of its tokens does not cut embeddings, too
+        # with three dimensions, so that a loss that cuts the padding of tokens does not also cut embeddings
         features = [{**each, "embeddings": x[:, None]} for each, x in zip(tokens, leaves, strict=True)]
         model, loss.model = loss.model, Embedded()
         try:
             value = loss(features, labels)
             if not replays:
                 return value
-            value.backward()  # reads the columns in parts
+            value.backward()  # reads the columns piece by piece
         finally:
             loss.model = model
         pairs: Any = zip(columns, leaves, strict=True)
@@ -101,20 +101,22 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
-    """Cut labels to a width if they are embeddings. Labels of other losses can have as many columns by chance."""
+    """Cut labels to a width if they are embeddings. Labels of other losses may have the same number of columns by
+    chance."""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
-    """The weight `keep`. "auto" is 0.3 if the datasets' scores have only two values, as classes do, and 0 otherwise:
-    with more values, mixtures of weights protect other texts equally well and gain more on the target (docs/adapt.md).
+    """Return the weight `keep` as a number. "auto" is 0.3 if the scores of the datasets have only two values, as with
+    classes, else 0: with more values, mixtures of weights protect other texts equally well and gain more on the target
+    (docs/adapt.md).
     """
     if keep != "auto":
         return keep
     all_datasets = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
     if any(not hasattr(dataset, "__len__") for dataset in all_datasets):
-        raise ValueError('keep "auto" needs datasets of known length: set it to a number, such as 1')
+        raise ValueError('keep "auto" needs datasets of known length: set keep to a number, such as 1')
     scores = [{*dataset["score"][:]} for dataset in all_datasets if "score" in dataset.column_names]
     if not scores or max(map(len, scores)) != 2:
         return 0.0
@@ -126,11 +128,11 @@ class Keep:
     """A regularizer for any loss: mean over a batch's texts of 1 - cos(embedding, embedding before training).
 
     This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder before training as the old
-    model. For results see docs/adapt.md.
+    model. For results, see docs/adapt.md.
 
     Args:
         model: the encoder before training, which is copied and frozen. The copy encodes every batch without dropout, so
-            a step takes a third longer and the weights are in memory twice.
+            a step takes a third longer, and the weights are in memory twice.
         weight: weight of the regularizer, at least 0.
     """
 
@@ -140,7 +142,8 @@ class Keep:
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:
-        """The weighted regularizer, a scalar, from (texts, D) embeddings of the texts now and before training."""
+        """Return the weighted regularizer, a scalar, from (texts, D) embeddings of the texts now and before
+        training."""
         # in bfloat16, rounding errors of a cosine near 1 are as large as the changes by training
         with torch.autocast(now.device.type, enabled=False):
             wide = torch.promote_types(now.dtype, torch.float32)
@@ -148,7 +151,7 @@ class Keep:
 
 
 class Embedded(nn.Module):
-    """A model for columns that already have embeddings, (B, 1, D)."""
+    """A stand-in for the model, for columns that already are embeddings, (B, 1, D)."""
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         return {**features, "sentence_embedding": features["embeddings"][:, 0]}
@@ -158,10 +161,10 @@ class Embedded(nn.Module):
 class Batch:
     """A batch that ByLength has planned, on the CPU or, once moved, on the model's device."""
 
-    runs: list[dict[str, Any]]  # features of each forward
-    rows: list[Tensor]  # for each column, the places of its texts among the encoded texts
+    runs: list[dict[str, Any]]  # features of each forward pass
+    rows: list[Tensor]  # for each column, the indices of its texts among the encoded texts
     labels: Any
-    words: Tensor | None = None  # distinct tokens of all runs, if there are several
+    words: Tensor | None = None  # distinct tokens of all runs, if there are several runs
     tokens: list[dict[str, Any]] | None = None  # the columns, for losses that read them
     before: Tensor | None = None  # embeddings before training, for `keep`
 
@@ -180,33 +183,34 @@ class ByLength(CachedLossMixin, nn.Module):
     all columns, in groups that are padded to their own longest text, or packed into one row without padding.
 
     The loss and its gradient equal those of the padded batch, up to rounding and random draws of dropout.
-    raoe_train.Trainer wraps every loss in it, and plans batches in the collator; with SentenceTransformerTrainer write
-    loss=ByLength(loss).
+    raoe_train.Trainer wraps every loss in ByLength, and plans batches in the collator. With SentenceTransformerTrainer,
+    write loss=ByLength(loss).
 
     If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the groups are its mini-batches: no group
     has more tokens, including padding, than mini_batch_num_tokens, or than mini_batch_size times the longest text. With
-    DDP or FSDP, all processes make the same number of forward passes. Batches that are not rows of tokens (images) are
-    passed to the loss unchanged.
+    DDP or FSDP, all processes make the same number of forward passes. Batches that are not tokens (images) are passed
+    to the loss unchanged.
 
     Args:
         loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
         keep: the regularizer that keeps embeddings close to those before training. With it, the result is LossParts:
             the part "keep" and the parts of the loss, or "target" if the loss has no parts.
-        packed: pack all texts into one row (raoe_train.encoders.packed); "auto" packs for a model on CUDA. A model
+        packed: pack all texts into one row (raoe_train.encoders.packed); "auto" packs if the model is on CUDA. A model
             that does not support packing is trained by length, with a line in the log. A model with FlashAttention is
             always packed.
 
     Attributes:
-        compiled, tensor_cores: whether the model will be compiled, and trained in 16 bits or TF32; set by the Trainer.
+        compiled, tensor_cores: whether the model will be compiled, and whether it is trained in 16 bits or TF32. The
+            Trainer sets both.
     """
 
-    mini_batch_size = 1  # rows of forward_cached are runs here
+    mini_batch_size = 1  # the rows of forward_cached are runs here
     compiled = tensor_cores = False
 
     def __init__(self, loss: nn.Module, *, keep: Keep | None = None, packed: bool | Literal["auto"] = "auto") -> None:
         super().__init__()
         if not fits(loss):
-            raise ValueError(f"ByLength cannot wrap {type(loss).__name__}, which reads more than embeddings")
+            raise ValueError(f"ByLength cannot wrap {type(loss).__name__}, which needs more than embeddings")
         self.loss = loss
         self.keep = keep
         inner = innermost(loss)
@@ -225,7 +229,7 @@ class ByLength(CachedLossMixin, nn.Module):
 
     def plan(self, features: Iterable[dict[str, Any]], labels: Any = None) -> Batch | None:
         """Plan a batch of tokenised columns on the CPU: which texts each forward pass encodes, and what the loss needs
-        besides embeddings. None for columns that are not rows of tokens."""
+        besides embeddings. Return None for columns that are not rows of tokens."""
         columns, inner = [*features], innermost(self.loss)
         guided = embeds_columns(inner) and hasattr(inner, "guide")  # reads the tokens of padded columns
         runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, **self._limits(inner))
@@ -233,12 +237,12 @@ class ByLength(CachedLossMixin, nn.Module):
             return None
         arguments = inner.beside(columns, labels) if isinstance(inner, CachedLoss) else labels
         words = None
-        if len(runs.features) > 1 and not self.uses_gradient_cache:  # else runs share no look-up
+        if len(runs.features) > 1 and not self.uses_gradient_cache:  # otherwise runs share no look-up
             words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique()
         return Batch(runs.features, runs.rows, arguments, words, columns if guided else [])
 
     def _limits(self, inner: Any) -> dict[str, Any]:
-        """The keywords of by_length."""
+        """Return keywords for the function by_length."""
         *wrappers, model = _layers(self.model)
         compiled = self.compiled or _is(wrappers, "OptimizedModule")
         limits = {**keywords_of(model, self.tensor_cores), "multiple": LENGTH_MULTIPLE if compiled else 1}
@@ -248,7 +252,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return limits
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
-        """The loss of a planned batch, or of tokenised columns; labels are those of the wrapped loss."""
+        """Return the loss of a planned batch, or of tokenised columns. `labels` are those of the wrapped loss."""
         features = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
         planned = features if isinstance(features, Batch) else self.plan(features, labels)
         if planned is None and self.keep is not None:
@@ -256,14 +260,14 @@ class ByLength(CachedLossMixin, nn.Module):
         if planned is None:
             return self.loss(features, labels)
         batch = planned.to(_device(self.model))
-        # the embeddings of these copies are not used
+        # additional copies of a run, whose embeddings are not used
         batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
         if _is(_layers(self.model), "OptimizedModule"):
             batch.runs = [vary_sizes(run) for run in batch.runs]
         batch.before = self._start(batch)
         tokens = sum(run["input_ids"].numel() for run in batch.runs)
         most = getattr(innermost(self.loss), "mini_batch_num_tokens", None) or 0
-        # a batch that fits into a mini-batch is encoded once; processes must agree on that
+        # a batch that fits into one mini-batch is encoded once, if so in all processes
         fits_at_once = len(batch.runs) == 1 or (tokens <= most and not (dist.is_available() and dist.is_initialized()))
         if self.uses_gradient_cache and not fits_at_once:
             rows: Any = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
@@ -275,14 +279,15 @@ class ByLength(CachedLossMixin, nn.Module):
         return self._value(table, batch)
 
     def _start(self, batch: Batch) -> Tensor | None:
-        """Embeddings of the batch's texts by the frozen encoder of `keep`; None without `keep`, or in evaluation."""
+        """Return embeddings of the batch's texts by the frozen encoder of `keep`; None without `keep`, or in
+        evaluation."""
         if self.keep is None or not (self.model.training and torch.is_grad_enabled()):
             return None
         with torch.no_grad():
             return torch.cat([self._embedded(run, self.keep.start) for run in batch.runs])
 
     def _value(self, table: Tensor, batch: Batch) -> Any:
-        """The loss of (texts, D) embeddings, with the regularizer of `keep`."""
+        """Return the loss of (texts, D) embeddings, with the regularizer `keep`."""
         loss = loss_of(self.loss, [table[rows] for rows in batch.rows], batch.labels, batch.tokens or [])
         if self.keep is None or batch.before is None:
             return loss
@@ -298,17 +303,17 @@ class ByLength(CachedLossMixin, nn.Module):
         copy_random_state: bool,
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
-        """Hook of CachedLossMixin: (embeddings of a run, the random state before)."""
+        """Hook of CachedLossMixin: return (embeddings of a run, the random state before the run)."""
         run = sentence_feature["runs"][begin]
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             state = RandContext(*run.values()) if copy_random_state else None
             return self._embedded(run), state
 
     def _embedded(self, run: dict[str, Any], model: Any = None) -> Tensor:
-        return (model or self.model)(dict(run))["sentence_embedding"]  # a copy, because modules write into it
+        return (model or self.model)(dict(run))["sentence_embedding"]  # a copied dict, because modules write to it
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: the loss of all runs' embeddings; `labels` is the Batch."""
+        """Hook of CachedLossMixin: return the loss of all runs' embeddings. `labels` is the Batch."""
         (runs,) = reps
         table = torch.cat(runs).detach().requires_grad_(with_backward)
         loss = self._value(table, labels)
@@ -323,13 +328,13 @@ class ByLength(CachedLossMixin, nn.Module):
         return loss.detach()
 
     def _words(self, batch: Batch) -> AbstractContextManager[None]:
-        """words_looked_up_once, unless weights are sharded or the model is compiled."""
+        """Return words_looked_up_once, or a null context if weights are sharded or the model is compiled."""
         layers = _layers(self.model)
         is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
         return nullcontext() if is_wrapped else words_looked_up_once(layers[-1], batch.words)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The loss and its keywords, for the model card."""
+        """Return the loss and its keywords, for the model card."""
         loss: Any = self.loss
         return {"loss": type(loss).__name__, **(loss.get_config_dict() if hasattr(loss, "get_config_dict") else {})}
 
@@ -339,7 +344,7 @@ def _device(model: Any) -> torch.device:
 
 
 def _layers(model: Any) -> list[Any]:
-    """A model and its wrappers (DDP, FSDP 1, torch.compile), the outermost first and the model last."""
+    """Return a model and its wrappers (DDP, FSDP 1, torch.compile), from the outermost wrapper to the model."""
     layers = [model]
     while True:
         inner = getattr(layers[-1], "_orig_mod", None)
@@ -351,12 +356,14 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _is(layers: list[Any], *names: str) -> bool:
-    """Whether one of a model's wrappers has a class with one of these names; by name, to avoid imports."""
+    """Whether one of a model's wrappers has a class with one of these names. Classes are not imported, only their names
+    are compared."""
     return bool({base.__name__ for each in layers for base in type(each).__mro__} & set(names))
 
 
 def _most_forwards(forwards: int, layers: list[Any]) -> int:
-    """The number of forward passes to make: with DDP or FSDP the largest number of any process, else this process's."""
+    """Return the number of forward passes to make: with DDP or FSDP, the largest number of any process, else
+    `forwards`."""
     if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
     count = torch.tensor(forwards, device=_device(layers[-1]))

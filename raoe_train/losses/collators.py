@@ -1,5 +1,5 @@
-"""Collators: for pairs with a score and an NLI label, for rows that lack negatives, for rows with their texts, and for
-lists of sentences; and the one that plans batches for ByLength."""
+"""Collators for pairs with a score and an NLI label, for rows that lack negatives, for rows with their texts, for lists
+of sentences, and a collator that plans batches for ByLength."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from raoe_train.data.columns import NLI_LABELS
 
 
 class RowCollator(SentenceTransformerDataCollator):
-    """sentence-transformers' collator, also for rows of anchor, positive and negatives that lack negatives (None).
+    """sentence-transformers' collator, extended to rows of anchor, positive and negatives that lack negatives (None).
 
     The labels of a batch with missing negatives are {"missing": bool (B, columns)}. A missing negative is replaced by
     the positive of another row, which is encoded anyway. ValueError for a row without its first or second text.
@@ -27,8 +27,8 @@ class RowCollator(SentenceTransformerDataCollator):
             return super().__call__(features)
         if missing[:, :2].any():
             raise ValueError(f"a row has no {names[int(missing[:, 1].any())]}: only negatives may be missing")
-        # Copies in a row are encoded separately, so its missing texts become different ones; short ones are quick to
-        # tokenize.
+        # Copies within a row are encoded separately, so missing texts of a row get distinct replacements. Short ones
+        # are quick to tokenize.
         rows = [dict(row) for row in features]
         short = sorted(dict.fromkeys(row[names[1]] for row in rows), key=len)[: len(names)]
         for i, k in missing.nonzero().tolist():
@@ -42,10 +42,10 @@ class ScoreLabelCollator(RowCollator):
     does not support both. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``; a column that the
     dataset lacks is left out.
 
-    Labels must be whole numbers (larger = less related) or NLI words, and scores must be numbers; otherwise ValueError.
+    Labels must be whole numbers (larger = less related) or NLI words, and scores must be numbers, otherwise ValueError.
     Datasets without a score are collated as in sentence-transformers.
 
-    raoe_train.Trainer uses this collator by default. For another trainer, pass its prompts and similar arguments:
+    raoe_train.Trainer uses this collator by default. For another trainer, pass the prompts of its arguments:
 
         ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
     """
@@ -64,8 +64,8 @@ class ScoreLabelCollator(RowCollator):
 
 
 class TextCollator(RowCollator):
-    """Collator that adds the texts of the columns, for losses whose teacher reads texts. The labels of a batch are
-    {"texts": [B texts of the first column, …]}, without prompts, and "missing" as in RowCollator.
+    """Collator that adds the texts of the columns, for losses whose teacher reads texts. The labels of a batch have
+    "texts": [B texts of the first column, …], without prompts, and "missing" as in RowCollator.
 
     Create it like a ScoreLabelCollator.
     """
@@ -75,7 +75,7 @@ class TextCollator(RowCollator):
         rows = [{name: value for name, value in row.items() if name not in labels} for row in features]
         batch = super().__call__(rows)
         columns = [name for name in (rows[0] if rows else ()) if name != "dataset_name"]
-        # a missing text is not used: the row's positive stands in
+        # a missing text has no influence: use the row's positive in its place
         texts = [[row[columns[1]] if row[name] is None else row[name] for row in rows] for name in columns]
         return batch | {"label": {**(batch.get("label") or {}), "texts": texts}}
 
@@ -99,7 +99,7 @@ class ListCollator(SentenceTransformerDataCollator):
             if not isinstance(row.get("sentences"), (list, tuple)) or not row["sentences"]:
                 raise ValueError(f"a row must have a column 'sentences', a list of texts; got {row.get('sentences')!r}")
         lengths = [len(row["sentences"]) for row in features]
-        # other columns, such as the dataset's name if there are several
+        # other columns, such as the name of the dataset if there are several datasets
         extra = {key: value for key, value in features[0].items() if key not in ("sentences", "label")}
         batch = super().__call__([{**extra, "sentences": text} for row in features for text in row["sentences"]])
         batch["label"] = {"lengths": torch.tensor(lengths)}
@@ -114,19 +114,19 @@ class ListCollator(SentenceTransformerDataCollator):
 
 
 def columns_of(batch: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
-    """The tokenised columns and the labels of a collated batch."""
-    # the method reads nothing of a trainer, and takes negative_2_input_ids for a feature 2_input_ids of `negative`, too
+    """Return the tokenised columns and the labels of a collated batch."""
+    # the method reads no attribute of a trainer, but takes negative_2_input_ids for a feature 2_input_ids of `negative`
     columns, labels = SentenceTransformerTrainer.collect_features(None, batch)  # type: ignore[arg-type]
     return [{name: value for name, value in each.items() if not name[0].isdigit()} for each in columns], labels
 
 
 class PlanningCollator:
-    """A collator that replaces the columns of another collator's batch by their plan (ByLength.plan), so that the
-    workers of a DataLoader plan while the device computes. Batches for losses without a plan keep their columns.
+    """A collator that replaces the columns of another collator's batch by their plan (ByLength.plan), so that
+    DataLoader workers plan batches while the device computes. Batches for losses without a plan keep their columns.
 
     Args:
-        collate: the other collator.
-        loss: the trainer's loss, or {name of a dataset: its loss}.
+        collate: the collator whose batches are planned.
+        loss: the loss of the trainer, or {name of a dataset: its loss}.
     """
 
     def __init__(self, collate: Callable[[list[Any]], dict[str, Any]], loss: Any) -> None:
@@ -145,7 +145,7 @@ class PlanningCollator:
         if plan is None:
             return batch
         name = {key: batch[key] for key in ("dataset_name",) if key in batch}
-        # transformers reads the batch size from the first array
+        # transformers reads the batch size from the first tensor
         return {**name, "rows": np.arange(len(plan.rows[0])), "plan": plan}
 
 

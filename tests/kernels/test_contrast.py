@@ -105,7 +105,7 @@ def test_targets_out_of_range(contrast, place):
     for wrong in (3, contrast.lowest - 1):
         targets = torch.tensor([0, 1, wrong], device=device)
         if device == "cpu":
-            with pytest.raises(ValueError, match=rf"targets must be columns {contrast.lowest} … 2 .* got"):
+            with pytest.raises(ValueError, match=rf"targets must be column indices {contrast.lowest} … 2 .* got"):
                 loss(targets)
         found = on_a_gpu(targets)
         assert found.isnan() and torch.autograd.grad(found, leaves[0])[0].isnan().all()

@@ -172,7 +172,7 @@ WRONG = [
     ({"bias": torch.tensor(1)}, ValueError, "bias"),
     ({"bias": math.inf}, ValueError, "bias"),
     ({"bias": "-10"}, TypeError, "bias"),
-    ({"targets": T + 1}, ValueError, "targets must be columns -1 … 2"),
+    ({"targets": T + 1}, ValueError, "targets must be column indices -1 … 2"),
     ({"positive_ids": T}, TypeError, "positive_ids"),
     ({"positive_ids": (T, T[:2])}, ValueError, r"positive_ids\[1\]"),
     ({"backend": "native"}, RuntimeError, "sigmoid has no native backend"),

@@ -1,1 +1,1 @@
-"""Backends of info_nce_loss of several prefix widths."""
+"""Backends of info_nce_loss for several prefix widths."""

@@ -1,10 +1,10 @@
-"""info_nce_loss of several widths, a chunk of rows at a time; each pass multiplies every column once.
+"""info_nce_loss for several widths, a chunk of rows at a time. Each pass multiplies every column once.
 
-Products over the columns between two widths (a segment) add up to the logits of all widths:
-x_k = scale (dot_1 + … + dot_k) / (|a| |b|), with the norms of the prefix. Segment s belongs to
-the widths k >= s. If g_k is the gradient of L_k by dot_k, the segment's gradient for a is one
-product, (g_s + … + g_K) b, and for b the transposed one. The gradient through the norms needs
-<dL_k/dx_k, x_k> of each row and column. K widths cost three products, as one width does.
+A segment is the columns between two widths. The products dot_s of segments s = 1 … k add up to the logits of width k:
+x_k = scale (dot_1 + … + dot_k) / (|a| |b|), where the norms are those of the prefix. Segment s belongs to the widths k
+>= s. If g_k is the gradient of loss L_k with respect to dot_k, the gradient of a's segment is one product, (g_s + … +
+g_K) b, and the gradient of b's segment is the transposed product. The gradient through the norms needs <dL_k/dx_k, x_k>
+of each row and column. So K widths cost three products, like one width.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ..._widths import from_here_on, segments
 from ..problem import EPS, Problem, add_rows, equal_ids, is_ignored, losses, mean_factor, own_columns, split
 from .weights import with_weights
 
-# Bytes of all widths' logits: enough rows for products at full speed, and few enough for a CPU's last-level cache.
+# Bytes of all widths' logits in a chunk: enough rows for products at full speed, few enough for a last-level cache.
 BUFFER = 24 << 20
 ROWS = 256  # maximum rows of a chunk: more rows do not make the products faster
-# Segments of up to this many columns are stored column by column: stored row by
-# row, with many short rows, products run at half the speed and sums at a third.
+# Segments of up to this many columns are stored column by column. If they were stored row by row, with many short rows,
+# products would run at half the speed and sums at a third.
 NARROW = 32
 
 
 class _Side(NamedTuple):
     """The rows or the columns of the logits.
 
-    rows      one (n, segment's columns) per segment, not normalised, in the dtype of the arithmetic
+    rows      for each segment (n, segment's columns), not normalised, in the dtype of the arithmetic
     inverse   (K, n): 1 / norm of each prefix, 0 where the prefix counts as zero
-    grads     shaped like rows: sums of the gradients through the products; [] if not needed
+    grads     same shapes as rows: sums of the gradients through the products; [] if not needed
     along     (K, n): sums of weight dL/dx x over the rows or columns of the other side
-    whole     (n, D): the gradient's memory; the wide segments of grads are views of it
+    whole     (n, D): memory of the gradient; the wide segments of `grads` are views of this memory
     """
 
     rows: list[Tensor]
@@ -48,7 +48,7 @@ class _Side(NamedTuple):
 
 
 def sweep(problem: Problem, weights: Tensor, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Compute losses and gradients as weights.py describes."""
+    """Compute losses and gradients of all widths, as weights.py describes."""
     dims = problem.dims or ()
     a, poison_a = _side((problem.anchors,), dims, needs[0])
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])
@@ -80,7 +80,7 @@ def _direction(
     ignore_mask: Callable[[slice], Tensor | None],
     part: slice,
 ) -> Tensor:
-    """Return (K,) sums of the rows' losses, and add `weights` times their gradients to the sides' sums."""
+    """Return (K,) sums of the rows' losses, and add `weights` times their gradients to the sums in both sides."""
     anchors, count, like = len(row_side.rows[0]), len(col_side.rows[0]), col_side.rows[0]
     widths = len(col_side.rows)
     step = max(1, min(anchors, ROWS, BUFFER // (widths * count * like.element_size())))
@@ -120,9 +120,9 @@ def _weigh(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the rows' losses (K, n) from the segments' products (K, n, C).
 
-    `of_rows` is scale / |row|, `of_columns` 1 / |column|, `own` the column of each row's positive, and `mask` is True
-    for columns that are left out. If `weights` is not None, replace the products by their gradients, summed over the
-    widths, return also the rows' sums of <dL/dx, x>, and add up the columns' sums in `along_columns`.
+    `of_rows` is scale / |row|, `of_columns` is 1 / |column|, `own` is the column of each row's positive, and `mask` is
+    True for columns that are left out. If `weights` is not None, replace the products by their gradients, summed over
+    the widths. In this case, also return the rows' sums of <dL/dx, x>, and add the columns' sums to `along_columns`.
     """
     own, row_losses, along_rows = own[:, None], [], []
     for before, after in pairwise(products):
@@ -134,7 +134,7 @@ def _weigh(
         if mask is not None:
             x.masked_fill_(mask, -torch.inf).scatter_(1, own, own_logit)
         shift = x.amax(1, keepdim=True)
-        # Leave the positive out of the sum, which then has the size of the loss, so that a small loss keeps its digits.
+        # Leave the positive out of the sum: the sum is then as small as the loss, and a small loss keeps its digits.
         neg_sum = x.sub_(shift).exp_().scatter_(1, own, 0).sum(1, keepdim=True)
         own_exp = (own_logit - shift).exp_()
         row_losses.append(losses(neg_sum, own_exp, shift, own_logit)[:, 0])
@@ -153,7 +153,7 @@ def _weigh(
 
 
 def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -> tuple[_Side, Tensor]:
-    """Return a side, and a (K,) poison: NaN if any prefix of that width or its norm is not finite, else 0."""
+    """Return a side, and a (K,) "poison": NaN if any prefix of this width or its norm is not finite, else 0."""
     matrices = [x[:, : dims[-1]] for x in parts if x is not None]
     whole = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
     whole = whole.to(wide(whole.dtype))
@@ -166,12 +166,12 @@ def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -
 
 
 def _by_column(columns: Tensor) -> Tensor:
-    """Store a narrow segment column by column, and leave a wide one unchanged; see NARROW."""
+    """Store a narrow segment column by column, and leave a wide segment unchanged; see NARROW."""
     return columns.T.contiguous().T if columns.shape[1] <= NARROW else columns
 
 
 def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None:
-    """Return the gradient of a side: subtract the part through the norms, and pad with 0 beyond the last width."""
+    """Return the gradient of a side: subtract the part through the norms, and pad with zeros beyond the last width."""
     if side.whole is None:
         return None
     through = from_here_on(side.along * side.inverse.square())

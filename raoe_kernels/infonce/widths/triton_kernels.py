@@ -1,4 +1,4 @@
-"""info_nce_loss of several widths, each computed by the Triton kernels."""
+"""info_nce_loss for several widths, with one call of the Triton backend per width."""
 
 from .. import triton_kernels
 from .weights import each_width, with_weights

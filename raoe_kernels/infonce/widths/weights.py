@@ -1,8 +1,8 @@
-"""What the backends for several widths share: the weights of the widths' losses in the gradient.
+"""Shared by the backends for several widths: the weights of the widths' losses in the gradient.
 
-The widths share the products that give the gradient, so these weights (the upstream gradient) must be known. On a CPU
-forward computes the gradient for equal weights, and backward repeats it if the weights differ. On a GPU backward always
-computes it, since comparing weights would wait for the GPU.
+All widths share the products that give the gradient, so these weights (the upstream gradient) must be known before. On
+a CPU, forward computes the gradient for equal weights, and backward computes the gradient again if the weights differ.
+On a GPU, backward always computes the gradient, because the host would wait for the GPU to compare weights.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..._contract import Gradients, Needs
 from ..._dtypes import wide
 from ..problem import Problem
 
-# (problem, weights (K,), needs) -> losses (K,), and the derivatives of sum(weights x losses) by anchors, positives and
-# negatives, in the losses' dtype, None if not needed
+# (problem, weights (K,), needs) -> losses (K,), and the derivatives of sum(weights x losses) with respect to anchors,
+# positives and negatives, in the losses' dtype, or None if not needed
 Sweep = Callable[[Problem, Tensor, Needs], tuple[Tensor, Gradients]]
 
 
 def with_weights(sweep: Sweep) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the functions `forward` and `backward` of a backend."""
+    """Return the functions `forward` and `backward` of a backend, built on its `sweep`."""
 
     def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         anchors, dims = problem.anchors, problem.dims or ()
@@ -43,7 +43,7 @@ def with_weights(sweep: Sweep) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def each_width(module: ModuleType) -> Sweep:
-    """Return a sweep that runs a backend for one width on each of them."""
+    """Return a sweep that runs a backend for a single width once for each width."""
 
     def sweep(problem: Problem, weights: Tensor, needs: Needs) -> tuple[Tensor, Gradients]:
         inputs = list(zip(problem.rows, needs, strict=False))
