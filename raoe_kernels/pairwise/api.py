@@ -16,6 +16,7 @@ from .problem import Problem, constants, pairwise
 GATES = ("label+score", "score", "label")
 
 
+@_validate.public
 def rank_margin_loss(
     similarity: Tensor,
     scores: Tensor,
@@ -53,6 +54,7 @@ def rank_margin_loss(
     return pairwise(Problem(similarity, _scores(scores, similarity), None, *fields), backend)
 
 
+@_validate.public
 def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
     """CoSENT loss (Su, 2022), rank margin without a margin: log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))).
 
@@ -63,6 +65,7 @@ def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, back
     return pairwise(Problem(similarity, _scores(scores, similarity), None, *fields), backend)
 
 
+@_validate.public
 def gated_angular_loss(
     similarity: Tensor,
     scores: Tensor | None,
@@ -94,6 +97,7 @@ def gated_angular_loss(
     return pairwise(Problem(similarity, scores, labels, *fields), backend)
 
 
+@_validate.public
 def raoe_loss(
     similarity: Tensor,
     scores: Tensor,
