@@ -83,7 +83,8 @@ def gated_angular_loss(
         similarity: (B,) or (K, B) floats, the cosine of each sentence pair.
         scores: (B,) real numbers as in `rank_margin_loss`.
         labels: (B,) integers (not uint64), larger = less related (Hugging Face's NLI order: 0 entailment, 1 neutral,
-            2 contradiction). Any values and any number of distinct values.
+            2 contradiction). Any values and any number of distinct values. No value marks rows to leave out: -100 is a
+            label below 0. (raoe_train's losses refuse negative labels, which mark missing ones in data sets.)
         scale: factor for the angles, > 0, as in `rank_margin_loss`.
         gate: which pairs (i, j) count: "label+score" (l_i > l_j and s_i < s_j, as in the paper), "score" (s_i < s_j) or
             "label" (l_i > l_j). An argument that the gate does not use is ignored and may be None.
