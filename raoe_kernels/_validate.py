@@ -5,13 +5,38 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
 from itertools import pairwise
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _UNORDERED = (torch.uint64,)  # torch cannot sort uint64, and values of uint64 can exceed int64
+# {an argument's name in other libraries and papers: our names, of which the first that the function has is suggested}
+_SYNONYMS = {"temperature": ["scale"], "tau": ["scale"], "labels": ["targets", "scores"],
+             "attention_mask": ["padding_mask"], "attn_mask": ["padding_mask"]}  # fmt: skip
+
+
+def public(function: _Function) -> _Function:
+    """Let a public function's error for an unknown keyword name the argument that is probably meant."""
+    names = frozenset(signature(function).parameters)
+
+    @wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        if not names.issuperset(keywords):
+            unknown = next(name for name in keywords if name not in names)
+            meant = [name for name in _SYNONYMS.get(unknown, ()) if name in names]
+            meant = (meant or get_close_matches(unknown, names, 1) or [f"one of {', '.join(sorted(names))}"])[:1]
+            unit = ", the inverse of a temperature" if meant == ["scale"] else ""
+            raise TypeError(f"{function.__name__} has no argument {unknown!r}: use {meant[0]}{unit}")
+        return function(*args, **keywords)
+
+    return cast(_Function, call)
 
 
 def describe(value: object) -> str:

@@ -13,6 +13,7 @@ from .padding import Options, Padding
 MAX_HEAD_DIM = 256
 
 
+@_validate.public
 def bidirectional_attention(
     q: Tensor,
     k: Tensor,
@@ -71,6 +72,7 @@ def bidirectional_attention(
     return _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, (causal,), dropout_p, backend)[0]
 
 
+@_validate.public
 def dual_attention(
     q: Tensor,
     k: Tensor,

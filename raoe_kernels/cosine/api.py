@@ -10,6 +10,7 @@ from .. import _validate
 from .problem import Problem, cosine
 
 
+@_validate.public
 def pairwise_cosine(
     a: Tensor, b: Tensor, *, eps: float = 1e-8, dims: Sequence[int] | None = None, backend: str = "auto"
 ) -> Tensor:

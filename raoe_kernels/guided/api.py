@@ -8,6 +8,7 @@ from .. import _validate
 from .problem import Problem, argmax, log_probs
 
 
+@_validate.public
 def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
     """Next-token log-probabilities, shifted from the previous context towards the current one.
 
@@ -40,6 +41,7 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
     return rows if current.ndim == 2 else rows.reshape(current.shape)
 
 
+@_validate.public
 def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
     """Index of the token with the largest guided_log_probs, computed without a softmax.
 

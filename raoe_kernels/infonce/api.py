@@ -12,6 +12,7 @@ from .arguments import check_alike, check_directions, check_guide, check_ignore,
 from .problem import HARDNESS, Problem, info_nce, info_nce_widths
 
 
+@_validate.public
 def info_nce_loss(
     anchors: Tensor,
     positives: Tensor,

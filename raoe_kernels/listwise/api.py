@@ -11,6 +11,7 @@ from .problem import Problem, Refinement, list_mle, refine
 TIES = ("ordinal", "random")
 
 
+@_validate.public
 def list_mle_loss(
     student: Tensor,
     teacher: Tensor,
@@ -64,6 +65,7 @@ def list_mle_loss(
     return list_mle(Problem(student, teacher, mask, order, scale), backend)
 
 
+@_validate.public
 def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
     """Refine similarity matrices of ranking sentences: move each similarity towards the value at its true rank.
 

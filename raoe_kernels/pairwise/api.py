@@ -17,6 +17,7 @@ from .problem import Problem, constants, pairwise
 GATES = ("label+score", "score", "label")
 
 
+@_validate.public
 def rank_margin_loss(
     similarity: Tensor,
     scores: Tensor,
@@ -57,6 +58,7 @@ def rank_margin_loss(
     return pairwise(Problem(similarity, _scores(scores, similarity), None, *fields), backend)
 
 
+@_validate.public
 def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
     """CoSENT loss (Su, 2022): log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))).
 
@@ -69,6 +71,7 @@ def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, back
     return pairwise(Problem(similarity, _scores(scores, similarity), None, *fields), backend)
 
 
+@_validate.public
 def gated_angular_loss(
     similarity: Tensor,
     scores: Tensor | None,
@@ -86,7 +89,8 @@ def gated_angular_loss(
         similarity: (B,) or (K, B) floats, the cosine of each sentence pair.
         scores: (B,) real numbers as in `rank_margin_loss`.
         labels: (B,) integers (not uint64). A larger label means less related, as in Hugging Face's NLI order: 0
-            entailment, 1 neutral, 2 contradiction. Any number of distinct labels is allowed.
+            entailment, 1 neutral, 2 contradiction. Any values and any number of distinct labels are allowed. No value
+            means "no label": -100 is an ordinary label, below 0. (raoe_train's losses refuse negative labels.)
         scale: number > 0 that multiplies the angles, with a warning as in `rank_margin_loss`.
         gate: condition for the pairs (i, j) of the sum, where l are the labels and s the scores: "label+score" (l_i >
             l_j and s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). Scores or labels that the
@@ -101,6 +105,7 @@ def gated_angular_loss(
     return pairwise(Problem(similarity, scores, labels, *fields), backend)
 
 
+@_validate.public
 def raoe_loss(
     similarity: Tensor,
     scores: Tensor,

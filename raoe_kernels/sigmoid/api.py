@@ -10,6 +10,7 @@ from ..infonce.arguments import check_ignore, check_range, check_rows, integers,
 from .problem import Problem, sigmoid
 
 
+@_validate.public
 def sigmoid_loss(
     anchors: Tensor,
     positives: Tensor,

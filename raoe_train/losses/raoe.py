@@ -62,7 +62,7 @@ class GatedAngularLoss(OneSweep, _Gated):
         gate: values that must differ between two pairs; label+score (as in the paper), or as in its Table 8 score or
             label
 
-    Labels are whole numbers, larger = less related (entailment 0, neutral 1, contradiction 2).
+    Labels are whole numbers from 0, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
 
     by_order = True

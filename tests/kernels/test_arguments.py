@@ -10,6 +10,7 @@ import torch
 
 from raoe_kernels import (
     cosent_loss,
+    dual_attention,
     gated_angular_loss,
     info_nce_loss,
     list_mle_loss,
@@ -20,6 +21,7 @@ from raoe_kernels import (
 )
 
 C, S, L = torch.rand(4), torch.rand(4), torch.tensor([0, 1, 2, 0])
+Q = torch.rand(1, 1, 2, 4)
 
 WRONG = [
     (lambda: rank_margin_loss(C, S[:3]), ValueError, r"scores must have shape \(4,\) and .*, got .*\(3,\)"),
@@ -52,6 +54,13 @@ WRONG = [
     (lambda: pairwise_cosine(C[None], C[None], eps=-1), ValueError, "eps"),
     (lambda: info_nce_loss(C[None], C[None], L), TypeError, "negatives must be rows of floats.*pass .* as targets="),
     (lambda: info_nce_loss(C[None], C[None], C[None, None]), ValueError, r"pass negatives\.flatten\(0, 1\)"),
+    (lambda: info_nce_loss(C[None], C[None], labels=L[:1]), TypeError, "no argument 'labels': use targets"),
+    (lambda: info_nce_loss(C[None], C[None], temperature=1), TypeError, "'temperature': use scale, the inverse of a"),
+    (lambda: sigmoid_loss(C[None], C[None], tau=1), TypeError, "no argument 'tau': use scale, the inverse of"),
+    (lambda: cosent_loss(C, labels=S), TypeError, "cosent_loss has no argument 'labels': use scores"),
+    (lambda: rank_margin_loss(C, S, marign=1), TypeError, "no argument 'marign': use margin"),
+    (lambda: pairwise_cosine(C[None], C[None], x=1), TypeError, "'x': use one of a, b, backend, dims, eps"),
+    (lambda: dual_attention(Q, Q, Q, attn_mask=L), TypeError, "'attn_mask': use padding_mask"),
     (lambda: torch.func.grad(lambda x: rank_margin_loss(x, S))(C), RuntimeError, "rank_margin_loss.*torch.func"),
     (lambda: torch.func.vjp(lambda x: info_nce_loss(x, x), C[None]), RuntimeError, "info_nce_loss.*torch.func.grad"),
 ]
