@@ -14,18 +14,15 @@ other or a slot holds opposites, else 1. The NLI label takes both sentences to b
 if every slot of the second repeats the first or says less; contradiction if exactly one negation or opposite
 is all that stands in the way of that; neutral otherwise.
 
-Scenes are dealt to the splits by agent, action and object, the same way for every seed: no premise of one
-split can be written in another.
+Scenes are dealt to the splits by agent, action and object: no premise of one split can be written in another.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import yaml
@@ -35,274 +32,217 @@ from raoe_train.data.files import write_rows
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = NLI_LABELS.values()
 DATA = Path(__file__).parents[2] / "raoe_train" / "data"
+WORDS = yaml.safe_load(Path(__file__).with_name("corpus_words.yaml").read_text(encoding="utf-8"))
+OF_KIND = {**WORDS["agents"], **WORDS["objects"]}
+KIND = {concept: kind for kind, concepts in OF_KIND.items() for concept in concepts}
+OPPOSITE = {one: other for pair in WORDS["opposites"] for one, other in (pair, reversed(pair))}
 
 WEIGHTS = {
-    "action": 0.30,
-    "agent": 0.25,
-    "object": 0.20,
-    "place": 0.13,
-    "agent_modifier": 0.06,
-    "object_modifier": 0.06,
+    **{"action": 0.30, "agent": 0.25, "object": 0.20, "place": 0.13},
+    **{"agent_modifier": 0.06, "object_modifier": 0.06},
 }
 AGREEMENT = {
     **{"same": 1.0, "synonym": 0.95, "general": 0.75, "specific": 0.75},
     **{"dropped": 0.4, "added": 0.4, "related": 0.3, "opposite": 0.3, "different": 0.0},
 }
 CONTRADICTED = 0.5
+# What a slot of an entailed sentence can be to the slot of the sentence that entails it.
 SAYS_NO_MORE = ("same", "synonym", "general", "dropped")
-"""What a slot of an entailed sentence can be to the slot of the sentence that entails it."""
+SPLITS = {"train": 6000, "dev": 1000, "test": 1000}  # pairs
 
-SPLITS = {"train": 6000, "dev": 1000, "test": 1000}
-"""Pairs of the built-in splits."""
-
-
-@dataclass(frozen=True)
-class Filler:
-    """The content of a slot: a concept ("word" or "word|synonym") and the word used for it, which may be its kind."""
-
-    concept: str
-    word: str
+# A concept ("word" or "word|synonym") and the word used for it, which may be its kind.
+Filler = tuple[str, str]
+# What fills each slot of WEIGHTS, or None; and "negated".
+Scene = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Scene:
-    agent: Filler
-    action: Filler
-    object: Filler | None
-    place: Filler | None
-    agent_modifier: Filler | None
-    object_modifier: Filler | None
-    negated: bool = False
-
-
-OMISSIBLE = ("place", "agent_modifier", "object_modifier")
-"""Slots that a sentence can do without."""
-Core = tuple[str, str, str]
-
-
-class Words:
-    """corpus_words.yaml, with the `kind` and the `opposite` of each concept that has one."""
-
-    def __init__(self) -> None:
-        read = yaml.safe_load(Path(__file__).with_name("corpus_words.yaml").read_text(encoding="utf-8"))
-        self.agents: dict[str, list[str]] = read["agents"]
-        self.objects: dict[str, list[str]] = read["objects"]
-        self.actions: dict[str, list[str]] = read["actions"]
-        self.places: list[str] = read["places"]
-        self.modifiers: dict[str, list[str]] = read["modifiers"]
-        of_kind = {**self.agents, **self.objects}
-        self.kind = {concept: kind for kind, concepts in of_kind.items() for concept in concepts}
-        self.opposite = {one: other for pair in read["opposites"] for one, other in (pair, reversed(pair))}
-
-
-words = functools.cache(Words)
-
-
-@functools.cache
-def _cores() -> dict[str, list[Core]]:
+def cores() -> dict[str, list[tuple[str, str, str]]]:
     """The (agent, action, object) of each split's scenes: of 10, 8 train, 1 dev, 1 test."""
     every = [
-        (agent, action, object_)
-        for agent in itertools.chain(*words().agents.values())
-        for action, kinds in words().actions.items()
-        for object_ in ([name for kind in kinds for name in words().objects[kind]] or [""])
+        (agent, action, noun)
+        for agent in itertools.chain(*WORDS["agents"].values())
+        for action, kinds in WORDS["actions"].items()
+        for noun in ([name for kind in kinds for name in OF_KIND[kind]] or [""])
     ]
-    random.Random("scenes").shuffle(every)
+    Random("scenes").shuffle(every)
     tenth = len(every) // 10
     return {"dev": every[:tenth], "test": every[tenth : 2 * tenth], "train": every[2 * tenth :]}
 
 
-def core_of(scene: Scene) -> Core:
+CORES = cores()
+
+
+def core_of(scene: Scene) -> tuple[str, str, str]:
     """The parts of a scene that determine its split."""
-    return scene.agent.concept, scene.action.concept, scene.object.concept if scene.object else ""
+    return scene["agent"][0], scene["action"][0], scene["object"][0] if scene["object"] else ""
 
 
 def relation(first: Filler | None, second: Filler | None) -> str | None:
     """What the second filler of a slot is to the first, a key of AGREEMENT; None if neither scene fills the slot."""
     if first is None or second is None:
         return None if first is second else "added" if first is None else "dropped"
-    if first.concept == second.concept:
-        if first.word == second.word:
+    (concept, word), (other, chosen) = first, second
+    kind = KIND.get(concept)
+    if concept == other:
+        if word == chosen:
             return "same"
-        kind = words().kind.get(first.concept)
-        return "general" if second.word == kind else "specific" if first.word == kind else "synonym"
-    if words().opposite.get(first.concept) == second.concept:
+        return "general" if chosen == kind else "specific" if word == kind else "synonym"
+    if OPPOSITE.get(concept) == other:
         return "opposite"
-    kind = words().kind.get(first.concept)
-    return "related" if kind is not None and kind == words().kind.get(second.concept) else "different"
+    return "related" if kind is not None and kind == KIND.get(other) else "different"
 
 
 def compare(first: Scene, second: Scene) -> tuple[float, int]:
     """(similarity in [0, 1], NLI label) of a pair of scenes, by the formula at the top."""
-    relations = {slot: relation(getattr(first, slot), getattr(second, slot)) for slot in WEIGHTS}
+    relations = {slot: relation(first[slot], second[slot]) for slot in WEIGHTS}
     filled = {slot: name for slot, name in relations.items() if name is not None}
     agreed = sum(WEIGHTS[slot] * AGREEMENT[name] for slot, name in filled.items())
     overlap = agreed / sum(WEIGHTS[slot] for slot in filled)
-    contradictions = list(filled.values()).count("opposite") + (first.negated != second.negated)
-    rest_entailed = all(name in SAYS_NO_MORE for name in filled.values() if name != "opposite")
-    if not rest_entailed or contradictions > 1:
+    contradictions = [*filled.values()].count("opposite") + (first["negated"] != second["negated"])
+    label = CONTRADICTION if contradictions else ENTAILMENT
+    if contradictions > 1 or not {*filled.values()} <= {*SAYS_NO_MORE, "opposite"}:
         label = NEUTRAL
-    else:
-        label = CONTRADICTION if contradictions else ENTAILMENT
     return round(overlap * (CONTRADICTED if contradictions else 1.0), 4), label
+
+
+def noun_phrase(scene: Scene, noun: str) -> str:
+    modifier = scene[f"{noun}_modifier"]
+    words = f"{modifier[1]} {scene[noun][1]}" if modifier else scene[noun][1]
+    return ("an " if words[0] in "aeiou" and not words.startswith("used") else "a ") + words
 
 
 def write(scene: Scene, order: str) -> str:
     """The scene as a sentence; order "plain", "place first" or "there is" (which say the same)."""
-    agent = _noun_phrase(scene.agent_modifier, scene.agent)
-    object_ = f" {_noun_phrase(scene.object_modifier, scene.object)}" if scene.object else ""
-    place = f" {scene.place.word}" if scene.place else ""
-    deed = ("not " if scene.negated else "") + scene.action.word + object_
-    if order == "there is" and not scene.negated:
+    agent, place = noun_phrase(scene, "agent"), f" {scene['place'][1]}" if scene["place"] else ""
+    deed = ("not " if scene["negated"] else "") + scene["action"][1]
+    deed += f" {noun_phrase(scene, 'object')}" if scene["object"] else ""
+    if order == "there is" and not scene["negated"]:
         text = f"there is {agent} {deed}{place}"
-    elif order == "place first" and scene.place:
-        text = f"{scene.place.word}, {agent} is {deed}"
+    elif order == "place first" and place:
+        text = f"{place[1:]}, {agent} is {deed}"
     else:
         text = f"{agent} is {deed}{place}"
     return text[0].upper() + text[1:] + "."
 
 
-def _with(scene: Scene, slot: str, filler: Filler | None) -> Scene:
-    changes: dict[str, Any] = {slot: filler}
-    return replace(scene, **changes)
-
-
-def _noun_phrase(modifier: Filler | None, noun: Filler) -> str:
-    words = f"{modifier.word} {noun.word}" if modifier else noun.word
-    return ("an " if words[0] in "aeiou" and not words.startswith("used") else "a ") + words
-
-
-class _Generator:
-    """Draws scenes and edits of one split; every draw is choice, random or shuffle of one random.Random."""
-
-    def __init__(self, split: str, rng: random.Random) -> None:
-        self.cores, self.core_set, self.rng = _cores()[split], frozenset(_cores()[split]), rng
+class Generator(Random):
+    """Draws scenes of one split, and edits of scenes."""
 
     def filler(self, concept: str) -> Filler:
         words = concept.split("|")
-        return Filler(concept, words[-1] if self.rng.random() < 0.3 else words[0])
+        return concept, words[-1] if self.random() < 0.3 else words[0]
 
     def modifier(self, noun: str) -> Filler:
-        return self.filler(self.rng.choice(words().modifiers[noun]))
+        return self.filler(self.choice(WORDS["modifiers"][noun]))
 
-    def scene(self) -> Scene:
-        agent, action, object_ = self.rng.choice(self.cores)
-        chance = self.rng.random
-        return Scene(
-            agent=self.filler(agent),
-            action=self.filler(action),
-            object=self.filler(object_) if object_ else None,
-            place=self.filler(self.rng.choice(words().places)) if chance() < 0.6 else None,
-            agent_modifier=self.modifier("agent") if chance() < 0.5 else None,
-            object_modifier=self.modifier("object") if object_ and chance() < 0.4 else None,
-        )
+    def place(self) -> Filler:
+        return self.filler(self.choice(WORDS["places"]))
+
+    def scene(self, split: str) -> Scene:
+        agent, action, noun = self.choice(CORES[split])
+        return {
+            "agent": self.filler(agent),
+            "action": self.filler(action),
+            "object": self.filler(noun) if noun else None,
+            "place": self.place() if self.random() < 0.6 else None,
+            "agent_modifier": self.modifier("agent") if self.random() < 0.5 else None,
+            "object_modifier": self.modifier("object") if noun and self.random() < 0.4 else None,
+            "negated": False,
+        }
 
     def reword(self, scene: Scene) -> Scene:
         """An edit after which the scene means the same or less."""
-        slot = self.rng.choice([slot for slot in WEIGHTS if getattr(scene, slot) is not None])
-        filler = getattr(scene, slot)
-        kind = words().kind.get(filler.concept)
-        edits: list[Filler | None] = [
-            Filler(filler.concept, word) for word in filler.concept.split("|") if word != filler.word
-        ]
-        if kind:
-            edits.append(Filler(filler.concept, kind))
-        if slot in OMISSIBLE:
+        slot = self.choice([slot for slot in WEIGHTS if scene[slot]])
+        concept, word = scene[slot]
+        words = [each for each in (*concept.split("|"), KIND.get(concept)) if each]
+        edits: list[Filler | None] = [(concept, each) for each in words if each != word or each == KIND.get(concept)]
+        if slot == "place" or slot.endswith("_modifier"):  # a sentence can do without
             edits.append(None)
-        return _with(scene, slot, self.rng.choice(edits)) if edits else scene
+        return scene | {slot: self.choice(edits)} if edits else scene
 
     def contradict(self, scene: Scene) -> Scene:
         """A negation, or an opposite where a slot has one."""
-        slots = [slot for slot in WEIGHTS if (filler := getattr(scene, slot)) and filler.concept in words().opposite]
-        slot = self.rng.choice(["negated", *slots])
-        if slot == "negated":
-            return replace(scene, negated=True)
-        return _with(scene, slot, self.filler(words().opposite[getattr(scene, slot).concept]))
+        slot = self.choice(["negated", *(slot for slot in WEIGHTS if scene[slot] and scene[slot][0] in OPPOSITE)])
+        return scene | {slot: True if slot == "negated" else self.filler(OPPOSITE[scene[slot][0]])}
 
     def change(self, scene: Scene) -> Scene:
         """An edit that adds or changes information."""
-        slot = self.rng.choice(list(WEIGHTS))
-        filler = getattr(scene, slot)
-        if slot.endswith("_modifier"):
-            noun = slot.removesuffix("_modifier")
-            return scene if getattr(scene, noun) is None else _with(scene, slot, self.modifier(noun))
+        slot = self.choice([*WEIGHTS])
         if slot == "place":
-            return replace(scene, place=self.filler(self.rng.choice(words().places)))
-        if filler is None:
+            return scene | {"place": self.place()}
+        noun = slot.removesuffix("_modifier")
+        if scene[noun] is None:
             return scene
+        if noun != slot:
+            return scene | {slot: self.modifier(noun)}
         if slot == "action":
-            kind = words().kind[scene.object.concept] if scene.object else ""
-            choices = [name for name, kinds in words().actions.items() if (kind in kinds if kind else not kinds)]
+            kind = KIND[scene["object"][0]] if scene["object"] else ""
+            choices = [name for name, kinds in WORDS["actions"].items() if (kind in kinds if kind else not kinds)]
         else:
-            of_kind = words().agents if slot == "agent" else words().objects
-            kinds = list(of_kind) if slot == "agent" else words().actions[scene.action.concept]
-            if self.rng.random() < 0.5:
-                kinds = [kind for kind in kinds if kind == words().kind[filler.concept]]
-            choices = [name for kind in kinds for name in of_kind[kind]]
-        return _with(scene, slot, self.filler(self.rng.choice(choices)))
+            kinds = [*WORDS["agents"]] if slot == "agent" else WORDS["actions"][scene["action"][0]]
+            if self.random() < 0.5:
+                kinds = [kind for kind in kinds if kind == KIND[scene[slot][0]]]
+            choices = [name for kind in kinds for name in OF_KIND[kind]]
+        return scene | {slot: self.filler(self.choice(choices))}
 
-    def pair(self, target: int, premise_scene: Scene | None = None) -> tuple[str, str, float, int]:
-        """(premise, hypothesis, similarity, label) with the label `target`, of a new scene or of the one given."""
+    def pair(self, split: str, target: int, premise: Scene | None = None) -> tuple[str, str, float]:
+        """(premise, hypothesis, similarity) with the label `target`, of a new scene or of the one given."""
         while True:
-            first = second = premise_scene or self.scene()
-            for _ in range(self.rng.choice((0, 1, 1, 2, 3))):
+            first = second = premise or self.scene(split)
+            for _ in range(self.choice((0, 1, 1, 2, 3))):
                 second = self.reword(second)
             if target == CONTRADICTION:
                 second = self.contradict(second)
             if target == NEUTRAL:
-                if self.rng.random() < 0.25:
-                    second = self.scene()
-                for _ in range(self.rng.choice((1, 1, 2, 3))):
+                if self.random() < 0.25:
+                    second = self.scene(split)
+                for _ in range(self.choice((1, 1, 2, 3))):
                     second = self.change(second)
-                if self.rng.random() < 0.1:
-                    second = replace(second, negated=True)
+                if self.random() < 0.1:
+                    second = second | {"negated": True}
             similarity, label = compare(first, second)
             orders = ("plain", "plain", "place first", "there is")
-            premise, hypothesis = (write(scene, self.rng.choice(orders)) for scene in (first, second))
-            if label == target and premise != hypothesis and core_of(second) in self.core_set:
-                return premise, hypothesis, similarity, label
+            texts = [write(scene, self.choice(orders)) for scene in (first, second)]
+            if label == target and texts[0] != texts[1] and core_of(second) in CORES[split]:
+                return texts[0], texts[1], similarity
 
 
-def pair_rows(n_pairs: int, seed: int, split: str) -> list[dict[str, Any]]:
-    """`n_pairs` different pairs of one split, a third of each NLI label, in random order."""
-    rng = random.Random(f"{seed} {split}")
-    generator = _Generator(split, rng)
-    written: dict[tuple[str, str], tuple[float, int]] = {}
-    while len(written) < n_pairs:
-        first, second, similarity, label = generator.pair(len(written) % 3)
-        written.setdefault((first, second), (similarity, label))
-    pairs = list(written.items())
-    rng.shuffle(pairs)
-    return [
-        {"sentence1": first, "sentence2": second, "score": similarity, "label": label, "split": split}
-        for (first, second), (similarity, label) in pairs
-    ]
+def pair_rows(split: str) -> list[dict[str, Any]]:
+    """Distinct pairs of one split, a third of each NLI label, in random order."""
+    rng = Generator(f"0 {split}")
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    while len(rows) < SPLITS[split]:
+        label = len(rows) % 3
+        *pair, score = rng.pair(split, label)
+        row = {"sentence1": pair[0], "sentence2": pair[1], "score": score, "label": label, "split": split}
+        rows.setdefault((pair[0], pair[1]), row)
+    result = [*rows.values()]
+    rng.shuffle(result)
+    return result
 
 
 def nli_rows(split: str) -> Iterator[dict[str, Any]]:
     """As SNLI has them: each premise with an entailed, a neutral and a contradicting hypothesis. A third as many
     premises as there are pairs."""
-    generator = _Generator(split, random.Random(f"nli {split}"))
+    rng = Generator(f"nli {split}")
     seen: set[str] = set()
     while len(seen) < SPLITS[split] // 3:
-        scene = generator.scene()
+        scene = rng.scene(split)
         premise = write(scene, "plain")
-        if premise in seen:
-            continue
-        seen.add(premise)
-        for label in (ENTAILMENT, NEUTRAL, CONTRADICTION):
-            hypothesis = premise
-            while hypothesis == premise:
-                _, hypothesis, _, _ = generator.pair(label, scene)
-            yield {"premise": premise, "hypothesis": hypothesis, "label": label, "split": split}
+        if premise not in seen:
+            seen.add(premise)
+            for label in (ENTAILMENT, NEUTRAL, CONTRADICTION):
+                hypothesis = premise
+                while hypothesis == premise:
+                    _, hypothesis, _ = rng.pair(split, label, scene)
+                yield {"premise": premise, "hypothesis": hypothesis, "label": label, "split": split}
 
 
 def main(folder: Path = DATA) -> None:
     """Write both corpus files."""
-    pairs = [row for split, count in SPLITS.items() for row in pair_rows(count, 0, split)]
-    nli = [row for split in SPLITS for row in nli_rows(split)]
-    for name, rows in (("builtin", pairs), ("builtin-nli", nli)):
-        write_rows(folder / f"{name}.jsonl.gz", list(rows[0]), rows)
+    for name, rows in (("builtin", pair_rows), ("builtin-nli", nli_rows)):
+        made = [row for split in SPLITS for row in rows(split)]
+        write_rows(folder / f"{name}.jsonl.gz", [*made[0]], made)
 
 
 if __name__ == "__main__":
