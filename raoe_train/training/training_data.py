@@ -141,10 +141,10 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
 
 
 def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[Any, Any]:
-    """Hold a `share` of the first dataset out as a dev set; returns (the other rows, the dev set). "auto" is a tenth, or
-    DEV_ROWS rows if these are more, but at most three tenths. All rows of a first text stay together. Both parts have
-    at least two distinct scores or, without scores, two distinct first texts. ValueError where that is impossible, for
-    labels without scores, and for fewer than FEWEST rows."""
+    """Hold a `share` of the first dataset out as a dev set; returns (the other rows, the dev set). With "auto" the dev
+    set gets a tenth of the rows, or DEV_ROWS rows if these are more, but at most three tenths. All rows of a first text
+    stay together. Both parts have at least two distinct scores or, without scores, two distinct first texts. ValueError
+    where that is impossible, for labels without scores, and for fewer than FEWEST rows."""
     name, dataset = next(iter(datasets.items()))
     first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
     counted = "score" if "score" in dataset.column_names else first
