@@ -10,7 +10,7 @@ import sys
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,6 @@ def config_of(name: str) -> Any:
     if name not in JOBS:
         raise ValueError(f"unknown job {name!r}{cfg.nearest(name, JOBS)}; jobs: {', '.join(JOBS)}")
     return getattr(settings, f"{name.title()}Config")
-
-
-def load(job: str, recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Any:
-    """Create the configuration object of a job; see raoe_train.config.parse."""
-    return cfg.parse(config_of(job), recipe, settings)
 
 
 def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import torch
 from packaging.version import Version
 from transformers import CONFIG_MAPPING, AutoModel
 
+from raoe_train.cli import config_of
+from raoe_train.config import parse
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model, Scratch
 
@@ -28,6 +30,11 @@ SENTENCES = [
     "a woman cooks dinner for her family and friends",
     "dinner is being cooked",
 ]
+
+
+def load(job: str, recipe: Any = None, settings: Any = None) -> Any:
+    """The configuration object of a job."""
+    return parse(config_of(job), recipe, settings)
 
 
 def tiny_encoder(dropout: float = 0.0, double: bool = True, **settings: Any) -> Any:

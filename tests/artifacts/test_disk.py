@@ -92,8 +92,9 @@ def test_places_are_looked_at_before_anything_else(tmp_path, monkeypatch, job, k
 
 MOUNTING = """
 import ctypes, subprocess, sys
-from raoe_train.cli import load, main
+from raoe_train.cli import main
 from raoe_train.config import to_dict
+from tests.tiny import load
 
 folder, options, *sys.argv[1:] = sys.argv[1:]
 refused = ctypes.CDLL(None).unshare(0x20000)  # CLONE_NEWNS: mounts that nobody else sees, and that end with us

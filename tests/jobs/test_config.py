@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from raoe_train import cli
-from raoe_train.cli import JOBS, config_of, configure, load, main
+from raoe_train.cli import JOBS, config_of, configure, main
 from raoe_train.config import checked, dataclass_in, describe, keys_of, parse, shipped, to_dict
 from raoe_train.jobs.settings import TrainConfig
+from tests.tiny import load
 
 
 def command(*words, job="train"):

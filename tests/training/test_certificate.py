@@ -12,13 +12,13 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
-from raoe_train.cli import load, main
+from raoe_train.cli import main
 from raoe_train.config import recipe_text
 from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.training.certificate import RESAMPLES, add_evidence, guard_of, mix, weights_of, winner
 from tests.forked import python
-from tests.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES, load, tiny_encoder
 from tests.training.small_runs import KILLED, settings, write_pairs
 
 

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from raoe_train import run
-from raoe_train.cli import load
 from raoe_train.training.training_data import read_training_data, with_dev
-from tests.tiny import SENTENCES
+from tests.tiny import SENTENCES, load
 from tests.training.small_runs import settings
 
 

@@ -12,9 +12,8 @@ from sentence_transformers import SentenceTransformer
 import raoe_train.training.training_data as teaching
 from raoe_kernels import refine_similarity
 from raoe_train import run
-from raoe_train.cli import load
 from raoe_train.encoders.settings import FrozenEncoder
-from tests.tiny import SENTENCES, tiny_encoder, training_data
+from tests.tiny import SENTENCES, load, tiny_encoder, training_data
 from tests.training.small_runs import write_pairs
 
 CHAINS = [SENTENCES[first : first + length] for first, length in ((0, 5), (2, 3), (4, 6), (1, 5), (5, 4), (3, 7))]

@@ -12,11 +12,10 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
-from raoe_train.cli import load
 from raoe_train.config import to_dict
 from raoe_train.training.run_directory import settings_of
 from tests.forked import python
-from tests.tiny import saved_encoder
+from tests.tiny import load, saved_encoder
 from tests.training.small_runs import KILLED, SCRATCH, settings
 
 

@@ -11,11 +11,10 @@ import yaml
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
-from raoe_train.cli import load
 from raoe_train.jobs.check import check_encoder
 from raoe_train.training.training_data import hold_out
 from tests.forked import python
-from tests.tiny import SENTENCES, training_data
+from tests.tiny import SENTENCES, load, training_data
 from tests.training.small_runs import settings, write_pairs
 
 
