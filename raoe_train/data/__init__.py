@@ -1,4 +1,4 @@
-"""Read sentence pairs, triplets, lists and labelled texts from files, hubs and the folders of public data sets."""
+"""Read sentence pairs, triplets, lists and labelled texts from files, hubs and folders of public data sets."""
 
 from raoe_train.data.pairs import read_pairs
 

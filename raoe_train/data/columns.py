@@ -1,4 +1,4 @@
-"""Find our columns in a source, and parse texts, scores and NLI labels."""
+"""Find raoe's columns in a source, and parse texts, scores and NLI labels."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,23 +19,23 @@ NAMES: dict[str, tuple[str, ...]] = {
     "query": ("query",),
     "image": ("image", "image_id", "image_name", "filename"),
     "caption": ("caption", "comment", "sentence", "text"),
-    # of rows, with SimCSE's sent0, sent1 and hard_neg; MTEB's queries also have positive and negative
+    # for rows, with SimCSE's sent0, sent1 and hard_neg; MTEB's queries also have positive and negative
     "anchor": ("anchor", "query", "question", "sentence0", "sent0"),
     "positive": ("positive", "answer", "passage", "document", "sentence1", "sent1", *LISTS[:3]),
     "negative": ("negative", "sentence2", "hard_neg", *LISTS[3:]),
     "neutral": ("neutral",),
 }
-"""{our column: its names in files}. A row must not have more than one of the names."""
+"""{raoe's column: its names in files}. A row must not have more than one of these names."""
 
-FIRST = ("sentence", "image", "caption")  # columns that may have several of their names; the first is used
+FIRST = ("sentence", "image", "caption")  # rows may have several names of these columns; the first is used
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related, which RAOE's gate compares
-LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class}, None to drop such rows
+LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class; None drops rows}
 NO_GOLD_LABEL = ("-", "-1", "")
 LONGEST = 500  # maximum length of a message in characters
 
 
 class RowProblem(Exception):
-    """A row that cannot be used. Such rows are counted by `reason`; on_error applies to `malformed` ones only."""
+    """A row that cannot be used. Such rows are counted by `reason`. on_error applies only to `malformed` rows."""
 
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} … ({len(message)} characters)")
@@ -44,7 +44,7 @@ class RowProblem(Exception):
 
 
 class Columns:
-    """Finds our columns in rows by NAMES, or by `mapping` (`columns` of read_pairs)."""
+    """Finds raoe's columns in rows by NAMES, or by `mapping` (the argument `columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         for name in mapping or {}:
@@ -56,12 +56,12 @@ class Columns:
             name: None if column is None or str(column).lower() in nulls else str(column)
             for name, column in (mapping or {}).items()
         }
-        self._cache: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by required columns, by fields
+        self._cache: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # keys: required columns, fields
 
     def find(
         self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
     ) -> dict[str, str]:
-        """{our name: its column}. RowProblem if one is missing or ambiguous, or if earlier rows had other columns."""
+        """Return {raoe's name: column}. RowProblem if a column is missing, ambiguous or not as in earlier rows."""
         key, cache = tuple(fields), self._cache.setdefault(tuple(require), {})
         if key not in cache:
             columns = {name: self.column(fields, name, name in require) for name in (*require, *optional)}
@@ -75,7 +75,7 @@ class Columns:
         return cache[key]
 
     def column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
-        """The column with one of our names, or None; RowProblem if it is ambiguous, or missing and required."""
+        """Return the column for a name of raoe, or None. RowProblem if it is ambiguous, or missing and required."""
         mapped, aliases = self.mapping.get(name), NAMES[name]
         if name in self.mapping:
             present = [mapped] if mapped in fields else []
@@ -94,7 +94,7 @@ class Columns:
 def parse_sentence(column: str, value: Any) -> str:
     """Check that a value is a text and not empty."""
     try:
-        value.encode()  # fails for a lone surrogate, which JSON can hold, but tokenizers and tables cannot
+        value.encode()  # fails for a lone surrogate, which is possible in JSON, but not in tokenizers and tables
     except (AttributeError, UnicodeEncodeError):
         raise RowProblem(f"{column} is {value!r}, not a text") from None
     if not value.strip():
@@ -104,20 +104,20 @@ def parse_sentence(column: str, value: Any) -> str:
 
 def as_word(value: Any) -> str:
     """Convert a label or a name to a text; "" for a missing value, or one that cannot be a name (list, dict, bytes)."""
-    if isinstance(value, float):  # in a table with missing values, 1 becomes 1.0 and a missing value NaN
+    if isinstance(value, float):  # a table with missing values has 1.0 for 1, and NaN
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
     return "" if value is None or isinstance(value, (list, dict, bytes)) else str(value).strip()
 
 
 def parse_word(column: str, value: Any) -> str:
-    """Convert a class or another name to a text; RowProblem if there is none."""
+    """Convert a label or a name to a text; RowProblem if the value is missing or cannot be a name."""
     if not (word := as_word(value)):
         raise RowProblem(f"{column} is {value!r}, not a name")
     return word
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
-    """Convert a score to a finite number; RowProblem if it is not one, or is outside `scale`."""
+    """Convert a score to a number; RowProblem if it is not a finite number, or is outside `scale`."""
     try:
         if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
             raise TypeError
@@ -133,12 +133,12 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
 
 
 def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
-    """{lower-case word: class}; ValueError for a class that is neither None nor an int of at least 0."""
+    """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer of at least 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     for word, label in labels.items():
         if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
-            classes = "classes 0, 1, ..., or to null, which skips such rows"
+            classes = "classes 0, 1, ..., or to null to skip rows with the label"
             raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
         raise ValueError(f"labels maps every label to null: map one of {', '.join(map(str, labels))} to a class")
@@ -146,7 +146,7 @@ def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
 
 
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
-    """The class of a label; RowProblem for a label that label_map maps to None or does not contain."""
+    """Return the class of a label. RowProblem for a label that label_map maps to None or does not contain."""
     word = as_word(value)
     if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # in a table with missing values, 1 is 1.0
         word = number

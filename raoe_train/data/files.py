@@ -1,6 +1,6 @@
 """Read and write tables row by row: TSV, CSV and JSONL, each also as .gz, and parquet.
 
-TSV (also .txt, as SNLI and SICK are published) has no quoting: `"` is an ordinary character."""
+TSV files (also .txt, as SNLI and SICK are published) are read without quoting: `"` is an ordinary character."""
 
 import csv
 import gzip
@@ -20,18 +20,18 @@ from raoe_train.data.columns import RowProblem
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 Row = tuple[int, dict[str, Any] | RowProblem]
-"""(line where a row starts, or its number in parquet, from 1; its fields, or the problem with the row)."""
+"""(line where a row starts, or in parquet its row number from 1; the row's fields, or the problem with the row)."""
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
-    """The format that a file name's suffix (before .gz) stands for: a value of KINDS, or None."""
+    """Return the format of a file name's suffix (before .gz): a value of KINDS, or None."""
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
     return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet compresses its pages itself
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
-    """The path of a data file; FileNotFoundError or ValueError if `name` is not one."""
+    """Return the path of a data file. FileNotFoundError or ValueError if `name` is not a data file."""
     path = Path(name).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"no such file: {str(path)!r} (for a dataset on a hub write hub:OWNER/NAME#SPLIT)")
@@ -44,7 +44,7 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 
 
 def known_kind(path: Path) -> str:
-    """data_kind of a path; ValueError for an unknown suffix."""
+    """Return data_kind of a path. ValueError for an unknown suffix."""
     if (kind := data_kind(path)) is None:
         suffixes = f"{', '.join(KINDS)}, all but parquet also with .gz"
         raise ValueError(f"{path}: unknown format; the suffix must be one of {suffixes}")
@@ -52,14 +52,14 @@ def known_kind(path: Path) -> str:
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
-    """Yield the rows of a data file in order; ValueError if the file as a whole is broken (damaged .gz, no header)."""
+    """Yield the rows of a data file in order. ValueError if the file as a whole is invalid (damaged .gz, no header)."""
     path = existing_file(path)
     return READERS[known_kind(path)](path)
 
 
 def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, str | None]]:
-    """Yield (number, line) of a text file, plain or .gz, with or without line `ends`; None for a line of invalid bytes.
-    Only a line feed ends a line: U+2028, form feeds and the like may be part of a sentence."""
+    """Yield (number, line) of a text file, plain or .gz, with or without line `ends`. line is None if its bytes are
+    invalid. Only a line feed ends a line: U+2028, form feeds and similar characters may be part of a sentence."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -83,7 +83,7 @@ def _tsv(path: Path) -> Iterator[Row]:
 def _csv(path: Path) -> Iterator[Row]:
     def lines() -> Iterator[str]:
         for number, line in text_lines(path, ends=True):
-            if line is None:  # cannot be skipped, because it may be part of a quoted field
+            if line is None:  # a line cannot be skipped, because it may be part of a quoted field
                 raise ValueError(f"{path}, line {number}: not UTF-8")
             yield line
 
@@ -143,7 +143,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # by default duplicate keys are hidden
+OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # by default, duplicate keys would be hidden
 
 
 def read_jsonl(path: Path) -> Iterator[Row]:
@@ -171,7 +171,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def _classes_of(schema: Any) -> dict[str, Any]:
-    """class_labels of a file that was written by datasets; {} for other files."""
+    """Return class_labels of a file that the library datasets has written; {} for other files."""
     if b"huggingface" not in (schema.metadata or {}):
         return {}
     from datasets import Features
@@ -180,14 +180,14 @@ def _classes_of(schema: Any) -> dict[str, Any]:
 
 
 def class_labels(features: Any) -> dict[str, Any]:
-    """{column: its ClassLabel} in the features of a dataset."""
+    """Return {column: ClassLabel} from the features of a dataset."""
     from datasets import ClassLabel
 
     return {column: kind for column, kind in features.items() if isinstance(kind, ClassLabel)}
 
 
 def name_classes(fields: dict[str, Any], classes: dict[str, Any]) -> dict[str, Any]:
-    """Replace the class numbers in a row by names, because each dataset may number classes differently."""
+    """Replace the class numbers in a row by names, because datasets may number classes differently."""
     labels = {column: kind for column, kind in classes.items() if fields[column] not in (None, -1)}
     return {**fields, **{column: kind.int2str(fields[column]) for column, kind in labels.items()}}
 
@@ -196,7 +196,7 @@ READERS = {"tsv": _tsv, "csv": _csv, "jsonl": read_jsonl, "parquet": _parquet}
 
 
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows in one step, in the format of the suffix; ValueError for a value that the format cannot hold."""
+    """Write rows atomically in the format of the suffix. ValueError for a value that the format cannot represent."""
     path = Path(path)
     kind = known_kind(path)
     values: Iterator[list[Any]] = ([row.get(name) for name in columns] for row in rows)
@@ -204,12 +204,12 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         if kind == "parquet":
             import pyarrow.parquet
 
-            table_rows = list(values)  # because a column's type depends on all of its values
+            table_rows = list(values)  # a list, because a column's type depends on all values
             table = pyarrow.table({name: [row[place] for row in table_rows] for place, name in enumerate(columns)})
             pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
             return
         with open(temporary, "wb") as plain:
-            # without name and time in the header, the same rows give the same bytes
+            # without name and time in the header, equal rows give equal bytes
             binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix.lower() == ".gz" else plain
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
                 header = [columns] if kind != "jsonl" else []
@@ -225,29 +225,29 @@ def _write_row(file: io.TextIOWrapper, kind: str, columns: list[str], row: list[
     if kind == "tsv":
         file.write("\t".join(cells) + "\n")
     else:
-        has_cr = any("\r" in text for text in cells)  # Python before 3.13 does not quote such cells
+        has_cr = any("\r" in text for text in cells)  # Python before 3.13 does not quote cells with \r
         writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if has_cr else csv.QUOTE_MINIMAL)
         writer.writerow(cells)
 
 
 def _in_json(value: Any) -> Any:
-    """Convert parquet's types that JSON lacks: decimals to numbers, dates and times to ISO 8601."""
+    """Convert types of parquet that JSON lacks: decimals to numbers, and dates and times to ISO 8601."""
     if isinstance(value, Decimal):
         return float(value)
     if hasattr(value, "isoformat"):
         return value.isoformat()
-    raise ValueError(f"a jsonl file cannot hold {value!r:.200}; write .parquet instead")
+    raise ValueError(f"a JSONL file cannot store {value!r:.200}: write .parquet instead")
 
 
 def cell(value: Any, kind: str) -> str:
-    """Format a value as a TSV or CSV cell, floats with every digit; ValueError if the cell cannot hold it."""
+    """Format a value as a TSV or CSV cell, with all digits of floats. ValueError if a cell cannot represent it."""
     if value is None:
         return ""
     if isinstance(value, (list, dict)):
-        raise ValueError(f"a {kind} file cannot hold {value!r:.200}; write .jsonl instead")
+        raise ValueError(f"a {kind} file cannot store {value!r:.200}: write .jsonl instead")
     text = str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        raise ValueError(f"a TSV file has no quoting and cannot hold {text!r:.200}; write .jsonl or .parquet instead")
-    if kind == "csv" and len(text) > csv.field_size_limit():  # Python's reader could not read it back
-        raise ValueError(f"a CSV file cannot hold {len(text)} characters in a cell; write .jsonl or .parquet instead")
+        raise ValueError(f"a TSV file without quoting cannot store {text!r:.200}: write .jsonl or .parquet instead")
+    if kind == "csv" and len(text) > csv.field_size_limit():  # Python could not read it back
+        raise ValueError(f"a CSV cell cannot store {len(text)} characters: write .jsonl or .parquet instead")
     return text

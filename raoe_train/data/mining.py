@@ -13,7 +13,7 @@ from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source
 from raoe_train.data.tables import Table, read_table
 
-# {loss: columns of its examples}; those for mse are SetFit's random pairs and need no encoder
+# {loss: columns of its examples}; the examples for mse are SetFit's random pairs, and need no encoder
 COLUMNS = {
     "triplet": ["anchor", "positive", "negative"],
     "contrastive": ["sentence1", "sentence2", "label"],
@@ -25,8 +25,8 @@ Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examp
 
 
 def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
-    """Read labelled sentences or pairs. The columns are text (the sentence, or the first of a pair), for pairs also
-    second, label (as in the file) and split (by default ""). `options`: columns and on_error of read_pairs."""
+    """Read labelled sentences or pairs. The result has columns text (the sentence, or the first of a pair), second
+    (only for pairs), label (as in the file) and split (default ""). `options`: columns and on_error of read_pairs."""
     return read_table(source, _parse, "example", **options)
 
 
@@ -41,7 +41,7 @@ def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
-    """Remove duplicate texts, and all texts with two classes; returns (the rest, `counts` with the removed rows)."""
+    """Remove duplicate texts, and texts with two classes. Return (remaining rows, `counts` with removed rows)."""
     texts, labels = data["text"][:], data["label"][:]
     first_row: dict[str, int] = {}
     ambiguous = {text for k, text in enumerate(texts) if labels[first_row.setdefault(text, k)] != labels[k]}
@@ -54,7 +54,7 @@ def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The neighbours of n sentences above a threshold, the nearest first."""
+    """The neighbours of n sentences whose cosines are above a threshold, the nearest first."""
 
     own: np.ndarray  # [n, k] indices of sentences of the same class
     others: np.ndarray  # [n, k] indices of sentences of other classes
@@ -63,7 +63,7 @@ class Neighbours:
 
 
 def make_draw(drop: float, count: int | None, seed: int) -> Draw:
-    """Create a function that drops a share `drop` of the examples at random, and keeps at most `count` others."""
+    """Create a function that drops a share `drop` of the examples at random, and keeps at most `count` of the rest."""
 
     def draw(total: int) -> np.ndarray:
         size = min(total - round(drop * total), total if count is None else count)
@@ -73,7 +73,7 @@ def make_draw(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """([m, 3] anchor, neighbour of its class, neighbour of another class; number of all combinations)."""
+    """Return ([m, 3] anchor, neighbour of its class, neighbour of another class; the number of all combinations)."""
     sizes = near.own_count * near.others_count
     ends = np.cumsum(sizes)
     picks = draw(int(ends[-1]))
@@ -84,8 +84,8 @@ def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] sentence, neighbour, and 1 if both have one class or 0 if not; the number of all pairs). Without
-    `others`, both have one class in all pairs. Two sentences that are neighbours of each other are one pair."""
+    """Return ([m, 3] sentence, neighbour, and 1 if both have the same class, else 0; the number of all pairs). Without
+    `others`, there are only pairs of the same class. Two sentences that are neighbours of each other are one pair."""
     sides = []
     for indices, counts, label in ((near.own, near.own_count, 1), (near.others, near.others_count, 0)):
         if label or others:
@@ -96,13 +96,13 @@ def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, in
     low, high = directed[:, :2].min(axis=1), directed[:, :2].max(axis=1)
     _, first = np.unique(low * len(near.own) + high, return_index=True)
     unique = directed[np.sort(first)]
-    unique = unique[np.argsort(unique[:, 0], kind="stable")]  # in order of the first sentence, like triplets
+    unique = unique[np.argsort(unique[:, 0], kind="stable")]  # in the order of first sentences, like triplets
     return unique[draw(len(unique))], len(unique)
 
 
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
-    """Draw distinct pairs, half of them of one class and half of two; returns ([m, 3] two sentences, 1 or 0; number of
-    all pairs). SetFit's contrastive phase trains on such pairs, with repetitions (Tunstall et al., 2022)."""
+    """Draw distinct pairs, half of them within a class and half of two classes. Return ([m, 3] two sentences, 1 or 0;
+    number of all pairs). SetFit's contrastive phase trains on such pairs, with repetitions (Tunstall et al., 2022)."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same_class = [(place, place) for place in members]
     mixed_class = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]
@@ -115,7 +115,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
         block = np.searchsorted(ends, picks, side="right")
         for number, (a, b) in enumerate(blocks):
             inside = picks[block == number] - (ends[number] - sizes[number])
-            if a is b:  # each unordered pair once: on a circle, neighbours at distance 1, then at distance 2, …
+            if a is b:  # yield each unordered pair once: on a circle, neighbours at distance 1, then 2, …
                 first, second = inside % len(a), (inside + inside // len(a) + 1) % len(a)
             else:
                 first, second = np.divmod(inside, len(b))

@@ -1,4 +1,4 @@
-"""Read sentence pairs with similarity scores and NLI labels, also for Conditional STS, and pairs to score."""
+"""Read sentence pairs with similarity scores and NLI labels, Conditional STS, and pairs to score."""
 
 import hashlib
 import json
@@ -45,23 +45,23 @@ def read_pairs(
     """Read sentence pairs.
 
     Args:
-        source: FILE or FILE#SPLIT (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train" (or dev,
-            test); a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#SPLIT]`; or a pool of such sources, A+B. Also a
-            datasets.Dataset or a pandas.DataFrame.
-        columns: {our column: column in the source} for columns with other names; None ignores a column.
-        labels: {word or int: class}; the default maps entailment, neutral, contradiction, and 0, 1, 2, to 0, 1, 2. Rows
+        source: FILE or FILE#SPLIT (TSV, CSV, JSONL or parquet, all except parquet also as .gz); "builtin#train" (or
+            dev, test); a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#SPLIT]`; a pool of such sources, A+B; a
+            datasets.Dataset; or a pandas.DataFrame.
+        columns: {raoe's name: name in the source} of columns with other names. None as name ignores a column.
+        labels: {word or int: class}. The default maps entailment, neutral, contradiction, and 0, 1, 2, to 0, 1, 2. Rows
             whose label maps to None are skipped.
-        score_scale: (lowest, highest) possible score; with None or (), any finite score is valid.
+        score_scale: (lowest, highest) possible score. With None or (), any finite score is valid.
         on_error: "raise" stops with an error at a malformed row, "skip" skips and counts such rows.
-        require: those of the columns "score", "label", "subset" that must exist. Missing scores are computed from
-            labels, evenly from 1 for class 0 down to 0 for the largest class; if labels are numbers, `labels` must map
-            them.
+        require: list of the columns that must exist, from "score", "label" and "subset". Missing scores are computed
+            from labels: evenly spaced from 1 for class 0 to 0 for the largest class. Numeric labels must be in
+            `labels`.
 
     Rows without a gold label ("-", -1 or empty, as in SNLI) are always dropped and counted.
 
     Returns:
         A Dataset with sentence1 and sentence2 (in NLI, premise and hypothesis) and, if the source has them, score
-        (float64, on the source's scale), label (int64) and subset (string; part of the benchmark).
+        (float64, on the source's scale), label (int64) and subset (string, the part of a benchmark).
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -117,12 +117,12 @@ def pair_table(
 
 
 def is_conditional(prompt: str | None) -> bool:
-    """Whether a prompt has a {condition}."""
+    """Whether a prompt has a field {condition}."""
     return "{condition}" in (prompt or "")
 
 
 def split_conditional(prompt: str) -> tuple[str, str]:
-    """Split a prompt at its {text}. The second part does not depend on the condition, so the encoder adds it. BeLLM's
+    """Split a prompt at {text}. The encoder adds the second part, which does not depend on the condition. BeLLM's
     prompt (Li and Li 2024, section 5.1): 'Given the context {condition}, summarize the sentence {text} in one word:"'.
     """
     fields = re.findall(r"{(.*?)}", prompt)
@@ -136,8 +136,8 @@ def split_conditional(prompt: str) -> tuple[str, str]:
 
 def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **options: Any) -> Table:
     """Read C-STS (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts): sentence1, sentence2 and, if
-    `scored`, score, from labels 1 to 5; the hidden labels of its test set (-1) are malformed. The part of `prompt`
-    before {text}, with the row's condition, is put before each sentence; the encoder adds the part after it."""
+    `scored`, score, from labels 1 to 5. The hidden labels (-1) of the test set are malformed. The part of `prompt`
+    before {text}, with the row's condition, is put before each sentence. The encoder adds the part after {text}."""
     template, _ = split_conditional(prompt)
     labels: dict[str, Reader] = {"label": _conditional_label} if scored else {}
     parse_columns = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
@@ -174,11 +174,11 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs with all of their columns, to be written again with more columns; rows without a gold label are kept.
-    ValueError for a value that the format `kind` cannot hold, and for a column in `added` that already exists.
+    """Pairs with all of their columns, which are written again with added columns. Rows without a gold label are kept.
+    ValueError for a value that the format `kind` cannot represent, and for a column in `added` that already exists.
 
-    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 for none), `columns` (all, in
-    order), `left_out` ({reason: rows}) and `digest` (of all rows).
+    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if missing), `columns` (all,
+    in order), `left_out` ({reason: rows}) and `digest` (hash of all rows).
     """
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
@@ -193,7 +193,7 @@ class PairsToScore:
             try:
                 labels.append(parse_label("label", fields[names["label"]] if "label" in names else None, label_map))
             except RowProblem:
-                labels.append(-1)  # scoring needs no label; training reports the problem when it reads the file
+                labels.append(-1)  # scoring needs no label; training will report the problem
             columns.update(dict.fromkeys(fields))
             sha256.update(json.dumps(fields, sort_keys=True, default=str).encode())
             return {**row, "fields": pickle.dumps(fields)}

@@ -1,4 +1,4 @@
-"""Find and read public data sets by name: those in public.yaml, and SentEval's folders (Conneau and Kiela 2018), as
+"""Find and read public data sets by name: the sets of public.yaml, and SentEval's folders (Conneau and Kiela 2018), as
 data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval downloads them."""
 
 from collections import Counter
@@ -27,7 +27,7 @@ PAPERS = {
 
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
-    """{set: its entry in public.yaml} for names of sets and papers."""
+    """Return {set: entry in public.yaml} for names of sets and papers."""
     catalog = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
     entries: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -39,8 +39,9 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
-    """Find a set; returns (its place, {split: rows}). The places, in order: the publishers' files, SentEval's folders
-    and the hub's folders (OWNER/NAME or NAME), all below `copies`, then the hub. ValueError if it is not found."""
+    """Find a set and return (its location, {split: rows}). Locations are tried in this order: the publishers' files,
+    SentEval's folders and clones of hub repositories (OWNER/NAME or NAME), all below `copies`, then the hub. ValueError
+    if none has the set."""
     columns, files = entry.get("named"), entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
@@ -62,13 +63,13 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
 
 
 def _file(path: Path, columns: dict[str, str] | None) -> Source:
-    if path.suffix == ".json":  # JSON lines in spite of the suffix
+    if path.suffix == ".json":  # these files are JSONL, in spite of the suffix
         return Source(str(path), "line", Columns(columns), read_jsonl(path))
     return open_source(str(path), columns)
 
 
 def public_rows(entry: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all splits with our column names, and `split` if there are splits; counts dropped rows."""
+    """Yield the rows of all splits with raoe's column names, and `split` if there are splits. Count dropped rows."""
     readers: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
     parsers = {name: readers.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
     parse = parse_list if entry["kind"] == "lists" else by_column(parsers, entry["columns"])
@@ -85,10 +86,10 @@ def _label(column: str, value: Any) -> str:
     return word
 
 
-ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`
+ROOTS = ("", "downstream", "data/downstream")  # possible locations of SentEval's folders below `copies`
 STS_SUBSETS = {
     "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
-    "sts13": ("FNWN", "headlines", "OnWN"),  # without SMT, whose licence does not allow it
+    "sts13": ("FNWN", "headlines", "OnWN"),  # without SMT, whose licence does not allow distribution
     "sts14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
     "sts15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
     "sts16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
@@ -97,8 +98,8 @@ Rows = Callable[[Path], Iterator[Row]]
 
 
 def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
-    """{split: rows with a column split} of a set in SentEval's layout, {"": rows} if it has no splits. None for a set
-    that is not in SETS, or has no folder in any of ROOTS below `folder`."""
+    """Return {split: rows with a column split} of a set in SentEval's layout, or {"": rows} for a set without splits.
+    None for a set that is not in SETS, or has no folder in any of ROOTS below `folder`."""
     place, splits = SETS.get(name, ("", {}))
     base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)
     if base is None or not splits:
@@ -123,12 +124,12 @@ def _tokens(text: str) -> str:
 
 
 def _class_rows(path: Path, label: str) -> Iterator[Row]:
-    for line, text in text_lines(path, "latin-1"):  # as SentEval reads these sets
+    for line, text in text_lines(path, "latin-1"):  # the encoding with which SentEval reads these sets
         yield line, {"label": label, "text": _tokens(text or "")}
 
 
 def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
-    """Read a tab-separated file; `places` are {our column: its number}."""
+    """Read a tab-separated file. `places` is {raoe's column: its index}."""
     least = max(places.values()) + 1
     for line, text in text_lines(path):
         parts = (text or "").split("\t")
@@ -141,7 +142,7 @@ def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
 
 
 def _scored_pairs(path: Path) -> Iterator[Row]:
-    """Read a file of pairs, whose scores are in another file of the same folder."""
+    """Read a file of pairs whose scores are in another file of the same folder."""
     subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
     scores = [line for _, line in text_lines(gold)]
@@ -149,7 +150,7 @@ def _scored_pairs(path: Path) -> Iterator[Row]:
     if len(scores) != len(texts):
         raise ValueError(f"{gold} has {len(scores)} lines, but {path.name} has {len(texts)}")
     for (line, text), score in zip(texts, scores, strict=True):
-        if score == "":  # such pairs are not part of the set
+        if score == "":  # pairs without a score are not part of the set
             continue
         first, tab, rest = (text or "").partition("\t")
         second = rest.partition("\t")[0]

@@ -1,4 +1,4 @@
-"""Read rows of an anchor, its positive and any number of negatives, and lists of ranking sentences."""
+"""Read rows of an anchor, a positive and any number of negatives, and lists of ranking sentences."""
 
 import ast
 import itertools
@@ -18,10 +18,10 @@ from raoe_train.data.tables import Table, Tally, by_column, read_table, to_table
 ROLES = ("anchor", "positive", "negative", "neutral")
 CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, negative and neutral hypotheses
 ADVICE = """
-  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise; if the file has
-  other words, map them with labels. Without hard negatives, train on the entailed pairs with in-batch negatives."""
-SHORTEST = 3  # sentences in a list: with two there is nothing to rank
-Row = tuple[str, Sequence[str], Sequence[str], Sequence[str]]  # anchor, positives, negatives, one neutral or none
+  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. If labels are other
+  words, map them with data.labels. Without hard negatives, train on the entailed pairs with in-batch negatives."""
+SHORTEST = 3  # minimum sentences in a list: two cannot be ranked
+Row = tuple[str, Sequence[str], Sequence[str], Sequence[str]]  # anchor, positives, negatives, at most one neutral
 
 
 def row_table(
@@ -34,24 +34,24 @@ def row_table(
     pairing: str = "one",
     num_negatives: int | None = None,
 ) -> Table:
-    """Read rows of an anchor, a positive and any number of negatives, or make them from NLI pairs.
+    """Read rows of an anchor, a positive and any number of negatives, or build such rows from NLI pairs.
 
     Columns have the NAMES of anchor and positive (or sentence1 and sentence2, if there is no score and no label), and
-    negative, negative_1, negative_2, …; an empty cell means that the negative is missing. Columns named in LISTS hold
-    lists of texts or of {"title", "text"}. Each positive of a query becomes one row. A negative that equals the query,
-    or a positive of the query in any row, is left out. If a row has more than num_negatives negatives, num_negatives of
-    them are drawn at random with a fixed seed.
+    negative, negative_1, negative_2, …; in an empty cell, the negative is missing. Columns named in LISTS hold lists of
+    texts or of {"title", "text"}. Each positive of a query becomes one row. A negative is left out if it equals the
+    query or any positive of the query. If a row has more than num_negatives negatives, num_negatives are drawn at
+    random with a fixed seed.
 
-    Any other source has pairs of a premise and a hypothesis with a label. They are grouped by the exact text of the
-    premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default there is one triplet per premise: with two in
-    a batch, the premise's own positive would also be a negative. `pairing` "one" pairs the first entailed with the
-    first contradicting hypothesis of a premise in file order; "zip" pairs the i-th entailed with the i-th contradicting
-    hypothesis; "all" makes every combination.
+    Any other source has NLI pairs of premise, hypothesis and label. The pairs are grouped by the exact text of the
+    premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default, each premise gives one triplet: with two
+    triplets in a batch, a positive of the premise would also be a negative. `pairing` "one" pairs the first entailed
+    with the first contradicting hypothesis of a premise in file order; "zip" pairs the i-th entailed with the i-th
+    contradicting hypothesis; "all" makes every combination.
 
     The result has the columns anchor, positive, negative, negative_2, … (None for missing negatives) and, with
-    `neutral`, a neutral text. For other arguments see read_pairs. Unused rows are counted by reason: "no positive",
+    `neutral`, a neutral text. For other arguments, see read_pairs. Dropped rows are counted by reason: "no positive",
     "positive equal to the query", "text in two roles", and for NLI pairs "neutral", "duplicate hypothesis" (a repeated
-    premise and label), "premise without entailment" (or another class) or "surplus" (not used by `pairing`). Unused
+    premise and label), "premise without entailment" (or another class) or "surplus" (not used by `pairing`). Dropped
     texts of other rows are counted under "texts".
     """
     if pairing not in ("one", "zip", "all"):
@@ -60,7 +60,7 @@ def row_table(
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
     parse_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
-    kinds: list[bool] = []  # whether the first row, and so all, are NLI pairs
+    kinds: list[bool] = []  # [whether the first row, and so all rows, are NLI pairs]
 
     def parse(fields: dict[str, Any], source: Source) -> Any:
         kinds[:] = kinds or [not _has_roles(fields, source.columns.mapping)]
@@ -90,7 +90,7 @@ def row_table(
 
 
 def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> bool:
-    """Whether a source has rows, by its first; maps sentence1, which is a positive beside sentence0, to anchor."""
+    """Whether a source has rows of anchor and positive, by its first row. sentence1 is anchor without sentence0."""
     names = {*fields}
     if {*ROLES} & {*mapping} or {*NAMES["anchor"]} & names:
         return True
@@ -113,7 +113,7 @@ def _parse_row(fields: Mapping[str, Any], source: Source, neutral: bool) -> Row:
 
 
 def _parse_texts(column: str, value: Any) -> list[str]:
-    """The texts in a cell: those of its list, or its one text; none if a cell for a text is empty."""
+    """Return the texts in a cell: a list, or a single text; [] if a cell for a single text is empty."""
     if value is None or (value == "" and column not in LISTS):
         return []
     if column not in LISTS:
@@ -130,9 +130,9 @@ def _parse_texts(column: str, value: Any) -> list[str]:
 
 
 def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter[str], Counter[str]]:
-    """Leave false negatives and unusable positives out; returns (rows, dropped rows and left out texts by reason)."""
+    """Leave out false negatives and unusable positives. Return (rows, dropped rows and dropped texts by reason)."""
     dropped, left_out, rows = Counter[str](), Counter[str](), list[Row]()
-    known: dict[str, set[str]] = {}  # of each query, itself and its positives
+    known: dict[str, set[str]] = {}  # {query: the query and all of its positives}
     generator = random.Random(0)
     for anchor, positives, *_ in parsed:
         known.setdefault(anchor, {anchor}).update(positives)
@@ -154,7 +154,7 @@ def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter
 
 
 def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[tuple[str, ...]], Counter[str]]:
-    """Make triplets; returns (triplets in file order of the premises, number of unused rows by reason)."""
+    """Build triplets. Return (triplets in file order of the premises, number of dropped rows by reason)."""
     dropped: Counter[str] = Counter()
     premises: dict[str, dict[str, list[int]]] = {}
     for premise, hypothesis, label in pairs:
@@ -183,7 +183,7 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of sentences, the source first, as column sentences. A second row with the same id is malformed."""
+    """Read lists of sentences as column sentences, each with the source sentence first. A repeated id is malformed."""
     names: set[str] = set()
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -198,9 +198,9 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
 
 
 def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
-    """Parse a row's list of sentences; return {"sentences": texts}. (The paper's authors publish a column list_sent
-    with each list as text.) A list with an empty sentence is malformed, because removing this sentence would change
-    the ranks of the other sentences."""
+    """Parse a row's list of sentences; return {"sentences": texts}. A column list_sent, as published by the paper's
+    authors, has each list as text. A list with an empty sentence is malformed, because removing this sentence would
+    change the ranks of the other sentences."""
     sentences = fields.get("sentences", fields.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:

@@ -1,4 +1,4 @@
-"""Settings of data: the section `data` of recipes."""
+"""Settings of data: the section `data` of recipes, and its parts in other jobs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ class Rows:
 
 @dataclass
 class Input(Rows):
-    """Where rows come from.
+    """Data to read.
 
     Args:
         input: data to read; FILE, FILE#SPLIT, a built-in or a hub data set
@@ -34,10 +34,10 @@ class Input(Rows):
 
 @dataclass
 class Pairs(Input):
-    """Where pairs come from.
+    """Pairs to read.
 
     Args:
-        labels: class for each label, as LABEL=CLASS ...; a larger class is less related
+        labels: class of each label, as LABEL=CLASS ...; a larger class means less related
     """
 
     labels: dict[str, Any] | None = None
@@ -45,7 +45,7 @@ class Pairs(Input):
 
 @dataclass
 class Sentences(Input):
-    """Where sentences come from.
+    """Sentences to read.
 
     Args:
         max_rows: maximum number of rows to use
@@ -56,10 +56,10 @@ class Sentences(Input):
 
 @dataclass
 class Tasks(Rows):
-    """Where data for evaluation is.
+    """Data for evaluation.
 
     Args:
-        dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
+        dir: directory where evaluation tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
     dir: Source | None = None
@@ -70,23 +70,22 @@ class Data(Rows):
     """What to train on.
 
     Args:
-        train: training sources (FILE, FILE#SPLIT, builtin#train, hub name), never mixed in a batch unless pooled as A+B
-        labels: class of each label (larger = less related; rows with a null label are skipped), or one such mapping per
-            file name
-        dev: sources of the dev set; the checkpoint with the best score on the dev set is kept
-        guard: texts, or scored pairs, on which similarities must stay close to those before training (with
-            evaluation.certificate); by default, the training texts
-        dev_share: share of the first source to hold out as dev set, if dev is not set; auto is 0.1, or 200 rows but at
-            most 0.3
+        train: training sources (FILE, FILE#SPLIT, builtin#train, hub name); a batch has rows of one source or pool A+B
+        labels: class of each label (larger = less related; null skips rows), or such a mapping for each file name
+        dev: sources of the dev set; the checkpoint with the best dev score is saved
+        guard: with evaluation.certificate, texts or scored pairs whose similarities must stay close to those before
+            training; by default, the training texts
+        dev_share: share of the first training source to hold out as dev set, if data.dev is not set; auto holds out a
+            tenth, but of small sources 200 rows, up to three tenths
         score_scale: lowest and highest possible score of data.train; two numbers, or two numbers per source
-        max_rows: maximum number of rows of each source, drawn with training.seed
-        redraw: draw max_rows new rows in each epoch
-        pairing: triplets to make from an NLI premise; one, zip (i-th entailed with i-th contradicting hypothesis) or
+        max_rows: maximum number of rows of each source, drawn at random with training.seed
+        redraw: draw another max_rows rows in each epoch
+        pairing: triplets to build for an NLI premise; one, zip (i-th entailed with i-th contradicting hypothesis) or
             all (all combinations)
-        neutral: use a neutral hypothesis as a second hard negative
-        num_negatives: maximum number of negatives in a row; if a row has more negatives, they are drawn at random
+        neutral: also use a neutral hypothesis of the NLI premise, as a second hard negative
+        num_negatives: maximum number of negatives per row, which are drawn at random if there are more
         shuffle_lists: shuffle the sentences of each list (an ablation)
-        dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
+        dir: directory where evaluation tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
     train: list[Source] = field(default_factory=list)
@@ -104,8 +103,8 @@ class Data(Rows):
     dir: Source | None = None
 
     def labels_of(self, source: str) -> dict[str, int | None] | None:
-        """The label map for a source: `labels`, or the entry of `labels` for the file's name ("sick" or
-        "sick.tsv.gz"). ValueError for an entry whose name is not that of a source."""
+        """Return the label map for a source: `labels`, or the entry of `labels` for the file's name ("sick" or
+        "sick.tsv.gz"). ValueError for an entry that matches no source."""
         if not self.labels or not any(isinstance(entry, dict) for entry in self.labels.values()):
             return self.labels
         names = [_names_of(part) for each in (*self.train, *(self.dev or [])) for part in pool(each)]
@@ -121,6 +120,6 @@ class Data(Rows):
 
 
 def _names_of(source: str) -> list[str]:
-    """The names that a source has in data.labels: "sick", "sick.tsv.gz", and as it is written."""
+    """Return the names by which data.labels can refer to a source: "sick", "sick.tsv.gz", and the name as written."""
     base = source.partition("#")[0]
     return [Path(base).name.split(".")[0], Path(base).name, Path(source).name, base, source]

@@ -1,4 +1,4 @@
-"""Sources of rows: a file, the built-in corpus, a dataset on a hub, or several of them as one pool."""
+"""Sources of rows: a file, the built-in corpus, a dataset on a hub, or a pool of several sources."""
 
 import os
 from collections import Counter
@@ -17,11 +17,11 @@ BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("buil
 
 @dataclass
 class Source:
-    """The rows of the chosen split with their numbers; can be iterated once."""
+    """The rows of the selected split with their numbers. A Source can be iterated once."""
 
     name: str  # for messages
-    unit: str  # what the numbers count: "line" or "row"
-    columns: Columns  # finds our columns among the source's
+    unit: str  # unit of the row numbers: "line" or "row"
+    columns: Columns  # finds raoe's columns among the columns of the source
     rows: Iterator[Row]
     line: int = 0  # number of the current row
 
@@ -29,12 +29,12 @@ class Source:
         return self.name
 
     def place(self) -> str:
-        """The place of the current row, for messages."""
+        """Return the location of the current row, for messages."""
         return f"{self.name}, {self.unit} {self.line}"
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Whether a source is a file: it exists, or has a data suffix, a `#` or a path separator, without a prefix hub:."""
+    """Whether a source is a file: it has no prefix hub:, and exists or has a data suffix, a `#` or a path separator."""
     if isinstance(name, os.PathLike):
         return True
     if name.startswith("hub:") or name.partition("#")[0] in BUILTIN:
@@ -43,7 +43,7 @@ def is_file(name: str | os.PathLike[str]) -> bool:
 
 
 def pool(name: str | os.PathLike[str]) -> list[str]:
-    """Split a pool, SOURCE+SOURCE, into its sources; a list with the name itself if it is not a pool."""
+    """Split a pool SOURCE+SOURCE into its sources. For a name that is not a pool, return [name]."""
     text = os.fspath(name)
     if not text:
         raise ValueError("the name of a data source is empty: use FILE, FILE#SPLIT or a name on a hub")
@@ -55,8 +55,7 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
 
 
 def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] | None = None) -> Source:
-    """Open a source by its name, or a datasets.Dataset or a pandas.DataFrame. An unknown split raises an error only
-    when the rows are read."""
+    """Open a source by name, a datasets.Dataset or a pandas.DataFrame. An unknown split is an error only when read."""
     if not isinstance(name, (str, os.PathLike)):
         return Source(type(name).__name__, "row", Columns(mapping), enumerate(_table_rows(name), 1))
     if len(parts := pool(name)) > 1:
@@ -77,7 +76,7 @@ def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] 
 
 
 def has_column(name: str | os.PathLike[str], mapping: Mapping[str, str | None], *columns: str) -> bool:
-    """Whether the first row of a source has one of our columns, see NAMES."""
+    """Whether the first row of a source has one of raoe's columns, see NAMES."""
     stream = open_source(name, mapping)
     fields = next((fields for _, fields in stream.rows if isinstance(fields, dict)), {})
     names: Any = {**NAMES, **{column: (name,) for column, name in stream.columns.mapping.items()}}
@@ -85,7 +84,7 @@ def has_column(name: str | os.PathLike[str], mapping: Mapping[str, str | None], 
 
 
 def join_sources(name: str, sources: Sequence[Source], columns: Columns) -> Source:
-    """Join sources into one, with all rows in order; messages name the source of a row."""
+    """Join sources into one source, with all rows in order. Messages name the original source of a row."""
 
     def rows() -> Iterator[Row]:
         for each in sources:
@@ -99,7 +98,7 @@ def join_sources(name: str, sources: Sequence[Source], columns: Columns) -> Sour
 
 
 def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Everything that a file's rows depend on: SHA-256, format and split; None for a source that is not a file."""
+    """Return all that determines a file's rows: SHA-256, format and split. None if a source is not a file."""
     if not is_file(name):
         return None
     path, split = _file_and_split(name)
@@ -116,7 +115,7 @@ def _split_rows(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row
     column = source.columns.mapping.get("split") or NAMES["split"][0]
     splits: Counter[str] = Counter()
     for line, fields in rows:
-        if isinstance(fields, RowProblem):  # its split is unknown, so the caller decides
+        if isinstance(fields, RowProblem):  # the row's split is unknown, so the caller decides
             yield line, fields
             continue
         if column not in fields:

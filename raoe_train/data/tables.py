@@ -1,4 +1,4 @@
-"""Read the rows of sources into Arrow tables in memory, and count malformed and dropped rows."""
+"""Read the rows of sources into Arrow tables in memory, and count malformed rows and dropped rows."""
 
 import itertools
 import logging
@@ -22,12 +22,12 @@ Parsed = TypeVar("Parsed")
 Parse = Callable[[dict[str, Any], Source], Parsed]
 Reader = Callable[[str, Any], Any]
 Counts = dict[str, Any]
-"""{"read": rows in the chosen splits, "kept", "dropped": {reason: rows}}; read = kept + all dropped."""
+"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}}; read = kept + sum of dropped."""
 Table = tuple["Dataset", Counts]
 
 
 class Tally:
-    """Counts the rows of a source that are dropped, by reason; messages show the first three."""
+    """Counts the dropped rows of a source by reason. Messages show the first three dropped rows."""
 
     def __init__(self, on_error: str) -> None:
         if on_error not in ("raise", "skip"):
@@ -35,7 +35,7 @@ class Tally:
         self.on_error, self.dropped, self._examples = on_error, Counter[str](), list[str]()
 
     def parse_rows(self, source: Source, parse: Parse[Parsed]) -> Iterator[Parsed]:
-        """Yield each parsed row; ValueError, with file and line, for a malformed row unless on_error is skip."""
+        """Yield each parsed row. ValueError, with file and line, for a malformed row, unless on_error is skip."""
         for line, row in source.rows:
             source.line = line
             try:
@@ -55,7 +55,7 @@ class Tally:
                 yield result
 
     def counts(self, name: str, count: int, noun: str, advice: str = "") -> Counts:
-        """The counts of the source `name` after its last row; ValueError, with `advice`, if no row was kept."""
+        """Return the counts of the source `name` after its last row. ValueError, with `advice`, if no row was kept."""
         dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
         read = count + self.dropped.total()
         if not count:
@@ -65,7 +65,7 @@ class Tally:
 
 
 def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
-    """Create a parser of rows to {our column: parsed value}. Columns in `require` (if None, all columns) must exist."""
+    """Create a parser from rows to {raoe's column: parsed value}. Columns in `require` (if None, all) must exist."""
     required = tuple(readers if require is None else require)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def read_table(
     columns: Mapping[str, str | None] | None = None,
     on_error: str = "raise",
 ) -> Table:
-    """Parse a source's rows; returns (table, counts). Messages call a row `noun`; for errors see read_pairs."""
+    """Parse the rows of a source and return (table, counts). Messages call a row `noun`. For errors, see read_pairs."""
     stream, tally = open_source(source, columns), Tally(on_error)
     table = to_table(tally.parse_rows(stream, parse))
     counts = tally.counts(stream.name, len(table), noun)
@@ -93,8 +93,8 @@ def read_table(
 
 
 def to_table(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
-    """Convert rows with equal columns to a table in memory. `types` is {column: name of a pyarrow type}; without it,
-    the first BATCH values set the type of a column."""
+    """Convert rows with equal columns to a table in memory. `types` is {column: name of a pyarrow type}. Without
+    `types`, the first BATCH values of a column determine its type."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint
@@ -105,11 +105,11 @@ def to_table(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str] | None 
         batches.append(pyarrow.RecordBatch.from_pydict({name: [row[name] for row in part] for name in part[0]}, schema))
         schema = batches[0].schema
     table = InMemoryTable(pyarrow.Table.from_batches(batches or [pyarrow.RecordBatch.from_pydict({})]))
-    return Dataset(table, fingerprint=generate_random_fingerprint())  # by default datasets hashes a copy of the table
+    return Dataset(table, fingerprint=generate_random_fingerprint())  # by default, datasets hashes a copy of the table
 
 
 class Texts:
-    """All sentences of datasets, in columns of texts or of lists of texts; can be iterated any number of times."""
+    """All sentences in datasets with columns of texts or of lists of texts. Can be iterated any number of times."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)
@@ -124,7 +124,7 @@ class Texts:
 
 
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
-    """Read the sentences of a source in order; for a .txt file also its blank lines, so that row i is line i + 1."""
+    """Read the sentences of a source in order. Blank lines of a .txt file are kept, so that row i is line i + 1."""
     sentences = []
     for place, sentence in each_sentence(source, columns):
         if isinstance(sentence, RowProblem):

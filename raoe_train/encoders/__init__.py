@@ -1,1 +1,1 @@
-"""Encoders: loading, creating and adapting them, their prompts and their embeddings."""
+"""Encoders: load, create and adapt encoders, set prompts, and compute embeddings."""

@@ -1,4 +1,4 @@
-"""Embeddings of sentences, by a loaded encoder or a frozen one with a cache, and nearest neighbours by cosine."""
+"""Embeddings of sentences by a loaded encoder, or by a frozen encoder with a cache; nearest neighbours by cosine."""
 
 import functools
 import sys
@@ -14,18 +14,18 @@ from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
 from raoe_train.encoders.settings import Encoder, Precision, identity
 
-SORTED = 4096  # sentences that are tokenised and sorted by length together
-CHUNK = 1 << 24  # cosines that are in memory at a time, 64 MiB
-NONE = -1  # index of a neighbour that does not exist
-# {kind of text: names of its prompt}, as in sentence-transformers' encode_query and encode_document
+SORTED = 4096  # number of sentences that are tokenised and sorted by length together
+CHUNK = 1 << 24  # number of cosines in memory at a time, 64 MiB
+NONE = -1  # index of a missing neighbour
+# {kind of text: names of its prompt}, as in encode_query and encode_document of sentence-transformers
 PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 Embed = Callable[[Sequence[str]], np.ndarray]
 Neighbours = tuple[np.ndarray, np.ndarray]
-"""([n, k] int64 indices, the nearest first, NONE after the last neighbour; [n, k] float32 cosines, -inf for NONE)."""
+"""([n, k] int64 indices, the nearest first, then NONE for missing neighbours; [n, k] float32 cosines, then -inf)."""
 
 
 def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> np.ndarray:
-    """Encode sentences in groups of similar length, each distinct sentence once; returns [n, d] float32.
+    """Encode sentences in groups of similar length, each distinct sentence once. Return [n, d] float32.
 
     Args:
         model: a SentenceTransformer.
@@ -39,7 +39,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
     if not sentences:
         raise ValueError("sentences is empty: there is nothing to encode")
     places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
-    training, bar = model.training, sys.stderr.isatty() and len(places) > SORTED  # no bar for a single step
+    training, bar = model.training, sys.stderr.isatty() and len(places) > SORTED  # a single step needs no bar
     with encoding_by_length(model, batch_size):
         distinct = model.encode(list(places), batch_size=SORTED, show_progress_bar=bar, **options)
     model.train(training)
@@ -52,14 +52,14 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
 
 def prompt_of(model: Any, kind: str) -> str | None:
-    """A SentenceTransformer's own prompt for a kind of text in PROMPTS; without it, the default prompt or None."""
+    """Return a SentenceTransformer's own prompt for a kind of text in PROMPTS, else the default prompt, else None."""
     named = (model.prompts.get(name) for name in (*PROMPTS[kind], model.default_prompt_name))
     return next(filter(None, named), None)
 
 
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> int:
-    """Print and return how many texts of a source are longer than a SentenceTransformer's max_seq_length, including
-    their prompt. The default of `prompt` is the model's default prompt."""
+    """Print and return how many texts of a source, with their prompt, are longer than a SentenceTransformer's
+    max_seq_length. The default of `prompt` is the model's default prompt."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     limit = getattr(model, "max_seq_length", None)
     if limit is None or not hasattr(tokenizer, "num_special_tokens_to_add"):
@@ -67,7 +67,7 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
     prompt = model.prompts.get(model.default_prompt_name, "") if prompt is None else prompt
     room = limit - tokenizer.num_special_tokens_to_add(False) - 1
     counts = Counter(texts)
-    # tokens are at most as many as bytes, and SentencePiece's at the start
+    # a text has at most as many tokens as bytes, plus SentencePiece's start marker
     maybe = [text for text in counts if len(prompt) + len(text) > room or len((prompt + text).encode()) > room]
     cut = 0
     for start in range(0, len(maybe), SORTED):
@@ -83,7 +83,7 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
 def reduce(
     embeddings: np.ndarray, n_queries: int = 0, truncate_dim: int | None = None, precision: Precision = "float32"
 ) -> np.ndarray:
-    """Truncate [n, d] embeddings and quantize their unit rows with sentence-transformers' quantize_embeddings; returns
+    """Truncate [n, d] embeddings and quantize the unit rows with sentence-transformers' quantize_embeddings. Return
     float32. The int8 ranges come from the rows after the first `n_queries`. The bits of ubinary become -1 and 1, so
     that cosines have the order of Hamming distances. ValueError if d is below truncate_dim."""
     if (truncate_dim or 0) > embeddings.shape[1]:
@@ -99,17 +99,17 @@ def reduce(
 
 
 def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str | None = None) -> Embed:
-    """Create a function from sentences to a frozen encoder's embeddings; its first call loads the encoder, and prints
-    how many of `texts` it will cut. Errors name the encoder by its `role`. Texts of a `kind` in PROMPTS get the model's
-    own prompt if the encoder's settings have none. With a `second` encoder, unit embeddings of both are joined, so that
-    cosines are averaged."""
+    """Create a function from sentences to a frozen encoder's embeddings. Its first call loads the encoder, and prints
+    how many of `texts` are truncated. Errors name the encoder by its `role`. Texts of a `kind` in PROMPTS get the
+    model's own prompt if the encoder's settings have no prompt. With a `second` encoder, unit embeddings of both
+    encoders are concatenated, so that cosines are averaged."""
     if (second := getattr(encoder, "second", None)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
         members = [embedder(each, role, texts, kind) for each in (first, second)]
         return lambda sentences: np.hstack([unit_rows(embed(sentences)) for embed in members])
     prompt, task = encoder.prompt, getattr(encoder, "task", None)
     options: dict[str, Any] = {} if task is None else {"task": task}
-    if prompt is not None and "{" not in prompt:  # not a template: encode puts it before each text
+    if prompt is not None and "{" not in prompt:  # without {text}: encode puts the prompt before each text
         prompt, options["prompt"] = None, prompt
     size: Any = getattr(encoder, "batch_size", 64)
 
@@ -134,7 +134,7 @@ def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str |
 
 
 def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | Path | None = None) -> Embed:
-    """Like `embedder`, but compute the embeddings of `texts` beforehand and keep them in memory."""
+    """Return an `embedder` with embeddings of `texts` that are computed now and kept in memory."""
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     table, compute = embeddings(encoder, list(rows), role, cache), embedder(encoder, role)
 
@@ -149,7 +149,7 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | P
 def embeddings(
     encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, kind: str | None = None
 ) -> np.ndarray:
-    """Encode texts as `embedder` does; returns [n, d] float32. The directory `cache` (if None, encoder.cache) keeps the
+    """Encode texts as `embedder` does. Return [n, d] float32. The directory `cache` (if None, encoder.cache) stores the
     embeddings as shards, in a folder for this encoder and these texts."""
     embed = embedder(encoder, role, texts, kind)
     cache = cache or getattr(encoder, "cache", None)
@@ -168,7 +168,7 @@ def unit_rows(embeddings: np.ndarray) -> np.ndarray:
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Cosine of each pair of rows in two [n, d] arrays, [n] float64 from -1 to 1; 0 if one of the rows is zero."""
+    """Cosine of each pair of rows in two [n, d] arrays, [n] float64 from -1 to 1; 0 if a row of the pair is zero."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     quotients = np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
@@ -176,23 +176,23 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def rounding(embeddings: np.ndarray) -> float:
-    """Bound for rounding errors in cosines of [n, d] embeddings, by the smallest dtype that holds them exactly."""
-    # MiniLM's cosines of 300 pairs, in batches of 64 and 3, differ by up to 2.5e-3 (bf16), 3.1e-4 (fp16), 3.9e-7 (fp32)
+    """Bound on rounding errors in cosines of [n, d] embeddings, from the smallest dtype that holds them exactly."""
+    # Cosines of 300 pairs by MiniLM in batches of 64 and 3 differ by up to 2.5e-3 (bf16), 3.1e-4 (fp16), 3.9e-7 (fp32).
     if not (embeddings.astype(np.float32).view(np.uint32) & 0xFFFF).any():
         return 2**-8
     return 2**-11 if np.array_equal(embeddings.astype(np.float16), embeddings) else 2**-21
 
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
-    """Find the k candidates nearest to each query, from unit rows; all candidates if there are fewer than k. Candidate
-    i is the text i or, with row_of, the text row_of[i]; candidates with one text have exactly equal cosines."""
+    """Find the k candidates nearest to each query, from unit rows, or all candidates if there are fewer than k.
+    Candidate i is the text i or, with row_of, the text row_of[i]. Candidates with equal texts have equal cosines."""
     chunks = (cosines if row_of is None else cosines[:, row_of] for _, cosines in _chunks(queries, texts))
     return _concatenate([_best(cosines, k) for cosines in chunks])
 
 
 def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Neighbours, Neighbours]:
-    """For each of [n, d] unit rows, find the k nearest other rows of its own class, and the k nearest rows of all other
-    classes together; `classes` is [n] integers."""
+    """For each of [n, d] unit rows, find the k nearest other rows of the same class, and the k nearest rows of all
+    other classes together. `classes` is [n] integers."""
     import torch
 
     class_of = torch.from_numpy(classes)
@@ -217,10 +217,10 @@ def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _best(cosines: Any, k: int) -> Neighbours:
-    """The k highest cosines in each row; of equal cosines, the first."""
+    """Return the k highest cosines in each row; among equal cosines, the first."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
     last = values[:, -1:]
-    tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk keeps any of equal values
+    tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk selects any of equal values
     places[tied] = cosines[tied].sort(dim=1, descending=True, stable=True).indices[:, : places.shape[1]]
     places = places.sort(dim=1).values
     values, order = cosines.gather(1, places).sort(dim=1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Batches by length: the texts of a batch in groups of similar length, each padded to its own longest text, or packed.
+"""Batches by length: the texts of a batch in groups of similar length, each padded to its longest text, or packed.
 
 If batches of NLI data are padded to their longest text, half to nine tenths of their tokens are padding. Here the
 distinct texts of all columns are sorted by length and divided into groups ("runs") with the smallest total cost, or
@@ -18,21 +18,21 @@ from torch.nn import functional
 
 from raoe_train.encoders.packed import OF_ROWS, Packing, packing_of
 
-CPU_FORWARD = 128  # fixed cost of a forward in tokens, as measured on CPUs (docs/by-length.md)
-# Of an H100, estimated from its measured steps: seconds of the host for a layer, forward and backward, and operations
-# a second in an encoder, in float32 and on tensor cores
+CPU_FORWARD = 128  # fixed cost of a forward pass in tokens, measured on CPUs (docs/by-length.md)
+# Estimates for an H100 from measured steps: host seconds per layer for forward and backward, and operations per second
+# in an encoder, in float32 and on tensor cores
 LAYER_SECONDS, GPU_RATES = 3e-3, (3e13, 1.3e14)
 
 
 class Runs(NamedTuple):
     """A batch in groups of similar length, or in packed rows, on the CPU."""
 
-    features: list[dict[str, Any]]  # of each run, in the format of the model's `preprocess`
-    rows: list[Tensor]  # for each column (B,) int64: the places of its texts among the texts of all runs
+    features: list[dict[str, Any]]  # for each run, in the format of the model's `preprocess`
+    rows: list[Tensor]  # for each column (B,) int64: indices of its texts among the texts of all runs
 
 
 def forward_cost(model: Any, tensor_cores: bool = False) -> int:
-    """The fixed cost of a forward pass, in tokens, of a SentenceTransformer on its device; on a GPU, an estimate."""
+    """Return the fixed cost of a SentenceTransformer's forward pass on its device, in tokens; on a GPU, an estimate."""
     weight: Any = next(model.parameters(), None)
     if weight is None or weight.device.type == "cpu":
         return CPU_FORWARD
@@ -43,7 +43,7 @@ def forward_cost(model: Any, tensor_cores: bool = False) -> int:
 
 
 def keywords_of(model: Any, tensor_cores: bool = False) -> dict[str, Any]:
-    """The keywords of by_length that a SentenceTransformer determines."""
+    """Return the keywords of by_length that depend on the SentenceTransformer."""
     packing = packing_of(model)
     return {
         "keep_leading": counts_leading_padding(model),
@@ -62,21 +62,20 @@ def by_length(
     packing: Packing | None = None,
     forward: int | None = None,
 ) -> Runs | None:
-    """Divide tokenised columns into groups of similar length; None if they are not rows of tokens (images).
+    """Divide tokenised columns into groups of similar length. Return None for columns that are not tokens (images).
 
-    Equal texts are encoded once. But copies within a row of the columns are kept, because SimCSE needs two dropout
+    Equal texts are encoded once. But equal texts within a row are encoded separately, because SimCSE needs two dropout
     views. Groups are padded on the right.
 
     Args:
-        columns: output of `preprocess`, tensors (B, L) on any device, padded on either side, or for FlashAttention in
-            one row without padding; L may differ.
-        most: maximum number of tokens in a group, with padding; a longer text is a group of its own.
+        columns: outputs of `preprocess`: tensors (B, L) on any device, padded on either side, or for FlashAttention in
+            one row without padding. L may differ between columns.
+        most: maximum number of tokens in a group, including padding. A longer text is a group of its own.
         most_texts: maximum number of tokens in a group, as a multiple of the length of the longest text.
         multiple: round the lengths of groups up to a multiple of this number, so that few shapes are compiled.
-        keep_leading: keep padding in front of texts, for a model whose positions count it.
-        packing: pack the texts of a run into one row without padding, a single row unless there is a limit. Texts that
-            do not fit are padded.
-        forward: fixed cost of a forward in tokens; by default that of CPUs.
+        keep_leading: keep padding in front of texts, for a model whose positions count leading padding.
+        packing: pack the texts into one row without padding, or into several rows if there is a limit; else pad them.
+        forward: fixed cost of a forward pass in tokens; by default, the cost on CPUs.
     """
     kinds = [_constants(column) for column in columns]
     if None in kinds:
@@ -84,7 +83,7 @@ def by_length(
     features: list[dict[str, Any]] = []
     rows: list[Tensor] = [torch.empty(0)] * len(columns)
     count = 0
-    for kind in dict.fromkeys(kinds):  # columns with different prompts or tasks get separate runs
+    for kind in dict.fromkeys(kinds):  # columns with different prompts or tasks need separate runs
         numbers = [number for number, each in enumerate(kinds) if each == kind]
         dtypes = {name: value for name, value in kind or () if isinstance(value, torch.dtype)}
         common = {name: value for name, value in kind or () if name not in dtypes}
@@ -121,9 +120,9 @@ def by_length(
 
 @contextmanager
 def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
-    """In this block a SentenceTransformer's forward reads texts by length and returns only embeddings. A run has at
-    most as many tokens as `batch_size` texts that are all as long as the longest."""
-    forward, instance_forward = model.forward, vars(model).get("forward")  # accelerate may set one
+    """In this block, a SentenceTransformer's forward reads texts by length and returns only embeddings. A run has at
+    most as many tokens as `batch_size` texts of the longest length."""
+    forward, instance_forward = model.forward, vars(model).get("forward")  # accelerate may set an instance's forward
     keywords = keywords_of(model)
 
     def by_runs(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -155,8 +154,9 @@ def change(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 @contextmanager
 def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
-    """In this block all groups of a batch share one look-up of word embeddings, because the gradient of each look-up is
-    as large as the vocabulary. `ids` are the distinct tokens of the groups, ascending; with None, nothing is shared."""
+    """In this block, all groups of a batch share one look-up of word embeddings, because the gradient of each look-up
+    is as large as the vocabulary. `ids` has the distinct tokens of the groups in ascending order; None shares
+    nothing."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
@@ -172,19 +172,19 @@ def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
 
 
 def counts_leading_padding(model: Any) -> bool:
-    """Whether a model's positions may count padding before a text; relative positions do not count it."""
+    """Whether a model's positions may count padding before a text. Relative positions do not count padding."""
     config = getattr(getattr(model, "transformers_model", None), "config", None)
     return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
 
 
 def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:
-    """Cut ascending lengths into runs at the smallest total cost; returns [begin, end) of each run.
+    """Cut ascending lengths into runs with the smallest total cost. Return [begin, end) of each run.
 
-    A run of m texts costs m times its longest text, plus `forward`; dynamic programming over the distinct lengths finds
-    the cheapest cuts. Runs with more than `most` tokens are then cut into equal parts.
+    A run of m texts costs m times the length of its longest text, plus `forward`. Dynamic programming over the distinct
+    lengths finds the cheapest cuts. Runs with more than `most` tokens are then cut into equal parts.
     """
     widths, ends = np.unique(lengths[::-1], return_index=True)
-    ends = len(lengths) - ends  # number of texts up to each width
+    ends = len(lengths) - ends  # number of texts up to each distinct length
     begins = np.concatenate([[0], ends])
     room = np.full(len(widths), len(lengths)) if most is None else np.maximum(most // widths, 1)
     cost, origins = np.zeros(len(widths) + 1), np.zeros(len(widths), dtype=np.int64)
@@ -205,7 +205,7 @@ def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tupl
 
 
 def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
-    """Cut texts into rows of at most `most` tokens, or of one longer text; returns [begin, end) of each row."""
+    """Cut texts into rows of at most `most` tokens, or of one longer text. Return [begin, end) of each row."""
     if most is None:
         return [(0, len(lengths))]
     ends, cuts, start = lengths.cumsum(), [], 0
@@ -218,17 +218,17 @@ def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
 
 
 class _Texts(NamedTuple):
-    """The texts of columns, one after another."""
+    """The texts of all columns, one after another."""
 
-    tokens: np.ndarray  # (tokens, names): the values of each tensor of a column
+    tokens: np.ndarray  # (tokens, names): the values of each feature
     real: np.ndarray  # (tokens,): the attention mask
     lengths: np.ndarray
     starts: np.ndarray
-    heights: list[int]  # texts of each column
+    heights: list[int]  # number of texts in each column
 
 
 def _texts(columns: Sequence[Mapping[str, Any]], names: list[str], keep_leading: bool) -> _Texts:
-    """The texts of columns without padding; a text without any token is one token of padding."""
+    """Return the texts of columns without padding. A text without tokens becomes one token of padding."""
     tokens, lengths = [], []
     for column in columns:
         if (ends := column.get("cu_seq_lens_q")) is not None:
@@ -249,8 +249,8 @@ def _texts(columns: Sequence[Mapping[str, Any]], names: list[str], keep_leading:
 
 
 def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
-    """The features that all texts of a column share, and the dtypes of the others, sorted by name; None if it is not a
-    column of tokens."""
+    """Return the features that all texts of a column share, and the dtypes of the other features, sorted by name.
+    Return None for a column that has no tokens."""
     ids, is_row = column.get("input_ids"), "cu_seq_lens_q" in column
     if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel() or not (is_row or "attention_mask" in column):
         return None
@@ -259,7 +259,7 @@ def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
         if is_row and name in OF_ROWS:
             continue
         if name == "prompt_length" and isinstance(value, Tensor):
-            value = int(value.flatten()[0])  # the same for all texts, as Pooling expects
+            value = int(value.flatten()[0])  # one value for all texts, as Pooling expects
         if isinstance(value, Tensor) and value.shape == ids.shape:
             value = value.dtype
         if not isinstance(value, (str, int, float, type(None), torch.dtype)):
@@ -269,7 +269,7 @@ def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
 
 
 def _distinct(texts: _Texts) -> tuple[np.ndarray, np.ndarray]:
-    """Find equal texts. Returns (number of the first text of each kind, for each text the index of its kind)."""
+    """Find equal texts. Return (index of the first copy of each distinct text, for each text the index of its copy)."""
     heights = texts.heights
     same_height = len(set(heights)) == 1
     numbers: dict[Any, int] = {}
@@ -289,7 +289,7 @@ def _distinct(texts: _Texts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def texts_of(runs: list[dict[str, Any]]) -> list[list[int]]:
-    """The tokens of each text in runs."""
+    """Return the tokens of each text in runs."""
     texts: list[list[int]] = []
     for run in runs:
         ids, ends = run["input_ids"], run.get("cu_seq_lens_q")

@@ -1,5 +1,5 @@
-"""Load an encoder: a Hugging Face model with pooling, a saved SentenceTransformer, or a new small model. Decoders may
-have bidirectional layers, adapters and 4-bit weights."""
+"""Load an encoder: a Hugging Face model with pooling, a saved SentenceTransformer, or a new small model. A decoder can
+have bidirectional layers, an adapter and 4-bit weights."""
 
 import logging
 import re
@@ -26,9 +26,9 @@ from raoe_train.encoders.settings import CONDITIONAL, SCRATCH, Encoder, Model, S
 
 logger = logging.getLogger(__name__)
 
-# {our name: sentence-transformers' name}
+# {raoe's name: sentence-transformers' name}
 POOLING = {"mean": "mean", "weighted_mean": "weightedmean", "cls": "cls", "max": "max", "last": "lasttoken"}
-# Names of SimCSE and models made with its code: they pool the first token, but their folders do not say so
+# Names of models trained with SimCSE's code: they pool the first token, but their folders do not say so
 FIRST_TOKEN = re.compile(r"(?:sim|diff|syn|rank|info|prom)cse|multi-?csr", re.IGNORECASE)
 ALL = "all"  # a value of bidirectional_layers
 
@@ -45,12 +45,13 @@ def load_encoder(
 
     Args:
         encoder: path or hub name, or a section of a recipe. A saved SentenceTransformer keeps its pooling by default.
-            An encoder without saved pooling gets cls if it is a ModernBERT (the RAOE paper's Table 5) or if its name is
-            related to SimCSE, and mean otherwise, with a warning unless it is a well-known language model.
-        sentences: texts to train the tokenizer of a model from scratch on.
-        seed: seed for new weights (of a random model or an adapter).
-        train: add the adapter of `lora`; always done if `settings` has `lora`. Trainable weights that were saved in 16
-            bits become float32 unless `dtype` is set; the attribute `saved_dtypes` of the encoder has their dtypes.
+            An encoder without saved pooling gets cls if it is a ModernBERT (the RAOE paper's Table 5) or has a name of
+            a SimCSE model, and mean otherwise, with a warning unless it is a well-known language model.
+        sentences: texts on which the tokenizer of a model from scratch is trained.
+        seed: seed for new weights of a random model or an adapter.
+        train: prepare for training: add the adapter of `lora` (also added if `settings` has `lora`), and convert
+            trainable weights saved in 16 bits to float32 unless `dtype` is set. The attribute `saved_dtypes` of the
+            encoder has the saved dtypes of these weights.
         settings: fields of raoe_train.encoders.settings.Model that override those of `encoder`.
 
     ValueError for an invalid setting, FileNotFoundError for a missing path.
@@ -61,7 +62,7 @@ def load_encoder(
     _check(spec, train)
     if spec.name == SCRATCH:
         if sentences is None:
-            raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only `train` can use")
+            raise ValueError(f"model.name {SCRATCH!r} creates a new model, which only the job train accepts")
         transformer = scratch_transformer(spec.scratch or Scratch(), sentences, spec.max_seq_length)
         pooling = Pooling(transformer.get_embedding_dimension(), POOLING[spec.pooling or "mean"])
         model: Any = SentenceTransformer(modules=[transformer, pooling], device=spec.device)
@@ -80,11 +81,11 @@ def load_encoder(
             if train and (spec.lora or (decoder is not None and inner.has_adapter)):
                 add_lora(inner if decoder is None else decoder, spec.lora)
     elif spec.random_weights or spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
-        raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}: LoRA, 4 bits etc. are not supported")
+        raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}, which supports neither LoRA nor 4 bits")
     if spec.attention == PACKED and (reason := pack(model)):
         raise ValueError(f"model.attention {PACKED} cannot be used with {spec.name}: {reason}")
     _set_length(model, spec)
-    if is_conditional(spec.prompt):  # the part before the sentence differs from text to text
+    if is_conditional(spec.prompt):  # the part before the sentence depends on the row
         prefix, suffix = split_conditional(str(spec.prompt))
         apply_template(model, "{text}" + suffix)
         model.prompts = {**model.prompts, CONDITIONAL: prefix}
@@ -92,7 +93,7 @@ def load_encoder(
         apply_template(model, spec.prompt)
     if train and spec.training_head:
         add_head(model, seed, saved=_takes_first(spec.name, model.transformers_model.config))
-    if spec.pooling == "last" and not train:  # the trainer warns, too
+    if spec.pooling == "last" and not train:  # in training, the trainer warns
         warn_without_end(model)
     model.saved_dtypes = low = low_precision(model) if train and (spec.dtype is None or spec.lora) else {}
     if low:
@@ -103,19 +104,19 @@ def load_encoder(
 
 
 def low_precision(model: Any) -> dict[str, torch.dtype]:
-    """{name: dtype} of the trainable parameters in 16 bits, whose small updates would be rounded away."""
+    """Return {name: dtype} of the trainable parameters in 16 bits, whose small updates would be rounded away."""
     weights = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
     return {name: weight.dtype for name, weight in weights if weight.dtype in (torch.bfloat16, torch.float16)}
 
 
 def convert_parameters(model: Any, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Convert the parameters of these names, each to its dtype."""
+    """Convert parameters in place, by {name: dtype}."""
     for name, weight in model.named_parameters():
         weight.data = weight.data.to(dtypes.get(name, weight.dtype))
 
 
 def warn_without_end(model: Any) -> None:
-    """Warn if last-token pooling reads a text's last word, because the tokenizer adds no token at the end."""
+    """Warn if last-token pooling reads the last word of a text, because the tokenizer adds no token at the end."""
     tokenizer = getattr(model, "tokenizer", None)
     is_last = any("lasttoken" in each.pooling_mode for each in model.modules() if isinstance(each, Pooling))
     if is_last and callable(tokenizer):
@@ -127,18 +128,18 @@ def warn_without_end(model: Any) -> None:
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:
-    """Raise ValueError for an incomplete encoder: weights that its checkpoint lacks (they would be random), or a
-    tokenizer with fewer than half of the words, because transformers replaces a missing tokenizer by an empty one.
+    """Raise ValueError for an incomplete encoder: weights missing from the checkpoint would be random. A tokenizer must
+    have half of the words at least, because transformers replaces a missing tokenizer by an empty tokenizer.
 
-    A pooler may be new: embeddings do not use it. A `foreign` class may set weights later, so it only gets a warning.
+    A pooler may be missing: embeddings do not use it. A `foreign` class may set weights later, so only warn for it.
     """
     inner = model[0].model if isinstance(model[0], Transformer) else None
-    if inner is None or getattr(inner.config, "base_model", None):  # an adapter and its base are checked while loading
+    if inner is None or getattr(inner.config, "base_model", None):  # an adapter is checked while loading
         return
     words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
     if 2 * words < rows and not foreign:
         raise ValueError(f"{name} is incomplete: its tokenizer has {words} words, but its embeddings have {rows} rows")
-    # transformers marks loaded weights; those that a device_map left on disk are on the meta device
+    # transformers marks loaded weights; weights that a device_map left on disk are on the meta device
     parameters = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     unset = [key for key, each in parameters if not getattr(each, "_is_hf_initialized", False)]
     if missing := [key for key in unset if "lora_" not in key and "pooler." not in key]:
@@ -171,7 +172,7 @@ def _load(spec: Model) -> Any:
     if folder.is_dir():
         name = str(folder)
     elif "/" not in name and name.lower() not in ORIGINAL_TRANSFORMER_MODELS:
-        name = f"sentence-transformers/{name}"  # as sentence-transformers does
+        name = f"sentence-transformers/{name}"  # the rule of sentence-transformers
     weights: dict[str, Any] = {"dtype": spec.dtype, "device_map": spec.device_map}
     weights["attn_implementation"] = spec.attention
     if spec.load_in_4bit:
@@ -189,13 +190,13 @@ def _load(spec: Model) -> Any:
     pooling, bare = spec.pooling, not is_sentence_transformer_model(name, revision=spec.revision)
     if bare and pooling is None:
         pooling = _usual_pooling(spec.name, model[0].model.config)
-    if bare:  # else a language model's chat template would add a system message to each text
+    if bare:  # otherwise a chat template could add a system message to each text
         model[0].modality_config.pop("message", None)
     if pooling is not None:
         places = [place for place, module in model.named_children() if isinstance(module, Pooling)]
         if len(places) != 1:
             raise ValueError(f"model.pooling cannot be changed: {spec.name} has {len(places)} pooling modules")
-        # Replace the module only, so that the others keep their order and names.
+        # Replace only this module, so that the other modules keep their order and names.
         model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[pooling])
     return model
 
@@ -204,7 +205,7 @@ def _usual_pooling(name: str, config: Any) -> Literal["cls", "mean"]:
     if _takes_first(name, config) or config.model_type == "modernbert":
         return "cls"
     if name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
-        logger.warning("%s does not say how to pool its tokens, so mean is used: set mean, cls or last", name)
+        logger.warning("%s does not define its pooling, so mean is used: set model.pooling mean, cls or last", name)
     return "mean"
 
 
@@ -216,18 +217,18 @@ def _draw_weights(model: Any, seed: int) -> None:
     old = model[0].model
     with _seeded(seed):
         new = AutoModel.from_config(old.config)
-    # not strict, because a new model may have a pooler that the saved encoder lacks
+    # strict=False, because a new model may have a pooler that the saved encoder lacks
     missing, _ = old.load_state_dict(new.state_dict(), strict=False)
     if missing:
         raise ValueError(f"model.random_weights cannot draw weights for {', '.join(missing[:3])}")
 
 
 def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
-    """Wrap a decoder in a BidirectionalModel if it has bidirectional layers. Also wrap one with 4-bit weights or an
-    adapter to train, because the wrapper saves an adapter together with the name of its base model."""
+    """Wrap a decoder in a BidirectionalModel if it has bidirectional layers. Also wrap a decoder with 4-bit weights or
+    an adapter to train, because the wrapper saves an adapter together with the name of its base model."""
     layers, inner = spec.bidirectional_layers, model[0].model
     has_lora = train and bool(spec.lora)
-    folder = Path(spec.name).expanduser()  # an adapter may be loaded from elsewhere
+    folder = Path(spec.name).expanduser()  # the base model of an adapter may be in another folder
     base = {
         "base_model": str(folder.resolve()) if folder.is_dir() else spec.name,
         "base_revision": spec.revision,
@@ -260,7 +261,7 @@ def _set_length(model: Any, spec: Model) -> None:
     limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and getattr(table, "padding_idx", None) is not None:
-            limit = table.num_embeddings - table.padding_idx - 1  # RoBERTa reserves the first ones for padding
+            limit = table.num_embeddings - table.padding_idx - 1  # RoBERTa reserves the first positions for padding
     if limit is not None and length > limit:
         if spec.max_seq_length is not None:
             raise ValueError(f"model.max_seq_length is {length}, but the encoder has only {limit} positions: lower it")

@@ -1,8 +1,8 @@
-"""Packed rows: the texts of a batch side by side in one row without padding, with attention within each text.
+"""Packed rows: the texts of a batch one after another in one row without padding, with attention within each text.
 
 transformers calls the attention of raoe_kernels through its AttentionInterface, under the name PACKED, and passes the
-ends of the texts on. Batches that are not packed get SDPA under the names PACKED and PADDED, with masks that are made
-without reading the padding; transformers' own SDPA reads it and so waits for the GPU in every forward pass.
+ends of the texts on. Batches that are not packed use SDPA under the names PACKED and PADDED, with masks that are built
+without reading the padding. transformers' own SDPA reads the padding and so waits for the GPU in every forward pass.
 """
 
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ from raoe_kernels import backends, bidirectional_attention
 from raoe_train.encoders.bidirectional.configuration import windows
 from raoe_train.encoders.bidirectional.modeling import PACKED, PADDED, BidirectionalModel
 
-OFFSET = ("camembert", "roberta", "xlm-roberta")  # their positions start after the padding token's id
+OFFSET = ("camembert", "roberta", "xlm-roberta")  # positions start after the padding token's id
 ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
-ENDS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # transformers' keywords for FlashAttention
-OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features that only packed rows have
+ENDS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # keywords of transformers for FlashAttention
+OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features of packed rows only
 
 
 class Packing(NamedTuple):
-    """How a model reads a packed row.
+    """How a model reads packed rows.
 
     offset      position of a text's first token
     window      length of the longest text that sliding windows do not cut, or None
@@ -37,12 +37,13 @@ class Packing(NamedTuple):
     is_flash: bool = False
 
     def fits(self, texts: Any) -> bool:
-        """Whether texts (lengths._Texts) can be packed: no padding between or instead of tokens, none too long."""
+        """Whether texts (lengths._Texts) can be packed: none is too long, or has padding between or instead of
+        tokens."""
         return bool(texts.real.all()) and (self.window is None or int(texts.lengths.max()) <= self.window)
 
     def row(self, starts: np.ndarray, lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, dict[str, Any]]:
         """Pack texts into one row. Text i has lengths[i] tokens, the first at index starts[i]. Returns (indices of the
-        row's tokens, shape (1, tokens); the other features). max_length_q is rounded up to the multiple."""
+        row's tokens, shape (1, tokens); the other features). max_length_q is rounded up to a multiple of `multiple`."""
         text = np.repeat(np.arange(len(lengths)), lengths)
         ends = np.concatenate([[0], lengths.cumsum()])
         position = np.arange(len(text)) - ends[text]
@@ -50,13 +51,13 @@ class Packing(NamedTuple):
         row: dict[str, Any] = {"position_ids": torch.from_numpy(position + self.offset)[None]}
         row |= {"seq_idx": torch.from_numpy(text)[None], "cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
         row |= {"max_length_q": longest, "max_length_k": longest}
-        # transformers passes a mask of four dimensions on; from another it would make one of all tokens with all
+        # transformers uses a mask of four dimensions as it is, but would build a (tokens x tokens) mask from another
         row["attention_mask"] = None if self.is_flash else torch.ones(1, 1, 1, 1, dtype=torch.long)
         return (starts[text] + position)[None], row
 
 
 def packing_of(model: Any) -> Packing | str:
-    """How a SentenceTransformer reads packed rows, or the reason why it does not."""
+    """Return how a SentenceTransformer reads packed rows, or the reason why it cannot read them."""
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     modules = [*model] if isinstance(model, nn.Sequential) else []
@@ -78,15 +79,15 @@ def packing_of(model: Any) -> Packing | str:
 
 
 def is_default(device: torch.device) -> bool:
-    """Whether to pack on a device: on CUDA, if attention has its Triton backend; as measured (docs/by-length.md)."""
+    """Whether to pack on a device: on CUDA, if attention can use its Triton backend (measured in docs/by-length.md)."""
     return device.type == "cuda" and backends(device)["bidirectional_attention"]["triton"] is True
 
 
 def pack(model: Any, packed: bool = True) -> str | None:
-    """Make a SentenceTransformer with SDPA also read packed rows; returns the reason if it does not support them.
-    With packed=False it reads only padded batches, with masks that are made without reading the padding."""
+    """Make a SentenceTransformer with SDPA read packed rows, too. Return the reason if it does not support packed rows.
+    With packed=False, it reads only padded batches, with masks that are built without reading the padding."""
     inner = getattr(model, "transformers_model", None)
-    config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # the decoder in a BidirectionalModel
+    config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # a BidirectionalModel has a decoder
     before = getattr(config, "_attn_implementation", None)
     if before in ("sdpa", PADDED):
         config._attn_implementation = PACKED
@@ -102,9 +103,9 @@ def pack(model: Any, packed: bool = True) -> str | None:
 
 
 def vary_sizes(run: dict[str, Any]) -> dict[str, Any]:
-    """Mark the sizes of a packed row as dynamic, so that torch.compile makes one graph for all rows. Only sizes of
+    """Mark the sizes of a packed row as dynamic, so that torch.compile creates one graph for all rows. Only sizes of
     tensors can be marked, so the length of the longest text becomes the size of an empty tensor."""
-    if run.get("cu_seq_lens_q") is None or run["attention_mask"] is None:  # padded, or of FlashAttention
+    if run.get("cu_seq_lens_q") is None or run["attention_mask"] is None:  # a padded batch, or FlashAttention
         return run
     run = {**run, "max_length_q": run["input_ids"].new_empty(0, run["max_length_q"])}
     for value in run.values():
@@ -126,11 +127,11 @@ def _attention(
     max_length_q: int | Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of (1, heads, tokens, d) queries, keys and values, or SDPA of a padded batch."""
+    """Return the attention of packed (1, heads, tokens, d) queries, keys and values, or SDPA of a padded batch."""
     if cu_seq_lens_q is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **kwargs)
-    longest = max_length_q.shape[1] if isinstance(max_length_q, Tensor) else max_length_q  # vary_sizes
+    longest = max_length_q.shape[1] if isinstance(max_length_q, Tensor) else max_length_q  # from vary_sizes
     causal = bool(module.is_causal if is_causal is None else is_causal)
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "causal": causal}

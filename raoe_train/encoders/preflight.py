@@ -10,12 +10,12 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 
-# QLoRA's weights (Dettmers et al., 2023): NF4 with double quantization
+# weights as in QLoRA (Dettmers et al., 2023): NF4 with double quantization
 FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 
 
 def check_device(device: str | None) -> None:
-    """Raise ValueError for a device that torch cannot use here."""
+    """Raise ValueError for a device that torch cannot use on this machine."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -23,20 +23,20 @@ def check_device(device: str | None) -> None:
 
 
 def four_bit(compute_dtype: str | None) -> dict[str, Any]:
-    """Keys of transformers.BitsAndBytesConfig; computes in `compute_dtype`, by default bfloat16 on a GPU."""
+    """Return keys of transformers.BitsAndBytesConfig that compute in `compute_dtype`, by default bfloat16 on a GPU."""
     default = "bfloat16" if torch.cuda.is_available() else "float32"
     return {**FOUR_BIT, "bnb_4bit_compute_dtype": compute_dtype or default}
 
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """In this block, errors while loading a model become one sentence that names the model."""
-    # A hub name is OWNER/NAME or NAME; anything longer, or with . / ~ in front, is a path.
+    """In this block, replace errors while loading a model by one sentence that names the model."""
+    # A hub name is OWNER/NAME or NAME. A longer name, or a name that starts with . / ~, is a path.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")
     cached = Path(constants.HF_HUB_CACHE).glob(f"models--*{name.replace('/', '--')}/snapshots/*")
     if not Path(name).is_dir() and not any(cached):
-        try:  # once, because the libraries ask six times, for a minute
+        try:  # ask once: the libraries ask six times, for a minute
             get_session().head(constants.ENDPOINT, timeout=5)
         except Exception as error:
             reason = str(error).partition("\n")[0]
@@ -48,7 +48,7 @@ def loading(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # libraries raise errors of many classes for a damaged folder
         if "raoe_train" in traceback.extract_tb(error.__traceback__)[-1].filename:
-            raise  # our own message, which already names the model
+            raise  # raoe's own message, which already names the model
         kind = OSError if isinstance(error, OSError) else ValueError
         reason = " ".join(str(error).split())
         if not isinstance(error, (OSError, ValueError)):

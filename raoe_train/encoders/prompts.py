@@ -1,7 +1,8 @@
 """Prompts with text before and after the sentence: 'Summarize sentence {text} in one word:"'.
 
-The prefix is one of sentence-transformers' prompts. The suffix is added by the tokenizer's post-processor, like [CLS]
-or BOS: truncation leaves room for it, and it is saved in tokenizer.json, so a saved model does not need raoe_train.
+The prefix becomes a prompt of sentence-transformers. The tokenizer's post-processor adds the suffix, as it adds [CLS]
+or BOS: truncation leaves room for the suffix, and it is saved in tokenizer.json, so a saved model works without
+raoe_train.
 """
 
 import json
@@ -13,15 +14,15 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-# Texts that a suffix is tried after. Without punctuation, which many tokenizers join with a suffix's own.
+# Texts after which a suffix is tried. They have no punctuation, which many tokenizers join with that of a suffix.
 _PROBES = ("a", "7", "dog", "the cat", "Zürich")
-_KEY = "raoe_suffix"  # in tokenizer_config.json, and the name of the suffix in the post-processor
+_KEY = "raoe_suffix"  # key in tokenizer_config.json, and name of the suffix in the post-processor
 _FIELDS = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "clean_up_tokenization_spaces",
            "split_special_tokens", "extra_special_tokens", "chat_template")  # fmt: skip
 
 
 def parse_template(template: str) -> tuple[str, str]:
-    """Split a template into the text before and after {text}, its only field; literal braces are doubled: {{ or }}."""
+    """Split a template into the text before and after {text}, its only field. A literal brace is doubled: {{ or }}."""
     parts = [""]
     try:
         for literal, *field in string.Formatter().parse(template):
@@ -29,25 +30,25 @@ def parse_template(template: str) -> tuple[str, str]:
             if field == ["text", "", None]:
                 parts.append("")
             elif field[0] is not None:
-                raise ValueError(f"{{{field[0]}}} is not allowed: the only field is {{text}}, without a format")
+                raise ValueError(f"{{{field[0]}}} is not allowed: the only field must be {{text}} without a format")
     except ValueError as error:
-        raise ValueError(f"prompt {template!r}: {error} (double a literal brace: {{{{ or }}}})") from None
+        raise ValueError(f"prompt {template!r}: {error} (write {{{{ or }}}} for a literal brace)") from None
     if len(parts) != 2:
         raise ValueError(f"prompt {template!r} must contain {{text}} exactly once; it occurs {len(parts) - 1} times")
     return parts[0], parts[1]
 
 
 def apply_template(model: Any, template: str) -> None:
-    """Make a SentenceTransformer put every text into `template`, see parse_template. Changes the model in place.
+    """Make a SentenceTransformer put every text into `template` (see parse_template). This changes the model in place.
 
-    The prefix becomes the default prompt, also of queries and documents if they have none. The suffix's tokens follow
-    those of the text (in a pair, of the second text), replace those of an earlier template, and precede special tokens
-    at the end ([SEP], EOS). With last-token pooling these special tokens are left out, so that the suffix's last token
-    is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
+    The prefix becomes the default prompt, also for queries and documents without an own prompt. The suffix's tokens
+    follow the tokens of the text (in a pair, of the second text), before special tokens at the end ([SEP], EOS), and
+    replace the suffix of an earlier template. With last-token pooling, these special tokens are left out, so that the
+    suffix's last token is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
 
     The tokenizer becomes a plain PreTrainedTokenizerFast, because some classes (BERT's) create their own post-processor
-    when they load; its chat template is no longer used. Set max_seq_length and pooling first. ValueError, with the
-    model unchanged, if the model cannot have the template or would lose it when saved.
+    when they are loaded. A chat template is no longer used. Set max_seq_length and pooling first. ValueError, with the
+    model unchanged, if the model cannot have the template or would lose the template when saved.
     """
     prefix, suffix = parse_template(template)
     tokenizer = getattr(model[0], "processor", None)
@@ -56,7 +57,7 @@ def apply_template(model: Any, template: str) -> None:
         raise ValueError(f"a prompt template needs a text model with a fast tokenizer, got {kinds}")
     if suffix or suffix_of(model):
         poolings = [module for module in model.modules() if isinstance(module, Pooling)]
-        if suffix and not all(pooling.include_prompt for pooling in poolings):  # it would drop tokens at the start
+        if suffix and not all(pooling.include_prompt for pooling in poolings):  # pooling would drop tokens at the start
             raise ValueError("a prompt with a suffix cannot be excluded from pooling: set include_prompt to True")
         # pooling_mode is a name or a tuple of names
         last = any("lasttoken" in pooling.pooling_mode for pooling in poolings)
@@ -71,10 +72,10 @@ def apply_template(model: Any, template: str) -> None:
         problem = f"{length} tokens with special tokens, and max_seq_length is {tokenizer.model_max_length}"
         raise ValueError(f"prompt {template!r} leaves no room for text: it takes {problem}")
     model[0].processor = tokenizer
-    # with "message", the chat template would render every text and turn the prefix into a system message
+    # with "message", a chat template would render every text and turn the prefix into a system message
     model[0].modality_config = {name: value for name, value in model[0].modality_config.items() if name != "message"}
     model[0]._prompt_length_mapping.clear()
-    # encode_query and encode_document use their own prompts, which need the prefix, too
+    # encode_query and encode_document use other prompts, which also need the prefix
     defaults = (None, "", model.prompts.get("default"))
     prompts = {name: prefix if prompt in defaults else prompt for name, prompt in model.prompts.items()}
     model.prompts = {**prompts, "default": prefix}
@@ -82,13 +83,13 @@ def apply_template(model: Any, template: str) -> None:
 
 
 def suffix_of(model: Any) -> str:
-    """The suffix that apply_template gave the model; '' if there is none."""
+    """Return the suffix that apply_template added to the model, or ''."""
     tokenizer = getattr(model[0], "tokenizer", None)
     return tokenizer.init_kwargs.get(_KEY, {}).get("text", "") if tokenizer is not None else ""
 
 
 def _backend(tokenizer: Any, **changes: Any) -> Any:
-    """Copy the inner tokenizer, without the truncation and padding of its last call."""
+    """Copy the inner tokenizer without the truncation and padding of the last call."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     return Tokenizer.from_str(json.dumps({**state, "truncation": None, "padding": None, **changes}))
 
@@ -96,7 +97,7 @@ def _backend(tokenizer: Any, **changes: Any) -> Any:
 def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
     backend = _backend(tokenizer)
     current = json.loads(backend.to_str())["post_processor"]
-    # the original post-processor, so that a second template replaces the first
+    # start from the original post-processor, so that a second template replaces the first
     processor = original = tokenizer.init_kwargs.get(_KEY, {}).get("post_processor", current)
     settings: dict[str, Any] = {}
     if suffix:
@@ -108,9 +109,9 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
 
 
 def suffix_ids(backend: Any, suffix: str) -> list[int]:
-    """The tokens of a suffix after any word; ValueError if there are none or they depend on the word."""
+    """Return the tokens of a suffix after any word. ValueError if it has none, or if they depend on the word."""
     endings = set()
-    for probe in _PROBES:  # on its own, the suffix would get SentencePiece's marker for the start of a text
+    for probe in _PROBES:  # alone, the suffix would get SentencePiece's marker for the start of a text
         word = backend.encode(probe, add_special_tokens=False).ids
         ids = backend.encode(probe + suffix, add_special_tokens=False).ids
         endings.add(tuple(ids[len(word) :]) if ids[: len(word)] == word else ())
@@ -121,7 +122,7 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
 
 
 def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
-    """A post-processor for tokenizer.json that adds the suffix to what `backend` adds; at the very end if `last`."""
+    """Return a post-processor for tokenizer.json that adds the suffix to what `backend` adds, at the end if `last`."""
     special = {_KEY: {"id": _KEY, "ids": suffix, "tokens": [backend.id_to_token(number) for number in suffix]}}
 
     def pieces(*texts: str) -> list[dict[str, Any]]:
@@ -143,7 +144,7 @@ def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
 
 def _check_reload(config: Any, old: Any, new: Any, prefix: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)  # the tokenizer's class may depend on it
+        config.save_pretrained(folder)  # the tokenizer's class may depend on the config
         new.save_pretrained(folder)
         reloaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     for text in (prefix + probe for probe in _PROBES):

@@ -1,4 +1,4 @@
-"""New models and parts: a small BERT with its tokenizer, SimCSE's training head, LoRA adapters."""
+"""New models and parts of models: a small BERT with its tokenizer, SimCSE's training head, LoRA adapters."""
 
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from raoe_train.encoders.settings import Scratch
 
 
 def scratch_transformer(sizes: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Transformer:
-    """Create a small BERT for texts of up to 64 tokens (by default), and train its WordPiece tokenizer."""
+    """Create a small BERT for texts of up to max_seq_length tokens (default 64), and train its WordPiece tokenizer."""
     length = max_seq_length or 64
     words = train_word_pieces(sentences, sizes.vocab_size)
     tokenizer = hf.BertTokenizer(vocab={word: number for number, word in enumerate(words)}, model_max_length=length)
@@ -37,14 +37,14 @@ def scratch_transformer(sizes: Scratch, sentences: Iterable[str], max_seq_length
 
 
 def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
-    """Train a lower-casing WordPiece tokenizer; returns its words in order of their ids, equal in every process."""
+    """Train a lower-casing WordPiece tokenizer. Return its words in the order of their ids, equal in every process."""
     normalizer = normalizers.BertNormalizer(lowercase=True)
     lines = [normalizer.normalize_str(sentence) for sentence in sentences]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    # The trainer breaks ties of frequency by id, and numbers inner letters in the random order of a hash table.
-    # As special tokens they have fixed ids.
+    # The trainer breaks ties of frequency by id, and numbers inner letters in the random order of a hash table. As
+    # special tokens, inner letters have fixed ids.
     inner = [f"##{letter}" for letter in sorted({letter for line in lines for letter in line if not letter.isspace()})]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=2, special_tokens=[*special, *inner], show_progress=False
@@ -62,8 +62,8 @@ class TrainingHead(Dense):
 
 
 def add_head(model: Any, seed: int, saved: bool) -> None:
-    """Append a TrainingHead to a SentenceTransformer. If `saved`, its weights are those of the pooler, which is where
-    SimCSE's checkpoints keep the head; else, or without a pooler, they are drawn like the encoder's initial weights."""
+    """Append a TrainingHead to a SentenceTransformer. If `saved`, its weights are those of the pooler, where SimCSE's
+    checkpoints store the head. Otherwise, or without a pooler, they are drawn like the encoder's initial weights."""
     inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
     pooler = getattr(getattr(inner, "pooler", None), "dense", None)
     if saved and pooler is not None and getattr(pooler.weight, "_is_hf_initialized", False):
@@ -76,17 +76,17 @@ def add_head(model: Any, seed: int, saved: bool) -> None:
 
 
 def drop_head(model: Any) -> None:
-    """Remove the TrainingHead, if there is one."""
+    """Remove the TrainingHead, if the model has one."""
     for name, module in list(model.named_children()):
         if isinstance(module, TrainingHead):
             del model._modules[name]
 
 
 def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
-    """Freeze a transformers model and add a trainable LoRA adapter in float32, or train the adapter that it has.
+    """Freeze a transformers model and add a trainable LoRA adapter in float32, or train the model's existing adapter.
 
     Args:
-        settings: fields of peft.LoraConfig; without target_modules, all linear layers get an adapter.
+        settings: fields of peft.LoraConfig. Without target_modules, all linear layers get an adapter.
     """
     from peft import LoraConfig, TaskType, prepare_model_for_kbit_training
 
@@ -98,10 +98,10 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
         (adapter,) = model.peft_config.values()
         changed = [key for key in settings if getattr(adapter, key) != getattr(config, key) and key != "target_modules"]
         if changed:
-            advice = "use its own model.lora settings, or merge it first with raoe-train export --merge"
+            advice = "use its model.lora settings, or merge it first with raoe-train export --merge"
             raise ValueError(f"the model has a LoRA adapter with another {', '.join(changed)}: {advice}")
     else:
-        if getattr(model, "is_loaded_in_4bit", False):  # this also converts norms and embeddings to float32
+        if getattr(model, "is_loaded_in_4bit", False):  # also converts norms and embeddings to float32
             prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         else:
             model.requires_grad_(False)

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, Source, merge
 
-SCRATCH = "scratch"  # as model.name: make a new model
-WHERE_IT_RUNS = ("device", "device_map", "training_head")  # settings of a model that its embeddings do not depend on
-CONDITIONAL = "conditional"  # name of the prompt, among a model's prompts, that has a {condition}
+SCRATCH = "scratch"  # value of model.name for a new model
+WHERE_IT_RUNS = ("device", "device_map", "training_head")  # settings of a model that do not affect embeddings
+CONDITIONAL = "conditional"  # key of the prompt with a {condition} among a model's prompts
 Dtype = Literal["float32", "bfloat16", "float16"]
 Precision = Literal["float32", "int8", "ubinary"]
 
@@ -39,13 +39,13 @@ class Scratch:
 
 @dataclass
 class Encoder:
-    """Which encoder to load, and how it embeds texts.
+    """An encoder to load, and how it embeds texts.
 
     Args:
         name: encoder or SentenceTransformer, by path or hub name
-        pooling: pooling of token states; by default, the saved pooling or, without it, cls for ModernBERT and SimCSE
-            models and mean for all other models
-        prompt: template for every text, such as 'query: {text}'; it is saved with the model
+        pooling: pooling of token states; by default, the saved pooling; without a saved pooling, cls for ModernBERT and
+            SimCSE models, and mean for all other models
+        prompt: template for every text, such as 'query: {text}', which is saved with the model
         max_seq_length: maximum number of tokens; longer texts are truncated
         trust_remote_code: run custom code from the model's repository
         revision: branch, tag or commit on the hub
@@ -65,13 +65,13 @@ class Encoder:
 
 @dataclass
 class FrozenEncoder(Encoder):
-    """An encoder that is not trained, such as a teacher or a reference.
+    """An encoder that is used but not trained, such as a teacher or a reference.
 
     Args:
-        prompt: template for every text, such as 'query: {text}'; a prompt without {text} is put before each text
+        prompt: template for every text, such as 'query: {text}'; a prompt without {text} is added before each text
         task: argument `task` of the encoder's encode method, such as text-matching for jina-embeddings-v3
-        batch_size: sentences in a batch
-        cache: directory that keeps the embeddings for later runs
+        batch_size: sentences to encode at a time
+        cache: directory in which embeddings are cached for later runs
     """
 
     prompt: str | None = None
@@ -86,14 +86,14 @@ class Model(Encoder):
 
     Args:
         name: encoder or SentenceTransformer, by path or hub name; scratch makes a new model
-        random_weights: keep the architecture and tokenizer, but draw new weights
+        random_weights: use the architecture and tokenizer of model.name, but draw new weights
         dtype: dtype of the weights; by default, the saved dtype
         device_map: device_map of transformers; auto spreads the model over all GPUs
         bidirectional_layers: number of last layers of a decoder that attend in both directions, or all
-        load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); needs a GPU to be fast
-        lora: train a LoRA adapter; fields of peft.LoraConfig, such as r
-        training_head: add SimCSE's linear layer and tanh on top of the embedding, in training only
-        scratch: architecture of the new model if name is scratch
+        load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); fast only on a GPU
+        lora: train a LoRA adapter with these fields of peft.LoraConfig, such as r
+        training_head: during training, add SimCSE's linear layer and tanh on top of the embedding
+        scratch: architecture of the new model if model.name is scratch
     """
 
     name: Source = ""
@@ -108,7 +108,7 @@ class Model(Encoder):
 
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:
-    """Convert an encoder's name, or a section with fewer keys, to a Model, with `changes` to its settings."""
+    """Convert an encoder's name, or a section with fewer keys, to a Model, and apply `changes` to the settings."""
     if isinstance(encoder, Model) and not changes:
         return encoder
     settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
@@ -117,14 +117,14 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
 
 
 def identity(model: Any) -> dict[str, Any]:
-    """Everything that a model's outputs depend on: the settings of an Encoder or LanguageModel, except those that only
-    say where it runs, and the fingerprint of its files."""
+    """Return everything that determines a model's outputs: the settings of an Encoder or LanguageModel, except where
+    the model runs, and the fingerprint of the model's files."""
     spec = as_model(model) if isinstance(model, Encoder) else model
     defaults, settings = asdict(type(spec)()), asdict(spec)
-    # without defaults, so that a setting that a later version adds makes no difference
+    # without defaults, so that a setting that a later version adds changes nothing
     settings = {key: value for key, value in settings.items() if value != defaults[key] and key not in WHERE_IT_RUNS}
     if getattr(model, "task", None) is not None:
         settings["task"] = model.task
-    if (second := getattr(model, "second", None)) is not None:  # of a teacher
+    if (second := getattr(model, "second", None)) is not None:  # second encoder of a teacher
         settings["second"] = identity(second)
     return {**settings, "files": fingerprint(spec.name)}

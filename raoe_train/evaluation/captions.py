@@ -10,13 +10,13 @@ from raoe_train.data.tables import by_column, read_table
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.evaluation.tasks import Outcomes, Reading, Task, find_task
 
-CAPTIONS = 5  # captions of an image: the query and the 4 captions to find
-LISTED = 100  # number of queries whose retrieved captions are in a result
+CAPTIONS = 5  # captions per image: the query and the 4 captions to find
+LISTED = 100  # number of queries whose retrieved captions are listed in a result
 BLOCK = 256  # queries whose similarities to all captions are in memory at a time
 
 
 def read_captions(source: str, **options: Any) -> dict[str, list[str]]:
-    """Read {image: its captions}, in file order, from a file with columns image and caption."""
+    """Read {image: captions}, in file order, from a file with columns image and caption."""
     parse = by_column({"image": parse_word, "caption": parse_sentence})
     table, _ = read_table(source, parse, "caption", **options)
     images: dict[str, list[str]] = {}
@@ -26,7 +26,7 @@ def read_captions(source: str, **options: Any) -> dict[str, list[str]]:
 
 
 def read_caption_task(name: str, reading: Reading) -> Task:
-    """Read the first five captions of each image."""
+    """Read a caption task: the first five captions of each image."""
     source = find_task(name, reading.data_dir, "captions")
     images = read_captions(source, **reading.rows)
     for image, captions in images.items():
@@ -40,10 +40,10 @@ def read_caption_task(name: str, reading: Reading) -> Task:
 
 
 def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[str, Any], Outcomes]:
-    """({"accuracy", "images", "captions", "retrieved"}, Outcomes: 100 for a correct image, 0 for another). An image is
-    correct if the four captions nearest to its first caption are its other four. Ties count as wrong. "retrieved" has,
-    for the first LISTED images, [{"query", "captions": the nearest four, "own": whether each belongs to the image}]."""
-    # one column for each distinct text, so that equal captions have exactly the same similarity
+    """Return ({"accuracy", "images", "captions", "retrieved"}, Outcomes: 100 for a correct image, else 0). An image is
+    correct if the four captions nearest to its first caption are its other four captions. Ties count as wrong.
+    "retrieved" has, for the first LISTED images, [{"query", "captions": nearest four, "own": [is of the image]}]."""
+    # compute one column per distinct text, so that equal captions have exactly the same similarity
     _, first, place = np.unique(np.asarray(captions, dtype=object), return_index=True, return_inverse=True)
     unit = unit_rows(embeddings)
     distinct = unit[first].T

@@ -8,20 +8,20 @@ from scipy import stats
 
 from raoe_train.evaluation.tasks import Outcomes
 
-LEVEL = 95  # of intervals, in percent
-DRAWS = 2**20  # numbers that the bootstrap draws at a time
+LEVEL = 95  # confidence level of intervals, in percent
+DRAWS = 2**20  # number of indices that the bootstrap draws at a time
 
 
 def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], resamples: int, seed: int) -> np.ndarray:
-    """Values of a statistic on paired bootstrap samples: [resamples], NaN where it is undefined.
+    """Return a statistic on paired bootstrap samples, [resamples], with NaN where the statistic is undefined.
 
     Args:
-        data: arrays [n]; a sample draws the same indices from each array.
+        data: arrays [n]. A bootstrap sample draws the same indices from each array.
         statistic: a function of arrays [batch, n] and `axis`, which returns [batch].
     """
-    if len(data[0]) == 1:  # scipy raises
+    if len(data[0]) == 1:  # scipy raises an error for one example
         return np.repeat(statistic(*data, axis=-1), resamples)
-    with warnings.catch_warnings():  # scipy warns of NaN and constant values in its interval, which is not used
+    with warnings.catch_warnings():  # scipy warns of NaN and constant values in its own interval, which is not used
         warnings.simplefilter("ignore")
         return stats.bootstrap(
             data, statistic, paired=True, vectorized=True, n_resamples=resamples, method="percentile",
@@ -30,7 +30,7 @@ def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], r
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """The percentile interval of bootstrap values; undefined values are left out."""
+    """Return the percentile interval of bootstrap values, without undefined values."""
     tail = (100 - LEVEL) / 2
     low, high = np.nanpercentile(values, [tail, 100 - tail])
     return float(low), float(high)
@@ -44,9 +44,10 @@ def spearman(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
-    """Differences, second - first, of the main metric x 100 on bootstrap samples of the examples: [resamples]."""
+    """Return differences, second - first, of the main metric x 100 on bootstrap samples of the examples:
+    [resamples]."""
     if len(first.values) != len(second.values) or not np.array_equal(np.asarray(first.gold), np.asarray(second.gold)):
-        raise ValueError("the examples are not of the same data")
+        raise ValueError("the two results are not of the same examples")
     if first.gold is None:
         means = lambda a, b, axis: b.mean(axis) - a.mean(axis)  # noqa: E731
         return resample([first.values, second.values], means, resamples, seed)

@@ -9,19 +9,20 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 
 from raoe_train.evaluation.tasks import Task, encode_tasks
 
-# {kind of task: {metric: its name in logs}}, first the one that selects the best model
+# {kind of task: {metric: name in logs}}; the first metric selects the best model
 METRICS = {
     "sts": {"spearman": "spearman_cosine", "pearson": "pearson_cosine"},
     "retrieval": {name: f"cosine_{name}" for name in ("ndcg@10", "recall@10", "mrr@10", "accuracy@1")},
 }
 SELECTING = ("_spearman_cosine", "_cosine_ndcg@10")
-NOT_SHOWN = re.compile("^eval_|_spearman_cosine|_cosine")  # in the names of dev metrics in log lines and plots
+NOT_SHOWN = re.compile("^eval_|_spearman_cosine|_cosine")  # parts of metric names that log lines and plots leave out
 
 
 class DevEvaluator(SentenceEvaluator):
     """An evaluator for the trainer, for tasks of one kind. It returns NAME_spearman_cosine or NAME_cosine_ndcg@10,
-    which selects the best model, and the other METRICS, at most 1 or NaN. With several tasks these are means; each task
-    also has its own metrics (NAME_TASK_spearman_cosine …), and so has each width in `widths` (NAME_WIDTH_…)."""
+    which selects the best model, and the other METRICS (at most 1, or NaN). With several tasks, these are means, and
+    each task has its own metrics, too (NAME_TASK_spearman_cosine …). Each width in `widths` has metrics
+    NAME_WIDTH_…."""
 
     def __init__(self, tasks: Mapping[str, Task], batch_size: int, name: str, widths: Sequence[int] = ()) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tasks of MTEB (Muennighoff et al. 2023), by their names in mteb; mteb loads their data and evaluates them."""
+"""Tasks of MTEB (Muennighoff et al. 2023) by their names in mteb, which loads the data and evaluates the tasks."""
 
 import sys
 from functools import partial
@@ -10,7 +10,7 @@ from raoe_train.evaluation.tasks import Reading, Task
 
 
 def read_mteb(name: str, reading: Reading) -> Task:
-    """Find a task by its name in mteb. Its data is loaded when it runs."""
+    """Find a task by its name in mteb. The data of the task is loaded when the task runs."""
     import mteb
 
     try:
@@ -20,14 +20,14 @@ def read_mteb(name: str, reading: Reading) -> Task:
 
 
 def make_task(task: Any, cache: Path | None = None) -> Task:
-    """Create a task from an mteb task; its results are kept in `cache`."""
+    """Create a task from an mteb task, whose results are cached in `cache`."""
     content = [task.metadata.name, task.metadata.dataset.get("revision"), version("mteb")]
     return Task("mteb", "main_score", content, run=partial(_run, task, cache))
 
 
 def _run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str, Any]:
-    """{"main_score": mean over splits and subsets, "metric": its name, "scores": {split: {subset: main score}}}; for
-    reranking tasks also "map" and "mrr" over all candidates; x100. Results in the cache are reused."""
+    """Return {"main_score": mean over splits and subsets, "metric": its name, "scores": {split: {subset: main score}}},
+    and for reranking tasks "map" and "mrr" over all candidates, all x100. Cached results are reused."""
     import mteb
 
     show_bar, training = sys.stderr.isatty(), model.training

@@ -1,5 +1,5 @@
-"""Polarity and semantic scores, and the tasks `polarity:NAME` (Eq. 1 and 2 of the margins paper). They measure
-whether the sentences that an encoder retrieves have the query's class and are about the same topic."""
+"""Polarity and semantic scores, and the tasks `polarity:NAME` (Eq. 1 and 2 of the margins paper). The scores measure
+whether the sentences that an encoder retrieves have the query's class and topic."""
 
 import random
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from raoe_train.settings import Polarity
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
-    """[k] weights of retrieved sentences, the nearest first, with sum 1: for "linear", w_i = 2 (k + 1 - i) / (k (k +
-    1)) with i from 1 (section 3.1 of the margins paper); for "none", all equal."""
+    """Return [k] weights of retrieved sentences, the nearest first, with sum 1: for "linear", w_i = 2 (k + 1 - i) / (k
+    (k + 1)) with i from 1 (section 3.1 of the margins paper); for "none", equal weights."""
     if discount not in ("linear", "none"):
         raise ValueError(f"discount must be linear or none, got {discount!r}")
     if k < 1:
@@ -30,20 +30,17 @@ def weights(k: int, discount: str = "linear") -> np.ndarray:
 class PolarityEvaluator(SentenceEvaluator):
     """Scores an encoder by the k nearest source sentences that it retrieves for each sentence:
 
-    - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
-    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), with cosines of a frozen reference encoder R. Compare S with
-      the S of R itself.
+    - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1); -
 
-    A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: mean and
+    A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: the mean and the
     (population) standard deviation over the sentences.
 
     Args:
-        sentences, labels: n texts and their classes; any number of classes, compared by ==.
+        sentences, labels: n texts and their classes. Any number of classes is allowed; they are compared by ==.
         source_sentences, source_labels: m texts to retrieve from, at least k, and their classes.
-        reference: the reference's [n + m, d] embeddings of the sentences and then the source sentences, or a
-            SentenceTransformer that computes them once.
+        reference: a SentenceTransformer, or its [n + m, d] embeddings of sentences, then source sentences.
         k, discount: number of sentences to retrieve, and their weights, see `weights`.
-        batch_size: sentences in a batch.
+        batch_size: sentences to encode at a time.
         name: prefix of the names of the scores.
 
     Raises:
@@ -88,18 +85,18 @@ class PolarityEvaluator(SentenceEvaluator):
         return metrics
 
     def scores(self, embeddings: np.ndarray, k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(P, S) of each sentence by its k nearest source sentences, [n] each, from 0 to 1 and from -1 to 1. The [n +
-        m, d] embeddings are those of the sentences and then the source sentences."""
+        """Return P (from 0 to 1) and S (from -1 to 1) of each sentence by its k nearest source sentences, [n] each.
+        `embeddings` is [n + m, d]: the sentences, followed by the source sentences."""
         n, unit, w = len(self.labels), unit_rows(embeddings), self._weights(k or self.k)
         places, _ = nearest(unit[:n], unit[n:], len(w))
         is_same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
-        # row by row, because [n, k, d] may be large
+        # compute row by row, because [n, k, d] may be large
         cosines = np.stack([self.reference[n + row] @ self.reference[i] for i, row in enumerate(places)])
         return is_same @ w, cosines.astype(np.float64) @ w
 
     def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> tuple[dict[str, Any], np.ndarray]:
-        """({"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class":
-        {class: the first five}, "curve": {k: {"polarity", "similarity"}}}, scores in percent; P of each
+        """Return ({"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class":
+        {class: the first five keys}, "curve": {k: {"polarity", "similarity"}}}, with scores in percent; P of each
         sentence, [n] from 0 to 1)."""
         polarity, similarity = self.scores(embeddings)
         labels = np.array(list(map(str, self.labels)))
@@ -131,8 +128,8 @@ def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
 
 
 def read_polarity(name: str, reading: Reading) -> Task:
-    """Read the labelled texts of a task (section 3.2 of the margins paper). Texts of test, at most
-    options.max_sentences, are scored; they retrieve from options.sources times as many random texts of train."""
+    """Read the labelled texts of a task (section 3.2 of the margins paper). At most options.max_sentences texts of test
+    are scored. They retrieve from options.sources times as many random texts of train."""
     options = reading.polarity
     if (encoder := options.reference) is None:
         raise ValueError(f"--polarity.reference.name is missing: the frozen encoder whose cosines score {name}")
@@ -151,7 +148,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
     (texts, labels), (corpus, classes) = ((data["text"][:], data["label"][:]) for data in (test, sources))
 
     @cache
-    def evaluator() -> PolarityEvaluator:  # created for the first encoder only, because it runs the reference
+    def evaluator() -> PolarityEvaluator:  # created only once, because it runs the reference
         reference = embeddings(encoder, [*texts, *corpus], "reference")
         return PolarityEvaluator(texts, labels, corpus, classes, reference, options.k, options.discount)
 
@@ -166,7 +163,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
 
 
 def _sample(data: Any, limit: int | None, seed: int) -> Any:
-    """Draw at most `limit` rows with `seed`, and keep their order."""
+    """Draw at most `limit` rows at random with `seed`, and keep their order."""
     if limit is None or limit >= len(data):
         return data
     return data.select(sorted(random.Random(seed).sample(range(len(data)), limit)))

@@ -1,5 +1,5 @@
-"""Retrieval: rank all passages of a corpus by their cosine with each query, as sentence-transformers'
-InformationRetrievalEvaluator does: relevance is binary, and passages with equal cosines are ranked by id."""
+"""Retrieval: rank all passages of a corpus by their cosine with each query. As in sentence-transformers'
+InformationRetrievalEvaluator, relevance is binary, and passages with equal cosines are ranked by id."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ from raoe_train.encoders.embed import nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
 
 logger = logging.getLogger(__name__)
-K = 10  # ranks that count
+K = 10  # number of ranks that metrics use
 
 
 def read_retrieval(name: str, reading: Reading) -> Task:
@@ -31,8 +31,8 @@ def read_retrieval(name: str, reading: Reading) -> Task:
 
 
 def of_rows(rows: Any, source: str) -> Task:
-    """Create a task from a Dataset of row_table. The corpus consists of all passages; a query's positives are relevant.
-    The id of a text is the text."""
+    """Create a task from a Dataset of row_table. The corpus has all passages of the rows, and the positives of a query
+    are relevant. Each text is its own id."""
     relevant: dict[str, set[str]] = {}
     for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
         relevant.setdefault(query, set()).add(positive)
@@ -66,7 +66,7 @@ def _file(folder: Path, *names: str) -> Path:
 
 
 def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> dict[str, str]:
-    """Read {_id: title and text} of a corpus; the id of a row without _id is "line N". Ids must be distinct."""
+    """Read {_id: title and text} of a corpus. A row without _id gets the id "line N". Ids must be distinct."""
     texts: dict[str, str] = {}
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
@@ -82,7 +82,7 @@ def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> di
 
 
 def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mapping[str, set[str]], source: str) -> Task:
-    """Create a task from {id: text} of queries and of passages, and {query id: ids of its relevant passages}."""
+    """Create a task from {id: text} of queries, {id: text} of passages, and {query id: ids of relevant passages}."""
     if not relevant:
         raise ValueError(f"{source}: no query has a relevant passage")
     place = {name: number for number, name in enumerate(sorted(corpus))}
@@ -103,9 +103,10 @@ def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mappi
 def measure(
     embeddings: np.ndarray, targets: Sequence[Sequence[int]], row_of: np.ndarray
 ) -> tuple[dict[str, Any], Outcomes]:
-    """({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", x100, "queries", "passages"}, Outcomes: nDCG@10 of each query),
-    from the rows of n queries, then of texts; passage i has the text row_of[i], query j the relevant targets[j]."""
-    # rows of one norm stay as they are: dot products of whole numbers are exact, so equal cosines stay equal
+    """Return ({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", all x100, "queries", "passages"}, Outcomes: nDCG@10 of
+    each query). Rows are n queries, then texts. Passage i has the text row_of[i]; query j has relevant passages
+    targets[j]."""
+    # do not normalise rows of equal norm: dot products of whole numbers are exact, so equal cosines stay equal
     unit = embeddings if np.ptp(np.linalg.norm(embeddings, axis=1)) == 0 else unit_rows(embeddings)
     queries, texts = np.split(unit, [len(targets)])
     ranked, _ = nearest(queries, texts, K, row_of if len(row_of) > len(texts) else None)

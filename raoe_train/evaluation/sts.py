@@ -27,9 +27,9 @@ def of_pairs(pairs: Any) -> Task:
 
 
 def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-    """({"spearman", "pearson", "pairs"}, the cosines with their scores). The correlations, x100, are over all pairs
-    together ("all" in Gao et al. 2021, Appendix B). With several subsets there are also "subsets", {name: the same for
-    the subset}, and "mean", the unweighted mean of their correlations."""
+    """Return ({"spearman", "pearson", "pairs"}, the cosines with their scores). The correlations, x100, are over all
+    pairs together ("all" in Gao et al. 2021, Appendix B). With several subsets, the dict also has "subsets" ({name: the
+    same keys for the subset}) and "mean" (the unweighted mean of the subsets' correlations)."""
     similarity, noise = cosines(*np.split(embeddings, 2)), rounding(embeddings)
 
     def measure(rows: np.ndarray) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
 
 
 def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) -> dict[str, float | None]:
-    """{"spearman", "pearson"} x100 of two vectors [n]; None if all scores are equal, or similarities differ by no more
-    than `noise`, their rounding error."""
+    """Return {"spearman", "pearson"} x100 of two vectors [n]. They are None if all scores are equal, or if similarities
+    differ by at most `noise`, their rounding error."""
     if np.ptp(similarity) <= noise or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
@@ -53,13 +53,13 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """The prompt in a model's settings; without it, the prompt with a {condition} saved with the model, or None."""
+    """Return the prompt in a model's settings, else the prompt with a {condition} saved with the model, else None."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:
         return model.prompt
     else:
         path = Path(model.name).expanduser() / "config_sentence_transformers.json"
-        prompts = read_json(path).get("prompts")  # if the file is damaged, loading the model reports it
+        prompts = read_json(path).get("prompts")  # loading the model reports a damaged file
     prefix = prompts.get(CONDITIONAL) if isinstance(prompts, dict) else None
     return prefix + "{text}" if isinstance(prefix, str) else None

@@ -32,8 +32,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "sts": STS,
     "transfer": TRANSFER,
     "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
-}  # names that need no kind in front; mteb has those of rerank
-DEFAULT = "sts"  # kind of other names without a kind in front
+}  # names that need no kind in front; the names of rerank are tasks of mteb
+DEFAULT = "sts"  # kind of all other names without a kind in front
 ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
 
@@ -42,11 +42,11 @@ EXAMPLES = ".examples.npz"
 class Reading:
     """How tasks are read."""
 
-    data_dir: str | Path | None = None  # where names are looked up
-    columns: Mapping[str, Any] | None = None  # {our column name: column in files}
-    on_error: str = "raise"  # an error at a malformed row, or "skip"
-    prompt: str | None = None  # of the encoder; if it has a {condition}, tasks of kind sts are C-STS files
-    cache: Path | None = None  # for results of long tasks, so that they can resume
+    data_dir: str | Path | None = None  # folder in which names are looked up
+    columns: Mapping[str, Any] | None = None  # {raoe's column name: column in files}
+    on_error: str = "raise"  # or "skip": for malformed rows
+    prompt: str | None = None  # prompt of the encoder; with a {condition}, tasks of kind sts are C-STS files
+    cache: Path | None = None  # folder for results of long tasks, so that they can resume
     polarity: Polarity = field(default_factory=Polarity)
     classifier: Classifier | None = None  # for transfer tasks
 
@@ -57,33 +57,33 @@ class Reading:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """An encoder's results on each of n examples of a task, to compare two encoders."""
+    """An encoder's results on each of n examples of a task, for comparing two encoders."""
 
-    values: np.ndarray  # [n] float64, whose mean is the main metric x100; with gold, the encoder's similarities
+    values: np.ndarray  # [n] float64: without gold, their mean is the main metric x100; with gold, similarities
     gold: np.ndarray | None = None  # [n] float64, whose Spearman correlation with values is the main metric
 
 
 @dataclass(frozen=True)
 class Task:
-    """Data with a metric: either `score` of the embeddings of its sentences, or its own `run` of the encoder."""
+    """Data with a metric, which `score` computes from the embeddings of `sentences`, or `run` with the encoder."""
 
-    kind: str  # its name in KINDS
-    main: str  # name of its main metric, x100, higher is better; averages are over main metrics
-    content: Any  # everything that a result depends on, as plain values: the data, or its name and version
+    kind: str  # name of the kind in KINDS
+    main: str  # name of the main metric, x100, higher is better; averages are over main metrics
+    content: Any  # everything that determines a result, as plain values: the data, or its name and version
     sentences: list[str] = field(default_factory=list)  # the n texts to encode; each distinct text is encoded once
     # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
     score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]] | None = None
     run: Callable[[Any, int], dict[str, Any]] | None = None  # (SentenceTransformer, batch size) -> {metric: value}
-    n_queries: int = 0  # of retrieval: the first sentences are queries, the others passages, with their own prompts
+    n_queries: int = 0  # in retrieval: the first n sentences are queries, the others passages, with their own prompts
 
     def by_prompt(self, model: Any) -> list[tuple[str | None, list[str]]]:
-        """(prompt or None, the sentences that a SentenceTransformer reads after it)."""
+        """Return [(prompt or None, the sentences that a SentenceTransformer reads after this prompt)]."""
         if not (n := self.n_queries):
             return [(model.prompts.get(model.default_prompt_name), self.sentences)]
         return [(prompt_of(model, "query"), self.sentences[:n]), (prompt_of(model, "document"), self.sentences[n:])]
 
     def print_cut(self, model: Any, name: str) -> int:
-        """Print and return how many sentences a SentenceTransformer cuts."""
+        """Print and return how many sentences a SentenceTransformer truncates."""
         texts = ((prompt or "") + text for prompt, part in self.by_prompt(model) for text in part)
         return print_cut(model, texts, name, "")
 
@@ -93,7 +93,7 @@ class NoSuchTask(ValueError):
 
 
 def suite_tasks(suites: Sequence[str]) -> list[str]:
-    """The distinct tasks of suites; "all" means all SUITES."""
+    """Return the distinct tasks of suites; "all" means all SUITES."""
     for name in suites:
         if name not in (*SUITES, "all"):
             raise ValueError(f"suite must be one of {', '.join(SUITES)}, all; got {name!r}")
@@ -101,7 +101,7 @@ def suite_tasks(suites: Sequence[str]) -> list[str]:
 
 
 def split_word(word: str) -> tuple[str, str]:
-    """Split a task word into (kind, name), see read_tasks; ValueError for an unknown kind."""
+    """Split a task word into (kind, name), see read_tasks. ValueError for an unknown kind."""
     prefix, colon, rest = word.partition(":")
     if colon and prefix in KINDS:
         return prefix, rest
@@ -116,10 +116,10 @@ def split_word(word: str) -> tuple[str, str]:
 
 
 def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **options: Any) -> dict[str, Task]:
-    """Read all tasks, so that an error in one is found before any encoding; returns {word: task}.
+    """Read all tasks, so that an error in a task is found before any encoding. Return {word: task}.
 
-    A word is KIND:NAME or KIND:FILE, with KIND in KINDS. A NAME in SUITES has the suite's kind; other names and files
-    without a kind (FILE, FILE#SPLIT, builtin#test) are sts. `options`: other fields of Reading.
+    A word is KIND:NAME or KIND:FILE, with KIND in KINDS. A NAME in SUITES has the kind of the suite. Other names and
+    files without a kind (FILE, FILE#SPLIT, builtin#test) are sts tasks. `options`: other fields of Reading.
     """
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
@@ -144,7 +144,7 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
     if not data_dir:
-        raise NoSuchTask("--data.dir is missing: the folder where tasks are looked up by name")
+        raise NoSuchTask("--data.dir is missing: set it to the folder in which tasks are looked up by name")
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {str(folder)!r} (data.dir)")
@@ -173,7 +173,7 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
 
 
 def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
-    """{lower-case name: data files} for glob patterns in a folder."""
+    """Return {lower-case name: data files} for glob patterns in a folder."""
     files: dict[str, list[Path]] = {}
     for path in sorted(path for place in places for path in folder.glob(place)):
         if data_kind(path) and path.is_file():
@@ -182,7 +182,7 @@ def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
 
 
 def encode_tasks(model: Any, tasks: Sequence[Task], batch_size: int) -> Iterator[np.ndarray]:
-    """Yield the embeddings of each task's sentences. Texts that tasks without queries share are encoded once."""
+    """Yield the embeddings of each task's sentences. Tasks without queries share the embeddings of equal texts."""
     texts = [text for task in tasks if not task.n_queries for text in task.sentences]
     shared, start = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0)), 0
     for task in tasks:
@@ -200,8 +200,8 @@ def evaluate_tasks(
     outcomes: dict[str, Outcomes] | None = None,
     **reduction: Any,
 ) -> dict[str, Any]:
-    """Evaluate a SentenceTransformer; returns "tasks", "average" and "averages" as in the job `evaluate`. `outcomes`
-    is filled with the outcomes of tasks that have them. `reduction`: keywords of `reduce` for the embeddings."""
+    """Evaluate a SentenceTransformer. Return "tasks", "average" and "averages" as in the job `evaluate`. The dict
+    `outcomes` gets the outcomes of tasks that have outcomes. `reduction`: keywords of `reduce` for the embeddings."""
     parts = encode_tasks(model, [task for task in tasks.values() if task.score], batch_size)
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():
@@ -223,12 +223,12 @@ def evaluate_tasks(
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
-    """The main metric of a task's result, x100; None if undefined or the result is empty."""
+    """Return the main metric of a task's result, x100; None if it is undefined or the result is empty."""
     return result.get(result.get("main", "spearman"))
 
 
 def mean_of_all(scores: Sequence[Any]) -> float | None:
-    """The mean of scores; None if one of them is None, or there are no scores."""
+    """Return the mean of scores; None if a score is None, or if there are no scores."""
     return None if None in scores or not scores else float(np.mean(scores))
 
 
@@ -261,7 +261,7 @@ def _cell(value: Any) -> str:
 
 
 def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Mapping[str, Any]) -> None:
-    """Write the outcomes of each task into a file in the folder of the result that has these settings."""
+    """Write the outcomes of each task to a file in the folder of the result with these settings."""
     arrays = {f"{word}\tvalues": each.values for word, each in outcomes.items()}
     arrays |= {f"{word}\tgold": each.gold for word, each in outcomes.items() if each.gold is not None}
     with replacing(beside(result, EXAMPLES)) as temporary, temporary.open("wb") as file:

@@ -1,6 +1,7 @@
 """Transfer tasks: a classifier on frozen embeddings, by SentEval's protocol (Conneau and Kiela 2018; the BeLLM paper's
-Section 5.2), which fixes the folds, the order of examples and the choice of the penalty. The classifier is
-scikit-learn's logistic regression, or SentEval's linear layer (senteval/tools/validation.py, classifier.py)."""
+Section 5.2), which fixes the folds, the order of examples and the choice of the regularization ("penalty"). The
+classifier is scikit-learn's logistic regression, or SentEval's linear layer (senteval/tools/validation.py,
+classifier.py)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ DEV = ("dev", "validation", "valid")
 SEED = 1111
 HELD_OUT = 0.05  # share of train for early stopping if there is no dev split
 MAX_EPOCHS = 200
-TOLERANCE = 1e-7  # for the mean gradient
+TOLERANCE = 1e-7  # of the solver, for the mean gradient
 Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (training rows, test rows) of each fold
 
 
@@ -40,24 +41,23 @@ def read_transfer(name: str, reading: Reading) -> Task:
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
-    """Classify the examples of a task; returns ({"accuracy", x100, "dev_accuracy": best validation accuracy, which
-    chose the penalty, "examples": number tested, …}, Outcomes: 100 for a correct example, 0 for a wrong one, in a fixed
-    order). The result also has "f1", x100, for a test split of pairs with classes 0 and 1, and "classifier" for
-    classifiers other than scikit-learn.
+    """Classify the examples of a task. Return ({"accuracy", x100, "dev_accuracy": best validation accuracy, which chose
+    the penalty, "examples": number tested, …}, Outcomes: 100 for a correct example, else 0, in a fixed order). The
+    result also has "f1", x100, for a test split of pairs with classes 0 and 1, and "classifier" for classifiers other
+    than scikit-learn.
 
-    - With splits train, dev and test, the classifier is trained on train and tested on test; dev selects the penalty.
-    - With splits train and test, cross-validation on train selects the penalty.
-    - With one split or none, accuracy is the mean over folds; cross-validation on the training part of each fold
-      selects the penalty.
+    - With splits train, dev and test, the classifier is trained on train and tested on test; dev selects the penalty. -
+    With splits train and test, cross-validation on train selects the penalty. - With one split, or without splits,
+    accuracy is the mean over folds; cross-validation on the training part of each fold selects the penalty.
     """
     texts, second, words, split = data
-    # SentEval's order, by number of tokens and then by class, because the folds depend on it
+    # sort as SentEval does, by number of tokens and then by class, because the folds depend on the order
     tokens = [[len(text.split()) for text in column or texts] for column in (texts, second)]
     order = sorted(range(len(words)), key=lambda row: (tokens[0][row], tokens[1][row], words[row]))
     classes, labels = np.unique(np.asarray(words)[order], return_inverse=True)
     split = np.asarray(split)[order]
     features = embeddings.astype(np.float64)
-    if second is not None:  # the features of senteval/mrpc.py
+    if second is not None:  # features as in senteval/mrpc.py
         first, other = np.split(features, 2)
         features = np.concatenate([np.abs(first - other), first * other], axis=1)
     kind = LinearLayer if settings["name"] == "senteval" else LogisticRegression
@@ -70,7 +70,7 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     correct, accuracies, dev_accuracies = np.full(len(labels), np.nan), [], []
     for train, test in tqdm(rounds, desc="folds", disable=has_splits or None):
         folds = [(train, dev)] if len(dev) else _folds(train, labels, settings)
-        scores = np.round(100 * model.validate(folds, grid).mean(0), 2)  # argmax takes the first of equal scores
+        scores = np.round(100 * model.validate(folds, grid).mean(0), 2)  # argmax returns the first of equal scores
         predictions = model.predict(train, dev, test, grid[int(scores.argmax())])
         correct[test] = 100.0 * (predictions == labels[test])
         accuracies.append(correct[test].mean())
@@ -87,7 +87,7 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
 
 
 def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None:
-    """Raise ValueError for splits that the protocol does not have, and for classes with too few examples."""
+    """Raise ValueError for splits that the protocol does not support, and for classes with too few examples."""
     splits = set(split)
     has_splits = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (has_splits and splits - {TRAIN, TEST, *DEV} == set()):
@@ -99,7 +99,7 @@ def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None
     if unknown := sorted(set(labels) - set(counts)):
         raise ValueError(f"{source}: class {unknown[0]!r} has no training example")
     label, fewest = min(counts.items(), key=lambda item: item[1])
-    # an outer fold removes up to a tenth, rounded up, of the examples that the inner folds divide
+    # an outer fold removes up to a tenth (rounded up) of the examples before the inner folds divide them
     rest = fewest if has_splits else fewest - -(-fewest // kfold)
     if rest < kfold and not splits & set(DEV):
         message = f"{fewest} training examples, too few for {kfold} folds: lower classifier.kfold"
@@ -107,14 +107,14 @@ def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None
 
 
 def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(training rows, test rows) of each fold."""
+    """Return (training rows, test rows) of each fold."""
     folds = StratifiedKFold(settings["kfold"], shuffle=True, random_state=SEED).split(places, labels[places])
     return [(places[part], places[rest]) for part, rest in folds]
 
 
 class LinearLayer:
-    """SentEval's classifier: a linear layer, trained with cross entropy, from the round with the best dev accuracy. All
-    penalties share initial weights and batches, so their layers are trained side by side."""
+    """SentEval's classifier: a linear layer trained with cross entropy; the weights are those of the round with the
+    best dev accuracy. All penalties share initial weights and batches, so their layers are trained at the same time."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         with_ones = np.column_stack([features, np.ones(len(features))])
@@ -122,16 +122,16 @@ class LinearLayer:
         self.grid = self.split_grid = [10.0**power for power in range(-5, -1)]
 
     def validate(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
-        """[folds, penalties] accuracies, from 0 to 1, on each fold's second part."""
+        """Return [folds, penalties] accuracies, from 0 to 1, on the second part of each fold."""
         return np.array([self._fit(train, grid, dev)[0] for train, dev in folds])
 
     def predict(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
-        """Train a layer on the train split, and return its predicted classes of the test split, [test]."""
+        """Train a layer on the train split, and return the classes that it predicts for the test split, [test]."""
         _, (weight,) = self._fit(train, [penalty], dev)
         return (self.features[test] @ weight.T).argmax(1)
 
     def _fit(self, train: np.ndarray, penalties: Sequence[float], dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """([penalties] best accuracies, [penalties, classes, columns] the weights with these accuracies)."""
+        """Return ([penalties] best dev accuracies, [penalties, classes, columns] weights with these accuracies)."""
         settings, random = self.settings, np.random.RandomState(SEED)
         if not len(dev):
             dev, train = np.split(train[random.permutation(len(train))], [int(HELD_OUT * len(train))])
@@ -166,7 +166,7 @@ class LinearLayer:
 
 
 class LogisticRegression:
-    """scikit-learn's logistic regression in float64; the penalties are its C."""
+    """scikit-learn's logistic regression in float64. The penalties are values of its C."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         self.features, self.labels = features.astype(np.float64), labels
@@ -180,6 +180,6 @@ class LogisticRegression:
         return self._fit(train, penalty).predict(self.features[test])
 
     def _fit(self, train: np.ndarray, C: float) -> Any:
-        # with the default tolerance of 1e-4 the accuracy depends on the last bits of embeddings, and so on the batch
-        # size of encoding: all-MiniLM-L6-v2 had 90.0 and 90.4 on TREC
+        # with the default tolerance of 1e-4, the accuracy depends on the last bits of embeddings, and so on the batch
+        # size of encoding: on TREC, all-MiniLM-L6-v2 had accuracies of 90.0 and 90.4
         return Regression(C=C, tol=TOLERANCE, max_iter=10_000).fit(self.features[train], self.labels[train])

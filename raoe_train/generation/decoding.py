@@ -1,10 +1,10 @@
-"""Guided decoding of many requests at once, with both contexts in one left-padded batch and one KV cache.
+"""Guided decoding of many requests at once, with nearer and farther contexts in one left-padded batch and one KV cache.
 
-Each row of the batch is a context. An answer with guidance has two rows, the nearer context and after it the farther
-one, which continue with the same tokens; an answer without guidance has one row. A context can be kept for reuse: a
-chain's farther context is the nearer context of the step before, and all contexts start with the same instruction.
-An answer does not depend on the rest of the batch: random numbers come from the request's own seed, and transformers'
-processors get only the earlier tokens of this row, without padding.
+Each row of the batch is a context. An answer with guidance has two rows, the nearer context and then the farther
+context, which continue with the same tokens. An answer without guidance has one row. A context can be kept for reuse: a
+chain's farther context is the nearer context of the previous step, and all contexts start with the same instruction. An
+answer does not depend on the rest of the batch: random numbers come from the request's own seed, and transformers'
+processors get only the earlier tokens of the answer's row, without padding.
 """
 
 import functools
@@ -25,7 +25,7 @@ from raoe_train.settings import Sampling
 
 
 def processors(sampling: Sampling) -> Any:
-    """The LogitsProcessorList that depends on a row's earlier tokens."""
+    """Return the LogitsProcessorList that depends on the earlier tokens of a row."""
     penalty, size = sampling.repetition_penalty, sampling.no_repeat_ngram_size
     steps = (
         penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
@@ -35,7 +35,7 @@ def processors(sampling: Sampling) -> Any:
 
 
 def warpers(sampling: Sampling) -> Any:
-    """The LogitsProcessorList that is the same for all rows."""
+    """Return the LogitsProcessorList that is the same for all rows."""
     steps = (
         sampling.temperature not in (None, 1.0) and hf.TemperatureLogitsWarper(float(sampling.temperature or 0)),
         sampling.top_k and hf.TopKLogitsWarper(sampling.top_k),
@@ -48,13 +48,13 @@ def warpers(sampling: Sampling) -> Any:
 class Context:
     """A context that a decoder has read. Only the same decoder can reuse it (which is not checked)."""
 
-    ids: tuple[int, ...]  # its L tokens
+    ids: tuple[int, ...]  # the L tokens of the context
     layers: tuple[tuple[Tensor, Tensor], ...]  # (keys, values), both [key-value heads, L, dim], without padding
-    logits: Tensor  # [V] after its last token
+    logits: Tensor  # [V] after the last token
 
     def covers(self, ids: Sequence[int]) -> int:
-        """The number of first tokens of `ids` that need not be read again: all if they equal this context, else the
-        common prefix, without the last of `ids`, because the logits after it are not known."""
+        """Return the number of leading tokens of `ids` that need not be read again: all if `ids` equals this context,
+        else the common prefix, without the last token of `ids`, because the logits after this token are not known."""
         if tuple(ids) == self.ids:
             return len(ids)
         same = [one == other for one, other in zip(ids, self.ids, strict=False)]
@@ -65,14 +65,14 @@ class Context:
 class Request:
     """A request for an answer."""
 
-    near: Sequence[int]  # token ids of the nearer context, the one to answer
+    near: Sequence[int]  # token ids of the nearer context, which is answered
     far: Sequence[int] | None = None  # token ids of the farther context, or None for plain decoding
-    guidance: float = 1.0  # 1 + lambda of Eq. 4; with 1 the farther context has no effect and is not read
+    guidance: float = 1.0  # 1 + lambda of Eq. 4; with 1, the farther context has no effect and is not read
     max_new_tokens: int = 64  # at least 1
     seed: int = 0  # seed for this answer's random numbers
     keep: bool = False  # whether the answer returns its nearer context, as `known` for a later request
-    # A context from an earlier answer of the same decoder. Its common prefix with near or far is not read again. The
-    # answer is the same, up to rounding.
+    # A context from an earlier answer of the same decoder. Tokens that it shares with the start of near or far are not
+    # read again. The answer is the same, up to rounding.
     known: Context | None = None
 
 
@@ -83,7 +83,7 @@ class Answer:
     ids: list[int]  # generated tokens, including an end token
     text: str  # decoded without special tokens, up to a stop string ("" without a tokenizer)
     finish: str  # "eos", "stop" (a stop string) or "length" (reached max_new_tokens)
-    # the nearer context if the request has keep; None if the cache keeps only a window
+    # the nearer context if the request sets keep; None if the cache keeps only a window
     context: Context | None = field(default=None, compare=False)
 
 
@@ -93,14 +93,14 @@ class Slot:
 
     key: Hashable
     request: Request
-    uniforms: Tensor | None = None  # [max_new_tokens] random numbers, if tokens are drawn
+    uniforms: Tensor | None = None  # [max_new_tokens] random numbers, if tokens are sampled
     ids: list[int] = field(default_factory=list)
-    logits: Tensor | None = None  # [V] after the nearer context, if it is kept
+    logits: Tensor | None = None  # [V] after the nearer context, if this context is kept
 
 
 @dataclass(eq=False)
 class Row:
-    """A row of the batch: a context and, after it, the answer so far."""
+    """A row of the batch: a context, followed by the answer so far."""
 
     slot: Slot
     ids: Sequence[int]
@@ -112,7 +112,7 @@ class Row:
 
 @dataclass(eq=False)
 class Batch:
-    """Rows in progress and their cache, which has all of their tokens except the newest one of each answer."""
+    """Rows in progress and their cache, which has all tokens of the rows except the newest token of each answer."""
 
     rows: list[Row]
     cache: Any
@@ -122,7 +122,7 @@ class Batch:
         return [row.slot for row in self.rows if not row.far]
 
     def context(self, slot: Slot) -> Context | None:
-        """The nearer context of an answer if it is kept, copied so that it does not keep the whole cache in memory."""
+        """Return a copy of an answer's nearer context if it is kept; a view would keep the whole cache in memory."""
         if slot.logits is None:
             return None
         place, row = next((place, row) for place, row in enumerate(self.rows) if row.slot is slot and not row.far)
@@ -132,27 +132,27 @@ class Batch:
         return Context(tuple(row.ids), tuple((keys, values) for keys, values in layers), slot.logits)
 
     def without(self, keys: Container[Hashable]) -> "Batch":
-        """The batch without the answers that have these keys."""
+        """Return the batch without the answers with these keys."""
         places = [place for place, row in enumerate(self.rows) if row.slot.key not in keys]
         if len(places) < len(self.rows):
-            self.cache.batch_select_indices(torch.tensor(places))  # on the CPU: layers may be on several devices
+            self.cache.batch_select_indices(torch.tensor(places))  # a CPU tensor: layers may be on several devices
         return Batch([self.rows[place] for place in places], self.cache)
 
     def join(self, other: "Batch") -> "Batch":
-        """This batch with the rows of another one after its own."""
+        """Return this batch, followed by the rows of another batch."""
         rows = self.rows + other.rows
         return Batch(rows, merge_caches(self.cache, other.cache, max(map(len, rows)) - 1))
 
 
 class GuidedDecoder:
-    """Decodes requests in one batch; each answer equals that of decoding the request alone, up to rounding.
+    """Decodes requests in one batch. Each answer equals the answer of decoding the request alone, up to rounding.
 
-    `answers` is for a list of requests; with `add` and `step` new requests can join those in progress.
+    Use `answers` for a list of requests. With `add` and `step`, new requests can join requests in progress.
 
     Args:
         model: a transformers causal language model, in eval mode, on its device.
-        tokenizer: decodes texts and finds stop strings; with None, answers have ids only.
-        sampling: how tokens are chosen; the default is greedy. sampling.eos_token_id, if set, replaces the model's.
+        tokenizer: decodes texts and finds stop strings. With None, answers have only ids.
+        sampling: how tokens are chosen; the default is greedy. sampling.eos_token_id, if set, replaces model's ids.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, sampling: Sampling | None = None) -> None:
@@ -174,12 +174,12 @@ class GuidedDecoder:
 
     @property
     def can_join(self) -> bool:
-        """Whether requests can be added while others are in progress; a cache that keeps only a window prevents it."""
+        """Whether requests can be added while others are in progress: not if the model's cache keeps only a window."""
         return self._batch is None or not self._windows
 
     @torch.no_grad()
     def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Answer]]:
-        """Start (key, request) pairs, and return the answers that end with their first token. ValueError for an invalid
+        """Start (key, request) pairs, and return the answers that end at the first token. ValueError for an invalid
         request, or if requests cannot join (see can_join)."""
         pairs = list(requests)
         if not pairs:
@@ -206,7 +206,7 @@ class GuidedDecoder:
 
     @torch.no_grad()
     def step(self) -> list[tuple[Hashable, Answer]]:
-        """Add one token to every answer in progress; returns the (key, answer) pairs that this finishes."""
+        """Add one token to every answer in progress, and return the (key, answer) pairs that are now finished."""
         batch = self._batch
         if batch is None:
             return []
@@ -215,29 +215,29 @@ class GuidedDecoder:
         return finished
 
     def answers(self, requests: Sequence[Request], slots: int | None = None) -> list[Answer]:
-        """Answer `requests`, `slots` of them at a time (by default all); returns the answers in the same order."""
+        """Answer `requests`, `slots` of them at a time (by default all), and return the answers in the same order."""
         waiting = list(enumerate(requests))[::-1]
         slots = slots or len(waiting)
         answers: dict[Hashable, Answer] = {}
         while waiting or self.active:
             free = slots - self.active
-            # at least a quarter at a time, because joining copies the cache and pauses the others
+            # add at least a quarter at a time, because joining copies the cache and pauses the other requests
             if waiting and (not self.active or (self.can_join and free >= max(1, slots // 4))):
                 answers.update(self.add(waiting.pop() for _ in range(min(free, len(waiting)))))
             answers.update(self.step())
         return [answers[number] for number in range(len(requests))]
 
     def _read(self, rows: list[Row]) -> tuple[Tensor, Any]:
-        """Read the rows' contexts, except known prefixes; returns the logits after them, [R, V], and their cache."""
+        """Read the rows' contexts, without known prefixes. Return the logits after each, [R, V], and the cache."""
         contexts: list[Any] = [None if self._windows else row.slot.request.known for row in rows]
         prefixes = [context.covers(row.ids) if context else 0 for row, context in zip(rows, contexts, strict=True)]
         whole = [place for place, row in enumerate(rows) if prefixes[place] == len(row.ids)]
         partial = [place for place, row in enumerate(rows) if 0 < prefixes[place] < len(row.ids)]
-        # read separately, else one row without a known prefix would make all others start at their first token
+        # read these separately: a row without a known prefix would make all others start at their first token
         new = [place for place in range(len(rows)) if not prefixes[place]]
         logits, caches = [], []
         for group in filter(None, (new, partial)):
-            # all tails are as wide as the longest, so some rows read a few known tokens again
+            # all tails have the width of the longest, so some rows read a few known tokens again
             tail = max(len(rows[place]) - prefixes[place] for place in group)
             beginnings = [(contexts[place], max(len(rows[place]) - tail, 0)) for place in group]
             caches.append(stack_contexts(beginnings) if group is partial else hf.DynamicCache(config=self.model.config))
@@ -255,7 +255,7 @@ class GuidedDecoder:
         return torch.cat(logits)[places], cache
 
     def _logits(self, ids: list[list[int]], rows: list[Row], cache: Any) -> Tensor:
-        """[R, V] logits after each row. `ids` are the rows' last tokens; the tokens before are in the cache."""
+        """Return [R, V] logits after each row. `ids` has the rows' last tokens; earlier tokens are in the cache."""
         tokens = torch.tensor(ids, device=self.device)
         columns = torch.arange(cache.get_seq_length() + tokens.shape[1], device=self.device)
         padding = len(columns) - torch.tensor([[len(row)] for row in rows], device=self.device)
@@ -263,12 +263,12 @@ class GuidedDecoder:
         inputs |= {"past_key_values": cache, "use_cache": True}
         if "position_ids" in self._arguments:
             inputs["position_ids"] = (columns[-tokens.shape[1] :] - padding).clamp_min(0)
-        if "logits_to_keep" in self._arguments:  # else the head would run on every position of a prompt
+        if "logits_to_keep" in self._arguments:  # otherwise the head would run on every position of a prompt
             inputs["logits_to_keep"] = 1
         return self.model(**inputs).logits[:, -1]
 
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
-        """Choose the next token of every slot; returns the answers that this finishes, and the batch of the others."""
+        """Choose the next token of every slot. Return the answers that are now finished, and the batch of the rest."""
         slots, tokens = batch.slots, self._choose(batch, logits)
         finished: dict[Hashable, Answer] = {}
         for slot, token in zip(slots, tokens.tolist(), strict=True):
@@ -281,7 +281,7 @@ class GuidedDecoder:
         return list(finished.items()), batch.without(finished) if len(finished) < len(slots) else None
 
     def _choose(self, batch: Batch, logits: Tensor) -> Tensor:
-        """[N] next tokens, -1 for an answer without a valid score."""
+        """Return [N] next tokens, with -1 for an answer without a valid score."""
         if not (self.sampling.do_sample or self._processors):
             return best_tokens(logits, batch)
         scores, slots = mix_logits(logits, batch), batch.slots
@@ -290,8 +290,8 @@ class GuidedDecoder:
             scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
         if self.sampling.do_sample:
             uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
-            return draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
-        best = scores.max(-1)  # a NaN counts as the largest
+            return draw(self._warpers(None, scores), uniform.to(scores.device))  # warpers do not read the ids
+        best = scores.max(-1)  # NaN counts as the largest value
         return torch.where(best.values.isfinite(), best.indices, -1)
 
     def _finish(self, slot: Slot) -> str | None:
@@ -321,8 +321,8 @@ class GuidedDecoder:
 
 
 def mix_logits(logits: Tensor, batch: Batch) -> Tensor:
-    """[N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x | far),
-    as in Eq. 4; plain logits for answers without a farther context."""
+    """Return [N, V] scores of the next tokens, float32 or float64: guidance log p(x | near) - (guidance - 1) log p(x |
+    far), as in Eq. 4, and plain logits for answers without a farther context."""
     near = [place for place, row in enumerate(batch.rows) if not row.far]
     scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
     for guidance, answers, far in _guided(batch):
@@ -331,7 +331,7 @@ def mix_logits(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def best_tokens(logits: Tensor, batch: Batch) -> Tensor:
-    """[N] tokens with the highest scores of mix_logits, which need not be computed; -1 if one of them is not finite."""
+    """Return [N] tokens with the highest scores of mix_logits, not computing all scores; -1 if one is not finite."""
     tokens = logits[[place for place, row in enumerate(batch.rows) if not row.far]].argmax(-1)
     for guidance, answers, far in _guided(batch):
         tokens[answers] = guided_argmax(logits[[place - 1 for place in far]], logits[far], guidance=guidance)
@@ -340,12 +340,12 @@ def best_tokens(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _answer_of_rows(batch: Batch) -> list[int]:
-    """The number of each row's answer: its farther context follows the nearer one."""
+    """Return the number of each row's answer: the farther context of an answer follows the nearer context."""
     return [count - 1 for count in itertools.accumulate(int(not row.far) for row in batch.rows)]
 
 
 def _guided(batch: Batch) -> Iterator[tuple[float, list[int], list[int]]]:
-    """Yield, for each guidance, the numbers of its answers and the places of their farther contexts."""
+    """Yield, for each guidance, the numbers of its answers and the rows of their farther contexts."""
     answers = _answer_of_rows(batch)
     for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
         far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]
@@ -364,23 +364,23 @@ def stack_contexts(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache
 
 
 def merge_caches(first: Any, second: Any, width: int) -> hf.DynamicCache:
-    """Concatenate the rows of two caches; both are padded or cut on the left to `width`."""
+    """Concatenate the rows of two caches, both padded or cut on the left to `width`."""
 
     def fit(states: Tensor) -> Tensor:
-        return pad(states, (0, 0, width - states.shape[2], 0))  # a negative number cuts
+        return pad(states, (0, 0, width - states.shape[2], 0))  # a negative padding cuts
 
     pairs = zip(first, second, strict=True)
     return hf.DynamicCache([(torch.cat([fit(a[0]), fit(b[0])]), torch.cat([fit(a[1]), fit(b[1])])) for a, b in pairs])
 
 
 def uniforms(seed: int, count: int) -> Tensor:
-    """Draw [count] float32 in [0, 1) for one row, on the CPU, so that they are the same for every device."""
+    """Draw [count] float32 numbers in [0, 1) for one row, on the CPU, so that all devices get the same numbers."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed % (1 << 63)))
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
-    """Draw [N] tokens, int64, from [N, V] scores: the first whose cumulative probability exceeds the row's uniform
-    number. -1 for a row with a NaN, or with -inf only."""
+    """Draw [N] tokens, int64, from [N, V] scores: in each row, the first token whose cumulative probability exceeds the
+    row's uniform number. -1 for a row with a NaN, or with only -inf."""
     # float64, so that the sum of 10^5 probabilities exceeds 1 - 2^-24, the largest float32 below 1; a token with
     # probability 0 adds nothing and is never drawn
     cumulative = scores.softmax(-1, dtype=torch.float64).cumsum(-1)

@@ -1,8 +1,8 @@
 """Chains of sentences in progress: the request of each step, and when a chain ends.
 
 The methods are those of the ranking-sentences paper's Appendix A. `guided`: the model rewrites the last sentence, and
-guidance moves it away from the sentence before (Eq. 3 and 4). `iterative`: without guidance. `single-step`: one request
-for the whole list."""
+guidance moves it away from the sentence before (Eq. 3 and 4). `iterative`: the same without guidance. `single-step`:
+one request for the whole list."""
 
 import itertools
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Reque
 from raoe_train.generation.instructions import Instructions, parse_list, unfinished, verify_chain, verify_sentence
 from raoe_train.settings import Generation
 
-REDRAWS = 5  # maximum number of times that a sentence is drawn again
+REDRAWS = 5  # maximum number of new attempts for a sentence
 
 
 @dataclass
@@ -22,20 +22,20 @@ class Chain:
     """A chain in progress."""
 
     key: int
-    sentences: list[str]  # the source and the sentences so far
+    sentences: list[str]  # the source sentence and the sentences so far
     instructions: Instructions
     generation: Generation
-    reason: str | None = field(default=None, init=False)  # why it failed
-    context: Context | None = field(default=None, init=False)  # `known` of the next request, at first another chain's
-    tokens: int = field(default=0, init=False)  # tokens in all of its answers
+    reason: str | None = field(default=None, init=False)  # why the chain failed
+    context: Context | None = field(default=None, init=False)  # `known` of the next request
+    tokens: int = field(default=0, init=False)  # tokens in all answers
     redrawn: int = field(default=0, init=False)  # how often the next sentence was rejected
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
-        """The next request; None if it exceeds the model's `limit` of positions, which fails the chain."""
+        """Return the next request, or None if it exceeds the model's `limit` of positions; the chain then fails."""
         settings, step = self.generation, len(self.sentences)
         single = settings.method == "single-step"
-        guidance = settings.guidance if settings.method == "guided" and step > 1 else 1.0  # lambda = 0 at first
+        guidance = settings.guidance if settings.method == "guided" and step > 1 else 1.0  # at first lambda = 0
         near = self.instructions(self.sentences[-1])
         far = self.instructions(self.sentences[-2]) if guidance != 1 else None
         new = settings.max_new_tokens * (settings.steps if single else 1)
@@ -47,7 +47,7 @@ class Chain:
         return Request(near, far, guidance, new, seed, not single and step < settings.steps, self.context)
 
     def take(self, answer: Answer) -> None:
-        """Add an answer to the chain, which may finish or fail it."""
+        """Add an answer to the chain. The chain may then be finished, or fail."""
         self.tokens += len(answer.ids)
         steps, text = self.generation.steps, answer.text.strip()
         single = self.generation.method == "single-step"
@@ -81,8 +81,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate chains, `slots` of them at a time; yields a chain after each answer. If requests can join others,
-    waiting chains join as soon as they are a quarter of all; otherwise all chains make each step together."""
+    """Generate chains, `slots` of them at a time, and yield a chain after each answer. If requests can join others,
+    waiting chains join once they are a quarter of the active chains. Otherwise, all chains take each step together."""
     active: dict[int, Chain] = {}
     ready: list[Chain] = []
     latest: Context | None = None

@@ -1,7 +1,7 @@
 """Instructions for a language model as token ids, and rules that its answers must pass.
 
-The texts are those of the ranking-sentences paper (Appendix A), in instructions.yaml. The paper mentions a "rule-based
-verification" without its rules; these are ours. Answers are never repaired.
+The texts in instructions.yaml are from the ranking-sentences paper (Appendix A). The paper mentions a "rule-based
+verification" without giving rules; the rules here are raoe's. Answers are never repaired.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 FEW_SHOT = "few-shot"
-REPEATS = 3  # occurrences of a sentence that fail a chain; a model may come back to a sentence once
+REPEATS = 3  # a chain fails at this number of occurrences of a sentence; a model may repeat a sentence once
 LONGER, SLACK, SHORTER = 4, 100, 20
 """A sentence may have at most LONGER times the source's characters plus SLACK (the paper's chains double in length),
 and must have at least 1/SHORTER of them."""
@@ -34,12 +34,13 @@ class Instructions:
     """Creates the token ids of the instruction for a sentence.
 
     Args:
-        tokenizer: a tokenizer of transformers.
+        
         method: guided, iterative or single-step.
-        steps: sentences in a chain; single-step's prompt states it, and has an example of that length (at most 32).
-        template: replaces the paper's prompt; must have {sentence}, may have {steps} and {example}. Or FEW_SHOT, for a
-            prompt of examples that the model continues.
-        chat: True requires a chat template, False ignores it; None uses it if there is one, except for FEW_SHOT.
+        steps: sentences in a chain. The prompt of single-step has this number, and an example of that length (up to
+            32).
+        template: a prompt with {sentence} and optionally {steps} and {example}, which replaces the paper's prompt; or
+            FEW_SHOT, a prompt of examples that the model continues.
+        chat: True requires a chat template, and False ignores it. None uses it if there is one, except for FEW_SHOT.
     """
 
     def __init__(
@@ -51,20 +52,20 @@ class Instructions:
             template, chat = texts()[FEW_SHOT], bool(chat)
         template = texts()[method] if template is None else template
         if "{sentence}" not in template:
-            raise ValueError(f"generation.prompt must contain {{sentence}}, where the sentence goes; got {template!r}")
+            raise ValueError(f"generation.prompt must contain {{sentence}} in place of the sentence; got {template!r}")
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if chat and not has_template:
             raise ValueError("generation.chat is true, but the model's tokenizer has no chat template")
         self.tokenizer, self.chat = tokenizer, has_template if chat is None else chat
         full = texts()["example"]
         count, last = min(steps, len(full)), len(full) - 1
-        # evenly spaced sentences of the full example, including the first and the last
+        # evenly spaced sentences of the full example, with the first and the last
         example = numbered([full[round(place * last / max(count - 1, 1))] for place in range(count)])
-        # not str.format, because sentences may contain braces
+        # no str.format, because sentences may contain braces
         self.template = template.replace("{steps}", str(steps)).replace("{example}", example)
 
     def copied(self, sentence: str) -> str | None:
-        """The problem with a sentence if a line of the prompt ends with it, or None."""
+        """Return a problem if a line of the prompt ends with the sentence, else None."""
         return "copied from the prompt" if any(line.endswith(sentence) for line in self.template.splitlines()) else None
 
     def text(self, sentence: str) -> str:
@@ -72,7 +73,7 @@ class Instructions:
         return self.template.replace("{sentence}", sentence)
 
     def __call__(self, sentence: str) -> list[int]:
-        """Token ids of the whole prompt, up to the start of the answer."""
+        """Return the token ids of the whole prompt, up to the start of the answer."""
         text = self.text(sentence)
         if self.chat:
             message = [{"role": "user", "content": text}]
@@ -89,10 +90,10 @@ def numbered(sentences: Sequence[str]) -> str:
 
 
 def parse_list(text: str, steps: int) -> list[str] | str:
-    """Parse an answer to the single-step prompt; returns its sentences, or the problem with it.
+    """Parse an answer to the single-step prompt. Return its sentences, or the problem with the answer.
 
-    Items must be numbered from 1 without gaps, one on each line. Blank lines, and lines that end with a colon before
-    the first item, are ignored. A list with more or fewer than `steps` items fails: it is never cut or filled up.
+    Items must be numbered from 1 without gaps, one per line. Blank lines, and lines before the first item that end with
+    a colon, are ignored. A list with more or fewer than `steps` items fails: lists are never cut or filled up.
     """
     items: list[str] = []
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -108,7 +109,7 @@ def parse_list(text: str, steps: int) -> list[str] | str:
 
 
 def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | None:
-    """The problem with a generated sentence, or None; `source` is the first of its chain."""
+    """Return the problem with a generated sentence, or None. `source` is the source sentence of the chain."""
     if problem := unfinished(finish):
         return problem
     if not sentence:
@@ -116,7 +117,7 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
     if BREAKS.search(sentence):
         return "more than one line"
     if "\ufffd" in sentence:
-        return "half a character"
+        return "an incomplete character"
     if not LETTER.search(sentence):
         return "no letters"
     if len(sentence) > LONGER * len(source) + SLACK:
@@ -130,7 +131,7 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
 
 
 def unfinished(finish: str) -> str | None:
-    """The problem with an answer that was cut off at max_new_tokens; None for a complete answer."""
+    """Return the problem with an answer that was cut off at max_new_tokens; None for a complete answer."""
     return "not complete: cut off at max_new_tokens" if finish == "length" else None
 
 
@@ -141,7 +142,7 @@ def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | No
         return f"not complete: {len(sentences) - 1} of {steps} sentences"
     counts: Counter[str] = Counter()
     for number, sentence in enumerate(sentences):
-        # sentences that differ only in case, spaces or outer punctuation count as the same
+        # sentences that differ only in case, spaces or outer punctuation count as equal
         key = re.sub(r"^\W+|\W+$", "", " ".join(sentence.split())).casefold()
         counts[key] += 1
         if counts[key] == REPEATS:

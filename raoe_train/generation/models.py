@@ -20,8 +20,8 @@ def load_tokenizer(model: LanguageModel) -> Any:
 
 
 def load_language_model(model: LanguageModel) -> Any:
-    """Load a causal language model in eval mode on its device. ValueError if weights are missing, such as those of the
-    head, because they would be random."""
+    """Load a causal language model in eval mode on its device. ValueError if weights are missing (such as those of the
+    head), because missing weights would be random."""
     device = model.device or default_device()
     check_device(device)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
@@ -38,7 +38,7 @@ def load_language_model(model: LanguageModel) -> Any:
 
 
 def default_device() -> str:
-    """An accelerator if there is one, else cpu. With several GPUs, the one of this process's local rank."""
+    """Return an accelerator if there is one, else cpu. Of several GPUs, return that of this process's local rank."""
     if torch.cuda.is_available():
         return f"cuda:{from_environment('LOCAL_RANK', 0) % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"

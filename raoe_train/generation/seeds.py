@@ -1,4 +1,4 @@
-"""The source sentences of chains: all usable rows, or some of each cluster (section 4.1 of the paper)."""
+"""The source sentences of chains: all usable rows, or some rows of each cluster (section 4.1 of the paper)."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ from raoe_train.settings import Seeds
 
 
 def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """Read at most data.max_rows sentences; returns ([(row number from 1, sentence)], {reason: skipped rows}).
+    """Read at most data.max_rows sentences. Return ([(row number from 1, sentence)], {reason: skipped rows}).
 
     Empty rows, duplicates, texts of several lines or without letters, and texts for which `accept` returns a reason are
     skipped. Raises ValueError for a row that is not a text (invalid UTF-8, a missing field) unless data.on_error is
@@ -55,8 +55,8 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
 
 
 def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
-    """Create the `accept` of read_starts: rejects texts with a special token, which could end the instruction, and
-    texts of more than `longest` tokens."""
+    """Create the `accept` of read_starts. It rejects texts with a special token, which could end the instruction, or
+    with more than `longest` tokens."""
     special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token) or "(?!)")
 
     def reason(sentence: str) -> str | None:
@@ -75,17 +75,17 @@ def check_clusters(sentences: Sequence[Any], seeds: Seeds) -> None:
 
 
 def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
-    """Select sentences by clustering; returns their positions, ascending. Deterministic on one machine."""
+    """Select sentences by clustering, and return their indices in ascending order. Deterministic on one machine."""
     check_clusters(sentences, seeds)  # before hours of encoding
     encoder: Any = seeds.encoder
-    # only one process selects, without a cache: it would wait forever for the others' shards
+    # without a cache: only one process selects, and would wait forever for shards of the others
     encoder = encoder if rank_and_world()[1] == 1 else replace(encoder, cache=None)
     vectors = embeddings(encoder, sentences, "seeds.encoder")
     return draw_from_clusters(vectors, seeds.clusters, seeds.per_cluster, seeds.seed)
 
 
 def draw_from_clusters(vectors: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:
-    """Cluster [n, d] embeddings by direction, and draw up to `per_cluster` rows from each; returns rows, ascending."""
+    """Cluster [n, d] embeddings by direction, and draw up to `per_cluster` rows of each cluster. Return sorted rows."""
     from sklearn.cluster import MiniBatchKMeans
 
     rows = unit_rows(np.asarray(vectors, dtype=np.float64))
@@ -96,7 +96,7 @@ def draw_from_clusters(vectors: np.ndarray, clusters: int, per_cluster: int, see
     selection: list[int] = []
     for cluster in range(clusters):
         members = np.flatnonzero(labels == cluster)
-        # a generator for each cluster, so that its draw does not depend on the sizes of other clusters
+        # one generator per cluster, so that a draw does not depend on the sizes of other clusters
         sample = np.random.default_rng([seed, cluster]).permutation(members)[:per_cluster]
         selection.extend(sample.tolist())
     return sorted(selection)

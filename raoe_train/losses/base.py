@@ -139,8 +139,7 @@ class OneSweep(CachedLoss):
 
     Args:
         model, scale, cached: see CachedLoss.
-        matryoshka_dims: numbers of first dimensions to train, in any order; by default, only whole embeddings are
-            trained
+        matryoshka_dims: numbers of first dimensions to train, in any order; the default trains only whole embeddings
 
     Attributes:
         dims: matryoshka_dims in ascending order, or None, as the ops of raoe_kernels require.
@@ -171,8 +170,8 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
     """Run `cached`, which runs a backward pass and returns the scalar loss, and put the gradients of the loss's own
-    parameters back into the graph. So factors that multiply the loss (1/n in gradient accumulation, a gradient scaler)
-    also apply to these gradients."""
+    parameters back into the graph. So factors of the loss (1/n in gradient accumulation, a gradient scaler) also apply
+    to these gradients."""
     parameters = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:

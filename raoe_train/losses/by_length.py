@@ -28,7 +28,7 @@ LENGTH_MULTIPLE = 16  # for a compiled model, padded lengths are multiples of th
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 EMBEDDING_LOSS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
-# losses without this method whose forward embeds each column and reads nothing else from the model
+# losses of sentence-transformers without EMBEDDING_LOSS whose forward reads only embeddings of columns from the model
 EMBED_COLUMNS = ("SoftmaxLoss", "GISTEmbedLoss", "CachedGISTEmbedLoss", "MegaBatchMarginLoss",
                  "CachedMultipleNegativesRankingLoss", "CachedMultipleNegativesSymmetricRankingLoss")  # fmt: skip
 LABELS_ARE_EMBEDDINGS = ("MSELoss", "EmbedDistillLoss")
@@ -52,9 +52,8 @@ def embeds_columns(loss: Any) -> bool:
 
 
 def fits(loss: Any) -> bool:
-    """Whether a loss needs only the texts' embeddings from its model: its `forward` is a method of
-    sentence-transformers or raoe_train, which embeds the columns and calls compute_loss_from_embeddings, or the loss is
-    one of EMBED_COLUMNS."""
+    """Whether a loss needs only embeddings from its model: its `forward`, a method of sentence-transformers or
+    raoe_train, embeds the columns and calls compute_loss_from_embeddings, or the loss is one of EMBED_COLUMNS."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
     if embeds_columns(loss):
@@ -101,15 +100,14 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
-    """Cut labels to a width if they are embeddings. Labels of other losses may have the same number of columns by
-    chance."""
+    """Cut labels to a width if they are embeddings. Other labels can have the same number of columns by chance."""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
     """Return the weight `keep` as a number. "auto" is 0.3 if the scores of the datasets have only two values, as with
-    classes, else 0: with more values, mixtures of weights protect other texts equally well and gain more on the target
+    classes, else 0: with more values, mixtures of weights protect other texts as well and gain more on the target
     (docs/adapt.md).
     """
     if keep != "auto":
@@ -128,7 +126,7 @@ class Keep:
     """A regularizer for any loss: mean over a batch's texts of 1 - cos(embedding, embedding before training).
 
     This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder before training as the old
-    model. For results, see docs/adapt.md.
+    model. Results: docs/adapt.md.
 
     Args:
         model: the encoder before training, which is copied and frozen. The copy encodes every batch without dropout, so
@@ -142,8 +140,7 @@ class Keep:
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:
-        """Return the weighted regularizer, a scalar, from (texts, D) embeddings of the texts now and before
-        training."""
+        """Return the weighted regularizer, a scalar, from (texts, D) embeddings now and before training."""
         # in bfloat16, rounding errors of a cosine near 1 are as large as the changes by training
         with torch.autocast(now.device.type, enabled=False):
             wide = torch.promote_types(now.dtype, torch.float32)
@@ -188,8 +185,7 @@ class ByLength(CachedLossMixin, nn.Module):
 
     If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the groups are its mini-batches: no group
     has more tokens, including padding, than mini_batch_num_tokens, or than mini_batch_size times the longest text. With
-    DDP or FSDP, all processes make the same number of forward passes. Batches that are not tokens (images) are passed
-    to the loss unchanged.
+    DDP or FSDP, all processes make the same number of forward passes. Batches of images go to the loss unchanged.
 
     Args:
         loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
@@ -200,8 +196,7 @@ class ByLength(CachedLossMixin, nn.Module):
             always packed.
 
     Attributes:
-        compiled, tensor_cores: whether the model will be compiled, and whether it is trained in 16 bits or TF32. The
-            Trainer sets both.
+        compiled, tensor_cores: whether the model is compiled, and trained in 16 bits or TF32; the Trainer sets both.
     """
 
     mini_batch_size = 1  # the rows of forward_cached are runs here
@@ -279,8 +274,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return self._value(table, batch)
 
     def _start(self, batch: Batch) -> Tensor | None:
-        """Return embeddings of the batch's texts by the frozen encoder of `keep`; None without `keep`, or in
-        evaluation."""
+        """Return the frozen encoder's embeddings of the batch's texts; None without `keep`, or in evaluation."""
         if self.keep is None or not (self.model.training and torch.is_grad_enabled()):
             return None
         with torch.no_grad():
@@ -356,14 +350,12 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _is(layers: list[Any], *names: str) -> bool:
-    """Whether one of a model's wrappers has a class with one of these names. Classes are not imported, only their names
-    are compared."""
+    """Whether one of a model's wrappers has a class with one of these names. Comparing names avoids imports."""
     return bool({base.__name__ for each in layers for base in type(each).__mro__} & set(names))
 
 
 def _most_forwards(forwards: int, layers: list[Any]) -> int:
-    """Return the number of forward passes to make: with DDP or FSDP, the largest number of any process, else
-    `forwards`."""
+    """Return the number of forward passes to make: `forwards`, or with DDP or FSDP its maximum over processes."""
     if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
     count = torch.tensor(forwards, device=_device(layers[-1]))

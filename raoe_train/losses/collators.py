@@ -27,8 +27,7 @@ class RowCollator(SentenceTransformerDataCollator):
             return super().__call__(features)
         if missing[:, :2].any():
             raise ValueError(f"a row has no {names[int(missing[:, 1].any())]}: only negatives may be missing")
-        # Copies within a row are encoded separately, so missing texts of a row get distinct replacements. Short ones
-        # are quick to tokenize.
+        # Equal texts in a row are encoded separately, so use distinct texts; short ones are quick to tokenize.
         rows = [dict(row) for row in features]
         short = sorted(dict.fromkeys(row[names[1]] for row in rows), key=len)[: len(names)]
         for i, k in missing.nonzero().tolist():
@@ -145,7 +144,7 @@ class PlanningCollator:
         if plan is None:
             return batch
         name = {key: batch[key] for key in ("dataset_name",) if key in batch}
-        # transformers reads the batch size from the first tensor
+        # transformers reads the batch size from the first array
         return {**name, "rows": np.arange(len(plan.rows[0])), "plan": plan}
 
 

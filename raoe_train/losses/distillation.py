@@ -1,4 +1,4 @@
-"""Distillation from a teacher: from its similarities, or from its ranking of the texts in a batch or in a list."""
+"""Distillation of a teacher's similarities, or of the teacher's ranking of the texts in a batch or in a list."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,18 +20,18 @@ Ties = Literal["ordinal", "random"]
 
 
 def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list[Tensor]:
-    """Compute a teacher's embeddings of the columns' texts, (B, D') each; ValueError for labels without texts."""
+    """Compute a teacher's embeddings of the texts of the columns, (B, D') each. ValueError for labels without texts."""
     texts = labels.get("texts") if isinstance(labels, Mapping) else None
     if texts is None:
         raise ValueError("a teacher needs the batch's texts: use raoe_train.TextCollator")
-    # in one call, so that the teacher encodes each distinct sentence once, sorted by length
+    # use one call, so that the teacher encodes each distinct sentence once, sorted by length
     embeddings = torch.from_numpy(embed([text for column in texts for text in column]))
     return [*embeddings.to(columns[0].device).split([len(column) for column in columns])]
 
 
 class DistillationLoss(CachedLoss):
-    """A loss whose frozen teacher reads the texts of each batch, with its own tokenizer and prompt. The labels, from
-    raoe_train.TextCollator, are {"texts": the texts of two columns, B strings each}.
+    """A loss whose frozen teacher reads the texts of each batch with the teacher's own tokenizer and prompt. The
+    labels, from raoe_train.TextCollator, are {"texts": the texts of two columns, B strings each}.
 
     Args:
         model, scale, cached: see CachedLoss; gather_across_devices raises ValueError.
@@ -51,25 +51,25 @@ class DistillationLoss(CachedLoss):
         self._embed = embed
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """The scalar loss of two columns of (B, D) embeddings."""
+        """Return the scalar loss of two columns of (B, D) embeddings."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         teacher = teacher_embeddings(self._embed, labels, embeddings)
-        # bfloat16's three digits are too coarse for rankings and targets
+        # the three digits of bfloat16 are too coarse for rankings and targets
         with torch.autocast(embeddings[0].device.type, enabled=False):
             a, b = (column if column.dtype == torch.float64 else column.float() for column in embeddings)
             return self.of_pairs(a, b, *(column.to(a.dtype) for column in teacher))
 
     @abstractmethod
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
-        """The scalar loss of (B, D) embeddings and the teacher's (B, D') embeddings."""
+        """Return the scalar loss of (B, D) embeddings and the teacher's (B, D') embeddings."""
 
 
 class SimilarityDistillationLoss(DistillationLoss):
     """Mean over the pairs of (cos(a_i, b_i) - the teacher's cos(a_i, b_i))².
 
-    Table 4 of the RAOE paper calls this loss MSE. The paper's MSE2 uses the teacher's cosines as fixed scores; for MSE2
-    use CosineSimilarityLoss. `scale` has no effect.
+    Table 4 of the RAOE paper calls this loss MSE. The paper's MSE2 uses the teacher's cosines as fixed scores, which is
+    raoe's CosineSimilarityLoss. `scale` has no effect.
     """
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class RankDistillationLoss(DistillationLoss):
 
     Applies ``list_mle_loss`` to the student's B x B cosines times `scale`, with the order of the teacher's cosines.
     This is the rank distillation of RankCSE (Liu et al. 2023, section 3.3), for two columns instead of two dropout
-    views. RankCSE excludes the diagonal, which pairs a sentence with itself; this loss includes the diagonal.
+    views. RankCSE excludes the diagonal, which pairs a sentence with itself; this loss includes it.
     """
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class RankDistillationLoss(DistillationLoss):
 
 
 class ListMLELoss(CachedLoss):
-    """Each sentence of a list must rank the list in the teacher's order, by ``list_mle_loss``.
+    """Train each sentence of a list to rank the list in the teacher's order, by ``list_mle_loss``.
 
     Row j has the cosines of x_j with *every* sentence of its list, including x_j (Eq. 8 and 9 of the ranking-sentences
     paper: s_j = [s_j,1 … s_j,n], as in the paper's code). The target of row j is row j of the teacher's symmetric
@@ -105,10 +105,10 @@ class ListMLELoss(CachedLoss):
 
     Args:
         model, scale, cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
-            gather_across_devices, processes are weighted by their sentences, so that the mean loss over processes, and
-            DistributedDataParallel's gradient, are those of the whole batch. Nothing else is gathered.
-        ties: how to order sentences that are equal for the teacher; ordinal keeps the order of the list, random
-            shuffles them at every call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equal
+            gather_across_devices, processes are weighted by their number of sentences, so that the mean loss over
+            processes, and DistributedDataParallel's gradient, are those of the whole batch. Texts are not gathered.
+        ties: how to order sentences with equal teacher values; ordinal keeps the order of the list, random shuffles
+            them at every call, as the paper's code does. Without a teacher, x_j-1 and x_j+1 have equal values
     """
 
     reads = LISTS
@@ -122,15 +122,15 @@ class ListMLELoss(CachedLoss):
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         if isinstance(labels, Mapping) and "lengths" in labels:
-            # read here, where the batch is planned on the CPU
+            # read the lengths here, where the batch is planned on the CPU
             labels = {**labels, "longest": int(labels["lengths"].max())}
         return {"labels": labels}
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """The scalar loss of one column of (N, D) embeddings; ValueError for labels that are missing."""
+        """Return the scalar loss of one column of (N, D) embeddings. ValueError for missing labels."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             got = f"{len(embeddings)} columns and {type(labels).__name__}"
-            raise ValueError(f"ListMLELoss needs one column and 'lengths', of raoe_train.ListCollator; got {got}")
+            raise ValueError(f"ListMLELoss needs one column and 'lengths', use raoe_train.ListCollator; got {got}")
         (column,) = embeddings
         lengths = labels["lengths"].to(column.device)
         teacher = labels.get("teacher")
@@ -142,14 +142,14 @@ class ListMLELoss(CachedLoss):
         place = torch.arange(longest, device=column.device)
         real = place < lengths[:, None]
         starts = (lengths.cumsum(0) - lengths)[:, None]
-        # Unit rows, in float32 at least. The padding of a list has sentences of the next list, which the mask hides.
+        # Unit rows, at least in float32. The padding of a list holds sentences of the next list, which the mask hides.
         wide = column if column.dtype == torch.float64 else column.float()
         lists = nn.functional.normalize(wide, dim=1)[(starts + place).clamp(max=len(column) - 1)]
-        with torch.autocast(column.device.type, enabled=False):  # bfloat16's three digits are too coarse for a ranking
+        with torch.autocast(column.device.type, enabled=False):  # bfloat16 is too coarse for a ranking
             student = lists @ lists.transpose(1, 2)
         mask = real[:, :, None] & real[:, None, :]
         rows = len(mask) * longest
-        # Rows of padding have loss 0 but count in the mean, so it is rescaled to the N real rows below.
+        # Rows of padding have loss 0 but count in the mean, so the mean is rescaled to the N real rows below.
         student, teacher, mask = (each.reshape(rows, longest) for each in (student, teacher, mask))
         loss = list_mle_loss(student, teacher, scale=self.scale, mask=mask, ties=self.ties)
         size = torch.tensor([len(column)], device=column.device)

@@ -13,23 +13,23 @@ def world_size() -> int:
 
 
 def own_rows(own: Tensor) -> Tensor | None:
-    """(B,) int64: places of this process's rows among those of all, in the order of ranks. None in a single process."""
+    """(B,) int64: indices of this process's rows among all processes' rows, in rank order; None for one process."""
     return None if world_size() == 1 else torch.arange(len(own), device=own.device) + dist.get_rank() * len(own)
 
 
 def gather_rows(own: Tensor) -> Tensor:
-    """(B, ...) -> (processes * B, ...): the rows of every process in the order of ranks.
+    """Gather the rows of all processes in the order of ranks: (B, ...) -> (processes * B, ...).
 
-    The gradients of all processes for a row are summed in the process that the row came from. If each process computes
-    the mean loss of its own rows, or the same loss of all rows, DistributedDataParallel's average is exactly the
-    gradient of the whole batch.
+    The gradients of all processes for a row are summed in the process to which the row belongs. If each process
+    computes the mean loss of its own rows, or the same loss of all rows, DistributedDataParallel's average is exactly
+    the gradient of the whole batch.
     """
     return own if world_size() == 1 else _GatherEveryGradient.apply(own)
 
 
 def average_gradient(parameter: Tensor) -> Tensor:
     """Average the gradient of a loss's own parameter over processes, because DistributedDataParallel wraps only the
-    encoder. Call it once per forward pass, in every process."""
+    encoder. Call this function once per forward pass, in every process."""
     return parameter if world_size() == 1 else gather_rows(parameter[None]).mean(0)
 
 

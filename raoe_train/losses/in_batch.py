@@ -18,33 +18,32 @@ from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows
 from raoe_train.losses.reads import ROWS, ROWS_WITH_TEXTS
 
 SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
-NO_CANDIDATE = -(2**31)  # the id of a column that is no candidate, see info_nce_loss
-MISSING = torch.iinfo(torch.int64).min  # in place of a missing negative's text id
-ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
+NO_CANDIDATE = -(2**31)  # id of a column to leave out for all anchors, see info_nce_loss
+MISSING = torch.iinfo(torch.int64).min  # text id of a missing negative
+ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions that compare with anchors
 MarginStrategy = Literal["absolute", "relative"]
 Ids = tuple[Tensor, Tensor] | None
-"""Ids of all processes' anchors and columns, equal if two texts are not negatives; None if all texts are distinct."""
+"""Ids of all processes' anchors and columns: texts with equal ids are no negatives. None if all texts are distinct."""
 
 
 class InBatchLoss(CachedLoss):
-    """Each anchor must find its positive in the batch, by ``info_nce_loss``.
+    """Train each anchor to be most similar to its positive in the batch, by ``info_nce_loss``.
 
     The columns are anchor, positive and any number of hard negatives, all with the same number of rows; a row can lack
     negatives (RowCollator). Logits are computed in chunks and not stored, so memory grows only with the embeddings.
 
     Args:
         model, scale, cached: see CachedLoss. With gather_across_devices, negatives and duplicates come from the batches
-            of all processes. Each process returns the mean over its own pairs, so that the mean loss over processes,
-            and DistributedDataParallel's gradient, are those of the whole batch.
+            of all processes. Each process returns the mean over its own pairs, so the mean loss over processes, and
+            DistributedDataParallel's gradient, are those of the whole batch.
         learn_scale: learn the scale, which starts at `scale` and stays between 1 and 100 as in CLIP. The parameter is
-            `log_scale`, the logarithm of the scale; it needs a larger learning rate than the encoder, see
-            training.learning_rate_mapping
-        mask_duplicates: exclude false negatives: equal texts, and texts that a chain of (anchor, positive) pairs links.
-            An anchor's own positive is never excluded. Texts are equal if the encoder gets equal tokens (with prompts,
+            `log_scale`, its logarithm. Set a larger learning rate for it with training.learning_rate_mapping
+        mask_duplicates: exclude false negatives: equal texts, and texts linked by a chain of (anchor, positive) pairs.
+            An anchor's own positive is never excluded. Texts are equal if the encoder reads equal tokens (with prompts,
             after truncation). Columns that are not texts raise an error
     """
 
-    reads, allows_missing = ROWS, True  # negatives of a row
+    reads, allows_missing = ROWS, True  # negatives of a row may be missing
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class InBatchLoss(CachedLoss):
 
     @property
     def current_scale(self) -> float:
-        """The current scale, a number."""
+        """Return the current scale as a number."""
         return float(self._clamp_scale().detach().exp()) if self.learn_scale else self.scale
 
     def _clamp_scale(self) -> Tensor:
@@ -74,8 +73,8 @@ class InBatchLoss(CachedLoss):
         return self.log_scale
 
     def differentiable_scale(self) -> float | Tensor:
-        """The current scale, with a gradient if it is learned. Call it once per forward pass: each call averages the
-        gradient over processes."""
+        """Return the current scale, with a gradient if the scale is learned. Call this method once per forward pass:
+        each call averages the gradient over processes."""
         return average_gradient(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
@@ -84,7 +83,7 @@ class InBatchLoss(CachedLoss):
             return {"labels": labels}
         if self.gather_across_devices and not self.mask_duplicates:
             raise ValueError("gather_across_devices needs mask_duplicates for rows that lack negatives")
-        # computed here, because mini-batches slice the columns and the encoder's modules may change them
+        # compute ids here, because mini-batches slice the columns, and the encoder's modules may change them
         if self.mask_duplicates:
             texts = torch.stack([text_ids(column) for column in features], dim=1)
         else:
@@ -98,10 +97,10 @@ class InBatchLoss(CachedLoss):
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None, ids: Ids = None
     ) -> Tensor:
-        """The scalar loss of (B, D) embeddings of the columns.
+        """Return the scalar loss of (B, D) embeddings of the columns.
 
         `texts` are (B, columns) integers, equal for equal texts in all columns and processes, and MISSING for missing
-        negatives; `ids` are those of all processes. Without either, no duplicates are masked.
+        negatives. `ids` are the ids of all processes. Without `texts` and `ids`, no duplicates are masked.
         """
         rows = [len(column) for column in embeddings]
         if len(rows) < 2 or len(set(rows)) > 1:
@@ -111,15 +110,15 @@ class InBatchLoss(CachedLoss):
 
     @abstractmethod
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
-        """The mean loss over the rows of this process."""
+        """Return the mean loss over the rows of this process."""
 
     def gather(self, column: Tensor) -> Tensor:
-        """The rows of all processes for a column, with gather_across_devices. Gather columns one by one, because joined
-        columns would not keep their order."""
+        """Return the rows of all processes for a column, with gather_across_devices. Columns are gathered one by one,
+        because joined columns would not keep their order."""
         return gather_rows(column) if self.gather_across_devices else column
 
     def targets(self, own: Tensor) -> Tensor | None:
-        """(B,): places of this process's rows among the gathered rows. None if all are its own: ops sort targets."""
+        """(B,): indices of this process's rows among the gathered rows. None without gathering: ops sort targets."""
         return own_rows(own) if self.gather_across_devices else None
 
     def contrast(
@@ -130,14 +129,14 @@ class InBatchLoss(CachedLoss):
         directions: tuple[str, ...] = ("query_to_doc",),
         **form: Any,
     ) -> Tensor:
-        """Compute info_nce_loss of this process's rows against the columns of all processes. `guide` are (B, G)
-        embeddings of each column by the guide, `form` further keywords of the op."""
+        """Compute info_nce_loss of this process's rows against the columns of all processes. `guide` has the guide's
+        (B, G) embeddings of each column, and `form` further keywords of info_nce_loss."""
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
         is_alone = len(positives) == 1 and torch.is_grad_enabled()
         if is_alone and (not columns or (ids is not None and (ids[1][1:] == NO_CANDIDATE).all())):
             raise ValueError("a batch of one row without negatives has loss 0: use larger batches or drop the last")
-        anchors, rows = None, slice(None) if targets is None else targets  # rows of the op's anchors
+        anchors, rows = None, slice(None) if targets is None else targets  # rows of the op's `anchors`
         if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
             anchors, rows = self.gather(own), slice(None)
         if ids is not None:
@@ -151,16 +150,16 @@ class InBatchLoss(CachedLoss):
 
 
 class SigmoidLoss(InBatchLoss):
-    """Classify each text of the batch as an anchor's positive or not, by ``sigmoid_loss``.
+    """Train a binary classification of every (anchor, text) pair as positive or not, by ``sigmoid_loss``.
 
-    The value is that of SigLIP (Zhai et al. 2023) and of open_clip's SigLipLoss if no text occurs twice.
+    The value equals that of SigLIP (Zhai et al. 2023) and of open_clip's SigLipLoss if no text occurs twice.
 
     Args:
         model, scale, cached: see InBatchLoss.
-        bias: offset added to scale x cosine. At -10, nearly all pairs are first classified as negatives, which suits
+        bias: offset added to scale x cosine. At -10, nearly all pairs are classified as negatives at first, which suits
             batches with one positive per anchor
-        learn_scale: learn scale and bias, as parameters `log_scale` and `logit_bias`; set their learning rate with
-            training.learning_rate_mapping {log_scale|logit_bias: 1e-3}
+        learn_scale: learn scale and bias, as parameters `log_scale` and `logit_bias`. Set their learning rate, for
+            example with training.learning_rate_mapping {log_scale|logit_bias: 1e-3}
     """
 
     cites: ClassVar[tuple[str, ...]] = ("zhai2023sigmoid",)
@@ -191,19 +190,19 @@ class GISTLoss(InBatchLoss):
     """InfoNCE without the negatives that a guide encoder finds too similar (GISTEmbed, Solatorio 2024), by
     ``info_nce_loss``.
 
-    The value is that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss, with scale 1 / temperature, if no
-    text occurs twice. The guide reads the columns' texts from labels, like the teacher of a DistillationLoss.
+    The value equals that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss, with scale 1 / temperature,
+    if no text occurs twice. The guide reads the columns' texts from labels, as does the teacher of a DistillationLoss.
 
     Args:
         model, scale, learn_scale, cached: see InBatchLoss. With gather_across_devices, anchors are contrasted with the
             anchors of all processes (in sentence-transformers, with the anchors of the same process).
-        embed: the guide, see DistillationLoss.
-        margin_strategy: absolute or relative. With p, the guide's cosine of the positive pair, a negative is excluded
+        embed: function that returns the guide's embeddings of sentences, see DistillationLoss.
+        margin_strategy: absolute or relative. If p is the guide's cosine of the positive pair, a negative is excluded
             if its guide cosine exceeds p - margin (absolute) or p - margin x |p| (relative)
         margin: minimum difference between the guide's cosines of the positive and of a negative. If margin is below 0,
-            the positive pair itself is not excluded; sentence-transformers then excludes it
-        contrast_anchors: use other anchors as negatives, too
-        contrast_positives: use positives as negatives of each other, too
+            the positive pair is kept, whereas sentence-transformers excludes it
+        contrast_anchors: also use other anchors as negatives of an anchor
+        contrast_positives: also use other positives as negatives of a positive
     """
 
     reads = ROWS_WITH_TEXTS
@@ -231,7 +230,7 @@ class GISTLoss(InBatchLoss):
         self._guided: tuple[Any, list[Tensor]] = (None, [])
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
-        if labels is None or labels is not self._guided[0]:  # a MatryoshkaLoss calls this more than once for a batch
+        if labels is None or labels is not self._guided[0]:  # a MatryoshkaLoss calls this repeatedly for a batch
             self._guided = (labels, teacher_embeddings(self._embed, labels, embeddings))
         directions = ["query_to_doc"]
         directions += ["query_to_query"] * self.contrast_anchors + ["positive_to_positive"] * self.contrast_positives
@@ -241,8 +240,8 @@ class GISTLoss(InBatchLoss):
 
 
 def _duplicate_ids(texts: Tensor) -> Ids:
-    """The ids of (N, columns) texts, or None if no text occurs twice and none is missing, as in most batches: then the
-    op can skip a pass that compares ids. The check synchronizes a GPU."""
+    """Return the ids of (N, columns) texts, or None if no text occurs twice and no text is missing, as in most batches:
+    without ids, the op skips a pass that compares ids. The check synchronizes a GPU."""
     anchor_ids, column_ids = related_as_ids(texts)
     missing = texts[:, 1:].T.flatten() == MISSING
     duplicates = max(torch.bincount(anchor_ids).max(), torch.bincount(column_ids)[anchor_ids].max()) > 1
@@ -250,8 +249,9 @@ def _duplicate_ids(texts: Tensor) -> Ids:
 
 
 def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
-    """int32 ids of anchors (N,) and of columns (C,), from (N, columns) ids of the whole batch's texts. Ids are equal if
-    a chain of (anchor, positive) pairs links two texts (connected components): with (A, B) and (C, B) also A and C."""
+    """Return int32 ids of anchors (N,) and columns (C,), from (N, columns) ids of the whole batch's texts. Two texts
+    get equal ids if a chain of (anchor, positive) pairs links them (connected components): (A, B), (C, B) link A and
+    C."""
     number = torch.unique(texts, return_inverse=True)[1]
     root = torch.arange(texts.numel(), device=texts.device)
     first, second = number[:, 0], number[:, 1]
@@ -266,7 +266,7 @@ def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_ids(features: dict[str, Tensor]) -> Tensor:
-    """(B,) int64 ids of texts, equal for rows with the same tokens in any column, process and padding.
+    """Return (B,) int64 ids of texts, equal for rows with the same tokens in any column, process and padding.
 
     An id is the sum over the tokens of a 64-bit hash (splitmix64's finaliser) of token and position. Two distinct texts
     have the same id with probability 2^-64.
@@ -275,7 +275,7 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features
     if not isinstance(tokens, Tensor) or not texts:
         raise ValueError("a column is not text-only, so its texts cannot be compared: set mask_duplicates=False")
-    if "cu_seq_lens_q" in features or "offsets" in features:  # all texts in one row: packed, or StaticEmbedding
+    if "cu_seq_lens_q" in features or "offsets" in features:  # all texts are in one row: packed, or StaticEmbedding
         starts = features["cu_seq_lens_q"][:-1] if "cu_seq_lens_q" in features else features["offsets"]
         tokens, starts = tokens.reshape(-1), starts.long()
         place = torch.arange(len(tokens), device=tokens.device)
@@ -287,7 +287,7 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
 
 def _hash(tokens: Tensor, positions: Tensor) -> Tensor:
     x = (tokens.long() << 32) + positions + 1
-    # int64 wraps around; >> keeps the sign, which the masks remove
+    # int64 wraps around, and >> keeps the sign, which the masks remove
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
     return x ^ ((x >> 31) & ((1 << 33) - 1))

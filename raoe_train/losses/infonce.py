@@ -1,4 +1,4 @@
-"""InfoNCE with all options of sentence-transformers, and AnglE's extension of it."""
+"""InfoNCE with all options of sentence-transformers, and AnglE's extension of InfoNCE."""
 
 from typing import Any, ClassVar, Literal, get_args
 
@@ -19,27 +19,26 @@ Partition = Literal["joint", "per_direction"]
 Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 ONE_WAY: list[Direction] = ["query_to_doc"]
 BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
-CLASSES = (2, 0, 1)  # rank of each column's similarity to the anchor: positive, negative (contradiction), neutral
+CLASSES = (2, 0, 1)  # similarity rank of the columns after the anchor: positive, negative (contradiction), neutral
 
 
 class InfoNCELoss(OneSweep, InBatchLoss):
-    """Each anchor must find its positive among the positives and negatives of the whole batch, by ``info_nce_loss``.
+    """Train each anchor to find its positive among all positives and negatives of the batch, by ``info_nce_loss``.
 
-    With one hard negative it is BeLLM's Eq. 6. The value is that of sentence-transformers' MultipleNegativesRankingLoss
-    with cos_sim, for all of its options, if no text occurs twice.
+    With one hard negative, the loss is BeLLM's Eq. 6. If no text occurs twice, the value equals that of
+    sentence-transformers' MultipleNegativesRankingLoss with cos_sim and the same options.
 
     Args:
-        model, scale, learn_scale, cached: see InBatchLoss and OneSweep. matryoshka_dims need one pass with the options
-            symmetric and mask_duplicates, and one pass for each width with other options.
-        symmetric: also let positives find their anchors; the loss is the mean of both directions. Short for
+        model, scale, learn_scale, cached: see InBatchLoss and OneSweep. With matryoshka_dims, all widths share one
+            pass, unless an option other than symmetric and mask_duplicates is used: each width then takes a pass.
+        symmetric: also train positives to find their anchors; the loss is the mean of both directions. Same as
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
-        directions: similarities in the softmax, query_to_doc and optionally others; see ``info_nce_loss``. GTE's loss
-            (Li et al. 2023) has four: query_to_doc, query_to_query, doc_to_query, doc_to_doc
-        partition_mode: joint uses one softmax over all directions; per_direction uses the mean of one softmax for each
-            direction (only query_to_doc and doc_to_query)
+        directions: kinds of similarities in the softmax, see ``info_nce_loss``; query_to_doc is required. GTE's loss
+            (Li et al. 2023) uses query_to_doc, query_to_query, doc_to_query and doc_to_doc
+        partition_mode: joint uses one softmax over all directions; per_direction averages one loss per direction, and
+            allows only query_to_doc and doc_to_query
         hardness_mode: negatives whose logits are raised by hardness_strength x their cosine, without gradient;
-            in_batch_negatives (Lan et al. 2025), hard_negatives (those of the row, as in EmbeddingGemma) or
-            all_negatives
+            in_batch_negatives (Lan et al. 2025), hard_negatives (the row's own, as in EmbeddingGemma) or all_negatives
         hardness_strength: factor for the cosines of hardness_mode; 9 in Lan et al. 2025, 5 in EmbeddingGemma
     """
 
@@ -81,12 +80,12 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         return torch.stack([self._of_widths(columns, ids, None) for columns in parts]).sum()
 
     def _of_widths(self, embeddings: list[Tensor], ids: Ids, dims: tuple[int, ...] | None) -> Tensor:
-        """The loss of the columns, summed over `dims` if there are any."""
+        """Return the loss of the columns, summed over the widths `dims` if there are any."""
         form: dict[str, Any] = {"scale": self.differentiable_scale(), "dims": dims}
         hardness: dict[str, Any] = {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
         if not self.both_ways:
             return self.contrast(embeddings, ids, directions=self.directions, **form, **hardness).sum()
-        # Not the op's `symmetric`, for which every process would compute the rows of all processes.
+        # Do not use the op's `symmetric`, for which every process would compute the rows of all processes.
         swapped_ids = None if ids is None else (ids[1][: len(ids[0])], ids[0])
         forward = self.contrast(embeddings, ids, **form, **hardness)
         return ((forward + self.contrast(embeddings[1::-1], swapped_ids, **form)) / 2).sum()
@@ -96,14 +95,14 @@ class AnglEContrastiveLoss(InfoNCELoss):
     """InfoNCE plus ``angle_weight`` x AnglE's angular loss, as adapted in the RAOE paper (appendix "Baseline
     Implementation for Ablations").
 
-    The columns are anchor, positive, negative and optionally neutral; InfoNCE uses neutrals as hard negatives, too. The
-    angular part is CoSENT over ``pairwise_angle_sim`` of all pairs (anchor, other column) in the batch: Angle(positive)
-    < Angle(neutral) < Angle(negative), also for different anchors. The appendix has these two parts. AnglE itself has a
-    third part, CoSENT over the cosines of these pairs, and scale 1 for angles (recipe angle).
+    The columns are anchor, positive, negative and optionally neutral. InfoNCE uses neutrals as additional hard
+    negatives. The angular part is CoSENT over ``pairwise_angle_sim`` of all pairs (anchor, other column) in the batch:
+    Angle(positive) < Angle(neutral) < Angle(negative), also for different anchors. The appendix has only these two
+    parts. AnglE itself has a third part, CoSENT over the cosines of these pairs, and scale 1 for angles (recipe angle).
 
     Args:
-        model, scale, contrastive: see InfoNCELoss. All parts use scale; only the InfoNCE part gives a learned scale a
-            gradient.
+        model, scale, contrastive: see InfoNCELoss. All parts use scale. A learned scale gets its gradient from InfoNCE
+            only.
         angle_weight: weight of the angular part
         angle_scale: scale of the angular part; `scale` if None
         cosine_weight: weight of CoSENT over cosines
@@ -130,7 +129,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         self.cosine_weight = cosine_weight
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
-        """The scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
+        """Return the scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
         if len(embeddings) not in (3, 4):
             raise ValueError(f"AnglEContrastiveLoss needs anchor, positive, negative (neutral), got {len(embeddings)}")
         loss = super().compute_loss_from_embeddings(embeddings, labels, **texts)
@@ -140,7 +139,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
-        """CoSENT with CLASSES as scores, over a similarity of two (n, D) tensors; summed over widths."""
+        """Return CoSENT with CLASSES as scores, over a similarity of two (n, D) tensors, summed over widths."""
         anchor, *rest = embeddings
         first, second = anchor.repeat(len(rest), 1), torch.cat(rest)
         widths = self.dims or (anchor.shape[1],)

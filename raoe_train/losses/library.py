@@ -1,4 +1,4 @@
-"""Losses of sentence-transformers that recipes can name: subclasses that declare the training data they need."""
+"""Losses of sentence-transformers for recipes: subclasses that declare the training data that they need."""
 
 from typing import Any, Literal
 
@@ -21,8 +21,8 @@ class CosineSimilarityLoss(Loss, losses.CosineSimilarityLoss):
 
 
 class AutoLoss(Loss):
-    """In recipes, the loss for the columns of data.train: PearsonLoss for pairs with scores or NLI labels, InfoNCELoss
-    for rows of queries and passages."""
+    """In recipes, the loss that fits the columns of data.train: PearsonLoss for pairs with scores or NLI labels,
+    InfoNCELoss for rows of queries and passages."""
 
     reads = COSINES
 
@@ -69,7 +69,7 @@ class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):
     """Cross entropy of the three NLI classes, predicted by a linear classifier from (u, v, |u - v|), as in SBERT
-    (Reimers and Gurevych 2019, section 3). The classifier is trained with the encoder, but not saved with it."""
+    (Reimers and Gurevych 2019, section 3). The classifier is trained with the encoder, but is no part of it."""
 
     reads = CLASSES
 
@@ -78,7 +78,7 @@ class SoftmaxLoss(Loss, losses.SoftmaxLoss):
 
 
 class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
-    """sentence-transformers' loss, a baseline for InfoNCELoss, which also takes hard negatives and masks duplicates.
+    """sentence-transformers' loss, as a baseline. InfoNCELoss also accepts rows without negatives and masks duplicates.
 
     Args:
         scale: inverse temperature

@@ -1,4 +1,4 @@
-"""Losses of scored pairs: their base class, CoSENT, AnglE and Pearson's correlation, and calibration of the scale."""
+"""Losses of scored pairs: base class, CoSENT, AnglE and Pearson's correlation; and calibration of the scale."""
 
 import copy
 from abc import abstractmethod
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class LossParts(dict):
-    """Named parts of one loss, each a differentiable scalar; the loss is their sum.
+    """Named parts of one loss, each a differentiable scalar. The loss is the sum of the parts.
 
-    The trainer adds them and logs each one. Parts can be scaled and added name by name, because wrappers such as
-    MatryoshkaLoss and AdaptiveLayerLoss scale and add losses; a tensor that is added becomes the part "others".
+    The trainer adds the parts and logs each part. LossParts can be scaled and added name by name, because wrappers such
+    as MatryoshkaLoss and AdaptiveLayerLoss scale and add losses. A tensor that is added becomes the part "others".
     """
 
     def __mul__(self, weight: Any) -> "LossParts":
         return LossParts({name: weight * part for name, part in self.items()})
 
     def __add__(self, other: Any) -> "LossParts":
-        if not isinstance(other, Mapping):  # such as a term of a wrapper, or the 0 that sum() starts with
+        if not isinstance(other, Mapping):  # for example, a term of a wrapper, or the 0 with which sum() starts
             is_tensor, first = torch.is_tensor(other), next(iter(self.values()))
             other = {"others": other if is_tensor else first.new_tensor(other)} if is_tensor or other else {}
         return LossParts({name: self.get(name, 0) + other.get(name, 0) for name in {**self, **other}})
@@ -56,16 +56,16 @@ class LossParts(dict):
 
 class PairLoss(CachedLoss):
     """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns a scalar loss
-    or LossParts from (B,) tensors; label is None unless `needs_label`. raoe_train.losses describes labels. If the
+    or LossParts from (B,) tensors. label is None unless `needs_label`; see raoe_train.losses for labels. If the
     subclass is also a OneSweep, similarity can be (K, B), with a loss of shape (K,) for K widths."""
 
     reads = SCORED_PAIRS
-    by_order = False  # whether only the order of scores counts; if not, scores get the dtype of similarity
+    by_order = False  # True if only the order of scores counts; if False, scores get the dtype of similarity
     dims: tuple[int, ...] | None = None  # see OneSweep
     _checked_labels = False
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        # Planned batches are on the CPU. Of others on a GPU only the first is checked, because reading waits for it.
+        # Planned batches are on the CPU. On a GPU, only the first batch is checked, because reading waits for the GPU.
         on_gpu = any(getattr(x, "is_cuda", False) for x in features[0].values())
         if labels is not None and not (on_gpu and self._checked_labels):
             self._checked_labels = True
@@ -75,7 +75,7 @@ class PairLoss(CachedLoss):
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
         self._cached_parts: list[Any] = []
         loss = super().forward(sentence_features, labels)
-        if len(self._cached_parts) != 1:  # no parts, or one set for each dimension of a MatryoshkaLoss
+        if len(self._cached_parts) != 1:  # no parts, or several: one for each dimension of a MatryoshkaLoss
             return loss
         return attach_gradient(self._cached_parts[0], loss)
 
@@ -86,7 +86,7 @@ class PairLoss(CachedLoss):
         return torch.stack(list(loss.values())).sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """The loss of two columns of (B, D) embeddings. ValueError for missing labels, NaN, or a wrong number."""
+        """Return the loss of two columns of (B, D) embeddings. ValueError for missing labels, NaN or a wrong count."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         if isinstance(labels, (list, np.ndarray)):
@@ -102,16 +102,16 @@ class PairLoss(CachedLoss):
         return LossParts({name: part.sum() for name, part in loss.items()}) if isinstance(loss, dict) else loss.sum()
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        """The similarity that the loss compares: (B, D), (B, D) -> (B,), or (K, B) for several widths."""
+        """Return the similarity that the loss compares: (B, D), (B, D) -> (B,), or (K, B) for several widths."""
         return pairwise_cosine(a, b, dims=self.dims)
 
     @abstractmethod
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
-        """The scalar loss or LossParts of (B,) tensors; label is None unless needs_label."""
+        """Return the scalar loss or LossParts of (B,) tensors. label is None unless needs_label."""
 
     def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return (score, label) of a batch from any form of labels; label is None unless needs_label. Values are
-        checked only on the CPU."""
+        """Return (score, label) of a batch from any form of labels. label is None unless needs_label. Values are
+        checked on a CPU only."""
         label: Tensor | None = None
         if isinstance(labels, (list, np.ndarray)):
             labels = torch.as_tensor(labels)
@@ -144,7 +144,7 @@ class PairLoss(CachedLoss):
 
 
 class CoSENTLoss(OneSweep, PairLoss):
-    """CoSENTLoss of sentence-transformers, with equal arguments and values, and with gradient caching and gathering.
+    """CoSENTLoss of sentence-transformers, with the same arguments and values, plus gradient caching and gathering.
 
     Args:
         model, scale, cached: see OneSweep.
@@ -175,10 +175,10 @@ class CoSENTLoss(OneSweep, PairLoss):
 
 
 class AnglELoss(PairLoss):
-    """AnglELoss of sentence-transformers, CoSENT over ``pairwise_angle_sim``, with equal arguments and values.
+    """AnglELoss of sentence-transformers: CoSENT over ``pairwise_angle_sim``, with the same arguments and values.
 
-    More than two columns are read as an anchor, its positive and its negatives. The positive's score is the label, or 1
-    without labels; each negative's score is 1 minus that of the positive. The arguments are those of CachedLoss.
+    More than two columns are read as an anchor, its positive and its negatives. The score of the positive is the label,
+    or 1 without labels. The score of each negative is 1 minus the score of the positive. For arguments, see CachedLoss.
     """
 
     by_order = True
@@ -202,8 +202,9 @@ class AnglELoss(PairLoss):
 class PearsonLoss(OneSweep, PairLoss):
     """1 - Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
 
-    The loss does not change if all scores are multiplied by a positive number or shifted. So it needs neither the range
-    of the scores nor a temperature, and `scale` has no effect. If all scores of a batch are equal, the gradient is 0.
+    The loss does not change if all scores are multiplied by a positive number or shifted. So the loss needs neither the
+    range of the scores nor a temperature, and `scale` has no effect. If all scores of a batch are equal, the gradient
+    is 0.
     """
 
     cites = ("zhang2024pcctuning",)
@@ -211,7 +212,7 @@ class PearsonLoss(OneSweep, PairLoss):
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
         wide = torch.promote_types(similarity.dtype, torch.float32)
         cosines, scores = (each.to(wide) - each.to(wide).mean(-1, keepdim=True) for each in (similarity, score))
-        # eps: if all cosines are nearly equal, their differences are rounding errors without a useful gradient
+        # eps: if all cosines are nearly equal, their differences are rounding errors, and the gradient would be useless
         return 1 - functional.cosine_similarity(cosines, scores, dim=-1, eps=1e-4)
 
 
@@ -222,10 +223,10 @@ PAIRS = 1024  # maximum number of pairs that calibrate reads
 def calibrate(
     model: SentenceTransformer, loss: PairLoss, pairs: "Dataset", *, batch_size: int = 64, seed: int = 42, **encode: Any
 ) -> float:
-    """Find the scale, of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
+    """Find the scale, out of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
 
-    Above this scale, training can lower the loss by making all cosines alike (docs/lab/study.md). The RAOE paper's
-    scale of 20 fits scores computed by another encoder; human scores are noisier and need a smaller scale.
+    Above this scale, training can lower the loss by making all cosines similar (docs/lab/study.md). The RAOE paper's
+    scale of 20 fits scores that another encoder computed. Human scores are noisier and need a smaller scale.
 
     Args:
         model: a SentenceTransformer, which encodes up to 1,024 pairs (or one batch, if that is larger).
@@ -233,7 +234,7 @@ def calibrate(
         pairs: a datasets.Dataset with two columns of texts, `score` and, if the loss needs it, `label`.
         batch_size: pairs in a batch, as in training.
         seed: seed for drawing pairs.
-        encode: keywords of the model's `encode`, such as the prompt used in training; values may be {column: value}.
+        encode: keywords of the model's `encode`, such as the prompt used in training. A value may be {column: value}.
 
     Raises:
         ValueError: `loss` is not a loss of scored pairs, or `pairs` lacks a column.
@@ -245,7 +246,7 @@ def calibrate(
     texts = [name for name in pairs.column_names if name not in ("score", "label")]
     if not isinstance(loss, PairLoss) or len(texts) != 2 or "score" not in pairs.column_names:
         names = ", ".join(pairs.column_names)
-        raise ValueError(f"calibrate needs a loss of scored pairs, and pairs with two texts and a score; got {names}")
+        raise ValueError(f"calibrate needs a loss of scored pairs, and pairs with 2 texts and a score; got {names}")
     rows = min(len(pairs), max(PAIRS, batch_size))
     sample = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
 
@@ -256,7 +257,7 @@ def calibrate(
     columns = [*map(embed, texts)]
     targets = {name: torch.tensor(sample[name][:]) for name in ("score", "label") if name in sample.column_names}
     size = min(batch_size, rows)
-    # whole batches only, because the loss of a smaller batch is not comparable
+    # use only full batches, because the loss of a smaller batch is not comparable
     batches = [slice(first, first + size) for first in range(0, rows - size + 1, size)]
     trial = copy.copy(loss)
     trial.dims, trial.gather_across_devices = None, False

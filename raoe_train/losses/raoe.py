@@ -1,4 +1,4 @@
-"""RAOE's objectives: rank margin, gated angular and both together."""
+"""RAOE's objectives: rank margin, gated angular, and the sum of both."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -21,8 +21,8 @@ class RankMarginLoss(OneSweep, PairLoss):
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
-        margin: difference of ranks in the (global) batch that two pairs must exceed to count
-        ties: how to rank equal scores (`method` of scipy's rankdata); only with "ordinal" can equal scores be compared
+        margin: two pairs are compared only if their score ranks in the (global) batch differ by more than this number
+        ties: how to rank equal scores (`method` of scipy's rankdata); only "ordinal" compares pairs with equal scores
     """
 
     by_order = True
@@ -46,7 +46,7 @@ class RankMarginLoss(OneSweep, PairLoss):
 
 
 class _Gated(PairLoss):
-    """A loss with a gate. It needs labels unless the gate is "score"."""
+    """A loss with a gate. The loss needs labels unless the gate is "score"."""
 
     @classmethod
     def needs_label(cls, keywords: Mapping[str, Any]) -> bool:
@@ -59,8 +59,8 @@ class GatedAngularLoss(OneSweep, _Gated):
 
     Args:
         model, scale, cached: see OneSweep and PairLoss; scale multiplies angles in radians.
-        gate: values that must differ between two pairs; label+score (as in the paper), or as in its Table 8 score or
-            label
+        gate: values in which two pairs must differ to be compared; label+score (as in the paper), score or label (as in
+            the paper's Table 8)
 
     Labels are whole numbers from 0, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
@@ -80,19 +80,19 @@ class GatedAngularLoss(OneSweep, _Gated):
 
 
 class RAOELoss(RankMarginLoss, _Gated):
-    """RAOE (Eq. 1): ``rank_weight`` x rank margin + ``angle_weight`` x gated angular.
+    """RAOE (Eq. 1): ``rank_weight`` x RankMarginLoss + ``angle_weight`` x GatedAngularLoss.
 
-    ``forward`` returns both weighted parts as ``{"rank", "angle"}``; the trainer adds the parts and logs each of them.
-    In your own loop write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size``, the gradient
+    ``forward`` returns both weighted parts as ``{"rank", "angle"}``, and the trainer adds the parts and logs each part.
+    In your own loop, write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size``, the gradient
     of both parts is attached to ``rank``. Inside a MatryoshkaLoss, only the sum is returned.
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
-        margin: difference of ranks that two pairs must exceed to count in the rank part
+        margin: the rank part compares two pairs only if their score ranks differ by more than this number
         rank_weight: weight of the rank part
         angle_weight: weight of the angular part
         ties: how to rank equal scores, as `method` of scipy's rankdata
-        gate: values that must differ between two pairs in the angular part; label+score, score or label
+        gate: values in which the angular part requires two pairs to differ; label+score, score or label
     """
 
     def __init__(

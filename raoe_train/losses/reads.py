@@ -1,4 +1,4 @@
-"""The training data of each loss: how to read a source into a dataset, and the collator that makes batches of it."""
+"""The training data of each loss: how to read a source into a dataset, and the collator that builds batches."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCol
 logger = logging.getLogger(__name__)
 
 Table = tuple[Any, dict[str, Any]]
-"""(a datasets.Dataset, counts: {"dropped": {reason: rows}, …})."""
+"""A datasets.Dataset, and counts such as {"dropped": {reason: rows}}."""
 SENTENCES = ["sentence1", "sentence2"]
 
 
@@ -26,13 +26,13 @@ class Reads:
     """The kind of training data that a loss needs."""
 
     name: str  # for messages, such as "triplets"
-    # (source, data, prompt, with_label): `data` has the labels and score_scale of this source, `prompt` is model.prompt
+    # (source, data, prompt, with_label): `data` has this source's labels and score_scale, `prompt` is model.prompt
     read: Callable[[str, Data, str | None, bool], Table]
     collator: type[SentenceTransformerDataCollator] = RowCollator
 
 
 def _table(source: str, data: Data, make: Callable[..., Table], *unread: str, **options: Any) -> Table:
-    """Read a source with the function `make`, and ignore the source's columns `unread`."""
+    """Read a source with the function `make`, and ignore the columns `unread` of the source."""
     columns = {**data.columns, **dict.fromkeys(unread, "none")}
     return make(source, columns=columns, on_error=data.on_error, **options)
 
@@ -50,7 +50,7 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool)
 
 
 def _ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read scored pairs. If all scores are equal: ValueError, or a warning if the loss also uses labels."""
+    """Read scored pairs. If all scores are equal, raise ValueError, or warn if the loss also uses labels."""
     dataset, counts = _scored_pairs(source, data, prompt, with_label)
     scores = min_max(dataset.data.column("score")).as_py()
     if scores["min"] == scores["max"]:
@@ -62,8 +62,8 @@ def _ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool)
 
 
 def _cosines(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read scored pairs to compare with cosines. Scores are mapped from data.score_scale to 0 … 1, unless the scale
-    starts below 0 and is within -1 … 1: then they are used as cosines."""
+    """Read scored pairs to compare with cosines. Scores are mapped from data.score_scale to 0 … 1. If the scale starts
+    below 0 and is within -1 … 1, scores are used as cosines instead."""
     dataset, counts = _scored_pairs(source, data, prompt, with_label)
     scores = dataset["score"][:]
     lowest, highest = data.score_scale or (-1, 1)
@@ -82,7 +82,7 @@ def _rows(source: str, data: Data, prompt: str | None, with_label: bool) -> Tabl
 
 
 def _triplets(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read rows that all have one negative."""
+    """Read rows that all have exactly one negative."""
     dataset, counts = _rows(source, data, prompt, with_label)
     names = {*dataset.column_names} - {"neutral"}
     if names != {"anchor", "positive", "negative"} or dataset.data.column("negative").null_count:
@@ -115,14 +115,14 @@ def _lists(source: str, data: Data, prompt: str | None, with_label: bool) -> Tab
 
 
 SCORED_PAIRS = Reads("scored pairs", _ranked_pairs, ScoreLabelCollator)
-COSINES = Reads("scored pairs", _cosines)  # with RowCollator, in which the score is the label
+COSINES = Reads("scored pairs", _cosines)  # with RowCollator, where the label is the score
 ROWS = Reads("rows", _rows)  # anchor, positive, any number of negatives
 ROWS_WITH_TEXTS = Reads("rows", _rows, TextCollator)
-TRIPLETS = Reads("triplets", _triplets)  # and, with data.neutral, a neutral text
+TRIPLETS = Reads("triplets", _triplets)  # with a neutral text if data.neutral is set
 ONE_NEGATIVE = Reads("triplets", _one_negative)
 LABELLED_PAIRS = Reads("labelled pairs", partial(_labelled, count=2, rule="labels must be 1 (similar) or 0 (not)"))
 CLASSES = Reads("NLI pairs", partial(_labelled, count=3, rule="classes must be 0, 1 or 2"))
-PAIRS = Reads("pairs", _pairs)  # each a positive one
+PAIRS = Reads("pairs", _pairs)  # of an anchor and its positive
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
 LISTS = Reads("lists", _lists, ListCollator)  # raoe_train.training.training_data adds the targets
-RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS, PAIRS_WITH_TEXTS)  # their dev sets may be rows
+RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS, PAIRS_WITH_TEXTS)  # dev sets of these may be rows

@@ -190,9 +190,9 @@ def test_damaged_gzip(tmp_path):
 
 def test_writing_what_a_format_cannot_hold(tmp_path):
     for value in ("a\tb", "a\nb", ["a"]):
-        with pytest.raises(ValueError, match=r"cannot hold .*write \.jsonl"):
+        with pytest.raises(ValueError, match=r"cannot store .*write \.jsonl"):
             write_rows(tmp_path / "a.tsv", ["text"], [{"text": value}])
-    with pytest.raises(ValueError, match=r"cannot hold 131073 characters .*write \.jsonl"):
+    with pytest.raises(ValueError, match=r"cannot store 131073 characters: write \.jsonl"):
         write_rows(tmp_path / "a.csv", ["text"], [{"text": "a" * 131073}])
     assert list(tmp_path.iterdir()) == []
     write_rows(tmp_path / "a.csv", ["text"], [{"text": "a" * 131072}])

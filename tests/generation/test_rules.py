@@ -78,7 +78,7 @@ def test_a_chat_template_is_used_where_there_is_one():
     assert read(Instructions(Letters(), "guided", 2, "{sentence}\x03")("hi")) == "\x01hi"  # no end before the answer
     with pytest.raises(ValueError, match="no chat template"):
         Instructions(Letters(), "guided", 2, chat=True)
-    with pytest.raises(ValueError, match="where the sentence goes"):
+    with pytest.raises(ValueError, match="in place of the sentence"):
         Instructions(Letters(), "guided", 2, "Say it again")
 
 
@@ -108,7 +108,7 @@ def test_lists_are_parsed_whole_or_rejected(text, found):
         ("", "empty"),
         ("One line\nand another", "more than one line"),
         ("... 123 !", "no letters"),
-        ("Half a charact\ufffd", "half a character"),
+        ("Half a charact\ufffd", "an incomplete character"),
         ("a " * 130, "too long: 260 characters from a source of 34"),
         ("a", "too short: 1 characters from a source of 34"),
         ("I cannot fulfill your request.", "boilerplate: 'I cannot fulfill'"),

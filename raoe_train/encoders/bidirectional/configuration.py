@@ -1,14 +1,14 @@
-"""Configuration of a decoder with bidirectional layers: the decoder's own, and the number of such layers.
+"""Configuration of a decoder with bidirectional layers: the decoder's configuration and the number of these layers.
 
-This file and modeling.py are copied beside the weights and must not import other modules of raoe_train: a saved model
-then loads with trust_remote_code where raoe is not installed.
+This file and modeling.py are saved with the weights and must not import other modules of raoe_train, so that a saved
+model can be loaded with trust_remote_code where raoe is not installed.
 """
 
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-# model_type of the decoders that were tested
+# model_type of the tested decoders
 ARCHITECTURES = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi", "phi3", "qwen2", "qwen3")
 
 
@@ -17,8 +17,8 @@ class BidirectionalConfig(PreTrainedConfig):
 
     Args:
         text_config: the decoder's configuration.
-        bidirectional_layers: number of last layers without a causal mask (BeLLM's Section 3.2, Eq. 4), 0 for none.
-        base_model: name of the decoder that an adapter belongs to; None for a model with all of its weights.
+        bidirectional_layers: number of last layers without a causal mask, possibly 0 (BeLLM's Section 3.2, Eq. 4).
+        base_model: name of the decoder to which an adapter belongs; None for a model with all of its weights.
         base_revision: revision of base_model on the hub.
         base_quantization: quantization of base_model, as keys of transformers.BitsAndBytesConfig.
     """
@@ -38,14 +38,14 @@ class BidirectionalConfig(PreTrainedConfig):
     ) -> None:
         if isinstance(text_config, dict):
             text_config = CONFIG_MAPPING[text_config.get("model_type", "llama")](**text_config)
-        # transformers calls this without arguments to read the defaults
+        # transformers calls the constructor without arguments to read the defaults
         self.text_config = CONFIG_MAPPING["llama"]() if text_config is None else text_config
         check(self.text_config, bidirectional_layers)
         self.bidirectional_layers = bidirectional_layers
         self.base_model = base_model
         self.base_revision = base_revision
         self.base_quantization = base_quantization
-        # transformers also sets the decoder's implementation when it sets this one
+        # transformers also sets the decoder's implementation when it sets this implementation
         kwargs.setdefault("attn_implementation", self.text_config._attn_implementation)
         super().__init__(**kwargs)
 
@@ -55,7 +55,7 @@ class BidirectionalConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()
-        # With these keys transformers would expect quantised weights; base_quantization replaces them.
+        # With these keys, transformers would expect quantised weights, so base_quantization replaces these keys.
         for key in ("quantization_config", "_pre_quantization_dtype"):
             values["text_config"].pop(key, None)
         return values
@@ -74,11 +74,11 @@ def check(decoder: PreTrainedConfig, layers: int) -> None:
         raise ValueError(f"this {decoder.model_type!r} is already bidirectional in all layers")
     unknown = set(getattr(decoder, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise ValueError(f"layers of type {', '.join(sorted(unknown))} cannot be made bidirectional")
+        raise ValueError(f"layers of type {', '.join(sorted(unknown))} cannot become bidirectional")
 
 
 def windows(decoder: PreTrainedConfig) -> list[int | None]:
-    """The size of each layer's sliding window; None for a layer with full attention."""
+    """Return the size of each layer's sliding window, with None for a layer with full attention."""
     window, depth = getattr(decoder, "sliding_window", None), decoder.num_hidden_layers
     kinds = getattr(decoder, "layer_types", None)
     if kinds is None:

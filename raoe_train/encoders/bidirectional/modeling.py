@@ -1,7 +1,8 @@
-"""A decoder whose last layers are bidirectional, around any of transformers' own decoder classes.
+"""A decoder whose last layers are bidirectional: a wrapper around any decoder class of transformers.
 
-Hooks on the last layers replace their mask by one that this model's `forward` makes and passes down as an argument. No
-state is kept between calls, so several forward passes before a backward pass, and gradient checkpointing, are correct.
+Hooks on the last layers replace the causal mask by a mask that `forward` of this model builds and passes down as an
+argument. No state is kept between calls, so several forward passes before a backward pass, and gradient checkpointing,
+are correct.
 """
 
 import os
@@ -18,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration import BidirectionalConfig, windows
 
-ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the configuration
+ADAPTER = "adapter"  # folder of a LoRA adapter in peft's format, next to the configuration
 PACKED, PADDED = "raoe_packed", "raoe_padded"  # attention of raoe_train/encoders/packed.py
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
@@ -26,11 +27,11 @@ ATTENTION = ("eager", "sdpa", "flex_attention")
 
 class BidirectionalModel(PreTrainedModel):
     """A decoder with bidirectional layers, which `AutoModel` and `SentenceTransformer` can load. Padding may be on
-    either side. Without a `decoder`, its weights are random."""
+    either side. Without the argument `decoder`, the weights are random."""
 
     config: BidirectionalConfig
     config_class = BidirectionalConfig
-    decoder: Any  # one of transformers' decoder classes
+    decoder: Any  # a decoder class of transformers
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -56,7 +57,7 @@ class BidirectionalModel(PreTrainedModel):
 
     @classmethod
     def around(cls, decoder: PreTrainedModel, layers: int, **base: Any) -> "BidirectionalModel":
-        """Wrap a decoder; for `base` see BidirectionalConfig."""
+        """Wrap a decoder. For the keywords `base`, see BidirectionalConfig."""
         return cls(BidirectionalConfig(decoder.config, layers, **base), decoder)
 
     def forward(
@@ -69,12 +70,12 @@ class BidirectionalModel(PreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """The decoder's last hidden states, [batch, length, hidden_size].
+        """Return the decoder's last hidden states, [batch, length, hidden_size].
 
         Args:
             input_ids: [batch, length] int64, or inputs_embeds [batch, length, hidden_size].
-            attention_mask: [batch, length], 1 or True for a token, 0 for padding; by default no padding.
-            position_ids: [batch or 1, length]; by default the decoder's.
+            attention_mask: [batch, length], 1 or True for a token, 0 for padding; by default, there is no padding.
+            position_ids: [batch or 1, length]; by default, the positions that the decoder computes.
         """
         if past_key_values is not None or use_cache:
             raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
@@ -112,7 +113,7 @@ class BidirectionalModel(PreTrainedModel):
         # On a CPU with AVX512-BF16, bitsandbytes 0.50 repacks 4-bit weights during evaluation, and products with
         # repacked weights have no gradient: training after an evaluation would use wrong gradients.
         if self.is_quantised and self.decoder.device.type == "cpu":
-            self.decoder.state_dict()  # unpacks them
+            self.decoder.state_dict()  # unpacks the weights
 
     @property
     def is_quantised(self) -> bool:
@@ -127,7 +128,7 @@ class BidirectionalModel(PreTrainedModel):
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
     ) -> "BidirectionalModel":
         """Load a saved model as transformers does. For an adapter, also load its base model by name, quantised as in
-        training unless quantization_config is False or another; merge_adapter=True merges the adapter into it."""
+        training unless quantization_config is False or another value. merge_adapter=True merges the adapter into it."""
         merge = kwargs.pop("merge_adapter", False)
         hub: dict[str, Any] = {key: kwargs.pop(key) for key in HUB if key in kwargs}
         source: dict[str, Any] = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
@@ -142,7 +143,7 @@ class BidirectionalModel(PreTrainedModel):
             whole: Any = super().from_pretrained(
                 pretrained_model_name_or_path, *args, config=config, **hub, **source, **kwargs
             )
-            for key in ("hf_quantizer", "is_loaded_in_4bit", "quantization_method"):  # these describe the decoder
+            for key in ("hf_quantizer", "is_loaded_in_4bit", "quantization_method"):  # of the decoder
                 if hasattr(whole, key):
                     setattr(whole.decoder, key, getattr(whole, key))
             return whole
@@ -175,10 +176,10 @@ class BidirectionalModel(PreTrainedModel):
     def save_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         self, save_directory: str | os.PathLike[str], **kwargs: Any
     ) -> None:
-        """Save the model as transformers does; with an adapter, save only that and the configuration."""
+        """Save the model as transformers does. If it has an adapter, save only the adapter and the configuration."""
         if not self.has_adapter:
             if self.is_quantised:
-                raise ValueError("a quantised decoder without an adapter cannot be saved: it has no trained weights")
+                raise ValueError("a quantised decoder cannot be saved without an adapter: it has no trained weights")
             self.config.forget_base()
             super().save_pretrained(save_directory, **kwargs)
             return
@@ -192,7 +193,7 @@ class BidirectionalModel(PreTrainedModel):
         self.decoder.save_pretrained(folder / ADAPTER)
 
     def _masks(self, inputs: Tensor, padding: Tensor | None) -> dict[Any, Any]:
-        """{sliding window: mask of the layers with this window}."""
+        """Return {sliding window: mask of the layers with this window}."""
         decoder = self.decoder.config
         sizes = set(windows(decoder)[-self.config.bidirectional_layers :])
         # transformers reads only the batch size, length, dtype and device of these embeddings
@@ -203,7 +204,7 @@ class BidirectionalModel(PreTrainedModel):
 
 
 def _within(window: int | None) -> Any:
-    """Mask function for a window that reaches as far ahead as the causal layer's window reaches back."""
+    """Return a mask function for a window that reaches as far ahead as the causal layer's window reaches back."""
     if window is None:
         return None
     return lambda b, h, q, k: (q - k < window) & (k - q < window)
@@ -212,14 +213,14 @@ def _within(window: int | None) -> Any:
 def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
     """Hook of a bidirectional layer: replace the decoder's mask."""
     if "lifted" not in kwargs:
-        raise RuntimeError("call the BidirectionalModel, not its decoder: only the former makes the layers' masks")
+        raise RuntimeError("call the BidirectionalModel, not its decoder: the decoder alone has no bidirectional masks")
     arguments = {key: value for key, value in kwargs.items() if key != "lifted"}
     # without is_causal=False, SDPA reads a missing mask as the causal one
     return args, {**arguments, "attention_mask": kwargs["lifted"][window], "is_causal": False}
 
 
-# A trainer loads checkpoints by load_state_dict, which fails for quantised weights. With an adapter these weights never
-# change, so the state leaves them out.
+# A trainer loads checkpoints by load_state_dict, which fails for quantised weights. With an adapter, quantised weights
+# never change, so the state leaves them out.
 def _leave_out_quantised(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     if model.is_quantised and model.has_adapter:
         for key in [key for key in state if key.startswith(prefix) and "lora_" not in key]:
@@ -232,7 +233,7 @@ def _do_not_miss_quantised(model: BidirectionalModel, keys: Any) -> None:
 
 
 def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
-    """Load a saved adapter in float32, as it was trained: transformers' load_adapter rounds it to the base's dtype."""
+    """Load a saved adapter in float32, as in training: transformers' load_adapter rounds it to the base's dtype."""
     from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
 
     decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
