@@ -34,7 +34,7 @@ class Instructions:
     """Creates the token ids of the instruction for a sentence.
 
     Args:
-        
+
         method: guided, iterative or single-step.
         steps: sentences in a chain. The prompt of single-step has this number, and an example of that length (up to
             32).
