@@ -1,2 +1,1 @@
-"""Outputs of jobs: write files atomically, resume work, and record the inputs of a result. No module here depends on
-encoders."""
+"""Outputs of jobs: write files atomically, resume work, record the inputs of a result. Independent of encoders."""

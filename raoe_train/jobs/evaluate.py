@@ -25,8 +25,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
         metrics, x100, "averages": {kind: mean of its tasks} if there are several kinds, "model": its name, or None for
-        a model in memory, "versions", "commit", "settings"}. Undefined metrics, and averages that include one, are
-        None.
+        a model in memory, "versions", "commit", "settings"}. Undefined metrics, and averages of them, are None.
     """
     return _evaluate(config, None)
 

@@ -249,8 +249,7 @@ def finite_weights(model: Any) -> bool:
 
 
 def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
-    """Return the error for a step whose loss or weights are not finite, with the first rows of the batch, and
-    advice."""
+    """Return the error for a step whose loss or weights are not finite, with first rows of the batch and advice."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
     columns = []
     if "plan" in batch:

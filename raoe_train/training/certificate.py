@@ -75,8 +75,8 @@ def choose(
         The certificate: {"saved": name of the winner, "accepted": False if the start won, "reason": a sentence,
         "metric": dev metric, "examples": number of dev examples, "guard_budget", "candidates": {name: {"share", "dev",
         "guard", and except for the start "change" on the dev set, "low" and "high" of its 95 % interval, "p"}}}, with
-        scores x 100. The one-sided p is the probability that the best candidate changes as much, in standard errors, if
-        none is better.
+        scores x 100. The one-sided p is the probability that the best candidate gains this many standard errors if none
+        is better.
     """
     encoder: Any = trainer.model
     before, outcomes = _measure(encoder, start, start, 0.0, [*dev, guard], settings.batch_size)

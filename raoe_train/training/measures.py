@@ -23,8 +23,7 @@ BAR_COLOURS = {"before": report.COLOURS[-1], "after": report.COLOURS[1]}
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
-    """Read the tasks of the recipe, possibly {}. The default reference of polarity tasks is the encoder before
-    training."""
+    """Read the tasks of the recipe, if any. The default reference of polarity tasks is the encoder before training."""
     if not evaluation.tasks:
         return {}
     if polarity.reference is None and not model.random_weights and model.name != SCRATCH:
