@@ -17,8 +17,7 @@ def pairwise_cosine(
     """Cosine similarity of a[i] and b[i] for every row i.
 
     The result equals torch.nn.functional.cosine_similarity(a, b, dim=1, eps=eps), except for rows where the norm of
-    a[i] or b[i] is at most eps. For such rows, similarity and gradients are exactly 0 (torch's gradients are about 1 /
-    eps).
+    a[i] or b[i] is at most eps. For such rows, similarity and gradients are exactly 0 (torch: about 1 / eps).
 
     Args:
         a, b: (B, D) float16, bfloat16, float32 or float64, of the same dtype, shape and device.

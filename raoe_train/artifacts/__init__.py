@@ -1,2 +1,1 @@
-"""Outputs of jobs: writing files in one step, resuming work, and recording what a result was made from.
-Nothing here depends on encoders."""
+"""Outputs of jobs: write files atomically, resume work, record the inputs of a result. Independent of encoders."""

@@ -1,4 +1,4 @@
-"""The processes that torchrun or accelerate started, and this one's rank among them."""
+"""The processes that torchrun or accelerate started, and the rank of this process."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ T = TypeVar("T")
 
 
 def rank_and_world() -> tuple[int, int]:
-    """(rank of this process, number of processes); (0, 1) without torchrun or accelerate. ValueError if the environment
-    variables contradict each other."""
+    """Return (rank of this process, number of processes), or (0, 1) without torchrun and accelerate. ValueError if the
+    environment variables contradict each other."""
     rank, world = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
     if not 0 <= rank < world:
         raise ValueError(f"RANK must be from 0 to WORLD_SIZE - 1, but the environment has RANK {rank} of {world}")
@@ -18,7 +18,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def from_environment(name: str, default: int) -> int:
-    """A number that torchrun sets, such as RANK, WORLD_SIZE or LOCAL_RANK; `default` if it is not set."""
+    """Return a number that torchrun sets, such as RANK, WORLD_SIZE or LOCAL_RANK, or `default` if it is not set."""
     value = os.environ.get(name) or default
     try:
         return int(value)
@@ -27,8 +27,8 @@ def from_environment(name: str, default: int) -> int:
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:
-    """Run `work` on rank 0 and return its result in every process. If it fails, rank 0 raises the error and the other
-    processes exit with SystemExit, so that the error is reported once."""
+    """Run `work` on rank 0 and return its result in every process. If `work` fails, rank 0 raises the error, and the
+    other processes raise SystemExit, so that the error is reported once."""
     rank, world = rank_and_world()
     if world == 1:
         return work()
@@ -48,7 +48,7 @@ def on_rank_zero(work: Callable[[], T]) -> T:
 
 
 def end_group() -> None:
-    """Destroy the process group, if there is one. If it still exists when a process ends, gloo's threads sometimes
+    """Destroy the process group, if there is one. If a group still exists when a process ends, gloo's threads sometimes
     abort the process (pytorch issue 190489)."""
     import torch.distributed as dist
 
@@ -58,7 +58,7 @@ def end_group() -> None:
 
 @contextlib.contextmanager
 def print_on_rank_zero() -> Iterator[None]:
-    """In this block only rank 0 prints."""
+    """In this block, only rank 0 prints."""
     if rank_and_world()[0] == 0:
         yield
         return

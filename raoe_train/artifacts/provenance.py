@@ -13,11 +13,11 @@ from raoe_train.artifacts.writing import read_json
 
 PICTURE = "run.png"  # plot of a training run
 METADATA_FILES = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", PICTURE)
-EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files, which are metadata, too
+EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files, which also count as metadata
 
 
 def versions() -> dict[str, str]:
-    """{name: version} of Python and of the installed packages that affect results."""
+    """Return {name: version} of Python and of the installed packages that affect results."""
     packages = {"python": platform.python_version()}
     for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn", "mteb"):
         try:
@@ -28,16 +28,16 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(model: str) -> str | None:
-    """Digest of a model in a local folder: the names and contents of its files, following links, and the base of an
-    adapter. It changes when the model is trained again, but not when the folder moves. None for a name on a hub: the
-    name and the revision identify that model."""
+    """Return a digest of a model in a local folder: the names and contents of its files, following links, and the base
+    model of an adapter. The digest changes when the model is trained again, but not when the folder moves. None for a
+    name on a hub: name and revision identify this model."""
     folder = Path(model).expanduser()
     if not model or not folder.is_dir():
         return None
     digests, seen = dict[str, str](), set[str]()
     for root, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(root)) in seen:
-            folders.clear()  # a link back to a parent folder
+            folders.clear()  # skip a link back to a parent folder
         seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]  # such as .git and .cache
         for path in (Path(root, name) for name in names if name not in METADATA_FILES):
@@ -61,7 +61,7 @@ def file_digest(path: Path) -> str:
 
 
 def commit() -> str | None:
-    """The git commit of this source tree, with "+" if files changed since; None outside git."""
+    """Return the git commit of this source tree, with "+" if files have changed since the commit; None outside git."""
 
     def git(*words: str) -> str:
         home = Path(__file__).parent

@@ -10,33 +10,33 @@ from raoe_train.artifacts.writing import replacing
 
 logger = logging.getLogger(__name__)
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart
+# Okabe and Ito's palette, whose colours colour-blind readers can distinguish
 COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
 
 def save(plot: Any, path: str | Path) -> None:
-    """Write a figure in one step; the suffix of `path` sets the format."""
+    """Write a figure atomically. The suffix of `path` sets the format."""
     with replacing(path) as temporary:
         plot.savefig(temporary, dpi=150)
 
 
 def pictures(draw: Callable[[], list[Path]]) -> list[str]:
-    """Draw plots and return the Markdown lines that show them; [] and a warning if matplotlib fails."""
+    """Draw plots and return the Markdown lines that show them. If matplotlib fails, return [] and log a warning."""
     try:
         return [line for plot in draw() for line in ("", f"![{plot.stem}]({plot.name})")]
-    except Exception as error:  # such as a name that matplotlib reads as a formula: the results must not be lost
-        logger.warning("no plots: %s", error)
+    except Exception as error:  # for example, matplotlib reads a name as a formula: results must not be lost
+        logger.warning("cannot draw plots: %s", error)
         return []
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table, after an empty line. Untrusted text must be escaped by `cell` first."""
+    """Return the lines of a Markdown table, after an empty line. Untrusted text must be escaped by `cell` first."""
     header, *body = ("| " + " | ".join(cells) + " |" for cells in (head, *rows))
     return ["", header, "|" + "---|" * len(head), *body]
 
 
 def cell(text: str) -> str:
-    """Escape a text for a page: one line, in which nothing is read as Markdown, HTML or an address."""
+    """Escape a text for a page: one line, of which no part is read as Markdown, HTML or an address."""
     escaped = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;"))
     line = " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
     return re.sub(r"^(\d*)([#>]|[-+](?=\s|$|--)|(?<=\d)[.)](?=\s|$))", r"\1\\\2", line)  # a heading, a list, a quote

@@ -1,9 +1,9 @@
-"""Outputs of jobs: whether an output is finished, what it was made from, what may be overwritten, where work resumes.
+"""Outputs of jobs: whether an output is finished, its inputs, what may be overwritten, and where work resumes.
 
-An output is a file or a folder with a *record*, a JSON file: OUTPUT.json beside a file, OUTPUT/made_from.json in a
-folder. The record holds the settings (everything that the result depends on, as plain values) and, once the output is
-finished, the result. Unfinished work for a file is kept in OUTPUT.parts/, in a folder named by the digest of its
-settings, so that different settings never mix. A file without a record was not written by us and is never replaced.
+An output is a file or a folder with a *record*, a JSON file: OUTPUT.json next to a file, OUTPUT/made_from.json in a
+folder. The record has the settings (everything that determines the result, as plain values) and, once the output is
+finished, the result. Unfinished work for a file is stored in OUTPUT.parts/, in a folder named by the digest of its
+settings, so that different settings never mix. A file without a record was not written by raoe and is never replaced.
 """
 
 import json
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
-NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # what a run writes before it trains, beside an empty log
-BESIDE = (".json", ".parts", ".failed.jsonl", ".mteb", ".examples.npz")  # suffixes of what jobs write beside a file
+NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files that a run writes before it trains, besides an empty log
+BESIDE = (".json", ".parts", ".failed.jsonl", ".mteb", ".examples.npz")  # suffixes of further outputs of a file
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
-SHARD = 4096  # sentences or pairs in a shard; a kill can lose the work on one shard
+SHARD = 4096  # sentences or pairs per shard; a kill can lose the work on one shard
 SUM = ".sha256"  # suffix of the file with a shard's digest
 POLL = 0.2  # seconds
 
@@ -47,11 +47,11 @@ class Output:
 
     Args:
         path: the file, or the folder if `folder` is True. Links are followed.
-        settings: everything that the result depends on, as plain values: nested settings, and digests of inputs.
-        overwrite: whether an output that was made with other settings may be replaced.
+        settings: everything that determines the result, as plain values: nested settings, and digests of inputs.
+        overwrite: whether an output with other settings may be replaced.
         folder: whether the output is a folder. Only files that its record names are ever removed.
         own_record: whether the output is a JSON file that is its own record.
-        defaults: {dotted key: default}. A setting that an older version did not have counts as its default.
+        defaults: {dotted key: default}. A setting that an older version's record lacks counts as its default.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Output:
         own_record: bool = False, defaults: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.path, self.user_path = Path(path).expanduser().resolve(), str(path)
-        self.settings = json.loads(json.dumps(settings))  # as they are read from a record
+        self.settings = json.loads(json.dumps(settings))  # same types as in a record that is read
         self.overwrite, self.folder = overwrite, folder
         self.record = self.path if own_record else self.path / MADE_FROM if folder else beside(self.path, ".json")
         self.all_parts = beside(self.path, ".parts")
@@ -67,8 +67,8 @@ class Output:
         self.parts = self.all_parts / digest(explicit(self.settings, self.defaults))[:16]
 
     def finished(self, say: bool = False) -> dict[str, Any] | None:
-        """The result if the output is finished and has these settings; None if the work may start or resume. With `say`
-        print how to repeat finished work.
+        """Return the result if the output is finished and has these settings, or None if the work may start or resume.
+        With `say`, print how to repeat finished work.
 
         Raises:
             ValueError: the path is taken, by files without a record, or by an output with other settings that must not
@@ -80,7 +80,7 @@ class Output:
         changed = self._changed(record)
         if not changed and record.get(FINISHED) and self._exists():
             for left in (self.all_parts, self.path.with_name(f".{self.path.name}.finish.lock")):
-                remove(left)  # by a kill
+                remove(left)  # left by a killed process
             if say:
                 print(f"{self.user_path} is finished with these settings; to repeat the work, remove it")
             return {key: value for key, value in record.items() if key not in (FINISHED, FILES)}
@@ -100,7 +100,7 @@ class Output:
         return SETTINGS in record and bool(self._changed(record))
 
     def _changed(self, record: Mapping[str, Any]) -> list[str]:
-        """The dotted keys of the settings in which a record differs."""
+        """Return the dotted keys of the settings in which a record differs."""
         return different(explicit(record.get(SETTINGS), self.defaults), explicit(self.settings, self.defaults))
 
     def begin(self, *files: str) -> None:
@@ -109,39 +109,39 @@ class Output:
         record = read_json(self.record)
         if record.get(FINISHED) or self._changed(record):
             if self.folder:
-                if FINISHED in record:  # first, so that a kill below leaves no finished record
+                if FINISHED in record:  # do this first, so that a later kill leaves no finished record
                     write_json(self.record, {**record, FINISHED: False})
                 for path in (self.path / name for name in record.get(FILES, [])):
-                    if self.path in path.parent.resolve().joinpath(path.name).parents:  # not a path out of the folder
+                    if self.path in path.parent.resolve().joinpath(path.name).parents:  # not outside of the folder
                         remove(path)
-                        with suppress(OSError):  # raised for a folder that is not empty, at the latest the output's own
+                        with suppress(OSError):  # raised for a folder that is not empty
                             os.removedirs(path.parent)
             record = {SETTINGS: self.settings}
         names = dict.fromkeys([*record.get(FILES, []), *files])
         write_json(self.record, {**record, FILES: [*names]})
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Write and return the record of a complete output (result, settings, versions); remove unfinished work."""
+        """Write and return the record of a complete output (result, settings, versions), and remove unfinished work."""
         record = {"output": self.user_path, **result, SETTINGS: self.settings, "versions": versions()}
-        names = read_json(self.record).get(FILES, [])  # for folders name each file: users may add their own files
+        names = read_json(self.record).get(FILES, [])  # for folders, list each file: users may add their own files
         files = [str(path.relative_to(self.path)) for name in names for path in _files(self.path / name)]
         write_json(self.record, {**record, FINISHED: True, FILES: files})
         shutil.rmtree(self.all_parts, ignore_errors=True)
         return record
 
     def finish_lock(self) -> AbstractContextManager[None]:
-        """A block that only one process can be in at a time; the others wait."""
-        # not in the parts folder, which is removed when a process finishes the output
+        """Return a block that only one process can enter at a time. Other processes wait."""
+        # outside the parts folder, which is removed when a process finishes the output
         return lock_output(beside(self.path, ".finish"), wait=True)
 
     def wait(self) -> dict[str, Any]:
-        """Wait for another process to finish the output; returns the result."""
+        """Wait for another process to finish the output, and return the result."""
         while not (result := self.finished()):
             time.sleep(POLL)
         return result
 
     def _exists(self) -> bool:
-        """Whether the file exists, or the folder has anything but a record."""
+        """Whether the file exists, or the folder has any content besides a record."""
         if self.path.is_dir():
             return any(path not in (self.record, partial(self.record)) for path in self.path.iterdir())
         return self.path.exists()
@@ -149,7 +149,7 @@ class Output:
 
 @contextmanager
 def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
-    """In this block, hold a lock file beside an output; the lock is released if the process dies. If another process
+    """In this block, hold a lock file next to an output. The lock is released if the process dies. If another process
     holds the lock, `wait` or raise ValueError. Links are followed, so that two names of one output share a lock."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
@@ -165,7 +165,7 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     finally:
         record = read_json(path / MADE_FROM)
         if SETTINGS in record and not record.get(FINISHED) and not any(map(_is_work, path.iterdir())):
-            remove(path)  # of a job that failed before there was anything to resume
+            remove(path)  # a job failed before it wrote work to resume
         lock_file.unlink(missing_ok=True)
         lock.release()
         for folder in new_folders:
@@ -175,8 +175,8 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
 
 @contextmanager
 def replacing_model(output: Output) -> Iterator[Path]:
-    """A temporary folder to save a model in. When the block ends without an error, its content moves to the output
-    folder, after the record has the new names. Only then is an old model removed."""
+    """Yield a temporary folder for a model. When the block ends without an error, the record gets the new names, and
+    the content of the folder moves to the output folder. Only then is an old model removed."""
     saved = partial(output.path / "model")
     remove(saved)  # left by a killed process, with temporary files of safetensors
     saved.mkdir()
@@ -185,7 +185,7 @@ def replacing_model(output: Output) -> Iterator[Path]:
     for path in _files(saved):
         place = output.path / path.relative_to(saved)
         for folder in reversed(path.relative_to(saved).parents):
-            if (output.path / folder).is_symlink():  # it would lead to another folder
+            if (output.path / folder).is_symlink():  # a link would lead to another folder
                 remove(output.path / folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
@@ -193,13 +193,13 @@ def replacing_model(output: Output) -> Iterator[Path]:
 
 
 def _is_work(path: Path) -> bool:
-    """Whether a path in an unfinished output has work to resume from, a log to read, or files of others."""
+    """Whether a path in an unfinished output has work to resume, a log to read, or files that raoe has not written."""
     is_empty_log = path.name == "log.jsonl" and path.stat().st_size == 0
     return path.name not in NO_WORK and not is_empty_log and bool(_files(path))
 
 
 def _files(path: Path) -> list[Path]:
-    """All files and links in a folder and its subfolders; for any other path, the path itself."""
+    """Return all files and links in a folder and its subfolders; for any other path, the path itself."""
     if path.is_symlink() or not path.is_dir():
         return [path]
     return [Path(root, name) for root, _, names in os.walk(path) for name in names]
@@ -214,7 +214,7 @@ def remove(path: Path) -> None:
 
 
 def different(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """The dotted keys in which two nested settings differ. A missing key differs from a null value."""
+    """Return the dotted keys in which two nested settings differ. A missing key differs from a null value."""
     if isinstance(old, dict) and isinstance(new, dict):
         missing = [f"{prefix}{key}" for key in new.keys() ^ old.keys()]
         nested = (different(old[key], new[key], f"{prefix}{key}.") for key in new if key in old)
@@ -223,8 +223,8 @@ def different(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 def explicit(settings: Any, defaults: Mapping[str, Any], prefix: str = "") -> Any:
-    """Nested settings without values that equal their `defaults` (by dotted key), and without sections that become
-    empty. So a setting that a later version adds makes no difference."""
+    """Return nested settings without values that equal their `defaults` (by dotted key), and without sections that
+    become empty. So a setting that a later version adds makes no difference."""
     if not isinstance(settings, dict):
         return settings
     result = {}
@@ -236,7 +236,7 @@ def explicit(settings: Any, defaults: Mapping[str, Any], prefix: str = "") -> An
 
 
 def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:
-    """Write this process's share of the shards, each `make(size items)`, and skip existing ones. Returns the paths of
+    """Write this process's share of the shards, each `make(size items)`, and skip existing shards. Return the paths of
     all shards, for `gather`. The content of a shard does not depend on the number of processes."""
     rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
@@ -251,7 +251,7 @@ def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], 
 
 
 def gather(paths: Sequence[Path]) -> np.ndarray:
-    """Concatenate the shards of all processes; waits for the other processes."""
+    """Wait for the other processes, and concatenate the shards of all processes."""
     for path in paths:
         while not _sound(path):
             time.sleep(POLL)
@@ -267,8 +267,8 @@ def _sound(shard: Path) -> bool:
 class SharedRows:
     """Rows that several processes write, each a JSON file in the parts folder of an output.
 
-    A file is replaced in one step, so a kill loses no row, finished or not. Processes never wait for each other: the
-    last one to finish merges all rows. Rows with a "reason" are failures and go to OUTPUT.failed.jsonl.
+    A file is replaced atomically, so a kill loses no row, finished or not. Processes never wait for each other: the
+    last process to finish merges all rows. Rows with a "reason" are failures and go to OUTPUT.failed.jsonl.
     """
 
     def __init__(self, output: Output) -> None:
@@ -276,7 +276,7 @@ class SharedRows:
         self.folder = output.parts
 
     def read(self) -> dict[int, dict[str, Any]]:
-        """{id: row} of all processes; a damaged file counts as missing."""
+        """Return {id: row} of all processes. A damaged file counts as missing."""
         rows = {int(path.stem): read_json(path) for path in self.folder.glob("[0-9]*.json")}
         return {key: row for key, row in rows.items() if row}
 
@@ -285,7 +285,7 @@ class SharedRows:
         write_json(self.folder / f"{key}.json", row)
 
     def merge(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write finished rows into the output and the file of failures, in their order."""
+        """Write finished rows to the output, and failed rows to the file of failures, in order."""
         count = 0
         with replacing(self.output) as output, replacing(self.failed) as failed:
             with open(output, "w", encoding="utf-8") as good, open(failed, "w", encoding="utf-8") as bad:

@@ -16,7 +16,7 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise ValueError, with the key, if a folder cannot be written. An existing one passes, as it may only be read."""
+    """Raise ValueError, with the key, if a folder cannot be written. An existing folder passes: it may only be read."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{key} {path} cannot be written: {existing} is a file")
@@ -25,15 +25,15 @@ def check_writable(path: Path, key: str) -> None:
 
 
 def partial(path: Path) -> Path:
-    """The temporary path of a file or folder while it is written; the next run overwrites what a kill leaves there."""
-    # a prefix, so that the suffix still names the format
+    """Return the temporary path of a file or folder while it is written. The next run overwrites what a kill leaves."""
+    # a prefix, so that the suffix remains the format
     return path.with_name(f".partial.{path.name}")
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path that replaces `path` when the block ends, or is removed if the block fails. A killed job leaves
-    the old file or the new one, never half of one."""
+    """Yield a temporary path that replaces `path` when the block ends, or is removed if the block fails. A killed job
+    leaves the old file or the new file, never half a file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial(path)
@@ -45,18 +45,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text in one step."""
+    """Write a text file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    """Write `content` as indented JSON in one step; ValueError for NaN and infinities."""
+    """Write `content` as indented JSON atomically. ValueError for NaN and infinities."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; {} if the file does not exist or has no valid object."""
+    """Read the object in a JSON file. Return {} if the file does not exist or has no valid object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(output: str | None) -> Iterator[None]:
-    """In this block, errors from a full disk become an OSError that says what to do; other errors do not change."""
+    """In this block, replace errors of a full disk by an OSError that says what to do. Other errors do not change."""
     try:
         yield
     except Exception as error:

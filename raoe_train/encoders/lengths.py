@@ -155,8 +155,7 @@ def change(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 @contextmanager
 def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
     """In this block, all groups of a batch share one look-up of word embeddings, because the gradient of each look-up
-    is as large as the vocabulary. `ids` has the distinct tokens of the groups in ascending order; None shares
-    nothing."""
+    is as large as the vocabulary. `ids` has the distinct tokens of the groups, ascending; None shares nothing."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad

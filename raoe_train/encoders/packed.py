@@ -37,8 +37,7 @@ class Packing(NamedTuple):
     is_flash: bool = False
 
     def fits(self, texts: Any) -> bool:
-        """Whether texts (lengths._Texts) can be packed: none is too long, or has padding between or instead of
-        tokens."""
+        """Whether texts (lengths._Texts) can be packed: none is too long, or has padding before its last token."""
         return bool(texts.real.all()) and (self.window is None or int(texts.lengths.max()) <= self.window)
 
     def row(self, starts: np.ndarray, lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, dict[str, Any]]:

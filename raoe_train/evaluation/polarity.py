@@ -30,7 +30,9 @@ def weights(k: int, discount: str = "linear") -> np.ndarray:
 class PolarityEvaluator(SentenceEvaluator):
     """Scores an encoder by the k nearest source sentences that it retrieves for each sentence:
 
-    - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1); -
+    - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
+    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), with cosines of a frozen reference encoder R. Compare S with
+      the S of R itself.
 
     A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: the mean and the
     (population) standard deviation over the sentences.

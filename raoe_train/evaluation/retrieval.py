@@ -104,8 +104,8 @@ def measure(
     embeddings: np.ndarray, targets: Sequence[Sequence[int]], row_of: np.ndarray
 ) -> tuple[dict[str, Any], Outcomes]:
     """Return ({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", all x100, "queries", "passages"}, Outcomes: nDCG@10 of
-    each query). Rows are n queries, then texts. Passage i has the text row_of[i]; query j has relevant passages
-    targets[j]."""
+    each query). Rows are n queries, then texts. Passage i has the text row_of[i]; targets[j] are relevant to query
+    j."""
     # do not normalise rows of equal norm: dot products of whole numbers are exact, so equal cosines stay equal
     unit = embeddings if np.ptp(np.linalg.norm(embeddings, axis=1)) == 0 else unit_rows(embeddings)
     queries, texts = np.split(unit, [len(targets)])

@@ -34,10 +34,9 @@ class Instructions:
     """Creates the token ids of the instruction for a sentence.
 
     Args:
-
+        tokenizer: a tokenizer of transformers.
         method: guided, iterative or single-step.
-        steps: sentences in a chain. The prompt of single-step has this number, and an example of that length (up to
-            32).
+        steps: sentences in a chain. The single-step prompt has this number, and an example of that length (up to 32).
         template: a prompt with {sentence} and optionally {steps} and {example}, which replaces the paper's prompt; or
             FEW_SHOT, a prompt of examples that the model continues.
         chat: True requires a chat template, and False ignores it. None uses it if there is one, except for FEW_SHOT.

@@ -1,1 +1,1 @@
-"""The jobs of the command line, a function each."""
+"""The jobs of the command line, one function per job."""

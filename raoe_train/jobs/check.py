@@ -1,6 +1,6 @@
 """The job `check`: test whether the embedding of a sentence depends on the rest of its batch.
 
-An embedding depends on its batch if the attention mask does not hide padding, or is dropped without padding.
+An embedding depends on the batch if the attention mask does not hide padding, or is ignored without padding.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ SENTENCES = (
     "She put the letters into the drawer, locked it, and went down to the garden without another word, where the "
     "children had been waiting since noon for somebody to tell them what would happen next.",
 )
-# Largest difference between normalised embeddings that rounding explains, by the dtype of the weights.
+# Largest difference between normalised embeddings that is possible by rounding, by the dtype of the weights.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
@@ -28,12 +28,12 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2
 def check(config: CheckConfig) -> dict[str, Any]:
     """Check that the embeddings of a saved encoder do not depend on padding and batch size.
 
-    Also check whether its layers attend to later tokens, as the model's configuration says.
+    Also check that its layers attend to later tokens if and only if the model's configuration says so.
 
     Returns:
-        {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "seen"},
-        "model", "versions"}. A difference is the largest distance between normalised embeddings of a sentence alone and
-        in a batch. "seen" is whether a token's state depends on later tokens; the check fails if that contradicts the
+        {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "seen"}, "model",
+        "versions"}. A difference is the largest distance between normalised embeddings of a sentence alone and in a
+        batch. "seen" is whether a token's state depends on later tokens. The check fails if "seen" contradicts the
         configuration. Raises the errors of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
@@ -50,7 +50,7 @@ def check(config: CheckConfig) -> dict[str, Any]:
 
 
 def check_encoder(model: Any) -> dict[str, Any]:
-    """Check a SentenceTransformer in memory; returns the result of `check` without "model" and "versions"."""
+    """Check a SentenceTransformer in memory. Return the result of `check` without "model" and "versions"."""
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
     inner, tokenizer = getattr(model[0], "model", None), model.tokenizer  # None for a StaticEmbedding
@@ -65,7 +65,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
     for side in sides:
         tokenizer.padding_side = side
         for size in (2, 3, len(SENTENCES)):
-            # batch by batch: encode would sort all sentences by length, which leaves little padding
+            # encode batch by batch: encode would sort all sentences by length, which leaves little padding
             batches = [model.encode(list(SENTENCES[at : at + size]), batch_size=size) for at in range(0, 6, size)]
             differences[f"padding {side}, batches of {size}"] = float(np.abs(_unit(batches) - single).max())
     tokenizer.padding_side = original_side

@@ -1,4 +1,4 @@
-"""The job `encode`: embeddings of sentences as a .npy file."""
+"""The job `encode`: write embeddings of sentences to a .npy file."""
 
 from functools import partial
 from typing import Any
@@ -18,11 +18,11 @@ from raoe_train.jobs.shared import job, require
 
 @job
 def encode(config: EncodeConfig) -> dict[str, Any]:
-    """Write the embeddings of the sentences in a file.
+    """Read sentences from a file, and write their embeddings to a .npy file.
 
     OUTPUT is a .npy file, float32 [sentences, d], with row i for sentence i. The input is a .txt file (also .gz) with
-    one sentence on each line, or a data file with a column `sentence` or `text` (data.columns maps other names).
-    Until OUTPUT is written, OUTPUT.parts/ keeps finished embeddings, from which an interrupted job resumes.
+    one sentence per line, or a data file with a column `sentence` or `text` (data.columns maps other names). Until
+    OUTPUT is written, OUTPUT.parts/ stores finished embeddings, from which an interrupted job resumes.
 
     Returns:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.

@@ -1,4 +1,4 @@
-"""The job `evaluate`: scores of an encoder on tasks."""
+"""The job `evaluate`: compute the scores of an encoder on tasks."""
 
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,13 @@ from raoe_train.jobs.shared import check_paths, job, require
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluate an encoder on similarity, transfer, caption, polarity and MTEB tasks.
 
-    The result is printed as a table and, if `output` is set, written there. OUTPUT.examples.npz beside it holds the
-    per-example results behind the main metrics, and OUTPUT.mteb/ the results of mteb's tasks as they finish.
+    The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz has the per-example
+    results behind the main metrics, and OUTPUT.mteb/ has the results of finished mteb tasks.
 
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
         metrics, x100, "averages": {kind: mean of its tasks} if there are several kinds, "model": its name, or None for
-        a model in memory, "versions", "commit", "settings"}. A metric that is undefined, and each average that includes
-        it, is None.
+        a model in memory, "versions", "commit", "settings"}. Undefined metrics, and averages of them, are None.
     """
     return _evaluate(config, None)
 
@@ -42,7 +41,7 @@ def evaluate_model(model: SentenceTransformer, **settings: Any) -> dict[str, Any
 def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
     if model is None:
         require(config.model.name, "model.name", "the encoder to evaluate")
-    # before the model is loaded, so that a misspelt task costs no time
+    # read tasks before the model is loaded, so that a misspelt task costs no time
     data, path = config.data, Path(config.output).expanduser() if config.output else None
     model_settings = identity(config.model) if model is None else None
     tasks = read_tasks(
@@ -51,7 +50,7 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         columns=data.columns,
         on_error=data.on_error,
         prompt=conditional_prompt(config.model if model is None else model),
-        # a folder for each state of the model: mteb's own cache goes by name, which retraining does not change
+        # one folder per state of the model: mteb's own cache is keyed by name, which retraining does not change
         cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and model is None else None,
         polarity=config.polarity,
         classifier=config.classifier,
@@ -60,7 +59,7 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
     reduction: dict[str, Any] = {} if config.truncate_dim is None else {"truncate_dim": config.truncate_dim}
     reduction |= {} if config.precision == "float32" else {"precision": config.precision}
     if reduction and (other := [word for word, task in tasks.items() if task.score is None]):
-        raise ValueError(f"{' and '.join(reduction)} cannot be set for {other[0]}, which is not scored from embeddings")
+        raise ValueError(f"{' and '.join(reduction)} cannot be set for {other[0]}: it is not scored from embeddings")
     settings |= reduction
     output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
     result = output.finished(say=model is None) if output else None

@@ -1,4 +1,4 @@
-"""The job `export`: save an encoder with its adapter merged into the weights."""
+"""The job `export`: save an encoder with its LoRA adapter merged into the weights."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from raoe_train.jobs.shared import job, require
 def export(config: ExportConfig) -> dict[str, Any]:
     """Save an encoder with its adapter merged into the weights.
 
-    A decoder without bidirectional layers is saved in transformers' own format, which loads anywhere. A model with
-    bidirectional layers loads after `raoe_train.register()`, or without raoe with trust_remote_code. An adapter that
-    was trained on 4-bit weights is merged into the unquantised weights of its base model.
+    A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. A
+    model with bidirectional layers can be loaded after `raoe_train.register()`, or without raoe by trust_remote_code.
+    An adapter that was trained on 4-bit weights is merged into the unquantised weights of its base model.
 
     Returns:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}.
@@ -47,7 +47,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
         options["merge_adapter"] = True
     trusted = model.trust_remote_code
     encoder = SentenceTransformer(str(source), device="cpu", model_kwargs=options, trust_remote_code=trusted)
-    if not own_adapter:  # whose parts are checked while they load
+    if not own_adapter:  # an adapter is checked while it is loaded
         check_whole(encoder, model.name, foreign=trusted)
     if peft_adapter:
         encoder[0].model = _merged(source, options)

@@ -1,4 +1,4 @@
-"""The job `generate`: chains of ranking sentences, many at once (see raoe_train.generation.growth)."""
+"""The job `generate`: generate chains of ranking sentences, many at once (see raoe_train.generation.growth)."""
 
 import json
 import time
@@ -24,24 +24,24 @@ from raoe_train.generation.seeds import Seeds, acceptable, check_clusters, read_
 from raoe_train.jobs.settings import GenerateConfig
 from raoe_train.jobs.shared import job, require
 
-FEW = 0.1  # share of good chains below which the job reports a failure
-SILENT = 30.0  # seconds between progress lines when there is no terminal for a progress bar
+FEW = 0.1  # minimum share of verified chains; below it, the job reports a failure
+SILENT = 30.0  # seconds between progress lines without a terminal for a progress bar
 
 
 @job(together=True)
 def generate(config: GenerateConfig) -> dict[str, Any]:
     """Generate chains of sentences, each of which moves step by step away from a source sentence.
 
-    Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}; `id` is
-    the row number of the source in the input, from 1. A chain that breaks a rule stops at that step and goes to
-    OUTPUT.failed.jsonl, with "reason" and "step"; with generation.verify false it continues and is kept. Under torchrun
-    or accelerate each process writes its share. An interrupted job resumes after the last sentence of each chain.
+    Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}, where
+    `id` is the row number of the source in the input, from 1. A chain that breaks a rule stops at this step and goes to
+    OUTPUT.failed.jsonl, with "reason" and "step". With generation.verify false, chains are not checked. Under torchrun
+    or accelerate, each process writes its share. An interrupted job resumes after the last sentence of each chain.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "failed": whether fewer than a tenth of the
-        chains are good, "skipped": {reason: rows}, "model", "settings", "versions", "run": {"chains", "tokens",
-        "seconds", "tokens_per_second"} of this run and process}; also written to OUTPUT.json. {"waiting": True, …} if
-        other processes still have chains to finish.
+        chains passed verification, "skipped": {reason: rows}, "model", "settings", "versions", "run": {"chains",
+        "tokens", "seconds", "tokens_per_second"} of this run and process}, also written to OUTPUT.json. {"waiting":
+        True, …} if other processes still have chains to finish.
     """
     data, model, seeds, generation = config.data, config.model, config.seeds, config.generation
     require(data.input, "data.input", "the sentences to start chains from")
@@ -52,7 +52,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
     sampling: Sampling = generation
     if sampling.stop_strings is None and not instructions.chat:
-        # without a chat template, only the end of a line shows that the answer is complete
+        # without a chat template, only a line end shows that an answer is complete
         single = generation.method == "single-step"
         sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
@@ -86,9 +86,9 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         chains = (Chain(key, texts, instructions, generation) for key, texts in waiting)
         run = _write(grow(chains, decoder, generation.batch_size), rows, line, len(own), len(waiting))
     with output.finish_lock():
-        if finished := output.finished():  # by another process in the meantime
+        if finished := output.finished():  # another process has finished the output
             return finished
-        output.begin()  # the record comes first: after a kill, a merged file without one would count as foreign
+        output.begin()  # write the record first: after a kill, a merged file without a record would count as foreign
         finished_rows = [row for row in map(rows.read().get, dict(sentences)) if row and "begun" not in row]
         if len(finished_rows) < len(sentences):
             print(f"{len(waiting)} chains are done here; other processes are still working")
@@ -111,8 +111,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
 
 
 def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
-    """The ids of the sentences that clustering selects. One process selects for all, and the selection is kept with the
-    unfinished work, because it may depend on the number of threads."""
+    """Return the ids of the sentences that clustering selects. One process selects for all, and the selection is stored
+    with the unfinished work, because it may depend on the number of threads."""
     check_clusters(sentences, seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
@@ -123,7 +123,7 @@ def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[
 
 
 def _write(chains: Any, rows: SharedRows, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
-    """Write sentences and finished chains, the last `waiting` of this process's `total`; returns the number of written
+    """Write sentences and finished chains: the last `waiting` of this process's `total`. Return the number of written
     chains and the speed."""
     tokens, done, start = 0, total - waiting, time.perf_counter()
     printed = start
@@ -153,6 +153,6 @@ def _print(result: dict[str, Any]) -> None:
         if result[counts]:
             print(label, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
     if result["failed"]:
-        print("few chains are good: for small models try --generation.prompt few-shot --generation.do_sample")
+        print("few chains passed: for small models try --generation.prompt few-shot --generation.do_sample")
     if run:
         print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} per second")

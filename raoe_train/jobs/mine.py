@@ -1,4 +1,4 @@
-"""The job `mine`: examples for losses from labelled texts, or hard negatives for rows, by a frozen encoder."""
+"""The job `mine`: mine examples for losses from labelled texts, or hard negatives for rows, by a frozen encoder."""
 
 import random
 from collections import Counter
@@ -35,7 +35,7 @@ from raoe_train.evaluation.retrieval import read_passages
 from raoe_train.jobs.settings import MineConfig, Mining
 from raoe_train.jobs.shared import job, require
 
-LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; rows have the others, both have seed
+LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; others, but seed, are for rows
 FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_margin", "num_negatives",
             "sampling_strategy", "cross_encoder")  # fmt: skip
 
@@ -44,19 +44,19 @@ FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_
 def mine(config: MineConfig) -> dict[str, Any]:
     """Make examples for contrastive losses from labelled texts, or mine negatives for rows of queries and passages.
 
-    Labelled texts (section 3.4 of the margins paper): for each sentence, the k nearest sentences of its own class and
-    the k nearest of all other classes, above a threshold, are combined into examples for the chosen loss, one on each
-    row. A random subset is kept. Rows without a column label: sentence-transformers' mine_hard_negatives chooses
-    negatives among the passages of all rows and of mining.corpus; OUTPUT also has the rows for which it finds none.
-    model.cache or, until OUTPUT is written, OUTPUT.parts/ keeps embeddings.
+    For labelled texts (section 3.4 of the margins paper), each sentence is combined with the k nearest sentences of its
+    own class and the k nearest sentences of all other classes, above a threshold. Each row of OUTPUT is an example for
+    the chosen loss, and a random subset of all examples is kept. For rows without a column label, mine_hard_negatives
+    of sentence-transformers selects negatives among the passages of all rows and of mining.corpus. OUTPUT also has the
+    rows without negatives. Embeddings are stored in model.cache or, until OUTPUT is written, in OUTPUT.parts/.
 
     Returns:
-        For rows {"output", "rows", "negatives": their number, "fewer": rows with fewer than num_negatives, "passages",
-        "read": counts of the rows, "settings", "versions"}; for labelled texts
-        {"output", "examples", "available": examples before the random choice, "labels": {"1": pairs of one class, "0":
-        other pairs} for losses of labelled pairs, "anchors": distinct first sentences, "classes": {class: sentences},
-        "read": counts of the rows, "settings", "versions"}; except for mse also "neighbours": {"own", "others"}, their
-        mean number, and "without": number of sentences without neighbours. Also written to OUTPUT.json.
+        For rows {"output", "rows", "negatives": count, "fewer": rows with fewer than num_negatives, "passages", "read":
+        counts of the rows, "settings", "versions"}; for labelled texts {"output", "examples", "available": examples
+        before the random choice, "labels": {"1": pairs of one class, "0": other pairs} for losses of labelled pairs,
+        "anchors": distinct first sentences, "classes": {class: sentences}, "read": counts of the rows, "settings",
+        "versions"}; except for mse also "neighbours": {"own", "others"} (mean numbers) and "without": number of
+        sentences without neighbours. The result is also written to OUTPUT.json.
     """
     data, model, mining = config.data, config.model, config.mining
     source = require(data.input, "data.input", "the labelled texts, or rows of queries and passages")
@@ -126,10 +126,10 @@ def mine(config: MineConfig) -> dict[str, Any]:
 
 def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str) -> Neighbours:
     """Find the neighbours of each text above mining.threshold, from [n, d] unit rows and [n] classes. ValueError if no
-    text has the neighbours that an example for the loss needs."""
+    text has the neighbours that an example of the loss needs."""
     (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
-    first, second = near[:, 0], near_others[:, 0]  # the highest
+    first, second = near[:, 0], near_others[:, 0]  # the highest cosines
     usable = {"triplet": np.minimum(first, second), "multiple_negatives": first}
     highest = usable.get(loss, np.maximum(first, second)).max()
     if highest <= mining.threshold:
@@ -140,7 +140,7 @@ def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str)
 
 def _print(result: dict[str, Any], count: int | None) -> None:
     labels = result["labels"]
-    kinds = f" ({labels['1']} pairs of one class, {labels['0']} of two)" if labels else ""
+    kinds = f" ({labels['1']} pairs of one class, {labels['0']} of two classes)" if labels else ""
     print(f"{result['examples']} of {result['available']} examples{kinds} -> {result['output']}")
     if count is not None and result["examples"] < count:
         print(f"fewer than mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
@@ -149,7 +149,7 @@ def _print(result: dict[str, Any], count: int | None) -> None:
 
 
 class _Resumable:
-    """An encoder for mine_hard_negatives whose embeddings are kept as shards, so that an interrupted job resumes."""
+    """An encoder for mine_hard_negatives that stores its embeddings as shards, so that an interrupted job resumes."""
 
     device = "cpu"
     similarity, similarity_pairwise = staticmethod(dot_score), staticmethod(pairwise_dot_score)  # of unit rows
@@ -165,7 +165,7 @@ class _Resumable:
 
 
 def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
-    """Mine negatives for rows, from their passages and those of mining.corpus."""
+    """Mine negatives for rows, from the passages of the rows and of mining.corpus."""
     data, model, mining = config.data, config.model, config.mining
     table, counts = row_table(data.input, columns=data.columns or None, on_error=data.on_error)
     pairs = [*dict.fromkeys(zip(table["anchor"][:], table["positive"][:], strict=True))]
@@ -184,20 +184,20 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
         table.select_columns(["anchor", "positive"]),
         _Resumable(model, model.cache or output.parts),  # type: ignore[arg-type]
         corpus=corpus,
-        output_format="labeled-list",  # [positive, negatives …], the only format of one row that may have fewer
+        output_format="labeled-list",  # [positive, negatives …], the only row format that allows fewer negatives
         faiss_batch_size=max(1, CHUNK // len(corpus)),  # queries at a time, also without FAISS
         verbose=False,
         **keywords | {"cross_encoder": CrossEncoder(cross, device=model.device) if cross else None},
     )
     mined = {(query, texts[0]): texts[1:] for query, texts in zip(lists["anchor"], lists["positive"], strict=True)}
     if not mined:
-        raise ValueError(f"{data.input}: no passage qualifies as a negative: lower the margins or raise max_score")
+        raise ValueError(f"{data.input}: no passage is a valid negative: lower the margins or raise max_score")
     rows = [[*pair, *mined.get(pair, [])] for pair in pairs]
     numbers = [len(row) - 2 for row in rows]
     columns = ["anchor", "positive", "negative", *(f"negative_{number}" for number in range(2, max(numbers) + 1))]
     output.begin()
     write_rows(output.path, columns, (dict(zip(columns, row, strict=False)) for row in rows))
     fewer, total = sum(number < mining.num_negatives for number in numbers), sum(numbers)
-    print(f"{len(rows)} rows with {total} negatives, {fewer} with fewer than {mining.num_negatives} -> {path}")
+    print(f"{len(rows)} rows with {total} negatives, {fewer} rows with fewer than {mining.num_negatives} -> {path}")
     counted = {"rows": len(rows), "negatives": total, "fewer": fewer, "passages": len(corpus)}
     return output.finish({**counted, "read": counts})

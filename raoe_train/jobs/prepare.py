@@ -1,4 +1,4 @@
-"""The job `prepare`: public data sets, downloaded and converted to one file each."""
+"""The job `prepare`: download public data sets and convert each set to one file."""
 
 import itertools
 from collections import Counter
@@ -16,17 +16,17 @@ from raoe_train.jobs.shared import job, require
 
 @job
 def prepare(config: PrepareConfig) -> dict[str, Any]:
-    """Download public data sets, check their numbers of rows and write one file for each.
+    """Download public data sets, check their numbers of rows and write one file per set.
 
-    Each file has a column split; a summary file beside it has licence and source. To use the sets in other jobs, set
-    their data.dir to this job's output. Finished sets are skipped.
+    Each file has a column split, and a summary file next to it has licence and source. To use the sets in other jobs,
+    set data.dir of these jobs to the output of prepare. Finished sets are skipped.
 
     Returns:
         {"sets": {name: {"output": its file, "rows": {split: rows}, "left_out": {reason: rows}, "licence", "page",
         "from", "settings", "versions"}}}.
     """
     if not config.names:
-        raise ValueError("--names is missing: data sets, such as snli, or a paper, such as raoe")
+        raise ValueError("--names is missing: set it to data sets, such as snli, or to a paper, such as raoe")
     target = Path(require(config.output, "output", "the directory to write to")).expanduser()
     folder = Path(config.copies).expanduser() if config.copies else None
     if folder is not None and not folder.is_dir():

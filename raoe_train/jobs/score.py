@@ -1,4 +1,4 @@
-"""The job `score`: similarity scores of sentence pairs from two teacher encoders."""
+"""The job `score`: compute similarity scores of sentence pairs by two teacher encoders."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -26,20 +26,20 @@ TEACHERS: dict[str, dict[str, Any]] = {
     "Lajavaness/bilingual-embedding-large": {"revision": "e83179d7a66e8aed1b3015e98bb5ae234ed89598"},
     "jinaai/jina-embeddings-v3": {"revision": "215a6e121fa0183376388ac6b1ae230326bfeaed", "task": "text-matching"},
 }
-"""The paper's teachers, at the revisions that MTEB names. The paper does not say which task adapter of
-jina-embeddings-v3 it used; text-matching is the one for similarity. Both need trust_remote_code."""
+"""The RAOE paper's teachers, at the revisions in MTEB. The paper does not say which task adapter of
+jina-embeddings-v3 it used; text-matching is the adapter for similarity. Both teachers need trust_remote_code."""
 
 
 @job(together=True)
 def score(config: ScoreConfig) -> dict[str, Any]:
     """Add the score S = (S1 + S2) / 2 of two teacher encoders to sentence pairs (Eq. 4 of the RAOE paper).
 
-    OUTPUT holds all rows of data.input unchanged, also rows without a gold label, and three more columns: score_1 and
-    score_2, the teachers' raw cosines, and score, the mean of score_1 and score_2. OUTPUT.json is a summary, by label
-    if the rows have NLI labels.
+    OUTPUT has all rows of data.input unchanged, also rows without a gold label, and three more columns: score_1 and
+    score_2, the raw cosines of the teachers, and score, the mean of score_1 and score_2. OUTPUT.json is a summary,
+    grouped by label if the rows have NLI labels.
 
-    A teacher takes the options of any frozen encoder. Unfinished scores are kept in OUTPUT.parts/ until OUTPUT is
-    written. Under torchrun each process scores its share and rank 0 writes OUTPUT. A rerun can use another number of
+    A teacher has the options of any frozen encoder. Unfinished scores are stored in OUTPUT.parts/ until OUTPUT is
+    written. Under torchrun, each process scores its share, and rank 0 writes OUTPUT. A rerun can have another number of
     processes.
 
     Returns:
@@ -64,7 +64,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     for number, encoder in enumerate(encoders, 1):
         folder = output.parts / f"score_{number}"
         shards.append(resume.share(folder, table.pairs, resume.SHARD, _scorer(encoder, texts), str(encoder.name)))
-        gc.collect()  # one teacher in memory at a time
+        gc.collect()  # keep only one teacher in memory at a time
     if rank_and_world()[0] > 0:
         return output.wait()
     first, second = map(resume.gather, shards)
@@ -90,12 +90,13 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
 def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     """Return the two teachers and their settings; by default the RAOE paper's two teachers. ValueError for unknown
-    settings, for the paper's teachers without trust_remote_code, and for a local folder named like one of them."""
+    settings, for the paper's teachers without trust_remote_code, and for a local folder with a paper's teacher's
+    name."""
     names, options, trust = config.teachers, config.teacher, config.trust_remote_code
     if not names and not trust and not any(each.get("trust_remote_code") for each in options.values()):
         raise ValueError(
             f"the paper's teachers ({', '.join(TEACHERS)}) run custom code from their repositories: "
-            "allow it with --trust_remote_code true, or name two others with --teachers"
+            "allow this with --trust_remote_code true, or set two other encoders with --teachers"
         )
     for name in TEACHERS:
         if Path(name).exists() and name in (names or TEACHERS):
@@ -122,7 +123,7 @@ def _scorer(teacher: FrozenEncoder, texts: Texts) -> Callable[[Any], np.ndarray]
 
 
 def _by_label(labels: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
-    """The scores grouped by label, rows without a label under "no label"; {} if no row has a label."""
+    """Group the scores by label, with "no label" for rows without a label. Return {} if no row has a label."""
     if (labels < 0).all():
         return {}
     names = {-1: "no label", **{number: name for name, number in NLI_LABELS.items()}}

@@ -1,4 +1,4 @@
-"""Configuration classes of the jobs. This file imports no torch, so that help and completion are quick."""
+"""Configuration classes of the jobs. This file does not import torch, so that help and completion are quick."""
 
 import importlib
 import inspect
@@ -26,30 +26,30 @@ from raoe_train.config import (
 from raoe_train.data.settings import Data, Input, Pairs, Sentences, Tasks
 from raoe_train.encoders.settings import FrozenEncoder, Model, Precision
 
-# Fields of SentenceTransformerTrainingArguments that are no settings: OUTPUT/checkpoints; torchrun's rank
+# Fields of SentenceTransformerTrainingArguments that are not settings: OUTPUT/checkpoints; torchrun's rank
 NOT_TAKEN = (OTHERS, "output_dir", "local_rank")
 
 
 @dataclass
 class Mining:
-    """How examples are mined. For labelled texts use k, threshold, drop and count; for rows of queries and passages use
-    corpus and the settings after it.
+    """How examples are mined. For labelled texts, use k, threshold, drop and count. For rows of queries and passages,
+    use corpus and the settings that follow corpus.
 
     Args:
-        k: number of nearest neighbours of each sentence to use in its class, and in all other classes together
-        threshold: cosine that a neighbour must exceed
+        k: number of nearest neighbours of each sentence, both in its class and in all other classes together
+        threshold: minimum cosine (exclusive) of a sentence and a neighbour
         drop: share of the examples to drop at random
         count: maximum number of examples, drawn at random
         seed: seed for the random choice of examples
-        corpus: further passages to mine from; a file with columns text and, optionally, title
+        corpus: file of additional passages to mine from, with columns text and, optionally, title
         range_min: number of most similar passages to skip
         range_max: number of most similar passages to consider
         max_score: maximum similarity of a negative to the query
-        absolute_margin: minimum difference between the similarities of the positive and of a negative to the query
-        relative_margin: minimum of this difference as a share of the positive's similarity to the query
+        absolute_margin: minimum of (similarity of query and positive) - (similarity of query and negative)
+        relative_margin: minimum share by which a negative is less similar to the query than the positive
         num_negatives: number of negatives per row
-        sampling_strategy: take the most similar passages (top), or draw passages at random (random)
-        cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities in margins and max_score
+        sampling_strategy: how to select negatives; top (the most similar passages) or random
+        cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities for margins and max_score
     """
 
     k: PositiveInt = 16
@@ -70,13 +70,13 @@ class Mining:
 
 @dataclass
 class TrainConfig:
-    """What to train.
+    """The loss, output and mode of a training run.
 
     Args:
-        loss: class of raoe_train.losses, or the import path of your own class; --loss.ARGUMENT VALUE sets an argument
+        loss: class of raoe_train.losses, or import path of your own class; --loss.ARGUMENT VALUE sets an argument
         output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
         overwrite: replace the output of a run with other settings
-        dry_run: train a few steps to measure memory and time; write nothing
+        dry_run: only train a few steps to measure memory and time; no files are written
     """
 
     essentials: ClassVar[tuple[str, ...]] = (
@@ -97,11 +97,11 @@ class TrainConfig:
 
     @property
     def needs_library(self) -> bool:
-        """Whether a setting can only be checked by importing torch."""
+        """Whether the check of a setting needs to import torch."""
         return self.loss != type(self)().loss or bool(self.training.others)
 
     def complete(self) -> "TrainConfig":
-        """Check the loss, its keywords and the keys that the library declares; add the defaults of the keywords."""
+        """Check the loss, its keywords and the keys that the library declares, and add the defaults of the keywords."""
         loss, given, others = loss_class(self.loss.class_path), self.loss.init_args, self.training.others
         keywords = loss_keywords(loss)
         if unknown := given.keys() - keywords:
@@ -123,7 +123,7 @@ class TrainConfig:
 
 
 def loss_class(name: str) -> Any:
-    """Find a loss by its name in raoe_train.losses, or by its import path. ValueError for a name that is no loss."""
+    """Find a loss by its name in raoe_train.losses, or by its import path. ValueError if there is no such loss."""
     from raoe_train import losses
 
     module, _, attribute = name.rpartition(".")
@@ -138,20 +138,20 @@ def loss_class(name: str) -> Any:
 
 
 def loss_keywords(loss: Any) -> dict[str, Key]:
-    """The keywords of a loss that are settings."""
+    """Return the keywords of a loss that are settings."""
     return {name: key for name, key in keywords_of(loss).items() if name != "similarity_fct"}
 
 
 @dataclass
 class PrepareConfig:
-    """Which sets to prepare.
+    """The public data sets to prepare.
 
     Args:
-        names: data sets, or papers (raoe, bellm, ranking, margins) for all of their sets
-        copies: directory with downloaded files; the publishers' files, SentEval's folders, hub data sets as OWNER/NAME
+        names: names of data sets, or of papers (raoe, bellm, ranking, margins) for all sets of a paper
+        copies: directory of downloaded files; files of publishers, folders of SentEval, hub data sets as OWNER/NAME
         counts: check that each set has the published number of rows
-        output: directory to write nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ... to
-        overwrite: replace files that were made from another copy or version
+        output: directory for the files nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ...
+        overwrite: replace files that were created from another copy or version
     """
 
     names: list[str] = field(default_factory=list)
@@ -163,11 +163,11 @@ class PrepareConfig:
 
 @dataclass
 class ScoreConfig:
-    """What to score.
+    """The teachers and the output of scoring.
 
     Args:
         teachers: two encoders, by path or hub name; by default, the two teachers of the RAOE paper
-        teacher: settings for one teacher, such as {NAME: {prompt: 'query: ', task: text-matching}}
+        teacher: settings of single teachers, such as {NAME: {prompt: 'query: ', task: text-matching}}
         trust_remote_code: run custom code from the teachers' repositories; the default teachers need this
         batch_size: sentences in a batch
         device: torch device; by default, an accelerator if there is one, else cpu
@@ -187,12 +187,12 @@ class ScoreConfig:
 
 @dataclass
 class MineConfig:
-    """What to mine.
+    """The encoder, loss and output of mining.
 
     Args:
-        model: encoder whose embeddings decide which sentences are neighbours
-        loss: loss that will be trained on the examples; triplet, contrastive, online_contrastive, multiple_negatives or
-            mse (random pairs)
+        model: encoder whose embeddings determine which sentences are neighbours
+        loss: loss to mine examples for; triplet, contrastive, online_contrastive, multiple_negatives or mse (random
+            pairs)
         output: file to write
         overwrite: replace an output that was made with other settings
     """
@@ -207,7 +207,7 @@ class MineConfig:
 
 @dataclass
 class GenerateConfig:
-    """What to generate.
+    """The output of generation.
 
     Args:
         output: .jsonl file to write
@@ -224,15 +224,15 @@ class GenerateConfig:
 
 @dataclass
 class EvaluateConfig:
-    """What to evaluate.
+    """The tasks and options of an evaluation.
 
     Args:
-        tasks: tasks as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
+        tasks: tasks, each as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
             captions, mteb, polarity or retrieval
-        suite: standard sets of tasks to add; sts, transfer, rerank or all
+        suite: standard sets of tasks to evaluate in addition; sts, transfer, rerank or all
         classifier: classifier for transfer tasks
         batch_size: sentences in a batch
-        truncate_dim: number of first dimensions of the embeddings to use; by default, all dimensions
+        truncate_dim: use only this number of first dimensions of the embeddings; by default, all dimensions
         precision: quantization of the embeddings; float32 (none), int8 or ubinary
         output: JSON file to write
         overwrite: replace an output that was made with other settings
@@ -253,7 +253,7 @@ class EvaluateConfig:
 
 @dataclass
 class EncodeConfig:
-    """What to encode.
+    """The output and batch size of encoding.
 
     Args:
         batch_size: sentences in a batch
@@ -270,12 +270,12 @@ class EncodeConfig:
 
 @dataclass
 class ExportConfig:
-    """What to export.
+    """The output of an export.
 
     Args:
         merge: merge a LoRA adapter into its base model
         output: directory to write
-        overwrite: replace a model that an earlier export wrote there
+        overwrite: replace a model that an earlier export wrote to the output
     """
 
     model: Model = field(default_factory=Model)
@@ -286,6 +286,6 @@ class ExportConfig:
 
 @dataclass
 class CheckConfig:
-    """What to check."""
+    """The encoder to check."""
 
     model: Model = field(default_factory=Model)

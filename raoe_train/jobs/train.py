@@ -1,4 +1,4 @@
-"""The job `train`: a recipe run on raoe_train.training.trainer.Trainer, resumable, leaving one directory."""
+"""The job `train`: run a recipe with raoe_train.training.trainer.Trainer, resumable, in one output directory."""
 
 import functools
 import math
@@ -56,7 +56,7 @@ from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import check_sizes, read_training_data, redraw, with_dev
 
 LARGE = 50e6  # parameters
-STEPS = 4  # of a dry run; the first one is not timed, because it is slower
+STEPS = 4  # steps of a dry run; the first step is slower and not timed
 
 
 @job(together=True)
@@ -65,8 +65,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     """Train an encoder on scored pairs, triplets, labelled pairs or lists, as its loss requires.
 
     The encoder is saved in the directory `output`, with recipe.yaml, metrics.json, log.jsonl and run.png. An
-    interrupted run resumes when you start it again with the same settings. The result of a finished run is returned at
-    once. Under torchrun or accelerate, all processes train one encoder together.
+    interrupted run resumes when you start it again with the same settings. For a finished run, the result is returned
+    at once. Under torchrun or accelerate, all processes train one encoder together.
 
     Returns:
         The content of metrics.json: {"before": {"spearman", "pearson" on the dev set, for rows "ndcg@10", "recall@10",
@@ -76,8 +76,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     Raises:
         FloatingPointError: the loss is NaN or infinite. The message names the step and shows the rows of its batch.
 
-    With evaluation.certificate the result also has "certificate" (raoe_train.training.certificate.choose) and "failed",
-    1 if the start was saved. It is also written to certificate.json.
+    With evaluation.certificate, the result also has "certificate" (see raoe_train.training.certificate.choose; also
+    written to certificate.json) and "failed", which is 1 if the encoder before training was saved.
     """
     config = by_data(config)
     data, training, seed = config.data, config.training, config.training.seed
@@ -108,7 +108,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         settings = {"metric_for_best_model": evaluator.primary_metric, **settings}
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     first_encoder = None if config.model.name == SCRATCH else start()
-    on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, now that the inputs proved readable
+    on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, only now that all inputs have been read
     on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run"))))
     encoder = start() if first_encoder is None else first_encoder
 
@@ -142,7 +142,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     if certified:
         tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
         chosen = certificate.choose(trainer, weights, tried, [*dev.values()], guard, config.evaluation)
-    convert_parameters(encoder, encoder.saved_dtypes)  # rounded as they are saved, so that `after` is of those weights
+    convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, which `after` describes
     convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
     after, best_step = measure_encoder(tasks), trainer.state.best_global_step
     worse = measures.lower(after, before)
@@ -188,7 +188,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
 
 def by_data(config: TrainConfig) -> TrainConfig:
-    """Replace AutoLoss by the loss for the columns of the first source, and print the reason."""
+    """Replace AutoLoss by the loss that fits the columns of the first source, and print the reason."""
     if config.loss.chosen is not AutoLoss or not config.data.train:
         return config
     source, columns = config.data.train[0], config.data.columns
@@ -205,7 +205,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
 
 
 def rate_for(encoder: Any, datasets: Any) -> float:
-    """Choose and print the learning rate "auto": 2e-5 for queries and passages, 5e-5 for large encoders, else 2e-4."""
+    """Return and print the "auto" learning rate: 2e-5 for queries and passages, 5e-5 for large encoders, else 2e-4."""
     size = sum(weight.numel() for weight in encoder.parameters())
     has_queries = "anchor" in next(iter(datasets.values())).column_names
     rate = 2e-5 if has_queries else 5e-5 if size > LARGE else 2e-4
@@ -245,10 +245,10 @@ def check_config(config: TrainConfig) -> None:
 
 
 def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train the first STEPS steps, and estimate from them what the whole run takes, without evaluation.
+    """Train the first STEPS steps, and estimate time and memory of the whole run, without evaluation.
 
-    Returns {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": their time, "peak_memory_mb":
-    peak of the trained steps, as in metrics.json}. A batch of longer texts needs more memory.
+    Return {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": estimated duration of the run,
+    "peak_memory_mb": peak of the trained steps, as in metrics.json}. A batch of longer texts needs more memory.
     """
     seed, folder = config.training.seed, Path(on_rank_zero(tempfile.mkdtemp))
     set_seed(seed)
@@ -281,13 +281,13 @@ def build_trainer(
             raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
         settings = {**settings, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows or 0)}
     if encoder.saved_dtypes and not settings["fp16"]:
-        # products stay in 16 bits where the device is fast at them, and where frozen weights have them
+        # multiply in 16 bits where the device has units for them, or where frozen weights are in 16 bits
         is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
         fast = settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])
         settings = {**settings, "bf16": fast}
     args = SentenceTransformerTrainingArguments(**split_batches(settings))
     if training.gradient_checkpointing:
-        # from 5.17 on, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept
+        # since 5.17, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
     if args.dataloader_drop_last:
         check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
@@ -297,13 +297,13 @@ def build_trainer(
 
 
 def planned_steps(trainer: Trainer, training: Training) -> int:
-    """The number of steps of a whole run, at least training.min_steps."""
+    """Return the number of steps of a whole run, at least training.min_steps."""
     epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
     return training.max_steps or max(training.min_steps, math.ceil(epoch_steps * training.num_train_epochs))
 
 
 def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
-    """Create the loss that a recipe names, for an encoder."""
+    """Create the loss of a recipe for an encoder."""
     loss, settings = config.loss.chosen, config.loss.init_args
     if not loss.asks_teacher:
         return loss(encoder, **settings)
@@ -311,12 +311,12 @@ def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
         embed: Callable[..., Any] = remembered(config.teacher, Texts(datasets), "teacher")
     else:
         embed = embedder(config.teacher, "teacher")
-        embed(["."])  # loads the teacher now, so that the first step is not timed with it
+        embed(["."])  # loads the teacher now, so that loading is not part of the first step's time
     return loss(encoder, embed, **settings)
 
 
 def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, int]:
-    """Print and return how many texts of each source the encoder cuts."""
+    """Print and return how many texts of each source the encoder truncates."""
     encoder: Any = trainer.model
     cut = dict[str, int]()
     prompts: Any = trainer.args.prompts or ""
@@ -333,6 +333,6 @@ def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str
 
 
 def _backends(device: Any) -> list[str]:
-    """The backends that raoe_kernels can use on this device, the preferred one first."""
+    """Return the backends that raoe_kernels can use on this device, the preferred backend first."""
     usable = raoe_kernels.backends(device)["raoe_loss"]
     return [name for name in ("native", "triton", "scan", "reference") if usable.get(name) is True]

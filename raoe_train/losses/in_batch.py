@@ -249,9 +249,8 @@ def _duplicate_ids(texts: Tensor) -> Ids:
 
 
 def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int32 ids of anchors (N,) and columns (C,), from (N, columns) ids of the whole batch's texts. Two texts
-    get equal ids if a chain of (anchor, positive) pairs links them (connected components): (A, B), (C, B) link A and
-    C."""
+    """Return int32 ids of anchors (N,) and columns (C,), from (N, columns) ids of the whole batch's texts. Texts get
+    equal ids if a chain of (anchor, positive) pairs links them (connected components): (A, B), (C, B) link A and C."""
     number = torch.unique(texts, return_inverse=True)[1]
     root = torch.arange(texts.numel(), device=texts.device)
     first, second = number[:, 0], number[:, 1]

@@ -111,7 +111,7 @@ class PairLoss(CachedLoss):
 
     def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return (score, label) of a batch from any form of labels. label is None unless needs_label. Values are
-        checked on a CPU only."""
+        checked on CPUs."""
         label: Tensor | None = None
         if isinstance(labels, (list, np.ndarray)):
             labels = torch.as_tensor(labels)

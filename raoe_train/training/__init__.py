@@ -1,4 +1,4 @@
-"""Training: the trainer, its data, its callbacks and its measures."""
+"""Training: the trainer, its data, its callbacks, and evaluation before and after training."""
 
 from raoe_train.training.callbacks import LogFile, LogLines
 from raoe_train.training.trainer import Trainer

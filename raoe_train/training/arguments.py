@@ -1,4 +1,4 @@
-"""The section `training` of a recipe: sentence-transformers' training arguments, by their own names."""
+"""The section `training` of a recipe: the training arguments of sentence-transformers, under the same names."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from raoe_train.settings import Training
 from raoe_train.training.run_directory import CHECKPOINTS
 
 RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep")
-BY_PREMISE = "by_premise"  # name of PremiseBatchSampler as a batch_sampler
+BY_PREMISE = "by_premise"  # batch_sampler name of PremiseBatchSampler
 
 
 def check_training(training: Training, has_dev: bool) -> None:
@@ -22,21 +22,21 @@ def check_training(training: Training, has_dev: bool) -> None:
     if training.eval_strategy not in (None, "no") and not has_dev:
         raise ValueError(
             f"training.eval_strategy {training.eval_strategy} needs a dev set, data.dev or data.dev_share; "
-            "to train without one and keep the last model, use --training.eval_strategy no"
+            "to train without a dev set and save the last model, use --training.eval_strategy no"
         )
     loads_best = has_dev and training.eval_strategy != "no" and training.others.get("load_best_model_at_end", True)
     if training.save_strategy == "no" and loads_best:
         raise ValueError(
             "training.save_strategy no leaves no checkpoint to choose by the dev set: "
-            "remove it, or keep the last model with --training.eval_strategy no"
+            "remove it, or save the last model with --training.eval_strategy no"
         )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
         raise ValueError("training.eval_steps has no effect with eval_strategy epoch: remove one of them")
 
 
 def trainer_settings(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
-    """Keywords for SentenceTransformerTrainingArguments: the recipe's settings, and defaults for the others. ValueError
-    for settings that the class refuses."""
+    """Return keywords for SentenceTransformerTrainingArguments: the recipe's settings, and defaults for all others.
+    ValueError for settings that the class refuses."""
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
@@ -58,7 +58,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         recipe["tf32"] = True if not use_cpu and is_torch_tf32_available() else None
     # eval_steps without a strategy means steps
     strategy = recipe.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in recipe else "epoch")
-    interval = "epoch" if strategy == "no" else strategy  # a checkpoint at each one, so that the best can be loaded
+    interval = "epoch" if strategy == "no" else strategy  # a checkpoint per evaluation, so that the best can be loaded
     settings = {
         "output_dir": str(output / CHECKPOINTS),
         "logging_nan_inf_filter": False,  # training stops at a NaN loss; see raoe_train.training.callbacks
@@ -69,7 +69,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         "save_steps": recipe.get("eval_steps", 500),
         "load_best_model_at_end": has_dev and strategy != "no",
         "greater_is_better": True if has_dev else None,
-        "dataloader_drop_last": rank_and_world()[1] > 1,  # processes with batches of unequal size would hang
+        "dataloader_drop_last": rank_and_world()[1] > 1,  # batches of unequal size would make processes hang
         "dataloader_pin_memory": torch.cuda.is_available(),
         # 512 short pairs take a worker 90 ms and a GPU 20
         "dataloader_num_workers": min(4, os.cpu_count() or 1) if torch.cuda.is_available() and not use_cpu else 0,
@@ -80,19 +80,19 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     }
     known = {**settings, "learning_rate": 1.0} if settings["learning_rate"] == "auto" else settings
     try:
-        # also starts torchrun's process group, which is needed before there is a trainer
+        # this also starts torchrun's process group, which is needed before there is a trainer
         arguments = SentenceTransformerTrainingArguments(**known)
         _ = arguments.device
         for tracker in get_reporting_integration_callbacks(arguments.report_to):
-            tracker()  # raises an error if its package is not installed
+            tracker()  # raises an error if the tracker's package is not installed
     except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         raise ValueError(f"training: {error}") from None
     return settings
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:
-    """Whether the device has units for bfloat16 products: a GPU's tensor cores, a CPU's AVX512-BF16 or AMX. Other
-    devices emulate bfloat16 by float32, which is slower. False if torch is too old to tell."""
+    """Whether the device has units for bfloat16 products: tensor cores of a GPU, AVX512-BF16 or AMX of a CPU. Other
+    devices emulate bfloat16 in float32, which is slower. False if torch is too old to report this."""
     import torch
 
     if not use_cpu:
@@ -102,8 +102,8 @@ def multiplies_bfloat16(use_cpu: bool) -> bool:
 
 
 def split_batches(settings: dict[str, Any]) -> dict[str, Any]:
-    """Make each batch for all processes together and split it. If each process drew its own, the batches of one step
-    could come from different sources, whose scores are not comparable, and would depend on the number of processes."""
+    """Draw one batch for all processes together, and split it. If each process drew its own batch, the batches of one
+    step could come from several sources, with scores that are not comparable, and depend on the number of processes."""
     world = rank_and_world()[1]
     if world == 1:
         return settings

@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: cost, log lines, log file, and the check for weights that are not finite."""
+"""Callbacks of the trainer: costs, log lines, log file, checkpoints at signals, and a check for finite weights."""
 
 import json
 import logging
@@ -23,18 +23,18 @@ from raoe_train.encoders.lengths import texts_of
 from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 
 logger = logging.getLogger(__name__)
-MAX_ROWS = 16  # rows of a batch that an error shows
+MAX_ROWS = 16  # number of rows of a batch that an error shows
 STATUS = Path("/proc/self/status")
-EXTRA = "interrupted"  # file in a checkpoint that a signal wrote
+EXTRA = "interrupted"  # file in a checkpoint that was written because of a signal
 LEFT = "its gradient left weights that are not finite"
 
 
 class Meter(TrainerCallback):
-    """Measures the seconds of the training loop, without evaluation and checkpoints, and its peak memory.
+    """Measures the duration of the training loop, without evaluation and checkpoints, and the peak memory of the loop.
 
-    For the callbacks after it, each log entry also has "pairs_per_second" of all processes since the last entry
+    For later callbacks, each log entry also has "pairs_per_second" of all processes since the last entry
     ("rows_per_second" for batches that are not pairs) and the loss's "scale" ("scale_NAME" with several datasets). The
-    trainer's own log history is not changed.
+    trainer's own log history does not change.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -44,7 +44,7 @@ class Meter(TrainerCallback):
         self.first_step, self.last_step = 0, 0
         self.rows, self.unit, self.logged = 0, "rows", 0.0
         self.total_rows, self.warned = 0, False
-        self.left_out: int | None = None  # rows in no batch of the first epoch
+        self.left_out: int | None = None  # number of rows in no batch of the first epoch
         self._since = 0.0
 
     def count(self, inputs: Mapping[str, Any]) -> None:
@@ -55,13 +55,13 @@ class Meter(TrainerCallback):
         self.rows, self.total_rows = self.rows + rows, self.total_rows + rows
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.first_step = state.global_step  # more than 0 where a run resumes
+        self.first_step = state.global_step  # more than 0 if a run resumes
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
         self._since = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Evaluation and saving come right after the end of a step or epoch and reset this clock when they finish.
+        # Evaluation and saving start right after the end of a step or epoch, and reset this clock when they finish.
         now = time.perf_counter()
         self.seconds += now - self._since
         if state.global_step == self.first_step + 1:
@@ -73,7 +73,7 @@ class Meter(TrainerCallback):
         data: Any = self.trainer.train_dataset
         tables = [*data.values()] if isinstance(data, Mapping) else [data]
         is_first = self.left_out is None and not self.first_step
-        is_whole = state.epoch >= 1 or not control.should_training_stop  # not cut by max_steps
+        is_whole = state.epoch >= 1 or not control.should_training_stop  # not stopped by max_steps
         if is_first and is_whole and all(hasattr(table, "__len__") for table in tables):
             rows = sum(map(len, tables))
             self.left_out = rows - self._of_all_processes(self.total_rows)
@@ -108,8 +108,8 @@ class Meter(TrainerCallback):
         logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
 
     def costs(self) -> dict[str, Any]:
-        """{"train_seconds", "train_steps" and "train_rows": the steps and rows in this time, "left_out": rows in no
-        batch of the first epoch, "peak_memory_mb"}."""
+        """Return {"train_seconds", "train_steps" and "train_rows": number of steps and rows in this time, "left_out":
+        number of rows in no batch of the first epoch, "peak_memory_mb"}."""
         return {
             "train_seconds": round(self.seconds, 3),
             "train_steps": self.last_step - self.first_step,
@@ -120,13 +120,13 @@ class Meter(TrainerCallback):
 
 
 class Bar(ProgressCallback):
-    """Progress bar of transformers, without its log lines, which LogLines prints."""
+    """Progress bar of transformers without log lines, which LogLines prints."""
 
     on_log: Any = TrainerCallback.on_log
 
 
 class LogLines(TrainerCallback):
-    """Prints a line for every logged step and evaluation, with the time that is left."""
+    """Prints a line for every logged step and evaluation, with the remaining time."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.started, self.first = time.monotonic(), state.global_step
@@ -135,7 +135,7 @@ class LogLines(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if "loss" in logs:
-            entry = state.log_history[-1]  # unlike `logs`, without what other callbacks add for trackers
+            entry = state.log_history[-1]  # unlike `logs`, without values that other callbacks add for trackers
             hidden = ("epoch", "step", "grad_norm", "learning_rate")
             cells = [f"{name} {value:.4g}" for name, value in entry.items() if name not in hidden]
             cells += [f"{value:.4g} {name.removesuffix('_per_second')}/s" for name, value in logs.items()
@@ -149,12 +149,12 @@ class LogLines(TrainerCallback):
                      for name, value in logs.items() if name.endswith(SELECTING)]  # fmt: skip
             cells += [f"loss {logs['eval_loss']:.4g}"] if "eval_loss" in logs else []
         if cells:
-            with tqdm.external_write_mode():  # so that the line does not mix with the progress bar
+            with tqdm.external_write_mode():  # prints above the progress bar
                 print(f"step {state.global_step}/{state.max_steps}  {'  '.join(cells)}", flush=True)
 
 
 class LogFile(TrainerCallback):
-    """Writes the trainer's log as JSON lines; when a run resumes, the lines after its checkpoint are removed."""
+    """Writes the trainer's log as JSON lines. When a run resumes, the lines after its checkpoint are removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -170,15 +170,15 @@ class LogFile(TrainerCallback):
 
 
 def _line(entry: dict[str, Any]) -> str:
-    # transformers' train_loss divides the losses since the last resume by all steps
+    # transformers computes train_loss as the losses since the last resume divided by all steps
     return json.dumps({key: value for key, value in entry.items() if key != "train_loss"}) + "\n"
 
 
 class Interruption(TrainerCallback):
     """In this block, SIGINT and SIGTERM write a checkpoint at the end of the step, and stop training with
-    KeyboardInterrupt; a second signal stops at once. The checkpoint of the signal is removed before the next regular
-    checkpoint, so that a resumed run keeps the checkpoints of an uninterrupted run. With several processes, which would
-    not stop at one step, or without checkpoints, signals have their usual effect."""
+    KeyboardInterrupt. A second signal stops at once. The checkpoint of the signal is removed before the next regular
+    checkpoint, so that a resumed run keeps the checkpoints of an uninterrupted run. Signals have their usual effect
+    without checkpoints, and with several processes, which would not stop at the same step."""
 
     def __init__(self, args: Any) -> None:
         self.args, self.came, self.handlers = args, False, dict[int, Any]()
@@ -200,7 +200,7 @@ class Interruption(TrainerCallback):
         if control.should_save:
             for mark in Path(args.output_dir).glob(f"*/{EXTRA}"):
                 shutil.rmtree(mark.parent)
-        elif self.came and not float(state.epoch).is_integer():  # at its end, an epoch may be evaluated yet
+        elif self.came and not float(state.epoch).is_integer():  # at the end of an epoch, an evaluation may follow
             args.save_total_limit, control.should_save = None, True
             mark = Path(args.output_dir, f"checkpoint-{state.global_step}", EXTRA)
             mark.parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +214,7 @@ class Interruption(TrainerCallback):
 
 
 def keep_events(trainer: Any, folder: Path) -> None:
-    """Make TensorBoard write into `folder`, unless its environment variable names another."""
+    """Make TensorBoard write to `folder`, unless TensorBoard's environment variable names another folder."""
     for each in trainer.callback_handler.callbacks:
         if isinstance(each, TensorBoardCallback) and each.logging_dir is None:
             each.logging_dir = str(folder)
@@ -222,8 +222,8 @@ def keep_events(trainer: Any, folder: Path) -> None:
 
 class FiniteWeights(TrainerCallback):
     """Stops before weights that are not finite are saved or evaluated. A loss can be finite while its gradient is not;
-    without this check the error would name the next step. Also clears the gradients of the loss's own parameters, which
-    sentence-transformers does only from 6.2 on."""
+    without this check, the error would name the next step. This callback also clears the gradients of the loss's own
+    parameters, which sentence-transformers does only from 6.2 on."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -249,7 +249,7 @@ def finite_weights(model: Any) -> bool:
 
 
 def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
-    """The error for a step with a loss or weights that are not finite: the first rows of its batch, and advice."""
+    """Return the error for a step whose loss or weights are not finite, with first rows of the batch and advice."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
     columns = []
     if "plan" in batch:
@@ -270,10 +270,10 @@ def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) 
 
 
 def peak_mb(cuda: bool) -> float:
-    """Peak memory in MB (10^6 bytes) of the tensors on the CUDA device or, without CUDA, of this process."""
+    """Return the peak memory in MB (10^6 bytes) of tensors on the CUDA device or, without CUDA, of this process."""
     if cuda:
         return torch.cuda.max_memory_allocated() / 1e6
-    if STATUS.exists():  # ru_maxrss would include the peak of the process that started this one
+    if STATUS.exists():  # ru_maxrss would include the peak of the parent process
         return int(re.findall(r"VmHWM:\s+(\d+)", STATUS.read_text())[0]) * 1024 / 1e6
     kilo = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilo / 1e6

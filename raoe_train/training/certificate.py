@@ -1,5 +1,5 @@
-"""Choose the encoder that a run saves: the start, its checkpoints and mixtures of both compete on the dev set, and must
-agree with the start on other texts. The certificate lists them (docs/adapt.md)."""
+"""Choose the encoder that a run saves: candidates are checkpoints, and mixtures of a checkpoint with the start (the
+encoder before training). The dev set and a guard on other texts decide. The certificate lists all (docs/adapt.md)."""
 
 import math
 import re
@@ -21,7 +21,7 @@ from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import Outcomes, Task, encode_tasks
 
 CERTIFICATE = "certificate.json"
-GUARD_TEXTS = 1000  # of the training data
+GUARD_TEXTS = 1000  # number of training texts
 RESAMPLES = 2000
 SIGNIFICANT = 0.05
 LORA_A = re.compile(r"\blora_(embedding_)?A\b")
@@ -29,13 +29,13 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def weights_of(encoder: Any) -> dict[str, torch.Tensor]:
-    """A copy of the trained parameters on the CPU."""
+    """Return a copy of the trained parameters on the CPU."""
     return {name: w.detach().to("cpu", copy=True) for name, w in encoder.named_parameters() if w.requires_grad}
 
 
 def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
-    """Set the trained parameters to share x trained + (1 - share) x start. Of a LoRA adapter only B is mixed, because
-    the product B A is what it adds to the encoder's weights."""
+    """Set the trained parameters to share x trained + (1 - share) x start. In a LoRA adapter only B is mixed, because
+    the adapter adds the product B A to the encoder's weights."""
     with torch.no_grad():
         for name, weight in encoder.named_parameters():
             if name in start:
@@ -44,21 +44,21 @@ def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
 
 
 def guard_of(data: Data, training_texts: Iterable[str], encoder: Any, seed: int) -> Task:
-    """The task that guards other texts, from data.guard or, without it, from the training texts: the correlation of the
-    cosines of pairs with their scores. Texts are paired at random, and their cosines before training are the scores."""
+    """Return the task of the guard, from data.guard or, if it is not set, from the training texts: the correlation of
+    the cosines of pairs with scores. Texts are paired at random, and the scores are their cosines before training."""
     sources, columns, texts = data.guard, data.columns, training_texts
     if scored := [has_column(source, columns, "score") for source in sources]:
         if all(scored):
             parts = [read_scored(source, None, columns=columns or None) for source in sources]
             return of_pairs(concatenate_datasets([part.select_columns([*TEXTS, "score"]) for part in parts]))
         if any(scored):
-            raise ValueError("data.guard mixes scored pairs and texts: use one of the two")
+            raise ValueError("data.guard mixes scored pairs and texts: use only one kind")
         texts = [text for source in sources for text in read_sentences(source, columns or None)]
     texts = [*dict.fromkeys(texts)]
     generator = np.random.default_rng(seed)
     drawn = generator.permutation(len(texts))[: None if sources else GUARD_TEXTS]
     first = [texts[i] for i in drawn]
-    second = [*first[1:], *first[:1]]  # a random order, so random pairs
+    second = [*first[1:], *first[:1]]  # `first` has a random order, so these pairs are random
     scores = cosines(*np.split(encode_sentences(encoder, [*first, *second]), 2))
     return of_pairs(Dataset.from_dict({"sentence1": first, "sentence2": second, "score": scores}))
 
@@ -68,14 +68,15 @@ def choose(
 ) -> dict[str, Any]:
     """Put the best candidate's weights into the trainer's encoder, and print a table of the candidates.
 
-    Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for settings.mixtures; see
-    `winner` for the choice.
+    Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for each share in
+    settings.mixtures. `winner` describes the choice.
 
     Returns:
-        The certificate: {"saved": name of the winner, "accepted": whether it is not the start, "reason": a sentence,
-        "metric": of the dev set, "examples": in it, "guard_budget", "candidates": {name: {"share", "dev", "guard", and
-        but for the start "change" on the dev set, "low", "high": its 95 % interval, "p"}}}; scores x 100. p, one-sided,
-        is the probability that the best of the candidates changes as much, in standard errors, if none is better.
+        The certificate: {"saved": name of the winner, "accepted": False if the start won, "reason": a sentence,
+        "metric": dev metric, "examples": number of dev examples, "guard_budget", "candidates": {name: {"share", "dev",
+        "guard", and except for the start "change" on the dev set, "low" and "high" of its 95 % interval, "p"}}}, with
+        scores x 100. The one-sided p is the probability that the best candidate gains this many standard errors if none
+        is better.
     """
     encoder: Any = trainer.model
     before, outcomes = _measure(encoder, start, start, 0.0, [*dev, guard], settings.batch_size)
@@ -122,7 +123,7 @@ def _load(trainer: Any, path: Path) -> dict[str, torch.Tensor]:
 def _measure(
     encoder: Any, start: Weights, trained: Weights, share: float, tasks: Sequence[Task], batch_size: int
 ) -> tuple[list[float], list[Outcomes]]:
-    """The main metric x 100 of each task for a mixture, NaN if undefined, and the outcomes behind it."""
+    """Return the main metric x 100 of each task for a mixture (NaN if undefined), and the outcomes behind it."""
     mix(encoder, start, trained, share)
     values, outcomes = list[float](), list[Outcomes]()
     for task, rows in zip(tasks, encode_tasks(encoder, tasks, batch_size), strict=True):
@@ -135,8 +136,8 @@ def _measure(
 
 
 def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> None:
-    """Add "change", "low", "high" and "p" to the rows of candidates, from bootstrap samples of their changes. A p for
-    all candidates together: max t of Westfall and Young (1993), section 2.5."""
+    """Add "change", "low", "high" and "p" to the rows of candidates, from bootstrap samples of their changes. p is
+    corrected for the number of candidates: max t of Westfall and Young (1993), section 2.5."""
     largest, ts = np.full(RESAMPLES, -np.inf), dict[str, float]()
     for name, values in samples.items():
         row = rows[name]
@@ -151,16 +152,16 @@ def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.nd
 
 
 def within(rows: Mapping[str, Any], budget: float) -> dict[str, Any]:
-    """The rows of the candidates whose guard falls by at most the budget."""
+    """Return the rows of the candidates whose guard falls by at most the budget."""
     lowest = rows["start"]["guard"] - budget
     return {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
 
 
 def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
-    """The name of the candidate to save; "start" if a paired bootstrap calls none better than the start.
+    """Return the name of the candidate to save, or "start" if no candidate is significantly better (paired bootstrap).
 
     The gain of a candidate is its dev score minus `start`. Of the candidates that gain at least min_gain x the largest
-    gain, the one with the highest guard wins, since it changes other texts least.
+    gain, the candidate with the highest guard wins, because it changes other texts least.
     """
     gains = {name: row["dev"] - start for name, row in candidates.items() if row["p"] < SIGNIFICANT}
     enough = [name for name, gain in gains.items() if gain >= min_gain * max(gains.values())]
@@ -172,7 +173,7 @@ def _reason(saved: str, rows: Mapping[str, Any], inside: Mapping[str, Any], exam
         p = "p < 0.001" if rows[saved]["p"] < 0.001 else f"p = {rows[saved]['p']:.3f}"
         return f"better than the start on {examples} dev examples ({p}, paired bootstrap), guard within {budget:g}"
     if math.isnan(rows["start"]["guard"]):
-        return "the start gives all of the guard's pairs the same cosine: the start is saved"
+        return "the start gives all pairs of the guard the same cosine: the start is saved"
     if not inside:
         return f"every candidate lowers the guard by more than its budget of {budget:g}: the start is saved"
     best = min(inside.values(), key=lambda row: row["p"])
@@ -182,7 +183,7 @@ def _reason(saved: str, rows: Mapping[str, Any], inside: Mapping[str, Any], exam
 
 
 def table_of(certificate: Mapping[str, Any]) -> str:
-    """The candidates as text, a line for each."""
+    """Format the candidates as a text table, one line per candidate."""
     width = max(len(name) for name in certificate["candidates"]) + 2
     lines = [f"{'candidate':<{width}}{certificate['metric'] + ' on dev':<16}{'95 % interval':<18}guard"]
     for name, row in certificate["candidates"].items():

@@ -1,4 +1,4 @@
-"""Evaluation before and after training, on the dev set and on tasks, as a table and a plot."""
+"""Evaluation before and after training on the dev set and on tasks, formatted as a table and a plot."""
 
 import itertools
 import math
@@ -16,19 +16,18 @@ from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 from raoe_train.evaluation.tasks import Task, main_score, read_tasks
 from raoe_train.settings import Evaluation, Polarity
 
-# keys in a log entry that are not parts of the loss
+# keys of log entries that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
 BAR_COLOURS = {"before": report.COLOURS[-1], "after": report.COLOURS[1]}
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
-    """Read the recipe's tasks; {} if it names none. The default reference of polarity tasks is the encoder that
-    training starts from."""
+    """Read the tasks of the recipe, if any. The default reference of polarity tasks is the encoder before training."""
     if not evaluation.tasks:
         return {}
     if polarity.reference is None and not model.random_weights and model.name != SCRATCH:
-        start: Any = model  # with its pooling, prompt, length, revision …
+        start: Any = model  # with the same pooling, prompt, length, revision …
         polarity = replace(polarity, reference=start)
     return read_tasks(
         evaluation.tasks,
@@ -40,26 +39,26 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
 
 
 def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
-    """Metrics x 100 on the dev set, the mean if there are several; None for an undefined correlation."""
+    """Return metrics x 100 on the dev set (means over several dev sets), with None for an undefined correlation."""
     results, metrics = ({}, {}) if evaluator is None else (evaluator(model), evaluator.metrics)
     values = {name: 100 * results[f"dev_{key}"] for name, key in metrics.items()}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
 def _dev_metric(after: Mapping[str, Any]) -> str:
-    """The metric that selects the best checkpoint on the dev set."""
+    """Return the name of the metric that selects the best checkpoint on the dev set."""
     return "spearman" if "spearman" in after else "ndcg@10"
 
 
 def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """ "spearman falls from 73.63 to 30.40:" if the dev score is lower than before training; else ""."""
+    """ Return "spearman falls from 73.63 to 30.40:" if the dev score is lower than before training, else ""."""
     name = _dev_metric(after)
     old, new = before.get(name), after.get(name)
     return "" if old is None or new is None or new >= old else f"{name} falls from {old:.2f} to {new:.2f}:"
 
 
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
-    """{name: (score before training, after)}, x 100: dev, each task's main metric, and S of a polarity task."""
+    """Return {name: (score before, score after)}, x 100: dev, main metric of each task, and S of polarity tasks."""
     before, after = metrics["before"], metrics["after"]
     main = _dev_metric(after)
     table = {"dev": (before.get(main), after[main])} if main in after else {}
@@ -91,8 +90,8 @@ def summary(metrics: dict[str, Any]) -> str:
 def plot_run(log_history: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any], path: Path) -> list[Path]:
     """Plot the scores before and after training as bars, if there are any, and below them the losses in the trainer's
     log over the steps, with the dev metric x 100 on a second axis.
-    Returns [path], or [] if no loss was logged. The suffix of `path` sets the format."""
-    from matplotlib.figure import Figure  # the object-oriented interface does not touch the user's pyplot backend
+    Return [path], or [] if no loss was logged. The suffix of `path` sets the format."""
+    from matplotlib.figure import Figure  # does not change the user's pyplot backend
 
     if not any("loss" in entry for entry in log_history):
         return []
@@ -131,6 +130,6 @@ def plot_run(log_history: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any
 
 
 def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """The steps whose log entry has a key, and the key's values, [2, n]."""
+    """Return [2, n]: the steps whose log entry has a key, and the values of the key."""
     points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry]
     return np.array(points, dtype=float).reshape(-1, 2).T

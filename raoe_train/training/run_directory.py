@@ -23,20 +23,20 @@ from raoe_train.training.certificate import CERTIFICATE, table_of
 from raoe_train.training.measures import score_rows
 
 RECIPE, METRICS, LOG = "recipe.yaml", "metrics.json", "log.jsonl"
-CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders that an unfinished run has
+CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of an unfinished run
 EVENTS = "tensorboard"
 FILES = (RECIPE, METRICS, LOG, CERTIFICATE, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
-STATE = "trainer_state.json"  # of a checkpoint
-HEADING = "\n## Model Details\n"  # heading in sentence-transformers' card before which our section goes
-# Settings that do not affect results, by full path, because keys of mappings (data.labels) may have any name.
+STATE = "trainer_state.json"  # file in each checkpoint
+HEADING = "\n## Model Details\n"  # raoe's section is inserted before this heading of sentence-transformers' card
+# Settings that do not affect results, by full key, because keys in mappings (data.labels) may have any name.
 WHERE_IT_RUNS = {"output", "overwrite", "dry_run", "model.device", "model.device_map", "teacher.device",
                  "teacher.cache", "teacher.second.device", "teacher.second.cache", "polarity.reference.device",
                  "polarity.reference.cache", "training.report_to", "training.dataloader_num_workers"}  # fmt: skip
 
 
 def settings_of(config: Any, tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """Everything that a run's result depends on: its recipe, and the contents of its local data, encoders and tasks
-    (None for those on a hub, and for built-in data)."""
+    """Return everything that determines a run's result: its recipe, and the contents of local data, encoders and tasks
+    (None for hub names and built-in data)."""
     data, second = config.data, config.teacher.second
     encoders = {"model.name": config.model.name, "teacher.name": config.teacher.name}
     if second is not None:
@@ -66,7 +66,7 @@ def clear_unfinished(output: Path) -> None:
 
 
 def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
-    """Load the encoder to train. An encoder made from scratch is saved in `initial`, for resuming."""
+    """Load the encoder to train. A new encoder from scratch is saved in `initial`, for resuming."""
     from raoe_train.encoders.load import load_encoder
 
     if model.name != SCRATCH:
@@ -79,23 +79,23 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
         new.append(load_encoder(model, sentences=texts, seed=seed, train=True))
         remove(whole := partial(initial))  # left by a killed process
         new[0].save_pretrained(str(whole), create_model_card=False)
-        whole.replace(initial)  # in one step, because half of a tokenizer would load as another tokenizer
+        whole.replace(initial)  # atomically, because half of a tokenizer would load as another tokenizer
 
-    # only rank 0 can make it: making it saves files, and in a process group transformers saves on rank 0 only
+    # only rank 0 can create it: this saves files, and in a process group transformers saves only on rank 0
     on_rank_zero(make)
     return new[0] if new else load_encoder(replace(model, name=str(initial)), sentences=texts, seed=seed, train=True)
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints by step: trainer_state.json is written last."""
-    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # not a number in a copy
+    """Return the complete checkpoints, sorted by step. They have trainer_state.json, which is written last."""
+    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # a copy may have no number
     complete = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
     return sorted(complete, key=lambda path: int(steps[path]))
 
 
 def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
-    """The newest complete checkpoint, or None. If its state is damaged, or the optimizer's state is missing (unless
-    `only_model`), a warning is printed."""
+    """Return the newest usable checkpoint, or None. Print a warning for each checkpoint that is skipped because its
+    state is damaged, or because the optimizer's state is missing (allowed if `only_model`)."""
     for path in reversed(complete_checkpoints(folder)):
         if not read_json(path / STATE):
             print(f"skipping checkpoint {path}: its {STATE} is damaged", flush=True)
@@ -107,12 +107,12 @@ def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
 
 
 def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> None:
-    """Save an encoder into its run's folder, with a model card that shows the recipe, the scores in `metrics` (the
-    content of metrics.json) and `plots`, lines of Markdown."""
+    """Save an encoder in the folder of its run, with a model card that shows the recipe, the scores in `metrics` (the
+    content of metrics.json) and `plots` (lines of Markdown)."""
     drop_head(encoder)
     card = encoder.model_card_data
-    card.tags = [tag for tag in card.tags if tag != "loss:ByLength"]  # only a wrapper; the loss has its own tag
-    for dataset in (*card.train_datasets, *card.eval_datasets):  # the card does not escape texts from files
+    card.tags = [tag for tag in card.tags if tag != "loss:ByLength"]  # a wrapper; the loss has a tag
+    for dataset in (*card.train_datasets, *card.eval_datasets):  # the card does not escape texts of files
         if dataset.get("name"):
             dataset["name"] = cell(dataset["name"])
         examples = dataset.get("examples") or {}
@@ -146,7 +146,7 @@ def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> l
     return [
         "## Recipe and scores",
         "",
-        f"`raoe-train train {RECIPE} --output DIR` repeats this training; {RECIPE} is beside this page. Its settings:",
+        f"`raoe-train train {RECIPE} --output DIR` repeats this training. Settings in {RECIPE}, next to this page:",
         "",
         *(f"    {line}" for line in recipe.splitlines()),
         "",

@@ -1,4 +1,4 @@
-"""A SentenceTransformerTrainer with the collators of our losses, batches by length and a stop at a NaN loss."""
+"""A SentenceTransformerTrainer with the collators of raoe's losses, batches by length and a stop at a NaN loss."""
 
 import copy
 import logging
@@ -30,33 +30,33 @@ from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
-READ_LATE = ("cuda",)  # devices whose loss is read in the next step: now, the GPU would wait for the host
+READ_LATE = ("cuda",)  # devices whose loss is read one step later, so that the GPU does not wait for the host
 
 
 class Trainer(SentenceTransformerTrainer):
-    """SentenceTransformerTrainer for raoe_train's and sentence-transformers' losses, one loss or one for each dataset.
+    """SentenceTransformerTrainer for losses of raoe_train and sentence-transformers: one loss, or one per dataset.
 
-    Differences from the base class: The loss chooses the collator. If `args` has no prompts, texts get the encoder's
-    own prompts; if the first column is anchor, query or question, the prompts for queries and documents. Batches are
+    Differences from the base class: The loss determines the collator. If `args` has no prompts, texts get the encoder's
+    own prompts, and the prompts for queries and documents if the first column is anchor, query or question. Batches are
     encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that shows the
-    rows. Checkpoints include the loss's own parameters (a learned scale, a classifier); weight decay skips such
-    parameters if they are scalars. The log is printed in lines; trackers get more values.
+    rows. Checkpoints include the loss's own parameters (a learned scale, a classifier). Weight decay skips such
+    parameters if they are scalars. The log is printed in lines, and trackers get more values.
 
     Args:
         model: the encoder.
         args: SentenceTransformerTrainingArguments, which are copied and not changed.
-        train_dataset: a datasets.Dataset (or DataFrame) with the columns that the loss reads, or {name: dataset}; each
-            batch comes from one dataset. The columns of row_table can have any order, missing negatives (None) and
-            lists.
+        train_dataset: a datasets.Dataset (or DataFrame) with the columns that the loss reads, or {name: dataset}. Each
+            batch comes from one dataset. Columns of rows (see row_table) can have any order, missing negatives (None)
+            and lists.
         eval_dataset: like train_dataset.
         loss: a loss, a function from the model to a loss, or a dict of either by dataset name.
-        evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's,
-            and must add prompts itself.
+        evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's
+            and must add prompts.
         by_length: False pads every batch to its longest text, as sentence-transformers does.
-        packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels; encoders
-            that do not support this are trained by length (docs/by-length.md). "auto" packs on CUDA.
-        keep: weight of the regularizer that keeps embeddings close to those before training (`losses.by_length.Keep`);
-            "auto" chooses the weight by the scores.
+        packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels. Encoders
+            that do not support packing are trained by length (docs/by-length.md). "auto" packs on CUDA.
+        keep: weight of the regularizer that keeps embeddings close to those before training (`losses.by_length.Keep`).
+            "auto" sets the weight by the scores.
 
     Attributes:
         scales: {dataset name, or "train" for a single dataset: current scale of its loss}.
@@ -89,8 +89,8 @@ class Trainer(SentenceTransformerTrainer):
         self.keep = weight_for(train_dataset, keep)
         if (self.keep or packed is True) and not by_length:
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
-        self.batch: Any = None  # of the current or last step
-        self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss has not been read yet
+        self.batch: Any = None  # batch of the current or last step
+        self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss is still unread
         if args.auto_find_batch_size:
             raise ValueError("auto_find_batch_size has no effect here: set per_device_train_batch_size")
         if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
@@ -104,14 +104,14 @@ class Trainer(SentenceTransformerTrainer):
         if isinstance(args.prompts, Mapping):
             _check_prompts(args.prompts, self.train_dataset, self.eval_dataset)
         if args.prompts is None:
-            args.prompts = _own_prompts(self.model, train_dataset)  # the collator reads prompts from args only
+            args.prompts = _own_prompts(self.model, train_dataset)  # the collator reads prompts only from args
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
         self.meter = Meter(self)
-        self.callback_handler.callbacks.insert(0, self.meter)  # first, so that trackers get the values that it adds
+        self.callback_handler.callbacks.insert(0, self.meter)  # first, so that trackers get the values of the meter
         self.add_callback(FiniteWeights(self))
-        # replace the trainer's default, which comes last; those of users and notebooks stay
+        # replace the trainer's default callback, which is last; callbacks of users and notebooks stay
         own = [each for each in self.callback_handler.callbacks if type(each) in (PrinterCallback, ProgressCallback)]
         if own:
             self.remove_callback(own[-1])
@@ -120,7 +120,7 @@ class Trainer(SentenceTransformerTrainer):
                 self.add_callback(Bar())
 
     def log(self, logs: dict[str, float], *arguments: Any) -> None:
-        # transformers counts no rows of an evaluator, and sentence-transformers no operations
+        # transformers counts no rows of evaluators, and sentence-transformers counts no operations
         counted = {name: value for name, value in logs.items() if value or not name.endswith(("_per_second", "_flos"))}
         super().log(counted, *arguments)
 
@@ -133,14 +133,14 @@ class Trainer(SentenceTransformerTrainer):
             packed = self.packed
             if packed == "auto":
                 packed = self.args.n_gpu == 1 and is_default(self.args.device)
-            elif packed and self.args.n_gpu > 1:  # DataParallel would cut the row
+            elif packed and self.args.n_gpu > 1:  # DataParallel would cut the packed row
                 raise ValueError("packed needs a process for each GPU: start training with torchrun")
             loss = ByLength(inner, keep=regularizer, packed=packed)
             loss.compiled = self.args.torch_compile
             loss.tensor_cores = bool(self.args.bf16 or self.args.fp16 or self.args.tf32)
             return loss
         if self.keep:
-            raise ValueError(f"keep needs a loss that reads embeddings only, which {type(inner).__name__} does not")
+            raise ValueError(f"keep requires a loss that reads only embeddings, not {type(inner).__name__}")
         if self.by_length:
             logger.warning("%s may read more than embeddings from its model: batches stay padded", type(inner).__name__)
         return loss
@@ -148,7 +148,7 @@ class Trainer(SentenceTransformerTrainer):
     def add_model_card_callback(self, *arguments: Any) -> None:
         data: Any = self.train_dataset, self.eval_dataset
         views = (each.with_transform(_without_gaps) if hasattr(each, "with_transform") else each for each in data)
-        self.train_dataset, self.eval_dataset = views  # because the card's statistics read all texts
+        self.train_dataset, self.eval_dataset = views  # because statistics in the card read all texts
         super().add_model_card_callback(*arguments)
         self.train_dataset, self.eval_dataset = data
 
@@ -165,7 +165,7 @@ class Trainer(SentenceTransformerTrainer):
                     raise ValueError(f"{name}: {left}: set dataloader_drop_last, or another batch size than {size}")
                 more = f", up to {own} of its own and {own * (rows - 1)} negatives of other rows" if own else ""
                 print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
-                print("  gradient accumulation adds none; loss.mini_batch_size allows larger batches")
+                print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
         resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
         if resume:
             if self.is_world_process_zero():
@@ -179,7 +179,7 @@ class Trainer(SentenceTransformerTrainer):
     def _planning(self, loader: Any) -> Any:
         """Make a DataLoader plan its batches, unless accelerate cuts them into parts for several processes."""
         if type(loader).__name__ != "DataLoaderDispatcher":
-            inner = getattr(loader, "base_dataloader", loader)  # accelerate's wrapper iterates over an inner loader
+            inner = getattr(loader, "base_dataloader", loader)  # accelerate's wrapper iterates over an inner one
             inner.collate_fn = PlanningCollator(inner.collate_fn, self.loss)
         return loader
 
@@ -192,8 +192,8 @@ class Trainer(SentenceTransformerTrainer):
     def get_train_dataloader(self) -> Any:
         loader = self._planning(super().get_train_dataloader())
         shard: Any = getattr(loader, "batch_sampler", None)
-        # with several processes, accelerate's wrapper does not pass the epoch to its inner sampler; a run that resumes
-        # within an epoch would then draw the rest of it in the order of epoch 0
+        # with several processes, accelerate's wrapper does not pass the epoch to its inner sampler: a run that resumes
+        # within an epoch would draw the rest of the epoch in the order of epoch 0
         if not hasattr(shard, "set_epoch") and hasattr(getattr(shard, "batch_sampler", None), "set_epoch"):
             shard.set_epoch = shard.batch_sampler.set_epoch
         return loader
@@ -217,7 +217,7 @@ class Trainer(SentenceTransformerTrainer):
         if loss.device.type in READ_LATE:
             copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
             self.late = step, self.batch, copy, torch.cuda.current_stream().record_event() if loss.is_cuda else None
-        # transformers would continue, and with logging_nan_inf_filter hide the NaN in the log
+        # transformers would continue, and hide the NaN in the log with logging_nan_inf_filter
         elif not math.isfinite(loss):
             problem = f"the loss is {float(loss)}"
             if before is not None and not finite_weights(self.model):
@@ -237,12 +237,12 @@ class Trainer(SentenceTransformerTrainer):
         numbers = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
         return [name for name in super().get_decay_parameter_names(model) if name not in numbers]
 
-    # transformers saves only the model. A loss's own parameters are saved with the optimizer's state, which has their
+    # transformers saves only the model. Save a loss's own parameters with the optimizer's state, which has their
     # moments, and before trainer_state.json, which marks a checkpoint as complete.
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if state := self._loss_state():
             folder = Path(output_dir)
-            folder.mkdir(parents=True, exist_ok=True)  # rank 0, which creates it, may be later than this process
+            folder.mkdir(parents=True, exist_ok=True)  # rank 0 may create the folder later than this process needs it
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
 
@@ -261,8 +261,8 @@ class Trainer(SentenceTransformerTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _loss_state(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of the losses, without their encoders'. state_dict() would include the encoders and,
-        if they are sharded, gather all of their weights."""
+        """Return parameters and buffers of the losses without those of encoders. state_dict() would include the
+        encoders and, if they are sharded, gather all of their weights."""
         losses = self.loss if isinstance(self.loss, Mapping) else {"": self.loss}
         return {
             f"{name}.{where}{key}": value.detach()
@@ -274,13 +274,13 @@ class Trainer(SentenceTransformerTrainer):
 
 
 def _in_our_order(data: Any) -> Any:
-    """Order the columns of a dataset, or of several by name: anchor, positive, negatives, neutral. Lists become rows of
-    them. Renumber NLI labels, because a ClassLabel column may number them otherwise."""
+    """Order the columns of a dataset, or of {name: dataset}: anchor, positive, negatives, neutral. A list becomes
+    several rows. Renumber NLI labels, because a ClassLabel column may have another order."""
     if isinstance(data, Mapping):
         for name, each in data.items():
             if not isinstance(each, Dataset | DataFrame):
-                raise ValueError(f"dataset {name!r} of several must be a datasets.Dataset, got {type(each).__name__}: "
-                                 "load it into one, or train on one stream (datasets.interleave_datasets)")  # fmt: skip
+                raise ValueError(f"dataset {name!r} must be a datasets.Dataset, got {type(each).__name__}: convert it, "
+                                 "or pass a single stream (datasets.interleave_datasets)")  # fmt: skip
         kind: Any = type(data)  # a dict or a DatasetDict
         return kind({name: _in_our_order(each) for name, each in data.items()})
     data = Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
@@ -314,7 +314,7 @@ def _check_prompts(prompts: Any, *data: Any) -> None:
 
 
 def _find_best(folder: Path) -> None:
-    """Name the best checkpoint by its place now in the states of checkpoints, which may have been moved since."""
+    """Update the path of the best checkpoint in the states of checkpoints, because the folder may have been moved."""
     for file in folder.rglob(TRAINER_STATE_NAME):
         state = TrainerState.load_from_json(str(file))
         moved = file.parent.parent / Path(state.best_model_checkpoint or "").name
@@ -325,8 +325,8 @@ def _find_best(folder: Path) -> None:
 
 
 def _own_prompts(model: Any, data: Any) -> Any:
-    """The encoder's own prompts for a dataset, or for several by name: {column: prompt} for rows if it has different
-    ones for queries and documents, else its default prompt."""
+    """Return the encoder's own prompts for a dataset, or for {name: dataset}: {column: prompt} for rows if the prompts
+    for queries and documents differ, else its default prompt."""
     if isinstance(data, Mapping):
         own = {name: _own_prompts(model, each) for name, each in data.items()}
         different = [each for each in own.values() if each != next(iter(own.values()))]
@@ -349,7 +349,7 @@ def _without_gaps(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _collator(losses: list[Any]) -> Any:
-    """The collator class that all of these losses need; ValueError if they need different ones."""
+    """Return the collator class that all of these losses need. ValueError if they need different collators."""
     classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {RowCollator}
     if len(classes) > 1:
         names = " and ".join(sorted(each.__name__ for each in classes))

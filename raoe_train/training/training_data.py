@@ -1,4 +1,4 @@
-"""The training data of a recipe: its sources as datasets with the columns that its loss reads."""
+"""The training data of a recipe: its sources as datasets with the columns that the loss reads."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +26,15 @@ from raoe_train.evaluation.sts import of_pairs
 from raoe_train.losses.reads import LISTS, RANKING
 from raoe_train.settings import Teacher
 
-FEWEST = 16  # minimum number of rows to hold some out for a dev set
+FEWEST = 16  # minimum number of rows for holding out a dev set
 DEV_ROWS = 200  # with fewer, a gain of a few points is rarely significant
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
     """Read the sources of a TrainConfig, and print a line for each.
 
-    Returns a DatasetDict with one dataset for each source, and all of their sentences. The datasets are Arrow tables in
-    memory, with the columns that the loss reads. A teacher's cosines within lists are kept in the folder `cache`.
+    Return a DatasetDict with one dataset for each source, and all of their sentences. The datasets are Arrow tables in
+    memory, with the columns that the loss reads. A teacher's cosines within lists are cached in the folder `cache`.
     """
     data, seed, reads = config.data, config.training.seed, config.loss.chosen.reads
     scale = data.score_scale
@@ -48,7 +48,7 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         with_label = config.loss.chosen.needs_label(config.loss.init_args)
         dataset, counts = reads.read(source, source_data, config.model.prompt, with_label)
         if data.max_rows is not None and len(dataset) > data.max_rows and not data.redraw:
-            # in memory, because datasets would write an index file beside a memory-mapped table
+            # in memory, because datasets would write an index file next to a memory-mapped table
             sample = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(data.max_rows), keep_in_memory=True)
             dataset = sample.flatten_indices(keep_in_memory=True)
         if reads is LISTS:
@@ -70,8 +70,8 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | 
 
     `teacher.information` selects the targets: "both" for the teacher's cosines, refined by `teacher.omega`; "semantic"
     for the plain cosines; "ranking" for no column and no teacher, so that the loss uses the order of each list. If
-    `shuffled` is a seed, each list is shuffled first, including its first sentence. The folder `cache` keeps the
-    cosines. (In Table 3 of the ranking-sentences paper, (d) is "ranking", (e) "semantic" and (c) shuffled.)
+    `shuffled` is a seed, each list is shuffled first, including its first sentence. The cosines are cached in the
+    folder `cache`. In Table 3 of the ranking-sentences paper, (d) is "ranking", (e) is "semantic" and (c) is shuffled.
     """
     lists = [list(sentences) for sentences in dataset["sentences"]]
     orders = [list(range(len(sentences))) for sentences in lists]
@@ -84,7 +84,7 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | 
     }
     if teacher.information != "ranking":
         omega = teacher.omega if teacher.information == "both" else 0.0
-        # the cosines of the original lists, permuted: a shuffled list then shares their cache
+        # permute the cosines of the original lists, so that shuffled lists share the cache
         columns["label"] = [
             refine_similarity(torch.from_numpy(phi[np.ix_(order, order)]), omega).numpy().ravel()
             for phi, order in zip(similarities(lists, teacher, cache), orders, strict=True)
@@ -93,12 +93,12 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | 
 
 
 def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
-    """The teacher's raw cosines within each list, [n, n] float32 each; 0 for a zero embedding.
+    """Return the teacher's raw cosines within each list, [n, n] float32 each, with 0 for a zero embedding.
 
-    The cache keeps these cosines and not embeddings: they take 4 n^2 bytes for each list (4 kB for 33 sentences), and
+    The cache stores these cosines and not embeddings. They take 4 n^2 bytes for each list (4 kB for 33 sentences), and
     runs with another omega, ablation or seed can share them.
     """
-    size = max(1, resume.SHARD // 16)  # lists in a shard, for lists of about 16 sentences
+    size = max(1, resume.SHARD // 16)  # number of lists in a shard, for lists of about 16 sentences
     key = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
     embed = embedder(teacher, "teacher")
 
@@ -115,9 +115,9 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
 
 
 def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
-    """Read the dev sets of a TrainConfig, or hold data.dev_share of the first dataset out. Returns (training datasets,
-    {name: dev task}), and prints a warning if dev pairs also occur in the training data. If the loss reads rows, a dev
-    set without scores is a retrieval task; others have scored pairs."""
+    """Read the dev sets of a TrainConfig, or hold out data.dev_share of the first dataset. Return (training datasets,
+    {name: dev task}), and print a warning if dev pairs also occur in the training data. If the loss reads rows, a dev
+    set without scores is a retrieval task. Other dev sets have scored pairs."""
     data, prompt, seed = config.data, config.model.prompt, config.training.seed
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
     dev: dict[str, Any] = {}
@@ -129,22 +129,22 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
         dev[source if name in dev else name] = rows
     if data.dev_share and not dev:
         datasets, rows = hold_out(datasets, data.dev_share, seed)
-        if {*rows.column_names} == {*TEXTS}:  # positives without scores
+        if {*rows.column_names} == {*TEXTS}:  # pairs of anchor and positive, without scores
             rows = rows.rename_columns(dict(zip(TEXTS, ("anchor", "positive"), strict=True)))
         dev = {"held out": rows}
     for name, rows in dev.items():
         datasets = without_dev_pairs(datasets, rows, name, leave_out=config.evaluation.certificate)
     tasks = {k: of_rows(rows, k) if "anchor" in rows.column_names else of_pairs(rows) for k, rows in dev.items()}
     if len({task.kind for task in tasks.values()}) > 1:
-        raise ValueError("data.dev mixes scored pairs and rows without scores: use one of the two")
+        raise ValueError("data.dev mixes scored pairs and rows without scores: use only one kind")
     return datasets, tasks
 
 
 def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[Any, Any]:
-    """Hold a `share` of the first dataset out as a dev set; returns (the other rows, the dev set). With "auto" the dev
-    set gets a tenth of the rows, or DEV_ROWS rows if these are more, but at most three tenths. All rows of a first text
-    stay together. Both parts have at least two distinct scores or, without scores, two distinct first texts. ValueError
-    where that is impossible, for labels without scores, and for fewer than FEWEST rows."""
+    """Hold out a `share` of the first dataset as a dev set. Return (remaining rows, dev set). "auto" holds out a tenth,
+    or DEV_ROWS rows if these are more, but at most three tenths. All rows with the same first text stay together. Both
+    parts have at least two distinct scores or, without scores, two distinct first texts. ValueError if this is
+    impossible, for labels without scores, and for fewer than FEWEST rows."""
     name, dataset = next(iter(datasets.items()))
     first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
     counted = "score" if "score" in dataset.column_names else first
@@ -160,7 +160,7 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[
     for place, text in enumerate(dataset[first][:]):
         places.setdefault(text, []).append(place)
     dev_rows, distinct, groups, values = set[int](), set[Any](), [*places.values()], dataset[counted][:]
-    for number in np.random.default_rng(seed).permutation(len(groups))[1:]:  # one is left for training
+    for number in np.random.default_rng(seed).permutation(len(groups))[1:]:  # the first is for training
         if len(dev_rows) >= wanted and len(distinct) > 1:
             break
         dev_rows.update(groups[number])
@@ -176,15 +176,15 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[
 
 
 def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
-    """A batch sampler over `rows` random rows, redrawn in each epoch: the start of a permutation that the trainer's
-    generator draws by seed and epoch, so that a resumed run draws the same rows."""
+    """Create a batch sampler over `rows` random rows, redrawn in each epoch: the start of a permutation that the
+    trainer's generator draws by seed and epoch, so that a resumed run draws the same rows."""
     sampler = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])
     return DefaultBatchSampler(sampler, **settings)  # type: ignore[arg-type]
 
 
 def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) -> Any:
     """Print how many pairs of a dev set are also training pairs, with their texts in either order. With `leave_out`,
-    return the datasets without these pairs, and raise ValueError if none is left; else return the datasets
+    return the datasets without these pairs, and raise ValueError if no pair is left. Otherwise, return the datasets
     unchanged."""
     columns = TEXTS if "sentence1" in dev.column_names else ("anchor", "positive")
 
@@ -203,17 +203,17 @@ def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) ->
                 else:
                     places.append(place)
             if leave_out and not places:
-                raise ValueError(f"all pairs of {key} are also dev pairs of {name}: none is left to train on")
+                raise ValueError(f"all pairs of {key} are also dev pairs of {name}: no training pair is left")
             if leave_out and len(places) < len(dataset):
                 kept[key] = dataset.select(places).flatten_indices(keep_in_memory=True)
     if count := sum(pair in shared for pair in pairs):
-        what = "left out of training" if leave_out else "scores are too high"
+        what = "left out of training" if leave_out else "dev scores are too high"
         print(f"warning: {count} of the {len(pairs)} dev pairs of {name} are also training pairs: {what}")
     return DatasetDict(kept)
 
 
 def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:
-    """Raise ValueError for a source with fewer rows than a batch, which would not be trained on at all."""
+    """Raise ValueError for a source with fewer rows than a batch, because training would not use it at all."""
     for name, dataset in datasets.items():
         if len(dataset) < batch_size:
             raise ValueError(
@@ -223,7 +223,7 @@ def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> Non
 
 
 def _name_of(source: str) -> str:
-    """A source's name without folder and suffix, such as sick#train: torch allows no dot in the name of a loss."""
+    """Return a source's name without folder and suffix, such as sick#train. (torch allows no dot in a loss's name.)"""
     parts = (Path(part).name.partition("#") for part in pool(source))
     return "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
 
@@ -232,7 +232,7 @@ class PremiseBatchSampler(DefaultBatchSampler):
     """A batch sampler in random order that keeps rows with the same first text together.
 
     An NLI premise has three hypotheses. If they share a batch, raoe_train.losses.ByLength encodes the premise once, but
-    the texts in a batch are also more alike (docs/lab/speed.md). Pass the class as batch_sampler to the arguments.
+    the texts in a batch are also more similar (docs/lab/speed.md). Pass the class as batch_sampler of the arguments.
     """
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool, **others: Any) -> None:
@@ -242,7 +242,7 @@ class PremiseBatchSampler(DefaultBatchSampler):
 
 
 class _Grouped(torch.utils.data.Sampler[int]):
-    """Row numbers in random order of their groups; the rows of a group follow each other."""
+    """Row numbers, with the groups in random order and the rows of a group one after another."""
 
     def __init__(self, group: torch.Tensor, generator: Any) -> None:
         self.group, self.generator = group.long(), generator

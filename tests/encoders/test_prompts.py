@@ -169,9 +169,9 @@ def test_template_is_split_into_prefix_and_suffix(template, expected):
     [
         ("query: ", r"must contain \{text\}.*exactly once; it occurs 0 times"),
         ("{text} and {{text}} and {text}", r"occurs 2 times"),
-        ("Given {condition}, {text} in {}", r"\{condition\} is not allowed: the only field is \{text\}"),
+        ("Given {condition}, {text} in {}", r"\{condition\} is not allowed: the only field must be \{text\}"),
         ("{text:>9}", r"\{text\} is not allowed"),
-        ("{text", r"double a literal brace: \{\{ or \}\}"),
+        ("{text", r"write \{\{ or \}\} for a literal brace"),
     ],
 )
 def test_invalid_template_is_named(template, problem):

@@ -52,7 +52,7 @@ def test_each_format_trains_on_the_same_rows(tmp_path, capsys):
         output = capsys.readouterr().out
         assert f"{file}: 10 rows\n" in output
         what = "3 positives of other rows, up to 2 of its own and 6 negatives of other rows"
-        line = f"{file.split('.')[0]}: negatives of a row: {what}\n  gradient accumulation adds none; "
+        line = f"{file.split('.')[0]}: negatives of a row: {what}\n  gradient accumulation adds no negatives; "
         assert output.count(line) == 1
         if file == "a.jsonl":
             expected = losses
