@@ -47,6 +47,15 @@ def rows(sizes, columns, dtype, device="cpu", seed=0):
     return [None if size is None else one(size).to(dtype).to(device) for size in sizes]
 
 
+def mapped(value, change):
+    """A value with its tensors changed, in tuples, lists and dicts too."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: mapped(each, change) for name, each in value.items()}
+    return type(value)(mapped(each, change) for each in value) if isinstance(value, (tuple, list)) else value
+
+
 def numbers(values, like):
     """() tensors in the dtype of the arithmetic."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -78,18 +87,19 @@ class Contrast:
         return [*inputs, *numbers((self.learned | given).values(), inputs[0])]
 
     def run(self, inputs, backend, upstream=-1.5, **options):
-        """The loss, and the gradients of all there is, under an upstream gradient that is not 1."""
+        """The loss or losses, and the gradients of all there is, under upstream gradients that are not 1."""
         given = {name: options.pop(name) for name in self.learned if name in options}
         leaves = [None if x is None else x.detach().clone().requires_grad_() for x in self.leaves(inputs, **given)]
         loss = self(leaves, backend=backend, **options)
-        return loss.detach(), *torch.autograd.grad(loss * upstream, [x for x in leaves if x is not None])
+        total = (loss * loss.new_tensor(upstream)).sum()
+        return loss.detach(), *torch.autograd.grad(total, [x for x in leaves if x is not None])
 
-    def three(self, sizes, width, which, dtype, device, backend):
+    def three(self, sizes, width, which, dtype, device, backend, **more):
         """What `run` gives by a backend, by the reference, and by the reference in float64; and how far logits spread.
         The loss is by the rule."""
         inputs, n, columns = rows(sizes, width, dtype), sizes[0], sizes[1] + (sizes[2] or 0)
-        given = self.options(which, n, columns)
-        ours = self.run(rows(sizes, width, dtype, device), backend, **self.options(which, n, columns, device))
+        given = self.options(which, n, columns) | more
+        ours = self.run(rows(sizes, width, dtype, device), backend, **self.options(which, n, columns, device), **more)
         plain = self.run(inputs, "reference", **given)
         truth = self.run([None if x is None else x.double() for x in inputs], "reference", **given)
         spread = 2 * given.get("scale", 20.0 if self.key == "infonce" else 10.0)
@@ -127,13 +137,7 @@ class Contrast:
                                        "scale": 60},
             },
         }[self.key] | {"plain": {}, "mask": {"ignore": mask}, "ids": {"ignore": (ids[0], absent)}}  # fmt: skip
-
-        def move(value):
-            if isinstance(value, tuple):
-                return tuple(map(move, value))
-            return value.to(device) if isinstance(value, torch.Tensor) else value
-
-        return {name: move(value) for name, value in table[which].items()}
+        return mapped(table[which], lambda x: x.to(device))
 
 
 INFONCE = Contrast("infonce", raoe_kernels.info_nce_loss, 0, ("mask-targets-symmetric", "ids-targets-symmetric"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from itertools import product
 
@@ -145,20 +144,6 @@ def test_is_torch_s_attention_sentence_by_sentence(dual, place):
         torch.testing.assert_close(result.cpu(), torch.cat(expected), rtol=1e-12, atol=1e-13)
 
 
-@EVERY_WAY
-@EVERY_FORM
-@pytest.mark.parametrize("lengths", [LENGTHS, [8, 7, 8, 6]], ids=["ragged", "alike"])
-def test_padding_has_no_influence(lengths, form, way, place, poisoned):
-    """To the bit: what stands in padded queries, keys, values and upstream gradients changes nothing."""
-    (device, backend), (dual, extra) = place, WAYS[way]
-    options = dict(lengths=lengths, longest=8, dtype=torch.float32, device=device)
-    clean = Batch(form, rubbish=0.0, **options).run(dual, backend, **extra)
-    for rubbish in (math.nan, math.inf, 1e30, 7.0):
-        dirty = Batch(form, rubbish=rubbish, **options).run(dual, backend, **extra)
-        for x, y in zip(dirty, clean, strict=True):
-            assert torch.equal(x, y), rubbish
-
-
 @pytest.mark.parametrize("part", [0, 1])
 def test_the_gradient_of_one_part(part, place):
     device, backend = place
@@ -168,8 +153,7 @@ def test_the_gradient_of_one_part(part, place):
     grads = torch.autograd.grad(
         dual_attention(*inputs, padding_mask=where, backend=backend)[part], inputs, batch.upstream[0].to(device)
     )
-    batch.upstream = [x.nan_to_num() * (i == part) for i, x in enumerate(reversed(batch.upstream))][::1]
-    batch.upstream[part] = Batch("holes", LENGTHS, 7).upstream[0]
+    batch.upstream = [batch.upstream[0].nan_to_num() * (i == part) for i in range(2)]
     for x, y in zip(grads, batch.run(True, "reference")[2:], strict=True):
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-12)
 

@@ -15,7 +15,7 @@ from tests.kernels.conftest import available
 from tests.kernels.contrast_cases import BF16, DTYPES, F16, F32, F64, HERE, IDS, INFONCE, JUDGED, by_shape
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
-run, options = INFONCE.run, INFONCE.options
+run = INFONCE.run
 LOG3 = math.log(3)
 
 
@@ -62,10 +62,6 @@ def against_the_reference(contrast, *asked):
         assert_gradient_accurate(x, p, t, spread)
 
 
-# Unit axes at an angle of 90 degrees, of other norms than 1, and scale = log 3: a softmax of two is 3/4 and 1/4.
-ANCHORS, POSITIVES, NEGATIVES = [[1.0, 0.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]], [[0.0, -5.0]]
-
-
 def test_a_row_just_above_the_bound_counts(place):
     device, backend = place
     a = torch.tensor([[1.1e-8, 0.0]], device=device)
@@ -100,7 +96,6 @@ def test_any_scale(scale, place):
 A, P, N = torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)
 T = torch.tensor([0, 1, 2])
 WRONG = [
-    ((A[0], P), {}, ValueError, "anchors"),
     ((A.long(), P), {}, TypeError, "anchors"),
     ((A, P[:, :2]), {}, ValueError, "positives"),
     ((A, P.to("meta")), {}, ValueError, "positives"),
@@ -109,7 +104,6 @@ WRONG = [
     ((A, P, 3), {}, TypeError, "negatives"),
     ((A, P), {"scale": 0}, ValueError, "scale"),
     ((A, P), {"symmetric": 1}, TypeError, "symmetric"),
-    ((A, P), {"targets": [0, 1, 2]}, TypeError, "targets"),
     ((A, P), {"targets": T.float()}, TypeError, "targets"),
     ((A, P), {"targets": T.bool()}, TypeError, "targets"),
     ((A, P), {"targets": T[:2]}, ValueError, "targets"),
@@ -118,7 +112,6 @@ WRONG = [
     ((A, P), {"ignore": T}, TypeError, "ignore"),
     ((A, P, N), {"ignore": torch.ones(3, 3) > 0}, ValueError, "ignore"),
     ((A, P), {"ignore": (T,)}, TypeError, "ignore"),
-    ((A, P), {"ignore": (T, T.float())}, TypeError, r"ignore\[1\]"),
     ((A, P, N), {"ignore": (T, T)}, ValueError, r"ignore\[1\]"),
     ((A, P), {"backend": "native"}, RuntimeError, "infonce has no native backend"),
 ]

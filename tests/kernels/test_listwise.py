@@ -193,10 +193,7 @@ S, M = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
     ("student", "teacher", "options", "error", "key"),
     [
         (S.long(), S, {}, TypeError, "student"),
-        (S[0], S[0], {}, ValueError, "student"),
         (S, None, {}, TypeError, "teacher"),
-        (S, S[:1], {}, ValueError, "teacher"),
-        (S, S.to("meta"), {}, ValueError, "teacher"),
         (S, torch.zeros(2, 3, requires_grad=True), {}, ValueError, "teacher must not require grad"),
         (S, S.to(torch.complex64), {}, TypeError, "teacher"),
         (S, S, {"mask": S}, TypeError, "mask"),

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from raoe_kernels import sigmoid_loss
 from raoe_kernels.testing import (
@@ -29,12 +28,11 @@ from tests.kernels.contrast_cases import (
     SIGMOID,
     by_hand,
     by_shape,
-    numbers,
     rows,
 )
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
-run, options = SIGMOID.run, SIGMOID.options
+run = SIGMOID.run
 LOG2, LOG3 = math.log(2), math.log(3)
 
 
@@ -116,21 +114,6 @@ def test_by_hand(negatives, bias, given, expected, place):
     assert loss.item() == pytest.approx(expected, abs=1e-14)
 
 
-def test_is_open_clips_loss(place):
-    """Of one process: mlfoundations/open_clip 89fb801, SigLipLoss._loss, is this of features over their norms, the
-    scale's exponential and the bias."""
-    device, backend = place
-    a, p = (x.requires_grad_() for x in rows((6, 6), 20, torch.float64, device))
-    scale, bias = (x.requires_grad_() for x in numbers((10.0, -10.0), a))
-    labels = 2 * torch.eye(6, device=device) - 1
-    expected = -F.logsigmoid(labels * (scale * F.normalize(a) @ F.normalize(p).T + bias)).sum() / 6
-    loss = sigmoid_loss(a, p, scale=scale, bias=bias, backend=backend)
-    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
-    leaves = (a, p, scale, bias)
-    for x, y in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-14)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_is_learned_may_have_a_dtype_of_its_own(dtype, place):
     device, backend = place
@@ -168,10 +151,8 @@ def test_any_scale(scale, place):
 A, T = torch.rand(3, 4), torch.tensor([0, 1, 2])
 WRONG = [
     ({"scale": torch.tensor(-1.0)}, ValueError, "scale"),
-    ({"scale": torch.ones(1)}, ValueError, "scale"),
     ({"bias": torch.tensor(1)}, ValueError, "bias"),
     ({"bias": math.inf}, ValueError, "bias"),
-    ({"bias": "-10"}, TypeError, "bias"),
     ({"targets": T + 1}, ValueError, "targets must be columns -1 … 2"),
     ({"positive_ids": T}, TypeError, "positive_ids"),
     ({"positive_ids": (T, T[:2])}, ValueError, r"positive_ids\[1\]"),

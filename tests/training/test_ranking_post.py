@@ -141,15 +141,6 @@ def test_trains_and_keeps_the_best(finished, encoders):
     assert run("train", "ranking-post", **made, **{"teacher.cache": str(folder / "elsewhere")}) == metrics
 
 
-def test_options_train_together(tmp_path, encoders):
-    changes = {"loss.mini_batch_size": 3, "data.shuffle_lists": True, "model.prompt": "query: {text}"}
-    options = settings(tmp_path, encoders, **{"data.dev": None, "data.max_rows": 5, **changes})
-    options["training"] = {"max_steps": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2,
-                           "eval_strategy": "no"}  # fmt: skip
-    metrics = run("train", "ranking-post", **options)
-    assert metrics["steps"] == 2 and metrics["pairs"] == {"chains": 5}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from transformers import set_seed
@@ -25,7 +25,7 @@ from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import PremiseBatchSampler
 from tests.tiny import REPLAYS_IN_DOUBLE, tiny_encoder
-from tests.training.small_runs import write_pairs
+from tests.training.small_runs import arguments, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,6 @@ def encoder(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("encoder"))
     tiny_encoder(double=False, dropout=0.1, prompt="query: {text}").save_pretrained(folder)
     return folder
-
-
-def arguments(folder, **changes):
-    options = {"output_dir": str(folder / "checkpoints"), "num_train_epochs": 1, "per_device_train_batch_size": 8,
-            "learning_rate": 1e-3, "report_to": "none", "use_cpu": True, "save_strategy": "no", "seed": 7}  # fmt: skip
-    return SentenceTransformerTrainingArguments(**{**options, **changes})
 
 
 def pairs(path, **options):
@@ -133,7 +127,7 @@ def test_by_length_trains_like_padded_batches(tmp_path, monkeypatch, settings):
             lambda module, given, seen=computed: seen.append(given[0]["input_ids"].numel())
         )
         sgd = {"optim": "sgd", "learning_rate": 0.05}
-        args = arguments(tmp_path, logging_steps=1, num_train_epochs=2, disable_tqdm=True, **sgd)
+        args = arguments(tmp_path, logging_steps=1, num_train_epochs=2, **sgd)
         trainer = Trainer(model, args, data, loss=RAOELoss(model, **settings), by_length=by_length)
         assert isinstance(trainer.loss, ByLength) == by_length
         trainer.train()

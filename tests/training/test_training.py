@@ -55,15 +55,6 @@ def test_the_model_loads_anywhere_with_its_prompt(finished):
     assert again["tasks"][str(folder / "dev.tsv")]["spearman"] == pytest.approx(task["spearman"], abs=0.2)
 
 
-@pytest.mark.parametrize("name", ["GatedAngularLoss", "CosineSimilarityLoss"])
-def test_ours_and_theirs_train_without_a_dev_set(tmp_path, name):
-    options = settings(tmp_path, **{"loss": name, "data.dev": None, "data.score_scale": [0, 5]})
-    options["training"] = {**options["training"], "max_steps": 2}
-    metrics = run("train", "raoe-s1", **options)
-    assert metrics["steps"] == 2 and metrics["before"] == {}
-    assert (tmp_path / "out" / "modules.json").is_file()
-
-
 @pytest.mark.parametrize(
     ("loss", "error"), [("RankMarginLoss", True), ("RAOELoss", False), ("CosineSimilarityLoss", False)]
 )
