@@ -56,6 +56,9 @@ def test_hidden_labels(tmp_path):
 def test_errors_name_the_line(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         read_conditional(write(tmp_path / "a.csv", text))
+    if "from 1 to 5" in message:
+        skipped = conditional_table(tmp_path / "a.csv", PROMPT, on_error="skip")[1]
+        assert skipped == {"read": 2, "kept": 1, "dropped": {"bad label": 1}}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from raoe_kernels.attention import sentences
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
 from tests.kernels.attention_cases import FORMS, Batch
 from tests.kernels.conftest import PLACES
+from tests.kernels.pairwise_cases import EVERY_DTYPE
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LENGTHS = [5, 0, 7, 1]
 OPS = pytest.mark.parametrize("dual", [False, True], ids=["bidirectional", "dual"])
 # And what bidirectional_attention takes besides. With dropout scan draws torch's numbers: tests of its masks follow.
@@ -73,7 +73,7 @@ def agrees_with_the_reference(form, options, way, place):
 
 @EVERY_FORM
 @EVERY_WAY
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 def test_against_the_reference(dtype, way, form, place, poisoned):
     options = dict(lengths=LENGTHS, longest=7, heads=(4, 2), d=20, dtype=dtype)
     batch = Batch(form, **options)

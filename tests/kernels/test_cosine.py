@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from raoe_kernels import pairwise_cosine
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
 from tests.kernels.conftest import PLACES, available
+from tests.kernels.pairwise_cases import EVERY_DTYPE
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(1, 1), (3, 7), (5, 384), (4, 385), (2, 1500), (33, 64)]
 
 
@@ -33,7 +33,7 @@ def run(a, b, backend, dims=None):
     return c.detach(), *torch.autograd.grad(c, (a, b), upstream)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 def test_against_the_reference(shape, dtype, place, poisoned):
     agrees_with_the_reference(shape, None, dtype, *place)

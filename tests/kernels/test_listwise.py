@@ -12,18 +12,14 @@ from raoe_kernels import list_mle_loss
 from raoe_kernels.listwise import scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
+from tests.kernels.pairwise_cases import EVERY_DTYPE
 
 INF, NAN = math.inf, math.nan
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.fixture(params=list(itertools.product(DEVICES, ["reference", "scan"])), ids="-".join)
 def place(request):
     return request.param
-
-
-def named(dtype):
-    return str(dtype).removeprefix("torch.")
 
 
 def tensor(values, device="cpu", dtype=torch.float64):
@@ -64,7 +60,7 @@ def test_list_mle_is_plackett_luce(place):
     assert loss.item() == pytest.approx(sum(expected) / 5, rel=1e-13)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=named)
+@EVERY_DTYPE
 @pytest.mark.parametrize("scale", [1.0, 20.0, 1000.0])
 @pytest.mark.parametrize(("shape", "ragged"), [((1, 1), False), ((3, 33), False), ((4, 20), True), ((2, 150), True)])
 def test_against_the_reference(shape, ragged, scale, dtype, place, poisoned):

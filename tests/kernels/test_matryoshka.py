@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raoe_kernels import pairwise_cosine, raoe_loss
-from tests.kernels.pairwise_cases import CASES, DTYPES, PARTS
+from tests.kernels.pairwise_cases import CASES, EVERY_DTYPE, PARTS
 from tests.kernels.test_cosine import agrees_with_the_reference, rows, run
 from tests.kernels.test_pairwise_conformance import agrees
 
@@ -27,7 +27,7 @@ def swept(place):
     return place if place != ("cuda", "native") else ("cuda", "auto")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 @pytest.mark.parametrize(("shape", "dims"), SHAPES, ids=lambda s: "x".join(map(str, s)))
 def test_cosines_against_the_reference(shape, dims, dtype, swept, poisoned):
     agrees_with_the_reference(shape, dims, dtype, *swept)
@@ -50,7 +50,7 @@ def test_each_width_is_a_call_of_its_own(swept):
         torch.testing.assert_close(x, total)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 def test_zero_prefixes_have_similarity_and_gradient_zero(dtype, swept, poisoned):
     """What the first columns' gradient holds is that of the widths in which the row is not zero."""
     device, backend = swept
@@ -101,7 +101,7 @@ def test_wrong_dims(dims, error):
 # ---- The pair losses of (K, B) ----
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 @pytest.mark.parametrize("case", MIXED, ids=lambda c: c.name)
 def test_losses_against_the_reference(case, dtype, place, poisoned):
     agrees(case, dtype, place, widths=True)

@@ -11,7 +11,8 @@ from raoe_kernels.infonce.problem import WIDTHS
 from raoe_kernels.infonce.widths import scan
 from raoe_kernels.testing import assert_gradient_accurate
 from tests.kernels.conftest import DEVICE, PLACES
-from tests.kernels.contrast_cases import DTYPES, INFONCE, rows
+from tests.kernels.contrast_cases import INFONCE, rows
+from tests.kernels.pairwise_cases import EVERY_DTYPE
 
 SIZES = (7, 9, 5)
 DIMS = (3, 4, 17, 40)
@@ -34,7 +35,7 @@ def swept(request):
 FORMS = ["plain", "symmetric", "targets", "mask", "ids", "mask-targets-symmetric", "ids-targets-symmetric"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("upstream", [UPSTREAM, (1.5,) * 4], ids=["each", "equal"])
 def test_against_the_reference(form, dtype, upstream, swept, poisoned, monkeypatch):

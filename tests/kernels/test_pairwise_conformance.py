@@ -7,7 +7,7 @@ import torch
 
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import PLACES
-from tests.kernels.pairwise_cases import CASES, DTYPES, PARTS, Case
+from tests.kernels.pairwise_cases import CASES, EVERY_DTYPE, PARTS, Case
 
 
 def inputs_of(case: Case, dtype: torch.dtype, device: str = "cpu", widths: bool = False) -> list[torch.Tensor]:
@@ -49,7 +49,7 @@ def agrees(
     assert all(torch.equal(x, y) for x, y in zip(inputs, kept, strict=True)), "inputs were modified"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 @pytest.mark.parametrize("case", CASES + PARTS, ids=lambda c: c.name)
 def test_against_the_reference(case, dtype, place, poisoned):
     agrees(case, dtype, place)

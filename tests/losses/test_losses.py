@@ -128,7 +128,6 @@ def test_every_form_of_labels(loss):
     ("change", "key"),
     [
         ({"score": torch.full((11,), float("nan"))}, "score"),
-        ({"label": torch.full((11,), -1)}, "label"),
         ({"label": torch.full((11,), 0.5)}, "label"),
         ({"score": torch.zeros(10)}, "needs 11 values of score .* got 10"),
         ({"label": torch.zeros(12, dtype=torch.long)}, "label"),

@@ -102,29 +102,6 @@ def test_mse_targets(tmp_path, scale, wanted):
         assert max(datasets["train"]["score"]) == 1 and 0 < min(datasets["train"]["score"]) < 0.2
 
 
-def test_a_batch_never_mixes_sources(tmp_path):
-    """Scores of different sources are not comparable: here one's are a hundred times as large."""
-    other = write_pairs(tmp_path / "other.tsv", rows=20, scale=500.0)
-    options = settings(tmp_path, **{"data.dev": None})
-    options["data.train"] = [*options["data.train"], other]
-    options["training"] = {**options["training"], "num_train_epochs": 1}
-    from raoe_train.losses.collators import ScoreLabelCollator
-
-    seen = []
-    collate = ScoreLabelCollator.__call__
-
-    def watched(self, features):
-        seen.append([row["score"] for row in features])
-        return collate(self, features)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScoreLabelCollator, "__call__", watched)
-        metrics = run("train", "raoe-s1", **options)
-    assert metrics["pairs"] == {"train": 40, "other": 20}
-    assert metrics["steps"] == 8 and sum(map(len, seen)) == 60
-    assert all(max(scores) <= 5 or min(scores) > 5 for scores in seen)
-
-
 def test_max_rows_draws_with_the_seed(tmp_path):
     options = settings(tmp_path, **{"data.max_rows": 7})
     sample = []
