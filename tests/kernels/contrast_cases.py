@@ -65,11 +65,12 @@ def numbers(values, like):
 @dataclass(frozen=True)
 class Contrast:
     """key: the op's; loss: the public function; learned: numbers that are differentiated beside the rows; lowest: the
-    smallest target; mixed: the names of its fullest options; also: an option more, for tests that ask for few."""
+    smallest target; single, mixed: names of options, the fullest last; also: an option more, for tests of few."""
 
     key: str
     loss: Callable
     lowest: int
+    single: tuple[str, str]
     mixed: tuple[str, str]
     learned: dict[str, float] = field(default_factory=dict)
     also: dict = field(default_factory=dict)
@@ -81,6 +82,27 @@ class Contrast:
         """The loss of rows, and of numbers behind them."""
         rows = leaves[: len(leaves) - len(self.learned)] if self.learned else leaves
         return self.loss(*rows, **dict(zip(self.learned, leaves[len(rows) :], strict=True)), **options)
+
+    def shapes(self, *chosen):
+        """by_shape of all, or of the chosen: one row, no negatives, ragged tiles and chunks, aligned and odd widths."""
+        slow = pytest.mark.slow
+        table = [
+            ((1, 1, None), 3, "plain", DTYPES),
+            ((5, 5, None), 7, "plain", DTYPES),
+            ((3, 4, 130), 48, self.single[0], [BF16, F32]),
+            ((2, 3, None), 384, "plain", [F16, F64]),
+            ((34, 34, 7), 17, "plain", [F32]),
+            ((35, 38, None), 16, self.single[1], [F16, F64]),
+            ((5, 5, 3), 129, "mask", DTYPES),
+            ((36, 3, 60), 16, "targets", [BF16]),
+            ((36, 40, 3), 20, self.mixed[0], [F32]),
+            ((17, 17, 70), 80, "ids", [F16, F64]),
+            ((20, 2, 30), 48, self.mixed[1], [BF16, F32]),
+            ((9, 9, 5), 385, "mask", slow, DTYPES),
+            ((66, 70, 80), 160, self.mixed[1], slow, [BF16, F32]),
+            ((66, 70, 80), 160, self.mixed[1], slow, pytest.mark.exhaustive, [F16, F64]),
+        ]
+        return by_shape([table[k] for k in chosen] or table)
 
     def leaves(self, inputs, **given):
         """The rows and the learned numbers, those `given` in place of the default ones."""
@@ -140,10 +162,10 @@ class Contrast:
         return mapped(table[which], lambda x: x.to(device))
 
 
-INFONCE = Contrast("infonce", raoe_kernels.info_nce_loss, 0, ("mask-targets-symmetric", "ids-targets-symmetric"),
-                   also={"symmetric": True})  # fmt: skip
-SIGMOID = Contrast("sigmoid", raoe_kernels.sigmoid_loss, -1, ("mask-targets-groups", "ids-targets-groups"),
-                   {"scale": 10.0, "bias": -10.0})  # fmt: skip
+INFONCE = Contrast("infonce", raoe_kernels.info_nce_loss, 0, ("symmetric", "symmetric"),
+                   ("mask-targets-symmetric", "ids-targets-symmetric"), also={"symmetric": True})  # fmt: skip
+SIGMOID = Contrast("sigmoid", raoe_kernels.sigmoid_loss, -1, ("soft", "groups"),
+                   ("mask-targets-groups", "ids-targets-groups"), {"scale": 10.0, "bias": -10.0})  # fmt: skip
 
 
 def by_hand(device, *matrices):

@@ -12,7 +12,7 @@ import torch
 from raoe_kernels import info_nce_loss
 from raoe_kernels.testing import assert_gradient_accurate
 from tests.kernels.conftest import available
-from tests.kernels.contrast_cases import BF16, DTYPES, F16, F32, F64, HERE, IDS, INFONCE, JUDGED, by_shape
+from tests.kernels.contrast_cases import HERE, IDS, INFONCE, JUDGED
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 run = INFONCE.run
@@ -24,33 +24,14 @@ def place(request):
     return available(request.param, "info_nce_loss")
 
 
-# (anchors, positives, negatives), columns: one row, no negatives, ragged tiles and chunks, aligned and odd widths.
-SHAPES = [
-    ((1, 1, None), 3, "plain", DTYPES),
-    ((5, 5, None), 7, "plain", DTYPES),
-    ((3, 4, 130), 48, "symmetric", [BF16, F32]),
-    ((2, 3, None), 384, "plain", [F16, F64]),
-    ((34, 34, 7), 17, "plain", [F32]),
-    ((35, 38, None), 16, "symmetric", [F16, F64]),
-    ((5, 5, 3), 129, "mask", DTYPES),
-    ((36, 3, 60), 16, "targets", [BF16]),
-    ((36, 40, 3), 20, "mask-targets-symmetric", [F32]),
-    ((17, 17, 70), 80, "ids", [F16, F64]),
-    ((20, 2, 30), 48, "ids-targets-symmetric", [BF16, F32]),
-    ((9, 9, 5), 385, "mask", pytest.mark.slow, DTYPES),
-    ((66, 70, 80), 160, "ids-targets-symmetric", pytest.mark.slow, [BF16, F32]),
-    ((66, 70, 80), 160, "ids-targets-symmetric", pytest.mark.slow, pytest.mark.exhaustive, [F16, F64]),
-]
-
-
 @JUDGED
-@pytest.mark.parametrize("sizes, width, which, dtype", by_shape(SHAPES))
+@pytest.mark.parametrize("sizes, width, which, dtype", INFONCE.shapes())
 def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
     against_the_reference(INFONCE, sizes, width, which, dtype, *place)
 
 
 @JUDGED
-@pytest.mark.parametrize("sizes, width, which, dtype", by_shape([SHAPES[k] for k in (1, 5, 6, 8, 10)]))
+@pytest.mark.parametrize("sizes, width, which, dtype", INFONCE.shapes(1, 5, 6, 8, 10))
 def test_a_learned_scale_against_the_reference(sizes, width, which, dtype, place, poisoned):
     against_the_reference(replace(INFONCE, learned={"scale": 20.0}), sizes, width, which, dtype, *place)
 

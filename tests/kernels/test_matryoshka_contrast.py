@@ -110,11 +110,3 @@ def test_nan_spoils_the_widths_that_hold_it(which, swept):
     losses, *grads = INFONCE.run(given, backend, UPSTREAM, dims=DIMS)
     assert losses[:2].isfinite().all() and losses[2:].isnan().all()
     assert all(gradient.isnan().any() for gradient in grads)
-
-
-def test_no_anchors(swept):
-    device, backend = swept
-    none, some = torch.zeros(0, 4, device=device, requires_grad=True), torch.ones(3, 4, device=device)
-    losses = info_nce_loss(none, some, dims=(2, 4), backend=backend)
-    losses.sum().backward()
-    assert losses.tolist() == [0, 0] and none.grad.shape == (0, 4)

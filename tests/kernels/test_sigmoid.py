@@ -17,17 +17,11 @@ from raoe_kernels.testing import (
 )
 from tests.kernels.conftest import available
 from tests.kernels.contrast_cases import (
-    BF16,
-    DTYPES,
-    F16,
-    F32,
-    F64,
     HERE,
     IDS,
     JUDGED,
     SIGMOID,
     by_hand,
-    by_shape,
     rows,
 )
 
@@ -41,26 +35,8 @@ def place(request):
     return available(request.param, "sigmoid_loss")
 
 
-# (anchors, positives, negatives), columns: one row, no negatives, ragged blocks and chunks, aligned and odd widths.
-SHAPES = [
-    ((1, 1, None), 3, "plain", DTYPES),
-    ((5, 5, None), 7, "plain", DTYPES),
-    ((3, 4, 130), 48, "soft", [BF16, F32]),
-    ((2, 3, None), 384, "plain", [F16, F64]),
-    ((35, 38, None), 16, "groups", [F16, F64]),
-    ((5, 5, 3), 129, "mask", DTYPES),
-    ((36, 3, 60), 16, "targets", [BF16]),
-    ((36, 40, 3), 20, "mask-targets-groups", [F32]),
-    ((17, 17, 70), 80, "ids", [F16, F64]),
-    ((20, 2, 30), 48, "ids-targets-groups", [BF16, F32]),
-    ((9, 9, 5), 385, "mask", pytest.mark.slow, DTYPES),
-    ((66, 70, 80), 160, "ids-targets-groups", pytest.mark.slow, [BF16, F32]),
-    ((66, 70, 80), 160, "ids-targets-groups", pytest.mark.slow, pytest.mark.exhaustive, [F16, F64]),
-]
-
-
 @JUDGED
-@pytest.mark.parametrize("sizes, width, which, dtype", by_shape(SHAPES))
+@pytest.mark.parametrize("sizes, width, which, dtype", SIGMOID.shapes())
 def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
     ours, plain, truth, spread = SIGMOID.three(sizes, width, which, dtype, *place)
     wide = ours[0].dtype
