@@ -51,6 +51,14 @@ def elsewhere():
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory):
+    """The folder of a tiny encoder, which no test changes."""
+    from tests.tiny import saved_encoder
+
+    return saved_encoder(tmp_path_factory.mktemp("encoder") / "A")
+
+
 @pytest.fixture
 def drawn(monkeypatch):
     """A list of the figures that are saved."""

@@ -72,11 +72,6 @@ def cores() -> dict[str, list[tuple[str, str, str]]]:
 CORES = cores()
 
 
-def core_of(scene: Scene) -> tuple[str, str, str]:
-    """The parts of a scene that determine its split."""
-    return scene["agent"][0], scene["action"][0], scene["object"][0] if scene["object"] else ""
-
-
 def relation(first: Filler | None, second: Filler | None) -> str | None:
     """What the second filler of a slot is to the first, a key of AGREEMENT; None if neither scene fills the slot."""
     if first is None or second is None:
@@ -203,7 +198,8 @@ class Generator(Random):
             similarity, label = compare(first, second)
             orders = ("plain", "plain", "place first", "there is")
             texts = [write(scene, self.choice(orders)) for scene in (first, second)]
-            if label == target and texts[0] != texts[1] and core_of(second) in CORES[split]:
+            core = second["agent"][0], second["action"][0], (second["object"] or [""])[0]
+            if label == target and texts[0] != texts[1] and core in CORES[split]:
                 return texts[0], texts[1], similarity
 
 

@@ -145,7 +145,8 @@ def test_scores(tmp_path):
             read_pairs(scored("5"), score_scale=wrong)
 
 
-BAD = HEADER + "a\tb\t1\t0\tx\nonly two\tfields\n\nc\td\tnone\t0\tx\ne\t \t1\t0\tx\nf\tg\t1\t-\tx\nh\ti\t2\t2\tx\n"
+BAD = HEADER + "a\tb\t1\t0\tx\nonly two\tfields\n\nc\td\tnone\t0\tx\ne\t \t1\t0\tx\nf\tg\t1\t-\tx\n"
+BAD += "h\ti\t2\t2\tx\nj\tk\t1\t?\tx\n"
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
@@ -155,10 +156,10 @@ def test_malformed_rows(tmp_path, suffix, caplog):
         read_pairs(path)
     with caplog.at_level(logging.WARNING):
         data, counts = pair_table(path, on_error="skip")
-    dropped = {"malformed row": 1, "blank line": 1, "bad score": 1, "empty sentence": 1, "no gold label": 1}
+    reasons = ("malformed row", "blank line", "bad score", "empty sentence", "no gold label", "unknown label")
     assert data["sentence1"] == ["a", "h"]
-    assert counts == {"read": 7, "kept": 2, "dropped": dropped}
-    assert "5 of 7 rows left out" in caplog.text
+    assert counts == {"read": 8, "kept": 2, "dropped": dict.fromkeys(reasons, 1)}
+    assert "6 of 8 rows left out" in caplog.text
     with pytest.raises(ValueError, match="on_error must be"):
         read_pairs(path, on_error="ignore")
 

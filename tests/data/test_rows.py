@@ -258,16 +258,3 @@ def test_pairs_mapped_and_with_other_labels(tmp_path):
 def test_errors(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         read_triplets(write(tmp_path / "a.tsv", text))
-
-
-def test_malformed_rows_are_skipped_and_counted(tmp_path):
-    text = HEADER + "p\te\tentailment\np\tc\n\t\tneutral\np\tx\tperhaps\np\tc\tcontradiction\n"
-    path = write(tmp_path / "a.tsv", text)
-    with pytest.raises(ValueError, match=r"^\S*a\.tsv, line 3: 2 fields, but the header has 3$"):
-        read_triplets(path)
-    data, counts = row_table(path, on_error="skip")
-    assert rows_of(data) == [("p", "e", "c")]
-    assert counts["dropped"] == {"malformed row": 1, "empty sentence": 1, "unknown label": 1}
-    assert accounted(counts) == counts["read"] == 5
-    with pytest.raises(ValueError, match=r"1 x malformed row\n.*line 2: no column for label"):
-        read_triplets(write(tmp_path / "b.tsv", "premise\thypothesis\np\te\n"), on_error="skip")

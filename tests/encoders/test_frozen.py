@@ -12,7 +12,7 @@ from raoe_train.artifacts import resume
 from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Encoder, FrozenEncoder, Model, as_model, identity
-from tests.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES
 
 # As jina-embeddings-v3 is published: a module of its own, whose forward takes the task.
 CUSTOM = """
@@ -41,13 +41,6 @@ class Letters(torch.nn.Module):
     def load(folder):
         return Letters()
 """
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("encoder") / "A")
-    tiny_encoder(double=False).save(folder)
-    return folder
 
 
 def test_identity_is_equal_for_equal_encoders(encoder):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from sentence_transformers.sentence_transformer import losses as theirs
 from transformers import CONFIG_MAPPING, AutoModel
 
 from raoe_train import losses as ours
@@ -131,26 +130,6 @@ def test_decoders(tmp_path, side, settings):
     features = [model.preprocess([SENTENCES[(row + 3 * column) % 11] for row in range(9)]) for column in range(2)]
     for cached in ({}, {"mini_batch_num_tokens": 20}):
         compare(model, ours.RAOELoss(model, **cached), features, scores(), 1e-6)
-
-
-@pytest.mark.parametrize("matryoshka", [False, True])
-def test_losses(matryoshka):
-    model = family("bert")
-    pairs, triplets = columns_of(model), columns_of(model, 4)
-    classes = torch.arange(9) % 3
-    made: list[tuple[Any, Any, Any]] = [
-        (ours.RAOELoss(model), pairs, scores()),
-        (ours.InfoNCELoss(model, directions=["query_to_doc", "doc_to_query"]), triplets, None),
-        (ours.SigmoidLoss(model).double(), triplets, None),
-        (theirs.MultipleNegativesRankingLoss(model), triplets, None),
-        (theirs.CosineSimilarityLoss(model), pairs, scores()["score"]),
-        (theirs.SoftmaxLoss(model, 16, 3).double(), pairs, classes),
-    ]
-    for loss, features, labels in made:
-        if matryoshka and isinstance(loss, theirs.SoftmaxLoss):
-            continue
-        whole = theirs.MatryoshkaLoss(model, loss, [16, 8, 4], [1, 0.5, 2]) if matryoshka else loss
-        compare(model, whole, features, labels)
 
 
 def test_models_that_cannot_be_packed_go_by_length(caplog):

@@ -60,12 +60,6 @@ def parts(tokenizer):
     return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
 
 
-def fast(tokenizer, processor, **settings):
-    tokenizer.post_processor = processor
-    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **settings)
-
-
 def qwen2():
     special = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
     chat = "{% for message in messages %}{{ message['content'] }}!{% endfor %}"
@@ -110,8 +104,9 @@ def by_hand(processor):
     """A tokenizer whose ids are known: one a word."""
     words = ["<s>", "<pad>", "</s>", "<unk>", "say", "dog", "cat", "runs", "now", ':"', "is"]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return fast(tokenizer, processor, unk_token="<unk>"), transformers.BertConfig
+    tokenizer.pre_tokenizer, tokenizer.post_processor = pre_tokenizers.Whitespace(), processor
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special), transformers.BertConfig
 
 
 ENDS = {

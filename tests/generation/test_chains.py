@@ -233,7 +233,6 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
         ({"generation.method": "single-step", "generation.prompt": "few-shot"}, "few-shot does not work with"),
         ({"output": "chains.json"}, r"must name a \.jsonl file"),
         ({"model.name": ""}, r"model\.name is missing"),
-        ({"data.input": "/no/such.txt"}, "no such file"),
         ({"seeds.encoder.name": "/no/such/encoder"}, "seeds.clusters is 1000, but there are only 11 sentences"),
     ],
 )

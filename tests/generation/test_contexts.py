@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raoe_train.generation import Context, GuidedDecoder, Request, Sampling
+from raoe_train.generation import Context, GuidedDecoder, Request
 from raoe_train.generation.decoding import mix_logits
 from tests.decoders import DECODERS, tiny_language_model
 from tests.generation.test_decoding import WINDOWS
@@ -128,22 +128,6 @@ def test_sliding_windows_are_not_cached(name):
 
 
 # What is read
-
-
-def shared(one, other) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def test_shared_prefix_of_contexts_is_not_computed_again(llama):
-    decoder = Seeing(llama, sampling=Sampling(eos_token_id=[]))
-    chain = grown(decoder, SOURCES[:1])[0]
-    prompts = [prompt(SOURCES[0]), *(prompt([t for t in answer.ids if t != 2]) for answer in chain[:-1])]
-    expected = [(1, len(prompts[0]))] + [(1, 1)] * (len(chain[0].ids) - 1)
-    for number, answer in enumerate(chain[1:], 1):
-        same = shared(prompts[number], prompts[number - 1])
-        assert same >= len(INSTRUCTION)
-        expected += [(1, len(prompts[number]) - same)] + [(2, 1)] * (len(answer.ids) - 1)
-    assert decoder.shapes == expected
 
 
 def test_fully_cached_context(llama):

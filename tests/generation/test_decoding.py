@@ -133,24 +133,6 @@ def test_finished_rows_leave_the_batch(llama):
     assert decoder.step() == []
 
 
-def test_requests_join_a_running_batch(llama):
-    requests, decoder = guided(), GuidedDecoder(tiny_language_model("llama"), None, Sampling(eos_token_id=[]))
-    alone = [decoder.answers([request])[0] for request in requests]
-    seen = Recorder(decoder.model)
-    short = Request(requests[1].near, requests[1].far, 1.5, 2)
-    result = dict(decoder.add([(0, requests[0]), ("short", short)]))
-    result.update(decoder.step())
-    assert decoder.active == 1
-    result.update(decoder.add([(4, requests[4])]))  # a longer one
-    result.update(decoder.step())
-    result.update(decoder.add([(3, requests[3])]))  # a shorter one
-    while decoder.active:
-        result.update(decoder.step())
-    assert {key: result[key] for key in (0, 3, 4)} == {key: alone[key] for key in (0, 3, 4)}
-    assert result["short"].ids == alone[1].ids[:2]
-    assert max(rows for rows, _ in seen.body) == 6
-
-
 # Whatever a model does to its logits
 
 

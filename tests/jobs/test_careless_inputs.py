@@ -49,6 +49,7 @@ def test_fingerprint_covers_links_and_base_models(how, tmp_path):
     after = fingerprint(str(model))
     (model / ".git").mkdir()
     (model / ".git" / "HEAD").write_bytes(b"0")
+    (model / "run.png").write_bytes(b"0")
     assert after == fingerprint(str(model)) != before
 
 

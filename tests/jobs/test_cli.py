@@ -80,6 +80,7 @@ def test_unexpected_errors_are_one_line_and_a_traceback_file(monkeypatch, tmp_pa
         (ModuleNotFoundError("No module named 'peft.new'", name="peft.new"), "No module named 'peft.new'"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory: try --"),
         (MemoryError(), "out of memory: try --"),
+        (FloatingPointError("step 2: the loss is nan"), "step 2: the loss is nan"),
     ],
 )
 def test_missing_package_or_file(capsys, does, error, said):

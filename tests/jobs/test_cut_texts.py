@@ -11,15 +11,10 @@ from transformers import AutoTokenizer
 
 from raoe_train import run
 from raoe_train.encoders.embed import print_cut
-from tests.tiny import saved_encoder, tiny_encoder
+from tests.tiny import tiny_encoder
 
 SHORT = ["a dog", "a train", "the dog", "the train", "two dogs", "dinner", "music", "people", "a man", "birds", "snow"]
 LONG = ["the dog runs " * 9 + end for end in ("once", "twice", "again")]  # 28 words, so more than 16 tokens
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    return saved_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture

@@ -47,6 +47,15 @@ def rows(sizes, columns, dtype, device="cpu", seed=0):
     return [None if size is None else one(size).to(dtype).to(device) for size in sizes]
 
 
+def mapped(value, change):
+    """A value with its tensors changed, in tuples, lists and dicts too."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: mapped(each, change) for name, each in value.items()}
+    return type(value)(mapped(each, change) for each in value) if isinstance(value, (tuple, list)) else value
+
+
 def numbers(values, like):
     """() tensors in the dtype of the arithmetic."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -56,11 +65,12 @@ def numbers(values, like):
 @dataclass(frozen=True)
 class Contrast:
     """key: the op's; loss: the public function; learned: numbers that are differentiated beside the rows; lowest: the
-    smallest target; mixed: the names of its fullest options; also: an option more, for tests that ask for few."""
+    smallest target; single, mixed: names of options, the fullest last; also: an option more, for tests of few."""
 
     key: str
     loss: Callable
     lowest: int
+    single: tuple[str, str]
     mixed: tuple[str, str]
     learned: dict[str, float] = field(default_factory=dict)
     also: dict = field(default_factory=dict)
@@ -73,23 +83,45 @@ class Contrast:
         rows = leaves[: len(leaves) - len(self.learned)] if self.learned else leaves
         return self.loss(*rows, **dict(zip(self.learned, leaves[len(rows) :], strict=True)), **options)
 
+    def shapes(self, *chosen):
+        """by_shape of all, or of the chosen: one row, no negatives, ragged tiles and chunks, aligned and odd widths."""
+        slow = pytest.mark.slow
+        table = [
+            ((1, 1, None), 3, "plain", DTYPES),
+            ((5, 5, None), 7, "plain", DTYPES),
+            ((3, 4, 130), 48, self.single[0], [BF16, F32]),
+            ((2, 3, None), 384, "plain", [F16, F64]),
+            ((34, 34, 7), 17, "plain", [F32]),
+            ((35, 38, None), 16, self.single[1], [F16, F64]),
+            ((5, 5, 3), 129, "mask", DTYPES),
+            ((36, 3, 60), 16, "targets", [BF16]),
+            ((36, 40, 3), 20, self.mixed[0], [F32]),
+            ((17, 17, 70), 80, "ids", [F16, F64]),
+            ((20, 2, 30), 48, self.mixed[1], [BF16, F32]),
+            ((9, 9, 5), 385, "mask", slow, DTYPES),
+            ((66, 70, 80), 160, self.mixed[1], slow, [BF16, F32]),
+            ((66, 70, 80), 160, self.mixed[1], slow, pytest.mark.exhaustive, [F16, F64]),
+        ]
+        return by_shape([table[k] for k in chosen] or table)
+
     def leaves(self, inputs, **given):
         """The rows and the learned numbers, those `given` in place of the default ones."""
         return [*inputs, *numbers((self.learned | given).values(), inputs[0])]
 
     def run(self, inputs, backend, upstream=-1.5, **options):
-        """The loss, and the gradients of all there is, under an upstream gradient that is not 1."""
+        """The loss or losses, and the gradients of all there is, under upstream gradients that are not 1."""
         given = {name: options.pop(name) for name in self.learned if name in options}
         leaves = [None if x is None else x.detach().clone().requires_grad_() for x in self.leaves(inputs, **given)]
         loss = self(leaves, backend=backend, **options)
-        return loss.detach(), *torch.autograd.grad(loss * upstream, [x for x in leaves if x is not None])
+        total = (loss * loss.new_tensor(upstream)).sum()
+        return loss.detach(), *torch.autograd.grad(total, [x for x in leaves if x is not None])
 
-    def three(self, sizes, width, which, dtype, device, backend):
+    def three(self, sizes, width, which, dtype, device, backend, **more):
         """What `run` gives by a backend, by the reference, and by the reference in float64; and how far logits spread.
         The loss is by the rule."""
         inputs, n, columns = rows(sizes, width, dtype), sizes[0], sizes[1] + (sizes[2] or 0)
-        given = self.options(which, n, columns)
-        ours = self.run(rows(sizes, width, dtype, device), backend, **self.options(which, n, columns, device))
+        given = self.options(which, n, columns) | more
+        ours = self.run(rows(sizes, width, dtype, device), backend, **self.options(which, n, columns, device), **more)
         plain = self.run(inputs, "reference", **given)
         truth = self.run([None if x is None else x.double() for x in inputs], "reference", **given)
         spread = 2 * given.get("scale", 20.0 if self.key == "infonce" else 10.0)
@@ -127,19 +159,13 @@ class Contrast:
                                        "scale": 60},
             },
         }[self.key] | {"plain": {}, "mask": {"ignore": mask}, "ids": {"ignore": (ids[0], absent)}}  # fmt: skip
-
-        def move(value):
-            if isinstance(value, tuple):
-                return tuple(map(move, value))
-            return value.to(device) if isinstance(value, torch.Tensor) else value
-
-        return {name: move(value) for name, value in table[which].items()}
+        return mapped(table[which], lambda x: x.to(device))
 
 
-INFONCE = Contrast("infonce", raoe_kernels.info_nce_loss, 0, ("mask-targets-symmetric", "ids-targets-symmetric"),
-                   also={"symmetric": True})  # fmt: skip
-SIGMOID = Contrast("sigmoid", raoe_kernels.sigmoid_loss, -1, ("mask-targets-groups", "ids-targets-groups"),
-                   {"scale": 10.0, "bias": -10.0})  # fmt: skip
+INFONCE = Contrast("infonce", raoe_kernels.info_nce_loss, 0, ("symmetric", "symmetric"),
+                   ("mask-targets-symmetric", "ids-targets-symmetric"), also={"symmetric": True})  # fmt: skip
+SIGMOID = Contrast("sigmoid", raoe_kernels.sigmoid_loss, -1, ("soft", "groups"),
+                   ("mask-targets-groups", "ids-targets-groups"), {"scale": 10.0, "bias": -10.0})  # fmt: skip
 
 
 def by_hand(device, *matrices):

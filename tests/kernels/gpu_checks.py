@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.conftest import HAS_GPU
+from tests.kernels.contrast_cases import Recorder
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="torch sees no CUDA device")]
 
@@ -73,16 +73,9 @@ def replays(step: Step, change: Callable[[], None], same: Callable[[Tensor, Tens
 
 def operations(step: Callable[[], object]) -> list[str]:
     """The operations of torch that a step runs, in their order: on a GPU, microseconds of the host each."""
-    found: list[str] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            found.append(str(function.overloadpacket))
-            return function(*args, **(kwargs or {}))
-
-    with Watch():
+    with Recorder() as seen:
         step()
-    return found
+    return seen.calls
 
 
 class NoLaunch:

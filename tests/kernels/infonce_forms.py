@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tests.kernels.contrast_cases import mapped
+
 
 def documents_of(query: int, positives: int, columns: int) -> set[int]:
     """The columns that belong to a query: its positive, and negatives where there are as many for each."""
@@ -114,13 +116,7 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
         "guided-hard": {"guide": guide, "scale": 5.0, "directions": gist, "hardness_mode": "all_negatives",
                         "hardness_strength": 2.0, "ignore": (few, many)},
     }  # fmt: skip
-
-    def move(value):
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(move, value))
-        return value.to(device) if isinstance(value, torch.Tensor) else value
-
-    return {name: {key: move(value) for key, value in given.items()} for name, given in table.items()}
+    return mapped(table, lambda x: x.to(device))
 
 
 def loss_of(call, leaves, given, learned=True, **more):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
 import raoe_kernels
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.kernels.conftest import available
-from tests.kernels.contrast_cases import DTYPES, HERE, IDS, INFONCE, SIGMOID, Recorder, rows
+from tests.kernels.contrast_cases import HERE, IDS, INFONCE, SIGMOID, Recorder, rows
+from tests.kernels.pairwise_cases import EVERY_DTYPE
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 
@@ -38,7 +39,7 @@ def test_equal_ids_are_their_mask(contrast, place):
             torch.testing.assert_close(x, y, rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 def test_zero_rows_have_similarity_and_gradient_zero(dtype, contrast, place, poisoned):
     device, backend = place
     inputs = rows((6, 6, 4), 40, dtype, device)
@@ -57,7 +58,7 @@ def test_zero_rows_have_similarity_and_gradient_zero(dtype, contrast, place, poi
     assert alone.item() == pytest.approx(math.log(4 / 3) + 4 * math.log(4) if bias else math.log(5), rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 def test_no_anchors_and_no_columns(dtype, contrast, place):
     """Anchors without any column only where an anchor may be without a positive."""
     alone = [] if contrast.lowest == 0 else [(3, 0, 0)]

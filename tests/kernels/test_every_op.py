@@ -26,7 +26,7 @@ from raoe_kernels import (
 )
 from tests.kernels.attention_cases import Batch
 from tests.kernels.conftest import HAS_GPU, PLACES
-from tests.kernels.contrast_cases import INFONCE, SIGMOID, Contrast, rows
+from tests.kernels.contrast_cases import INFONCE, SIGMOID, Contrast, mapped, rows
 from tests.kernels.gpu_checks import NoLaunch, operations
 from tests.kernels.infonce_forms import cases, loss_of
 from tests.kernels.pairwise_cases import Case
@@ -194,15 +194,6 @@ QUICK = {"raoe-parts": "native", "cosine": "native", "infonce-ids": "scan", "inf
          "sigmoid-ids": "scan", "guided": "scan", "listmle": "scan", "refine": "scan",
          "attention-dual": "scan"}  # fmt: skip
 DIFFERENTIABLE = [form for form in FORMS if form.make(3)[0]]
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A value with its tensors changed, in tuples, lists and dicts too."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: mapped(each, change) for name, each in value.items()}
-    return type(value)(mapped(each, change) for each in value) if isinstance(value, (tuple, list)) else value
 
 
 def made(form: Form, device: str, dtype: torch.dtype, n: int = 4) -> tuple[list[Tensor], dict[str, Any]]:

@@ -13,9 +13,9 @@ import raoe_kernels
 from raoe_kernels import guided_argmax, guided_log_probs, use_backend
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
 from tests.kernels.conftest import PLACES, available
+from tests.kernels.pairwise_cases import EVERY_DTYPE
 
 INF, NAN = math.inf, math.nan
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 # Rows of 96, 8192 and 8224 are aligned: less than a step of the Triton kernels, a whole number of them, and a rest.
 SHAPES = [(1, 1), (3, 7), (2, 96), (1, 8192), (2, 8224), (2, 5000), (2, 3, 33), (5,)]
 
@@ -23,10 +23,6 @@ SHAPES = [(1, 1), (3, 7), (2, 96), (1, 8192), (2, 8224), (2, 5000), (2, 3, 33), 
 @pytest.fixture(params=[p for p in PLACES if p[1] != "native"], ids=lambda p: "-".join(p))
 def place(request):
     return available(request.param, "guided_log_probs")
-
-
-def named(dtype):
-    return str(dtype).removeprefix("torch.")
 
 
 def logits(shape, dtype=torch.float64, device="cpu", seed=0, forbidden=()):
@@ -96,7 +92,7 @@ def test_transformers_processors_sample_from_it(place):
         assert names["token"].tolist()[0] in kept
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=named)
+@EVERY_DTYPE
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 def test_against_the_reference(shape, dtype, place, poisoned):
     device, backend = place
@@ -118,7 +114,7 @@ def test_against_the_reference(shape, dtype, place, poisoned):
         assert_accurate(name, x, p, t, factor=factor, floor=float(floor))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=named)
+@EVERY_DTYPE
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 def test_argmax_is_the_best_log_probability(shape, dtype, place):
     device, backend = place

@@ -57,13 +57,9 @@ def test_empty(shape, place):
     [
         (3.0, torch.zeros(2, 3), 1.5, TypeError, "current"),
         (torch.zeros(2, 3), [1], 1.5, TypeError, "previous"),
-        (torch.zeros(2, 3).long(), torch.zeros(2, 3), 1.5, TypeError, "current"),
         (torch.zeros(()), torch.zeros(()), 1.5, ValueError, "current"),
         (torch.zeros(2, 3), torch.zeros(3), 1.5, ValueError, "current and previous"),
-        (torch.zeros(2, 3), torch.zeros(2, 3, device="meta"), 1.5, ValueError, "current and previous"),
         (torch.zeros(3), torch.zeros(3), -0.5, ValueError, "guidance"),
-        (torch.zeros(3), torch.zeros(3), NAN, ValueError, "guidance"),
-        (torch.zeros(3), torch.zeros(3), "1.5", TypeError, "guidance"),
     ],
 )
 def test_argument_errors(function, current, previous, guidance, error, key):

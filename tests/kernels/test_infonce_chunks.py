@@ -9,7 +9,7 @@ import torch
 
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import HAS_GPU
-from tests.kernels.contrast_cases import INFONCE, rows
+from tests.kernels.contrast_cases import INFONCE, mapped, rows
 
 pytestmark = [
     pytest.mark.slow,  # Triton's interpreter
@@ -19,13 +19,9 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 HALVES = [torch.float16, torch.bfloat16]
 
 
-def move(given):
-    return {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-
-
 def compared(inputs, upstream=-1.5, **given):
     """Of the Triton form, plain torch, and float64, by the one rule."""
-    ours = INFONCE.run([x.to(DEVICE) for x in inputs], "triton", upstream, **move(given))
+    ours = INFONCE.run([x.to(DEVICE) for x in inputs], "triton", upstream, **mapped(given, lambda x: x.to(DEVICE)))
     plain = INFONCE.run(inputs, "reference", upstream, **given)
     truth = INFONCE.run([x.double() for x in inputs], "reference", upstream, **given)
     assert_loss_accurate(ours[0], plain[0], truth[0], 2 * given.get("scale", 20.0))

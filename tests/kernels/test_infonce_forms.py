@@ -16,8 +16,9 @@ from raoe_kernels.infonce.problem import Problem, mean_factor
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
 from tests.kernels.conftest import PLACES as TRITON_PLACES
-from tests.kernels.contrast_cases import DTYPES, Recorder, rows
+from tests.kernels.contrast_cases import Recorder, rows
 from tests.kernels.infonce_forms import cases, formula, loss_of
+from tests.kernels.pairwise_cases import EVERY_DTYPE
 
 PLACES = [(device, backend) for device in DEVICES for backend in ("reference", "scan")]
 CASES = list(cases())
@@ -71,7 +72,7 @@ def test_against_the_formula(which, learned, place):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 @pytest.mark.parametrize("place", [here for here in PLACES if here[1] == "scan"], indirect=True, ids="-".join)
 @pytest.mark.parametrize("which", CASES)
 def test_against_the_reference(which, dtype, place, poisoned):
@@ -83,7 +84,7 @@ def triton_place(request):
     return request.param
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 @pytest.mark.parametrize("which", IN_TRITON)
 def test_triton_against_the_reference(which, dtype, triton_place, poisoned):
     by_the_rule(which, dtype, *triton_place)

@@ -12,18 +12,14 @@ from raoe_kernels import list_mle_loss
 from raoe_kernels.listwise import scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
+from tests.kernels.pairwise_cases import EVERY_DTYPE
 
 INF, NAN = math.inf, math.nan
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.fixture(params=list(itertools.product(DEVICES, ["reference", "scan"])), ids="-".join)
 def place(request):
     return request.param
-
-
-def named(dtype):
-    return str(dtype).removeprefix("torch.")
 
 
 def tensor(values, device="cpu", dtype=torch.float64):
@@ -64,7 +60,7 @@ def test_list_mle_is_plackett_luce(place):
     assert loss.item() == pytest.approx(sum(expected) / 5, rel=1e-13)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=named)
+@EVERY_DTYPE
 @pytest.mark.parametrize("scale", [1.0, 20.0, 1000.0])
 @pytest.mark.parametrize(("shape", "ragged"), [((1, 1), False), ((3, 33), False), ((4, 20), True), ((2, 150), True)])
 def test_against_the_reference(shape, ragged, scale, dtype, place, poisoned):
@@ -193,10 +189,7 @@ S, M = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
     ("student", "teacher", "options", "error", "key"),
     [
         (S.long(), S, {}, TypeError, "student"),
-        (S[0], S[0], {}, ValueError, "student"),
         (S, None, {}, TypeError, "teacher"),
-        (S, S[:1], {}, ValueError, "teacher"),
-        (S, S.to("meta"), {}, ValueError, "teacher"),
         (S, torch.zeros(2, 3, requires_grad=True), {}, ValueError, "teacher must not require grad"),
         (S, S.to(torch.complex64), {}, TypeError, "teacher"),
         (S, S, {"mask": S}, TypeError, "mask"),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from raoe_kernels import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
+from raoe_kernels import gated_angular_loss, rank_margin_loss
 
 C = [0.5, 0.2, 0.9, -0.3]
 INF = math.inf
@@ -88,26 +88,3 @@ def test_gated_angular(scores, labels, gate, pairs, place):
     gradient = [g / math.sqrt(1 - x * x) for g, x in zip(gradient, C, strict=True)]
     assert loss.item() == pytest.approx(value, rel=1e-12, abs=0)
     assert c.grad.tolist() == pytest.approx(gradient, rel=1e-11, abs=1e-13)
-
-
-def test_cosent_and_raoe_are_made_of_them(place):
-    device, backend = place
-    scores, labels = [1, 2, 2, 4], [1, 0, 1, 0]
-    c, s, l = tensors(device, C, scores, labels)
-    less = [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]
-    assert cosent_loss(c, s, scale=3.0, backend=backend).item() == pytest.approx(expected(C, less, 3.0)[0], rel=1e-12)
-    # ranks one apart are compared, too
-    every = [(i, j) for j in range(4) for i in range(j)]
-    apart = torch.tensor([1.0, 2.0, 3.0, 4.0], device=device)
-    loss = cosent_loss(c, apart, scale=3.0, backend=backend)
-    assert loss.item() == pytest.approx(expected(C, every, 3.0)[0], rel=1e-12)
-    # average ranks 0, 1.5, 1.5, 3
-    rank = expected(C, [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)], 3.0)[0]
-    angle = expected([-math.acos(x) for x in C], [(0, 1), (0, 3), (2, 3)], 3.0)[0]
-    options = dict(margin=1, scale=3.0, rank_weight=2.0, angle_weight=0.5, backend=backend)
-    assert raoe_loss(c, s, l, **options).item() == pytest.approx(2 * rank + 0.5 * angle, rel=1e-12)
-    parts = raoe_loss(c, s, l, return_parts=True, **options)
-    assert [p.item() for p in parts] == pytest.approx([2 * rank, 0.5 * angle], rel=1e-12)
-    by_label = expected([-math.acos(x) for x in C], [(0, 1), (0, 3), (2, 1), (2, 3)], 3.0)[0]
-    whole = raoe_loss(c, s, l, gate="label", **options)
-    assert whole.item() == pytest.approx(2 * rank + 0.5 * by_label, rel=1e-12)

@@ -7,41 +7,49 @@ import torch
 
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import PLACES
-from tests.kernels.pairwise_cases import CASES, DTYPES, PARTS, Case
+from tests.kernels.pairwise_cases import CASES, EVERY_DTYPE, PARTS, Case
 
-UPSTREAM = 0.7, -2.5  # gradients from above that are not 1
+
+def inputs_of(case: Case, dtype: torch.dtype, device: str = "cpu", widths: bool = False) -> list[torch.Tensor]:
+    """The case's; widths: (3, B) similarities, the case's, ones that spread less, and ones that spread far more."""
+    c, *others = case.inputs(dtype, device)
+    return [torch.stack([c, c.flip(0) * 0.5, c * 40]) if widths else c, *others]
 
 
 def run(case: Case, inputs, backend: str):
-    """(losses stacked, gradient of similarity under UPSTREAM)."""
+    """(losses stacked, gradient of similarity under upstream gradients that are not 1)."""
     similarity = inputs[0].clone().requires_grad_()
     result = case.call(similarity, *inputs[1:], backend=backend)
     losses = torch.stack(result if isinstance(result, tuple) else [result])
-    weights = losses.new_tensor(UPSTREAM[: len(losses)])
-    (losses * weights).sum().backward()
+    upstream = torch.linspace(-2.5, 0.7, losses.numel(), dtype=losses.dtype, device=losses.device)
+    (losses * upstream.view(losses.shape)).sum().backward()
     return losses.detach(), similarity.grad
 
 
-def agrees(case: Case, dtype: torch.dtype, place: tuple[str, str], exact: str = "reference") -> None:
+def agrees(
+    case: Case, dtype: torch.dtype, place: tuple[str, str], exact: str = "reference", widths: bool = False
+) -> None:
     """By the one rule: against float64 and the dtype itself on the CPU, by the specification or, for its B^2 of many
     pairs, by scan."""
     device, backend = place
-    inputs = case.inputs(dtype, device)
+    inputs = inputs_of(case, dtype, device, widths)
     kept = [x.clone() for x in inputs]
     losses, grad = run(case, inputs, backend)
-    on_cpu = case.inputs(dtype)
+    on_cpu = inputs_of(case, dtype, widths=widths)
     truth, true_grad = run(case, (on_cpu[0].double(), *on_cpu[1:]), exact)
     plain, plain_grad = run(case, on_cpu, exact)
+    assert losses.shape == truth.shape and losses.shape[1:] == grad.shape[:-1] and grad.shape == inputs[0].shape
     assert losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert grad.dtype == dtype and losses.device.type == grad.device.type == device
-    exponents = case.exponent_range(on_cpu[0], truth)
-    for one, plain_one, true_one in zip(losses, plain, truth, strict=True):
-        assert_loss_accurate(one, plain_one, true_one, exponents)
-    assert_gradient_accurate(grad, plain_grad, true_grad, exponents)
+    for row in range(3) if widths else [...]:
+        exponents = case.exponent_range(on_cpu[0][row], truth[:, row])
+        for part in range(len(truth)):
+            assert_loss_accurate(losses[part, row], plain[part, row], truth[part, row], exponents)
+        assert_gradient_accurate(grad[row], plain_grad[row], true_grad[row], exponents)
     assert all(torch.equal(x, y) for x, y in zip(inputs, kept, strict=True)), "inputs were modified"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@EVERY_DTYPE
 @pytest.mark.parametrize("case", CASES + PARTS, ids=lambda c: c.name)
 def test_against_the_reference(case, dtype, place, poisoned):
     agrees(case, dtype, place)
@@ -67,6 +75,6 @@ def test_every_size_of_block(place, pairs, classes, dtype, poisoned):
     case = Case(f"block-{pairs}-{classes}", "raoe_loss", pairs, levels=pairs // 4, classes=classes)
     if place[1] == "triton" and pairs > (2048 if dtype == torch.float32 else 1024):
         with pytest.raises(RuntimeError, match=f"'triton' cannot run a pairwise loss of {pairs:,} pairs"):
-            run(case, case.inputs(dtype, place[0]), "triton")
+            run(case, inputs_of(case, dtype, place[0]), "triton")
     else:
         agrees(case, dtype, place, "scan")

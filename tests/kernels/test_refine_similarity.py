@@ -9,7 +9,8 @@ import torch
 
 from raoe_kernels import refine_similarity
 from raoe_kernels.testing import ULPS, assert_accurate
-from tests.kernels.test_listwise import DTYPES, NAN, M, S, named, place
+from tests.kernels.pairwise_cases import EVERY_DTYPE
+from tests.kernels.test_listwise import NAN, M, S, place
 
 __all__ = ["place"]  # a fixture
 
@@ -57,7 +58,7 @@ def test_a_refined_chain_does_not_see_its_padding(kept, place, poisoned):
     assert refined[1].equal(refine_similarity(phi[1], 0.5, backend=backend))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=named)
+@EVERY_DTYPE
 def test_refine_against_the_reference(dtype, place):
     device, backend = place
     phi = (2 * torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(4)) - 1).to(dtype)

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from raoe_kernels import sigmoid_loss
 from raoe_kernels.testing import (
@@ -18,23 +17,16 @@ from raoe_kernels.testing import (
 )
 from tests.kernels.conftest import available
 from tests.kernels.contrast_cases import (
-    BF16,
-    DTYPES,
-    F16,
-    F32,
-    F64,
     HERE,
     IDS,
     JUDGED,
     SIGMOID,
     by_hand,
-    by_shape,
-    numbers,
     rows,
 )
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
-run, options = SIGMOID.run, SIGMOID.options
+run = SIGMOID.run
 LOG2, LOG3 = math.log(2), math.log(3)
 
 
@@ -43,26 +35,8 @@ def place(request):
     return available(request.param, "sigmoid_loss")
 
 
-# (anchors, positives, negatives), columns: one row, no negatives, ragged blocks and chunks, aligned and odd widths.
-SHAPES = [
-    ((1, 1, None), 3, "plain", DTYPES),
-    ((5, 5, None), 7, "plain", DTYPES),
-    ((3, 4, 130), 48, "soft", [BF16, F32]),
-    ((2, 3, None), 384, "plain", [F16, F64]),
-    ((35, 38, None), 16, "groups", [F16, F64]),
-    ((5, 5, 3), 129, "mask", DTYPES),
-    ((36, 3, 60), 16, "targets", [BF16]),
-    ((36, 40, 3), 20, "mask-targets-groups", [F32]),
-    ((17, 17, 70), 80, "ids", [F16, F64]),
-    ((20, 2, 30), 48, "ids-targets-groups", [BF16, F32]),
-    ((9, 9, 5), 385, "mask", pytest.mark.slow, DTYPES),
-    ((66, 70, 80), 160, "ids-targets-groups", pytest.mark.slow, [BF16, F32]),
-    ((66, 70, 80), 160, "ids-targets-groups", pytest.mark.slow, pytest.mark.exhaustive, [F16, F64]),
-]
-
-
 @JUDGED
-@pytest.mark.parametrize("sizes, width, which, dtype", by_shape(SHAPES))
+@pytest.mark.parametrize("sizes, width, which, dtype", SIGMOID.shapes())
 def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
     ours, plain, truth, spread = SIGMOID.three(sizes, width, which, dtype, *place)
     wide = ours[0].dtype
@@ -116,21 +90,6 @@ def test_by_hand(negatives, bias, given, expected, place):
     assert loss.item() == pytest.approx(expected, abs=1e-14)
 
 
-def test_is_open_clips_loss(place):
-    """Of one process: mlfoundations/open_clip 89fb801, SigLipLoss._loss, is this of features over their norms, the
-    scale's exponential and the bias."""
-    device, backend = place
-    a, p = (x.requires_grad_() for x in rows((6, 6), 20, torch.float64, device))
-    scale, bias = (x.requires_grad_() for x in numbers((10.0, -10.0), a))
-    labels = 2 * torch.eye(6, device=device) - 1
-    expected = -F.logsigmoid(labels * (scale * F.normalize(a) @ F.normalize(p).T + bias)).sum() / 6
-    loss = sigmoid_loss(a, p, scale=scale, bias=bias, backend=backend)
-    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
-    leaves = (a, p, scale, bias)
-    for x, y in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-14)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_is_learned_may_have_a_dtype_of_its_own(dtype, place):
     device, backend = place
@@ -168,10 +127,8 @@ def test_any_scale(scale, place):
 A, T = torch.rand(3, 4), torch.tensor([0, 1, 2])
 WRONG = [
     ({"scale": torch.tensor(-1.0)}, ValueError, "scale"),
-    ({"scale": torch.ones(1)}, ValueError, "scale"),
     ({"bias": torch.tensor(1)}, ValueError, "bias"),
     ({"bias": math.inf}, ValueError, "bias"),
-    ({"bias": "-10"}, TypeError, "bias"),
     ({"targets": T + 1}, ValueError, "targets must be column indices -1 … 2"),
     ({"positive_ids": T}, TypeError, "positive_ids"),
     ({"positive_ids": (T, T[:2])}, ValueError, r"positive_ids\[1\]"),

@@ -13,17 +13,13 @@ from raoe_train.encoders import lengths
 from raoe_train.encoders.load import load_encoder
 from raoe_train.losses.by_length import ByLength, fits
 from tests.decoders import saved_decoder
+from tests.encoders.test_packed import FAMILIES as ALL
+from tests.encoders.test_packed import SIZES
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
 from tests.tiny import SENTENCES, batch, encoder_of, gradients, tiny_encoder, total
 
-SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "bert": SIZES,
-    "roberta": SIZES,
-    "mpnet": SIZES,
-    "distilbert": {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2},
-    "modernbert": {**SIZES, "local_attention": 4, "global_attn_every_n_layers": 2},
-}
+FAMILIES = {name: ALL[name] for name in ("bert", "roberta", "distilbert")} | {"mpnet": SIZES}
+FAMILIES["modernbert"] = ALL["modernbert"] | {"local_attention": 4}
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import copy
 import gc
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -31,6 +30,7 @@ from raoe_train.losses import (
 from tests.forked import together
 from tests.losses.test_infonce_loss import GTE, ROWS, tokenised
 from tests.losses.test_listmle_loss import LISTS, collated, teachers
+from tests.losses.test_ragged_rows import letters
 from tests.tiny import REPLAYS_IN_DOUBLE, SENTENCES, batch, tiny_encoder, total
 
 RATE = 0.01
@@ -49,11 +49,6 @@ PAIRS = [
     (CoSENTLoss, {}),
     (AnglELoss, {}),
 ]
-
-
-def letters(texts: Any) -> np.ndarray:
-    """A guide whose embedding counts the letters of a text."""
-    return np.array([[text.count(letter) for letter in "abcdefghij klmnopqrstuvwxyz"] for text in texts], np.float32)
 
 
 ALL_NEGATIVES = {"hardness_mode": "all_negatives", "hardness_strength": 3.0}

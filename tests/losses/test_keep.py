@@ -70,31 +70,6 @@ def test_cached_gradients_are_those_of_the_whole_batch(kind, cached, monkeypatch
     assert (gradients(plain) - its).abs().max() > 1e-3 * its.abs().max()  # the regularizer has a gradient
 
 
-def trained(folder: Any, keep: float, loss: Any = theirs.CoSENTLoss) -> tuple[Any, Any]:
-    model = tiny_encoder(double=False)
-    model.model_card_data.generate_widget_examples = False
-    pairs = Dataset.from_dict(
-        {"sentence1": SENTENCES * 3, "sentence2": [*SENTENCES[5:], *SENTENCES[:5]] * 3, "score": [0.1, 0.9, 0.5] * 11}
-    )
-    arguments = SentenceTransformerTrainingArguments(
-        str(folder), max_steps=20, per_device_train_batch_size=11, learning_rate=1e-2, report_to="none", logging_steps=1
-    )
-    start = copy.deepcopy(model)
-    trainer = Trainer(model, arguments, pairs, loss=loss(model), keep=keep)
-    trainer.train()
-    return trainer, [torch.tensor(each.eval().encode(SENTENCES, normalize_embeddings=True)) for each in (start, model)]
-
-
-def test_regularizer_keeps_embeddings_closer_and_is_logged(tmp_path):
-    drift = {}
-    for keep in (0.0, 100.0):
-        trainer, (before, after) = trained(tmp_path, keep)
-        drift[keep] = by_hand(after, before)
-        logged = trainer.state.log_history[5]
-        assert ("keep" in logged, "target" in logged) == (keep > 0, keep > 0)
-    assert 0 < drift[100.0] < 0.3 * drift[0.0]
-
-
 def test_a_weight_by_the_scores(tmp_path, capsys):
     def scored(*scores):
         return Dataset.from_dict({"sentence1": ["a"] * len(scores), "score": scores})

@@ -5,23 +5,16 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sentence_transformers
 import torch
-from packaging.version import Version
 from scipy.stats import pearsonr, rankdata
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses as stock
 
 from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, PearsonLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.collators import ScoreLabelCollator
-from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
+from tests.tiny import REPLAYS_IN_DOUBLE, SENTENCES, batch, gradients, tiny_encoder, total
 
-# sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
-CACHED = (
-    {"rtol": 1e-9, "atol": 1e-12}
-    if Version(sentence_transformers.__version__) >= Version("6.2")
-    else {"rtol": 1e-3, "atol": 1e-4}
-)
+CACHED = {"rtol": 1e-9, "atol": 1e-12} if REPLAYS_IN_DOUBLE else {"rtol": 1e-3, "atol": 1e-4}
 OURS = [RAOELoss, RankMarginLoss, GatedAngularLoss, CoSENTLoss, AnglELoss, PearsonLoss]
 
 
@@ -135,7 +128,6 @@ def test_every_form_of_labels(loss):
     ("change", "key"),
     [
         ({"score": torch.full((11,), float("nan"))}, "score"),
-        ({"label": torch.full((11,), -1)}, "label"),
         ({"label": torch.arange(11) - 100}, "whole numbers from 0"),
         ({"label": torch.full((11,), 0.5)}, "label"),
         ({"score": torch.zeros(10)}, "needs 11 values of score .* got 10"),
@@ -157,18 +149,6 @@ def step(loss, model, features, labels, seed=11):
     value = total(loss([dict(column) for column in features], labels))
     value.backward()
     return value.detach(), gradients(model).clone()
-
-
-@pytest.mark.parametrize("loss", OURS)
-@pytest.mark.parametrize("mini_batch_size", [1, 4])
-def test_cached_equals_uncached(loss, mini_batch_size):
-    model = tiny_encoder()
-    features, labels = batch(model)
-    value, gradient = step(loss(model), model, features, labels)
-    assert gradient.abs().max() > 1e-3
-    cached_value, cached = step(loss(model, mini_batch_size=mini_batch_size), model, features, labels)
-    torch.testing.assert_close(cached_value, value, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(cached, gradient, **CACHED)
 
 
 def test_collator():

@@ -10,7 +10,7 @@ import torch
 
 from raoe_train import losses as ours
 from raoe_train import run
-from tests.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES
 
 # Unit vectors at 0, 60 and 90 degrees from the anchor: cosine distances 0.5 and 1, euclidean 1 and sqrt 2.
 LOSSES = {
@@ -49,13 +49,6 @@ def labelled(path):
     path.parent.mkdir(exist_ok=True)
     path.write_text("split\tlabel\ttext\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows))
     return str(path)
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("encoder")
-    tiny_encoder(double=False).save(str(folder))
-    return str(folder)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses as theirs
 
 import raoe_train as rt
@@ -17,6 +16,7 @@ from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.losses.by_length import ByLength, Keep
 from tests.tiny import SENTENCES, batch, tiny_encoder, total
+from tests.training.small_runs import arguments
 
 
 @pytest.fixture
@@ -83,11 +83,8 @@ def test_workers_plan_the_same_batches(tmp_path, settings):
     weights = []
     for workers in (0, 2, None):
         model = tiny_encoder(dropout=0.1, double=False)
-        arguments = SentenceTransformerTrainingArguments(
-            str(tmp_path), max_steps=4, per_device_train_batch_size=8, report_to="none", save_strategy="no",
-            dataloader_num_workers=workers or 0, eval_strategy="epoch", use_cpu=True, disable_tqdm=True,
-        )  # fmt: skip
-        trainer = rt.Trainer(model, arguments, data, data, loss=ours.CoSENTLoss(model), **settings)
+        args = arguments(tmp_path, max_steps=4, dataloader_num_workers=workers or 0, eval_strategy="epoch")
+        trainer = rt.Trainer(model, args, data, data, loss=ours.CoSENTLoss(model), **settings)
         if workers is None:
             trainer._planning = lambda loader: loader
         for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):

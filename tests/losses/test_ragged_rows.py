@@ -56,6 +56,7 @@ FORMS: list[tuple[Any, dict[str, Any]]] = [
     (SigmoidLoss, {"bias": -2.0, "mask_duplicates": False}),
     (GISTLoss, {"embed": letters, "margin": 0.05}),
     (GISTLoss, {"embed": letters, "margin": 0.1, "margin_strategy": "relative", "contrast_anchors": False}),
+    (GISTLoss, {"embed": letters, "margin": 0.05, "contrast_positives": False}),
 ]  # fmt: skip
 
 
@@ -115,7 +116,8 @@ def reference(kind: Any, form: dict[str, Any], embedded: list[torch.Tensor], row
             continue
         directions = form.get("directions", ("query_to_doc",))
         if kind is GISTLoss:
-            directions = ["query_to_doc", "positive_to_positive"] + ["query_to_query"] * form.get("contrast_anchors", 1)
+            directions = ["query_to_doc"] + ["query_to_query"] * form.get("contrast_anchors", 1)
+            directions += ["positive_to_positive"] * form.get("contrast_positives", 1)
         pools: dict[str, list[torch.Tensor]] = {name: [] for name in directions}
         for other in documents:
             if other != positive and not no_negatives(anchor, other):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sentence_transformers import SentenceTransformerTrainingArguments
+
 from tests.tiny import SENTENCES
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
@@ -39,6 +41,14 @@ def write_pairs(path: Path, rows: int = 40, *, labels: bool = True, scale: float
         lines.append("\t".join(cells))
     path.write_text("\n".join(lines) + "\n")
     return str(path)
+
+
+def arguments(folder: Path, **changes):
+    """Of sentence-transformers' or our Trainer: an epoch on the CPU."""
+    options = {"output_dir": str(folder / "checkpoints"), "num_train_epochs": 1, "per_device_train_batch_size": 8,
+               "learning_rate": 1e-3, "report_to": "none", "use_cpu": True, "save_strategy": "no", "seed": 7,
+               "disable_tqdm": True}  # fmt: skip
+    return SentenceTransformerTrainingArguments(**{**options, **changes})
 
 
 def settings(folder: Path, **changes):

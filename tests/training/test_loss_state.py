@@ -15,7 +15,8 @@ from transformers import set_seed
 from raoe_train.losses import CoSENTLoss, InfoNCELoss
 from raoe_train.training.trainer import Trainer
 from tests.tiny import tiny_encoder
-from tests.training.test_trainer import arguments, pairs
+from tests.training.small_runs import arguments
+from tests.training.test_trainer import pairs
 
 
 class Learned(CoSENTLoss):

@@ -140,15 +140,6 @@ def test_trains_and_keeps_the_best(finished, encoders):
     assert run("train", "ranking-post", **made, **{"teacher.cache": str(folder / "elsewhere")}) == metrics
 
 
-def test_options_train_together(tmp_path, encoders):
-    changes = {"loss.mini_batch_size": 3, "data.shuffle_lists": True, "model.prompt": "query: {text}"}
-    options = settings(tmp_path, encoders, **{"data.dev": None, "data.max_rows": 5, **changes})
-    options["training"] = {"max_steps": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2,
-                           "eval_strategy": "no"}  # fmt: skip
-    metrics = run("train", "ranking-post", **options)
-    assert metrics["steps"] == 2 and metrics["pairs"] == {"chains": 5}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -192,19 +183,3 @@ def test_head_is_used_in_training_only(tmp_path, encoders):
     result = run("evaluate", **{"model": {"name": made["output"], "device": "cpu"}, "tasks": made["data.dev"]})["tasks"]
     assert after["pearson"] == pytest.approx(result[made["data.dev"]]["pearson"], abs=0.01)
     assert after["spearman"] == pytest.approx(result[made["data.dev"]]["spearman"], abs=0.2)  # ties
-
-
-def test_best_model_by_the_mean_of_two_sets(tmp_path, encoders, monkeypatch):
-    """STS-B's and SICK's dev, in the paper: a checkpoint that is best on neither may be the one that is kept."""
-    dev = [write_pairs(tmp_path / name, rows=rows) for name, rows in (("one.tsv", 24), ("two.tsv", 40))]
-    options = settings(tmp_path, encoders, **{"data.dev": dev})
-    metrics = run("train", "ranking-post", **options)
-    lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    scores = {
-        line["step"]: [line[f"eval_dev_{name}_spearman_cosine"] for name in ("one.tsv", "two.tsv")]
-        + [line["eval_dev_spearman_cosine"]] for line in lines if "eval_dev_spearman_cosine" in line
-    }  # fmt: skip
-    assert len(scores) > 2
-    for one, two, mean in scores.values():
-        assert mean == pytest.approx((one + two) / 2, abs=1e-12) and one != two
-    assert metrics["best_step"] == max(scores, key=lambda step: scores[step][2])

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from raoe_train import run
 from raoe_train.losses import CoSENTLoss
 from raoe_train.training import Trainer
 from raoe_train.training.training_data import redraw
 from tests.tiny import tiny_encoder
-from tests.training.small_runs import settings, write_pairs
 
 ROWS = 12
 
@@ -58,15 +55,3 @@ def test_rows_per_source(tmp_path):
     (batches,) = epochs(tmp_path, [0], sizes=(40, 9, 30)).values()
     counts = {name: sum(text.split()[0] == name for text in drawn(batches)) for name in ("40", "9", "30")}
     assert counts == {"40": ROWS, "9": 9, "30": ROWS}
-
-
-@pytest.mark.slow
-def test_steps_count_drawn_rows(tmp_path):
-    """Of 48 rows 12 an epoch; the same recipe gives the same encoder, and without redraw another."""
-    pairs = write_pairs(tmp_path / "many.tsv", rows=48)
-    made = settings(tmp_path, **{"data.train": [pairs], "data.dev": None, "data.max_rows": ROWS, "data.redraw": True,
-                                 "training": {"num_train_epochs": 3, "per_device_train_batch_size": 5}})  # fmt: skip
-    results = [run("train", **{**made, "output": str(tmp_path / name), "data.redraw": name != "c"}) for name in "abc"]
-    assert [metrics["steps"] for metrics in results] == [9, 9, 9]
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
-    assert weights[0] == weights[1] != weights[2]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from datasets import Dataset
 from pandas import DataFrame
-from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses as stock
 
 import raoe_train as rt
@@ -16,7 +15,7 @@ from raoe_train.cli import main
 from raoe_train.data.files import write_rows
 from raoe_train.losses import InfoNCELoss
 from tests.tiny import SENTENCES, tiny_encoder
-from tests.training.small_runs import SCRATCH
+from tests.training.small_runs import SCRATCH, arguments
 
 ROWS = [
     {
@@ -72,11 +71,9 @@ def test_losses_of_one_negative_refuse_other_rows(tmp_path, loss, capsys):
 
 def trained(tmp_path, data, *, workers=0, loss=InfoNCELoss, **settings):
     model = tiny_encoder()
-    arguments = SentenceTransformerTrainingArguments(
-        str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to="none", save_strategy="no", use_cpu=True,
-        dataloader_num_workers=workers, eval_strategy="epoch", disable_tqdm=True,
-    )  # fmt: skip
-    rt.Trainer(model, arguments, data, data, loss=loss(model), **settings).train()
+    options = {"max_steps": 3, "per_device_train_batch_size": 4, "eval_strategy": "epoch"}
+    args = arguments(tmp_path, **options, dataloader_num_workers=workers)
+    rt.Trainer(model, args, data, data, loss=loss(model), **settings).train()
     return torch.cat([weight.flatten() for weight in model.parameters()])
 
 
@@ -98,11 +95,8 @@ def test_any_order_of_columns(tmp_path):
 def test_a_last_batch_of_one_row_is_refused_before_training(tmp_path, drop, size, fails):
     model = tiny_encoder(double=False)
     data = Dataset.from_dict({"query": SENTENCES[:10], "passage": SENTENCES[1:]})
-    arguments = SentenceTransformerTrainingArguments(
-        str(tmp_path), per_device_train_batch_size=size, max_steps=1, dataloader_drop_last=drop, report_to="none",
-        use_cpu=True, save_strategy="no", disable_tqdm=True,
-    )  # fmt: skip
-    trainer = rt.Trainer(model, arguments, data, loss=InfoNCELoss(model))
+    args = arguments(tmp_path, per_device_train_batch_size=size, max_steps=1, dataloader_drop_last=drop)
+    trainer = rt.Trainer(model, args, data, loss=InfoNCELoss(model))
     if fails:
         with pytest.raises(ValueError, match="train: the last of its 10 rows is alone in a batch and has no"):
             trainer.train()

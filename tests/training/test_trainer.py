@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from transformers import set_seed
@@ -17,15 +17,14 @@ from transformers import set_seed
 from raoe_train import run
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.pairs import read_pairs
-from raoe_train.encoders import lengths
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator
 from raoe_train.settings import Training
 from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import PremiseBatchSampler
-from tests.tiny import REPLAYS_IN_DOUBLE, tiny_encoder
-from tests.training.small_runs import write_pairs
+from tests.tiny import tiny_encoder
+from tests.training.small_runs import arguments, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +32,6 @@ def encoder(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("encoder"))
     tiny_encoder(double=False, dropout=0.1, prompt="query: {text}").save_pretrained(folder)
     return folder
-
-
-def arguments(folder, **changes):
-    options = {"output_dir": str(folder / "checkpoints"), "num_train_epochs": 1, "per_device_train_batch_size": 8,
-            "learning_rate": 1e-3, "report_to": "none", "use_cpu": True, "save_strategy": "no", "seed": 7}  # fmt: skip
-    return SentenceTransformerTrainingArguments(**{**options, **changes})
 
 
 def pairs(path, **options):
@@ -81,6 +74,9 @@ def test_each_loss_has_its_batches(tmp_path, encoder):
     assert collator(InfoNCELoss(model)) is collator(stock.CoSENTLoss(model)) is RowCollator
     assert collator(lambda model: RAOELoss(model)) is ScoreLabelCollator
     assert collator(None) is RowCollator
+    for by_length in (True, False):
+        trainer = Trainer(model, arguments(tmp_path), data, loss=RAOELoss(model), by_length=by_length)
+        assert isinstance(trainer.loss, ByLength) == by_length
     mine = SentenceTransformerDataCollator(preprocess_fn=model.preprocess, prompts="query: ")
     assert collator(RAOELoss(model), data_collator=mine) is SentenceTransformerDataCollator
 
@@ -117,34 +113,6 @@ def test_learned_scale_is_trained(tmp_path, encoder, made, mini_batch_size):
     # Adam's first step is the learning rate, whatever the gradient
     assert trainer.scales["train"] == loss.current_scale and abs(loss.current_scale / 20 - 1) > 0.05
     assert made is InfoNCELoss or abs(loss.logit_bias.item() + 10) > 0.05
-
-
-@pytest.mark.parametrize("settings", [{}, {"mini_batch_num_tokens": 60}])
-def test_by_length_trains_like_padded_batches(tmp_path, monkeypatch, settings):
-    """A run without dropout: the same losses at every step, the same weights, but for rounding; and less computed. By
-    SGD, as Adam would not see a gradient of another size."""
-    monkeypatch.setattr(lengths, "CPU_FORWARD", 1)
-    data, result = pairs(tmp_path / "a.tsv", rows=48), []
-    for by_length in (True, False):
-        set_seed(7)
-        model = tiny_encoder(dropout=0.0)
-        computed = []
-        model[0].register_forward_pre_hook(
-            lambda module, given, seen=computed: seen.append(given[0]["input_ids"].numel())
-        )
-        sgd = {"optim": "sgd", "learning_rate": 0.05}
-        args = arguments(tmp_path, logging_steps=1, num_train_epochs=2, disable_tqdm=True, **sgd)
-        trainer = Trainer(model, args, data, loss=RAOELoss(model, **settings), by_length=by_length)
-        assert isinstance(trainer.loss, ByLength) == by_length
-        trainer.train()
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        assert len(losses) == 12
-        result.append((losses, torch.cat([weight.flatten() for weight in model.parameters()]), sum(computed)))
-    (losses, weights, computed), (padded, expected, most) = result
-    rounding = 1e-6 if settings and not REPLAYS_IN_DOUBLE else 1e-9
-    assert losses == pytest.approx(padded, rel=rounding) and len(set(padded)) > 6
-    torch.testing.assert_close(weights, expected, rtol=rounding, atol=rounding)
-    assert computed < 0.8 * most
 
 
 def test_pairs_of_a_premise_share_a_batch(tmp_path):

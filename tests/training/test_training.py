@@ -54,15 +54,6 @@ def test_the_model_loads_anywhere_with_its_prompt(finished):
     assert again["tasks"][str(folder / "dev.tsv")]["spearman"] == pytest.approx(task["spearman"], abs=0.2)
 
 
-@pytest.mark.parametrize("name", ["GatedAngularLoss", "CosineSimilarityLoss"])
-def test_ours_and_theirs_train_without_a_dev_set(tmp_path, name):
-    options = settings(tmp_path, **{"loss": name, "data.dev": None, "data.score_scale": [0, 5]})
-    options["training"] = {**options["training"], "max_steps": 2}
-    metrics = run("train", "raoe-s1", **options)
-    assert metrics["steps"] == 2 and metrics["before"] == {}
-    assert (tmp_path / "out" / "modules.json").is_file()
-
-
 @pytest.mark.parametrize(
     ("loss", "error"), [("RankMarginLoss", True), ("RAOELoss", False), ("CosineSimilarityLoss", False)]
 )
@@ -108,29 +99,6 @@ def test_mse_targets(tmp_path, scale, wanted):
     assert datasets["own"]["score"][:] == pytest.approx(wanted)
     if scale:
         assert max(datasets["train"]["score"]) == 1 and 0 < min(datasets["train"]["score"]) < 0.2
-
-
-def test_a_batch_never_mixes_sources(tmp_path):
-    """Scores of different sources are not comparable: here one's are a hundred times as large."""
-    other = write_pairs(tmp_path / "other.tsv", rows=20, scale=500.0)
-    options = settings(tmp_path, **{"data.dev": None})
-    options["data.train"] = [*options["data.train"], other]
-    options["training"] = {**options["training"], "num_train_epochs": 1}
-    from raoe_train.losses.collators import ScoreLabelCollator
-
-    seen = []
-    collate = ScoreLabelCollator.__call__
-
-    def watched(self, features):
-        seen.append([row["score"] for row in features])
-        return collate(self, features)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScoreLabelCollator, "__call__", watched)
-        metrics = run("train", "raoe-s1", **options)
-    assert metrics["pairs"] == {"train": 40, "other": 20}
-    assert metrics["steps"] == 8 and sum(map(len, seen)) == 60
-    assert all(max(scores) <= 5 or min(scores) > 5 for scores in seen)
 
 
 def test_max_rows_draws_with_the_seed(tmp_path):
