@@ -34,6 +34,7 @@ AboveZeroToOne = Annotated[float, (">", 0), ("<=", 1)]
 Cosine = Annotated[float, (">=", -1), ("<", 1)]
 # Paths, for the check that a job does not overwrite what it reads
 Source = Annotated[str, "read"]
+DataSource = Annotated[str, "read", "rows"]
 File = Annotated[str, "written file"]
 Folder = Annotated[str, "written folder"]
 

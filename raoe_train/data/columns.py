@@ -26,7 +26,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "neutral": ("neutral",),
 }
 """{our column: its names in files}. A row must not have more than one of the names."""
-
 FIRST = ("sentence", "image", "caption")  # columns that may have several of their names; the first is used
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related, which RAOE's gate compares
 LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class}, None to drop such rows

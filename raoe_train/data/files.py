@@ -18,7 +18,6 @@ from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import RowProblem
 
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-
 Row = tuple[int, dict[str, Any] | RowProblem]
 """(line where a row starts, or its number in parquet, from 1; its fields, or the problem with the row)."""
 

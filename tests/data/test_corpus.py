@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raoe_train.data import read_pairs
+from raoe_train.data.pairs import read_pairs
 from tests.data import builtin_corpus as made
 from tests.data.builtin_corpus import Filler, Scene, compare
 

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from raoe_train import run
 from raoe_train.losses import CoSENTLoss
-from raoe_train.training import Trainer
+from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import redraw
 from tests.tiny import tiny_encoder
 from tests.training.small_runs import settings, write_pairs
