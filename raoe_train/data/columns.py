@@ -87,6 +87,8 @@ class Columns:
             return present[0] if present else None
         expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, fields))
         advice = f"map one of these columns with --data.columns {name}=COLUMN: {headers}"
+        if name == "sentence1" and all({*NAMES[each]} & {*fields} for each in ("anchor", "positive")):
+            advice = f"raoe_train.data.rows.row_table reads rows of queries and passages; for pairs, {advice}"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 
