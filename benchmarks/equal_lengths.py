@@ -158,7 +158,7 @@ def _logging(model: Any) -> Call:
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
     from raoe_train.losses import RAOELoss
-    from raoe_train.training import LogFile
+    from raoe_train.training.callbacks import LogFile
 
     folder = tempfile.TemporaryDirectory()  # exists as long as a reference to it does
     settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 JOBS = ("check", "encode", "evaluate", "export", "generate", "mine", "prepare", "score", "train")
 HOMES = {
-    "ListCollator": "raoe_train.losses.collators",
-    "ScoreLabelCollator": "raoe_train.losses.collators",
-    "TextCollator": "raoe_train.losses.collators",
+    **dict.fromkeys(("ListCollator", "ScoreLabelCollator", "TextCollator"), "raoe_train.losses.collators"),
     "Trainer": "raoe_train.training.trainer",
     "__version__": "raoe_kernels",
     "calibrate": "raoe_train.losses.pairs",

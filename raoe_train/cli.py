@@ -17,7 +17,9 @@ from typing import Any
 
 from raoe_train import config as cfg
 from raoe_train.artifacts.processes import end_group
+from raoe_train.data.sources import file_and_split, is_file, pool
 from raoe_train.jobs import settings
+from raoe_train.jobs.shared import check_paths
 
 JOBS = {
     "train": "train an encoder on scored pairs, triplets, labelled pairs or lists",
@@ -208,7 +210,12 @@ def _run(words: list[str]) -> dict[str, Any]:
     elif "print_config" in options:
         print(cfg.recipe_text(cfg.checked(config) if getattr(config, "needs_library", False) else config), end="")
     else:
-        result = job_of(options["job"])(cfg.checked(config))
+        check_paths(config)  # to `checked`: all errors that can be found before importing torch
+        for _, source in cfg.marked(config, "rows"):
+            for part in filter(is_file, pool(source)):
+                file_and_split(part)
+        config = cfg.checked(config)
+        result = job_of(options["job"])(config)
         end_group()
         return result
     return {}
@@ -217,11 +224,7 @@ def _run(words: list[str]) -> dict[str, Any]:
 def loss_help(name: str) -> str:
     """Return the help of a loss and its keywords. For name "", return the names of all losses."""
     if not name:
-        from raoe_train import losses
-
-        classes = {name: getattr(losses, name) for name in losses.__all__}
-        named = [name for name, each in classes.items() if hasattr(each, "reads") and not inspect.isabstract(each)]
-        return f"losses of raoe_train.losses: {', '.join(named)}"
+        return f"losses of raoe_train.losses: {', '.join(sorted(settings.loss_outline()))}"
     loss = settings.loss_class(name)
     usage, text = f"raoe-train train --loss {name} [--loss.KEYWORD VALUE ...]", inspect.getdoc(loss) or ""
     keywords = Parser(usage=usage, add_help=False, description=text.partition("\n\nArgs:")[0])

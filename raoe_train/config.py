@@ -34,6 +34,7 @@ AboveZeroToOne = Annotated[float, (">", 0), ("<=", 1)]
 Cosine = Annotated[float, (">=", -1), ("<", 1)]
 # Types of paths, for the check that a job does not overwrite a file that it reads
 Source = Annotated[str, "read"]
+DataSource = Annotated[str, "read", "rows"]
 File = Annotated[str, "written file"]
 Folder = Annotated[str, "written folder"]
 

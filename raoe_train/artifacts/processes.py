@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -50,9 +51,8 @@ def on_rank_zero(work: Callable[[], T]) -> T:
 def end_group() -> None:
     """Destroy the process group, if there is one. If a group still exists when a process ends, gloo's threads sometimes
     abort the process (pytorch issue 190489)."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 

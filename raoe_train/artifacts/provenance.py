@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,8 @@ def versions() -> dict[str, str]:
     """Return {name: version} of Python and of the installed packages that affect results."""
     packages = {"python": platform.python_version()}
     for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn", "mteb"):
-        try:
+        with suppress(PackageNotFoundError):
             packages[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return packages
 
 

@@ -25,7 +25,6 @@ from raoe_train.artifacts.provenance import digest, file_digest, versions
 from raoe_train.artifacts.writing import partial, read_json, replacing, write_json, write_text
 
 logger = logging.getLogger(__name__)
-
 Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder

@@ -26,7 +26,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "neutral": ("neutral",),
 }
 """{raoe's column: its names in files}. A row must not have more than one of these names."""
-
 FIRST = ("sentence", "image", "caption")  # rows may have several names of these columns; the first is used
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related, which RAOE's gate compares
 LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class; None drops rows}
@@ -88,6 +87,8 @@ class Columns:
             return present[0] if present else None
         expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, fields))
         advice = f"map one of these columns with --data.columns {name}=COLUMN: {headers}"
+        if name == "sentence1" and all({*NAMES[each]} & {*fields} for each in ("anchor", "positive")):
+            advice = f"raoe_train.data.rows.row_table reads rows of queries and passages; for pairs, {advice}"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 

@@ -18,7 +18,6 @@ from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import RowProblem
 
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-
 Row = tuple[int, dict[str, Any] | RowProblem]
 """(line where a row starts, or in parquet its row number from 1; the row's fields, or the problem with the row)."""
 

@@ -126,7 +126,5 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
 def example_rows(columns: Sequence[str], examples: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the [m, 3] examples as rows of a file with two or three columns."""
     for numbers in examples.tolist():
-        yield {
-            name: number if name in ("label", "score") else texts[number]
-            for name, number in zip(columns, numbers, strict=False)
-        }
+        row = dict(zip(columns, numbers, strict=False))
+        yield {name: n if name in ("label", "score") else texts[n] for name, n in row.items()}

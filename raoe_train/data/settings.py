@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from raoe_train.config import NonNegativeInt, PositiveInt, Share, Source
+from raoe_train.config import DataSource, NonNegativeInt, PositiveInt, Share, Source
 from raoe_train.data.sources import pool
 
 
@@ -29,7 +29,7 @@ class Input(Rows):
         input: data to read; FILE, FILE#SPLIT, a built-in or a hub data set
     """
 
-    input: Source | None = None
+    input: DataSource | None = None
 
 
 @dataclass
@@ -88,10 +88,10 @@ class Data(Rows):
         dir: directory where evaluation tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
-    train: list[Source] = field(default_factory=list)
+    train: list[DataSource] = field(default_factory=list)
     labels: dict[str, Any] | None = None
-    dev: list[Source] | None = None
-    guard: list[Source] = field(default_factory=list)
+    dev: list[DataSource] | None = None
+    guard: list[DataSource] = field(default_factory=list)
     dev_share: Share | Literal["auto"] = 0.0
     score_scale: list[float] = field(default_factory=list)
     max_rows: PositiveInt | None = None

@@ -62,7 +62,7 @@ def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] 
         return join_sources(str(name), [open_source(part, mapping) for part in parts], Columns(mapping))
     base, _, split = str(name).partition("#")
     if is_file(name):
-        path, split = _file_and_split(name)
+        path, split = file_and_split(name)
         unit = "row" if data_kind(path) == "parquet" else "line"
         source = Source(str(path), unit, Columns(mapping), read_rows(path))
     elif base in BUILTIN:
@@ -101,11 +101,12 @@ def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return all that determines a file's rows: SHA-256, format and split. None if a source is not a file."""
     if not is_file(name):
         return None
-    path, split = _file_and_split(name)
+    path, split = file_and_split(name)
     return {"sha256": file_digest(path), "kind": data_kind(path), "split": split}
 
 
-def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
+def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
+    """The path of a source that is a file, and its split or ""; an error if the file does not exist."""
     text = os.fspath(name)  # a # may be part of the file's name
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split

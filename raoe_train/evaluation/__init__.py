@@ -1,5 +1,1 @@
 """Evaluation of encoders on tasks of several kinds."""
-
-from raoe_train.evaluation.polarity import PolarityEvaluator
-
-__all__ = ["PolarityEvaluator"]

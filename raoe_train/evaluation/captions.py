@@ -31,8 +31,7 @@ def read_caption_task(name: str, reading: Reading) -> Task:
     images = read_captions(source, **reading.rows)
     for image, captions in images.items():
         if len(captions) < CAPTIONS:
-            message = f"image {image!r} has {len(captions)} captions, but each image needs {CAPTIONS}"
-            raise ValueError(f"{source}: {message}")
+            raise ValueError(f"{source}: image {image!r} has {len(captions)} captions, but each image needs {CAPTIONS}")
     if len(images) < 2:
         raise ValueError(f"{source}: need at least 2 images, got 1")
     texts = [caption for captions in images.values() for caption in captions[:CAPTIONS]]

@@ -1,9 +1,7 @@
 """The job `evaluate`: compute the scores of an encoder on tasks."""
 
 from pathlib import Path
-from typing import Any
-
-from sentence_transformers import SentenceTransformer
+from typing import TYPE_CHECKING, Any
 
 from raoe_train.artifacts.provenance import commit, digest, versions
 from raoe_train.artifacts.resume import Output, beside
@@ -13,6 +11,9 @@ from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import evaluate_tasks, read_tasks, suite_tasks, table, write_outcomes
 from raoe_train.jobs.settings import EvaluateConfig
 from raoe_train.jobs.shared import check_paths, job, require
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 
 @job
@@ -30,7 +31,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     return _evaluate(config, None)
 
 
-def evaluate_model(model: SentenceTransformer, **settings: Any) -> dict[str, Any]:
+def evaluate_model(model: "SentenceTransformer", **settings: Any) -> dict[str, Any]:
     """Evaluate a SentenceTransformer in memory, with the settings of the job `evaluate`. An earlier result is never
     reused, because without files the job cannot tell whether the weights have changed."""
     config = parse(EvaluateConfig, None, settings)

@@ -50,7 +50,11 @@ def export(config: ExportConfig) -> dict[str, Any]:
     if not own_adapter:  # an adapter is checked while it is loaded
         check_whole(encoder, model.name, foreign=trusted)
     if peft_adapter:
-        encoder[0].model = _merged(source, options)
+        from peft import PeftConfig, PeftModel
+        from transformers import AutoModel
+
+        base = AutoModel.from_pretrained(PeftConfig.from_pretrained(str(source)).base_model_name_or_path, **options)
+        encoder[0].model = PeftModel.from_pretrained(base, str(source)).merge_and_unload()
     inner: Any = getattr(encoder[0], "model", None)
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:
@@ -61,11 +65,3 @@ def export(config: ExportConfig) -> dict[str, Any]:
         encoder.save_pretrained(str(folder))
     print(f"{'merged, ' if merged else ''}saved to {target}")
     return output.finish({"merged": merged, "bidirectional_layers": layers, "model": model.name})
-
-
-def _merged(adapter: Path, options: dict[str, Any]) -> Any:
-    from peft import PeftConfig, PeftModel
-    from transformers import AutoModel
-
-    base = PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
-    return PeftModel.from_pretrained(AutoModel.from_pretrained(base, **options), str(adapter)).merge_and_unload()

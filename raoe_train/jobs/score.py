@@ -1,7 +1,7 @@
 """The job `score`: compute similarity scores of sentence pairs by two teacher encoders."""
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -114,12 +114,7 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
 
 def _scorer(teacher: FrozenEncoder, texts: Texts) -> Callable[[Any], np.ndarray]:
     embed = embedder(teacher, "teacher", texts)
-
-    def raw_cosines(pairs: Mapping[str, list[str]]) -> np.ndarray:
-        embeddings = embed([*pairs["sentence1"], *pairs["sentence2"]])
-        return cosines(*np.split(embeddings, 2))
-
-    return raw_cosines
+    return lambda pairs: cosines(*np.split(embed([*pairs["sentence1"], *pairs["sentence2"]]), 2))
 
 
 def _by_label(labels: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:

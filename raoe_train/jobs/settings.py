@@ -1,8 +1,12 @@
 """Configuration classes of the jobs. This file does not import torch, so that help and completion are quick."""
 
-import importlib
+import ast
+import contextlib
+import importlib.util
 import inspect
+import re
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from raoe_train import settings
@@ -28,6 +32,10 @@ from raoe_train.encoders.settings import FrozenEncoder, Model, Precision
 
 # Fields of SentenceTransformerTrainingArguments that are not settings: OUTPUT/checkpoints; torchrun's rank
 NOT_TAKEN = (OTHERS, "output_dir", "local_rank")
+ARGUMENTS = (("transformers", "training_args.py"), ("sentence_transformers", "base/training_args.py"),
+             ("sentence_transformers", "sentence_transformer/training_args.py"))  # fmt: skip
+BASES = ("Loss", "CachedLoss", "PairLoss", "InBatchLoss", "DistillationLoss")  # of losses, which are none themselves
+NO_KEYS = ("self", "model", "embed", "similarity_fct")  # arguments of losses that are no settings
 
 
 @dataclass
@@ -101,45 +109,78 @@ class TrainConfig:
         return self.loss != type(self)().loss or bool(self.training.others)
 
     def complete(self) -> "TrainConfig":
-        """Check the loss, its keywords and the keys that the library declares, and add the defaults of the keywords."""
-        loss, given, others = loss_class(self.loss.class_path), self.loss.init_args, self.training.others
-        keywords = loss_keywords(loss)
-        if unknown := given.keys() - keywords:
-            hint = nearest(min(unknown), keywords)
-            raise ValueError(f"unknown key loss.{min(unknown)}{hint}: --loss.help {loss.__name__} lists its keywords")
+        """Check the loss, its keywords and the keys that the library declares; add the defaults of the keywords. What
+        can be checked without importing torch comes first."""
+        path, given, others = self.loss.class_path, self.loss.init_args, self.training.others
+        outline, name = loss_outline(), path.removeprefix("raoe_train.losses.")
+        names = outline[name] if name in outline else [*loss_keywords(loss_class(path))]
+        if unknown := given.keys() - names:
+            hint = nearest(min(unknown), names)
+            name = name.rpartition(".")[2]
+            raise ValueError(f"unknown key loss.{min(unknown)}{hint}: --loss.help {name} lists its keywords")
+        known = [f"training.{each}" for each in training_fields() if each not in NOT_TAKEN] if others else []
+        if wrong := [f"training.{each}" for each in others if f"training.{each}" not in known]:
+            raise ValueError(f"unknown key {wrong[0]}{nearest(wrong[0], known)}")
+        keywords = loss_keywords(loss_class(path))
         values = {name: key.default for name, key in keywords.items()} | given
         init_args = {name: convert(f"loss.{name}", value, keywords[name].type) for name, value in values.items()}
-        if others:
-            from sentence_transformers import SentenceTransformerTrainingArguments
-
-            known = [each.name for each in fields(SentenceTransformerTrainingArguments) if each.init]
-            names = [f"training.{name}" for name in (*hints_of(settings.Training), *known) if name not in NOT_TAKEN]
-            for key in (f"training.{name}" for name in others):
-                if key not in names:
-                    raise ValueError(f"unknown key {key}{nearest(key, names)}")
-            others = {name: convert(f"training.{name}", value, Any) for name, value in others.items()}
-        path = self.loss.class_path if "." in self.loss.class_path else f"raoe_train.losses.{loss.__name__}"
+        others = {each: convert(f"training.{each}", value, Any) for each, value in others.items()}
+        path = path if "." in path else f"raoe_train.losses.{path}"
         return replace(self, loss=Choice(path, init_args), training=replace(self.training, others=others))
+
+
+def training_fields() -> list[str]:
+    """The keys of the section `training`, read from the libraries' sources, because importing them takes seconds."""
+    names = [*hints_of(settings.Training)]
+    try:
+        for package, file in ARGUMENTS:
+            spec: Any = importlib.util.find_spec(package) or importlib.import_module(package)
+            text = Path(spec.origin).parent.joinpath(file).read_text(encoding="utf-8")
+            names += re.findall(r"^    ([a-z]\w*): ", text, re.MULTILINE)
+    except OSError:  # a version with other files
+        from sentence_transformers import SentenceTransformerTrainingArguments
+
+        names += [each.name for each in fields(SentenceTransformerTrainingArguments)]
+    return names
+
+
+def loss_outline() -> dict[str, list[str]]:
+    """{loss: its keywords}, read from the source of raoe_train.losses, because importing them takes seconds."""
+    files = Path(settings.__file__).with_name("losses").glob("*.py")
+    nodes = [node for file in files for node in ast.parse(file.read_bytes()).body]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+
+    def keywords(name: str) -> list[str]:
+        bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes]
+        names = [each for base in bases for each in keywords(base)]
+        for node in classes[name].body:
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                own = [each.arg for each in node.args.args + node.args.kwonlyargs if each.arg not in NO_KEYS]
+                return [*own, *names] if node.args.kwarg else own
+        return names
+
+    return {name: keywords(name) for name in classes if name.endswith("Loss") and name not in BASES}
 
 
 def loss_class(name: str) -> Any:
     """Find a loss by its name in raoe_train.losses, or by its import path. ValueError if there is no such loss."""
-    from raoe_train import losses
-
     module, _, attribute = name.rpartition(".")
-    try:
-        loss = getattr(importlib.import_module(module or losses.__name__), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError):
-        loss = None
-    if not (inspect.isclass(loss) and issubclass(loss, losses.Loss)) or inspect.isabstract(loss):
-        hint = nearest(attribute, losses.__all__)
+    loss, known = None, loss_outline()
+    if module not in ("", "raoe_train.losses") or attribute in known:
+        from raoe_train.losses import Loss
+
+        with contextlib.suppress(ImportError, AttributeError, ValueError, TypeError):
+            found = getattr(importlib.import_module(module or "raoe_train.losses"), attribute)
+            loss = found if issubclass(found, Loss) and not inspect.isabstract(found) else None
+    if loss is None:
+        hint = nearest(attribute, known)
         raise ValueError(f"loss must be the name of a class, got {name}{hint}: --loss.help lists the known losses")
     return loss
 
 
 def loss_keywords(loss: Any) -> dict[str, Key]:
     """Return the keywords of a loss that are settings."""
-    return {name: key for name, key in keywords_of(loss).items() if name != "similarity_fct"}
+    return {name: key for name, key in keywords_of(loss).items() if name not in NO_KEYS}
 
 
 @dataclass

@@ -123,7 +123,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     cut = _print_cut(trainer, datasets, {**(evaluator.tasks if evaluator else {}), **tasks})
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
-    backends = _backends(encoder.device)
+    usable = raoe_kernels.backends(encoder.device)["raoe_loss"]
+    backends = [name for name in ("native", "triton", "scan", "reference") if usable.get(name) is True]
     print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
     trainer.add_callback(LogFile(output.path / LOG))
     interruption = Interruption(trainer.args)
@@ -330,9 +331,3 @@ def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str
         )
         cut[name] = print_cut(encoder, texts, name, "")
     return cut | {word: task.print_cut(encoder, word) for word, task in tasks.items()}
-
-
-def _backends(device: Any) -> list[str]:
-    """Return the backends that raoe_kernels can use on this device, the preferred backend first."""
-    usable = raoe_kernels.backends(device)["raoe_loss"]
-    return [name for name in ("native", "triton", "scan", "reference") if usable.get(name) is True]

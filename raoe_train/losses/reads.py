@@ -15,7 +15,6 @@ from raoe_train.data.settings import Data
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator, TextCollator
 
 logger = logging.getLogger(__name__)
-
 Table = tuple[Any, dict[str, Any]]
 """A datasets.Dataset, and counts such as {"dropped": {reason: rows}}."""
 SENTENCES = ["sentence1", "sentence2"]

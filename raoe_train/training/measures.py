@@ -18,7 +18,6 @@ from raoe_train.settings import Evaluation, Polarity
 
 # keys of log entries that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
-
 BAR_COLOURS = {"before": report.COLOURS[-1], "after": report.COLOURS[1]}
 
 

@@ -37,14 +37,13 @@ WHERE_IT_RUNS = {"output", "overwrite", "dry_run", "model.device", "model.device
 def settings_of(config: Any, tasks: Mapping[str, Task]) -> dict[str, Any]:
     """Return everything that determines a run's result: its recipe, and the contents of local data, encoders and tasks
     (None for hub names and built-in data)."""
-    data, second = config.data, config.teacher.second
+    second = config.teacher.second
     encoders = {"model.name": config.model.name, "teacher.name": config.teacher.name}
     if second is not None:
         encoders["teacher.second.name"] = second.name
     fingerprints = {
-        "data.train": [[contents(part) for part in pool(source)] for source in data.train],
-        "data.dev": [[contents(part) for part in pool(source)] for source in data.dev or []],
-        "data.guard": [[contents(part) for part in pool(source)] for source in data.guard],
+        **{f"data.{key}": [[contents(part) for part in pool(source)] for source in getattr(config.data, key) or []]
+           for key in ("train", "dev", "guard")},
         **{key: fingerprint(name) if name not in (None, SCRATCH) else None for key, name in encoders.items()},
         "evaluation.tasks": {word: digest(task.content) for word, task in tasks.items()},
     }

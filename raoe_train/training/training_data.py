@@ -55,7 +55,9 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
             shuffled = seed if data.shuffle_lists else None
             teacher = config.teacher
             dataset = add_targets(dataset, teacher, Path(teacher.cache or cache), shuffled=shuffled)
-        name = _name_of(source)
+        parts = (Path(part).name.partition("#") for part in pool(source))
+        # without folders, suffixes and dots, which torch does not allow in the name of a loss
+        name = "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
         while name in datasets:
             name = f"{name} ({number + 1})"
         datasets[name] = dataset
@@ -220,12 +222,6 @@ def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> Non
                 f"{name} has {len(dataset)} rows, fewer than a batch of {batch_size} (for {world} processes), and "
                 "incomplete batches are dropped: lower training.per_device_train_batch_size"
             )
-
-
-def _name_of(source: str) -> str:
-    """Return a source's name without folder and suffix, such as sick#train. (torch allows no dot in a loss's name.)"""
-    parts = (Path(part).name.partition("#") for part in pool(source))
-    return "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
 
 
 class PremiseBatchSampler(DefaultBatchSampler):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raoe_train.data import read_pairs
+from raoe_train.data.pairs import read_pairs
 from tests.data import builtin_corpus as made
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows, write_rows
-from raoe_train.data.pairs import pair_table, read_scored
+from raoe_train.data.pairs import pair_table, read_pairs, read_scored
 from tests.data.made import HEADER, write
 
 ROWS = [

@@ -7,6 +7,7 @@ from datasets import Dataset
 from pandas import DataFrame
 
 from raoe_train.data.files import write_rows
+from raoe_train.data.pairs import read_pairs
 from raoe_train.data.rows import row_table
 from tests.data.made import write
 
@@ -46,6 +47,13 @@ def rows_of(data):
 
 def accounted(counts):
     return counts["kept"] + sum(counts["dropped"].values())
+
+
+@pytest.mark.parametrize("names", ["query positive", "anchor positive negative", "question answer", "sent0 sent1"])
+def test_read_pairs_names_the_function_that_reads_rows(names):
+    table = Dataset.from_dict({name: ["a", "b"] for name in names.split()})
+    with pytest.raises(ValueError, match=r"row 1: no column for sentence1 .*data\.rows\.row_table reads rows"):
+        read_pairs(table)
 
 
 def test_one_triplet_per_premise(tmp_path):

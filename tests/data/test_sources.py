@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from raoe_train.config import Choice
-from raoe_train.data import read_pairs
-from raoe_train.data.pairs import PairsToScore, pair_table
+from raoe_train.data.pairs import PairsToScore, pair_table, read_pairs
 from raoe_train.data.settings import Data, Pairs
 from raoe_train.data.sources import contents, is_file, pool
 from raoe_train.jobs.settings import TrainConfig

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import yaml
+from sentence_transformers import SentenceTransformerTrainingArguments
 
-from raoe_train import cli
+from raoe_train import cli, losses
 from raoe_train.cli import JOBS, config_of, configure, main
-from raoe_train.config import checked, dataclass_in, describe, keys_of, parse, shipped, to_dict
-from raoe_train.jobs.settings import TrainConfig
+from raoe_train.config import checked, dataclass_in, describe, hints_of, keys_of, parse, shipped, to_dict
+from raoe_train.jobs.settings import TrainConfig, loss_keywords, loss_outline, training_fields
+from raoe_train.settings import Training
 from tests.tiny import load
 
 
@@ -214,11 +219,25 @@ def test_help_imports_nothing_heavy():
     code = """import json, sys
 from raoe_train.cli import JOBS, main
 lines = [["--help"], ["--version"], ["trian"], ["train", "no-such-recipe"], ["mine", "no.yaml"]]
-lines += [[job, option] for job in JOBS for option in ("--help", "--print_config")]
+lines += [["train", "--data.train", "a", "--output", "o", *words.split()] for words in json.loads(sys.argv[1])]
+lines += [["mine", "--data.input", "no.tsv"], ["evaluate", "--model.name", "x", "--tasks", "no.tsv"]]
+wrong = len(lines)
+lines += [[job, option] for job in JOBS for option in ("--help", "--print_config")] + [["train", "--loss.help"]]
 done = [main(words) for words in lines]
-sys.exit(str([done[2:5], {"torch", "transformers", "sentence_transformers"} & {*sys.modules}]))"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.endswith("[[2, 2, 2], set()]\n"), done.stderr
+sys.exit(str([{*done[2:wrong]}, {"torch", "transformers", "sentence_transformers"} & {*sys.modules}]))"""
+    wrong = ["--loss Typo", "--loss Loss", "--loss.margn 3", "--loss CoSENTLoss --loss.margin 3", "--training.epochs 1",
+             "--training.output_dir x", "--data.dev no.tsv", "--data.guard a.tsv+no.csv"]  # fmt: skip
+    words = [sys.executable, "-c", code, json.dumps(wrong)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("[{2}, set()]\n"), done.stderr
+
+
+def test_keys_read_from_sources_are_those_of_the_classes():
+    named = {name: getattr(losses, name) for name in losses.__all__ if hasattr(getattr(losses, name), "reads")}
+    named = {name: {*loss_keywords(each)} for name, each in named.items() if not inspect.isabstract(each)}
+    assert {name: {*keys} for name, keys in loss_outline().items()} == named
+    library = {each.name for each in fields(SentenceTransformerTrainingArguments) if each.init}
+    assert {*training_fields()} == library | {*hints_of(Training)}
 
 
 def test_completion(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 from raoe_train import run
 from raoe_train.artifacts import resume
-from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
+from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.jobs.score import TEACHERS, resolve_teachers

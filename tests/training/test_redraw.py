@@ -8,7 +8,7 @@ from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from raoe_train.losses import CoSENTLoss
-from raoe_train.training import Trainer
+from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import redraw
 from tests.tiny import tiny_encoder
 
