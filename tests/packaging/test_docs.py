@@ -154,8 +154,13 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         r"(\d+) epochs in batches of (\d+), and at least (\d+) steps",
         values("adapt", *SIZES, "training.min_steps"),
     ),
+<<<<<<< HEAD
     ("docs/adapt.md", r"smaller files give (\d+) rows, but at most three tenths", (DEV_ROWS,)),
     ("docs/adapt.md", r"may fall by (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
+=======
+    ("docs/adapt.md", r"A (\w+) of the rows is held out as dev set", ({0.1: "tenth"}[recipe("adapt", "data.dev_share")],)),
+    ("docs/adapt.md", r"may fall by at most (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
+>>>>>>> k2
     (
         "docs/losses.md",
         r"recipe `retrieval` trains for (\w+) epochs at a peak learning rate of (\S+), with (\w+) hard negative",
@@ -167,7 +172,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
     ),
     (
         "docs/margins.md",
-        r"margin ([\d.]+), (\d+) epochs in batches of (\d+), (\S+)\.",
+        r"margin ([\d.]+), (\d+) epochs in batches of (\d+), learning rate (\S+)\.",
         values("margins", "loss.init_args.margin", *SIZES, "training.learning_rate"),
     ),
     ("docs/generation.md", r"every (\d+) steps and keeps", values("ranking-post", "training.eval_steps")),
