@@ -154,13 +154,8 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         r"(\d+) epochs in batches of (\d+), and at least (\d+) steps",
         values("adapt", *SIZES, "training.min_steps"),
     ),
-<<<<<<< HEAD
     ("docs/adapt.md", r"smaller files give (\d+) rows, but at most three tenths", (DEV_ROWS,)),
-    ("docs/adapt.md", r"may fall by (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
-=======
-    ("docs/adapt.md", r"A (\w+) of the rows is held out as dev set", ({0.1: "tenth"}[recipe("adapt", "data.dev_share")],)),
     ("docs/adapt.md", r"may fall by at most (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
->>>>>>> k2
     (
         "docs/losses.md",
         r"recipe `retrieval` trains for (\w+) epochs at a peak learning rate of (\S+), with (\w+) hard negative",
