@@ -92,3 +92,9 @@ def training_data(config: Any) -> Any:
     from raoe_train.training.training_data import read_training_data
 
     return read_training_data(config, Path(config.output or "", "teacher"))
+
+
+def evaluate_encoder(model: Any, tasks: Any, data_dir: Any = None, batch_size: int = 64, **how: Any) -> Any:
+    from raoe_train.evaluation.tasks import evaluate_tasks, read_tasks
+
+    return evaluate_tasks(model, read_tasks(tasks, data_dir, **how), batch_size)

@@ -20,14 +20,7 @@ from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from tests.faults.small_jobs import make_jobs
 from tests.forked import python
-from tests.training.small_runs import settings
-
-
-def small(folder, output="out"):
-    options = settings(folder, **{"data.dev": None, "output": str(folder / output)})
-    options["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3,
-                        "save_strategy": "steps", "save_steps": 4}  # fmt: skip
-    return options
+from tests.training.small_runs import saving
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -41,8 +34,8 @@ def small(folder, output="out"):
 )
 def test_full_disk_at_a_checkpoint(tmp_path, file):
     """The checkpoint of step 8 cannot be written; the run resumes from that of step 4."""
-    options = small(tmp_path)
-    whole = run("train", "raoe-s1", **small(tmp_path, "whole"))
+    options = saving(tmp_path, 4)
+    whole = run("train", "raoe-s1", **saving(tmp_path, 4, output=str(tmp_path / "whole")))
     real = os.makedirs
 
     def makedirs(name, *arguments, **more):

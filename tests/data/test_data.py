@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
@@ -132,7 +133,7 @@ def test_scores(tmp_path):
     def scored(text):
         return write(tmp_path / "a.tsv", f"sentence1\tsentence2\tscore\na\tb\t0\nc\td\t{text}\n")
 
-    for text in ("", "high", "nan", "inf", "1,5"):
+    for text in ("", "high", "nan", "inf", "1,5", "1_0", "0_1.5"):
         with pytest.raises(ValueError, match=rf"line 3: score is '{text}', not a"):
             read_pairs(scored(text))
     assert read_pairs(scored("5.1"))["score"] == [0, 5.1]
@@ -169,6 +170,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n[1]\n', "line 2: a JSON list"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n\n{"sentence1": \n', "line 3: not JSON"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": 3}\n', "line 1: sentence2 is 3, not a text"),
+        ("a.jsonl", '{"sentence1": "a", "score": 1, "score": 2}\n', "line 1: .*duplicate key among sentence1, score"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "\\ud83d"}\n', "line 1: invalid Unicode .lone surrogate"),
         ("a.tsv", b"sentence1\tsentence2\na\tb\n\xff\tb\n", "line 3: not UTF-8"),
         ("a.tsv", "sentence1\tsentence1\na\tb\n", "line 1: the header has a duplicate column name"),
@@ -209,3 +211,10 @@ def test_parquet_classes_are_read_by_name(tmp_path):
     Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "x.parquet"))
     result = read_pairs(tmp_path / "x.parquet")
     assert result["label"][:] == [2, 0, 1]
+
+
+def test_duplicate_parquet_column_is_an_error(tmp_path):
+    table = pyarrow.table([["a"], ["b"], [1.0], [2.0]], names=["sentence1", "sentence2", "score", "score"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet.* duplicate column name: .*'score', 'score'"):
+        read_pairs(tmp_path / "a.parquet")

@@ -31,9 +31,7 @@ def pooling(model) -> str:
     return model[1].pooling_mode
 
 
-@pytest.mark.parametrize(
-    "name", ["unsup-simcse-bert", "SynCSE-partial-RoBERTa-base"]
-)
+@pytest.mark.parametrize("name", ["unsup-simcse-bert", "SynCSE-partial-RoBERTa-base"])
 def test_simcse_uses_the_first_token(bare, caplog, name):
     assert pooling(load_encoder(bare(name))) == "cls" and not caplog.text
     assert pooling(load_encoder(FrozenEncoder(bare(name)))) == "cls"  # also for teachers and references

@@ -13,8 +13,7 @@ from raoe_train.cli import run
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation.sts import correlate, correlations
 from raoe_train.evaluation.tasks import find_task
-from tests.evaluation.encoder import evaluate_encoder
-from tests.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES, evaluate_encoder, tiny_encoder
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 

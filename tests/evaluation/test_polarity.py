@@ -14,8 +14,7 @@ from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.polarity import PolarityEvaluator, read_polarity
 from raoe_train.evaluation.tasks import Reading
 from raoe_train.settings import Polarity
-from tests.evaluation.encoder import evaluate_encoder
-from tests.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES, evaluate_encoder, tiny_encoder
 
 
 def circle(*angles):

@@ -17,8 +17,7 @@ from raoe_train.evaluation.tasks import (
     table,
 )
 from raoe_train.training.measures import summary
-from tests.evaluation.encoder import evaluate_encoder
-from tests.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES, evaluate_encoder, tiny_encoder
 
 
 @pytest.fixture(scope="module")

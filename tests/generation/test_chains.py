@@ -208,18 +208,13 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
         result = run("generate", **options(writer, sentences, output))
         assert result["waiting"] and not output.exists()
     assert set(asked) == {1, 4, 7, 10, 3, 6, 9}
-    monkeypatch.setenv("WORLD_SIZE", "2")  # a rerun may have fewer
-    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")  # a rerun may have fewer
     asked.clear()
-    run("generate", **options(writer, sentences, output))
-    assert set(asked) == {5, 11}
-    monkeypatch.setenv("RANK", "1")
     result = run("generate", **options(writer, sentences, output))
     assert set(asked) == {5, 11, 2, 8}
     assert result["chains"] == 11
     assert output.read_bytes() == whole.read_bytes()
     assert "chains.jsonl.parts" not in files(tmp_path)
-    monkeypatch.setenv("RANK", "0")
     assert run("generate", **options(writer, sentences, output)) == result
 
 

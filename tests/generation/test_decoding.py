@@ -190,12 +190,7 @@ def test_draws_follow_the_probabilities():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"repetition_penalty": 1.8},
-        {"no_repeat_ngram_size": 2},
-    ],
-    ids=lambda options: next(iter(options)),
+    "options", [{"repetition_penalty": 1.8}, {"no_repeat_ngram_size": 2}], ids=lambda options: next(iter(options))
 )
 def test_processors_are_transformers(options):
     model = tiny_language_model("phi3")

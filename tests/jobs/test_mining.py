@@ -24,16 +24,8 @@ TRIPLETS = [
     # a80 is 28 degrees from b52, a30 22, a0 52, which is one too many for k = 2
     *[("b52", "b10", "a30"), ("b52", "b10", "a80")],
 ]
-PAIRS = {
-    frozenset(("a0", "a30")): 1,
-    frozenset(("a30", "a80")): 1,
-    frozenset(("b10", "b52")): 1,
-    frozenset(("a0", "b10")): 0,
-    frozenset(("a0", "b52")): 0,
-    frozenset(("a30", "b10")): 0,
-    frozenset(("a30", "b52")): 0,
-    frozenset(("a80", "b52")): 0,
-}
+SAME, OTHER = ("a0 a30", "a30 a80", "b10 b52"), ("a0 b10", "a0 b52", "a30 b10", "a30 b52", "a80 b52")
+PAIRS = {frozenset(pair.split()): int(pair in SAME) for pair in SAME + OTHER}
 
 
 @pytest.fixture

@@ -168,10 +168,6 @@ SIGMOID = Contrast("sigmoid", raoe_kernels.sigmoid_loss, -1, ("soft", "groups"),
                    ("mask-targets-groups", "ids-targets-groups"), {"scale": 10.0, "bias": -10.0})  # fmt: skip
 
 
-def by_hand(device, *matrices):
-    return [torch.tensor(x, dtype=torch.float64, device=device) for x in matrices]
-
-
 class Recorder(TorchDispatchMode):
     """Operators that run, and the largest result of any of them that is not a view."""
 

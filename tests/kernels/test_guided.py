@@ -33,7 +33,7 @@ def logits(shape, dtype=torch.float64, device="cpu", seed=0, forbidden=()):
     return current.to(dtype).to(device), previous.to(dtype).to(device)
 
 
-def tensor(values, device, dtype=torch.float64):
+def tensor(values, device="cpu", dtype=torch.float64):
     return torch.tensor(values, device=device, dtype=dtype)
 
 

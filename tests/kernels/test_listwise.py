@@ -13,6 +13,7 @@ from raoe_kernels.listwise import scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
 from tests.kernels.pairwise_cases import EVERY_DTYPE
+from tests.kernels.test_guided import tensor
 
 INF, NAN = math.inf, math.nan
 
@@ -20,10 +21,6 @@ INF, NAN = math.inf, math.nan
 @pytest.fixture(params=list(itertools.product(DEVICES, ["reference", "scan"])), ids="-".join)
 def place(request):
     return request.param
-
-
-def tensor(values, device="cpu", dtype=torch.float64):
-    return torch.tensor(values, device=device, dtype=dtype)
 
 
 def lists(shape, dtype=torch.float64, device="cpu", seed=0, spread=1.0, ragged=False):

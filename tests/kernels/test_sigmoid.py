@@ -21,7 +21,6 @@ from tests.kernels.contrast_cases import (
     IDS,
     JUDGED,
     SIGMOID,
-    by_hand,
     rows,
 )
 
@@ -85,7 +84,8 @@ def test_by_hand(negatives, bias, given, expected, place):
     }
     if isinstance(given.get("ignore"), torch.Tensor):
         given["ignore"] = given["ignore"].bool()
-    inputs = by_hand(device, ANCHORS, POSITIVES, *([NEGATIVES] if negatives else []))
+    chosen = (ANCHORS, POSITIVES, NEGATIVES)[: 2 + negatives]
+    inputs = [torch.tensor(x, dtype=torch.float64, device=device) for x in chosen]
     loss = sigmoid_loss(*inputs, scale=LOG3, bias=bias, backend=backend, **given)
     assert loss.item() == pytest.approx(expected, abs=1e-14)
 

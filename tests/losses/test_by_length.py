@@ -145,23 +145,16 @@ def test_losses_that_read_more_than_embeddings():
         ByLength(layers)
 
 
-class Counted:
-    """Records the token shape of each forward."""
-
-    def __init__(self, model: Any) -> None:
-        self.shapes: list[tuple[int, int]] = []
-        model[0].register_forward_pre_hook(lambda module, given: self.shapes.append(given[0]["input_ids"].shape))
-
-
 def test_each_text_is_computed_once():
     model = tiny_encoder()
     texts = [" ".join(["dog"] * length) for length in [1] * 20 + [2] * 20 + [9] * 20]
     features = [model.preprocess(texts), model.preprocess(texts[::-1])]
-    counted = Counted(model)
+    shapes = []
+    model[0].register_forward_pre_hook(lambda module, given: shapes.append(given[0]["input_ids"].shape))
     loss = ByLength(ours.InfoNCELoss(model))
     loss.forward(features)
-    widths = {shape[1] for shape in counted.shapes}
-    assert sum(shape[0] for shape in counted.shapes) == 3 + 1  # the text of 2 dogs meets itself in a row: two views
+    widths = {shape[1] for shape in shapes}
+    assert sum(shape[0] for shape in shapes) == 3 + 1  # the text of 2 dogs meets itself in a row: two views
     assert len(widths) <= 3
 
 

@@ -7,6 +7,7 @@ import torch
 
 from raoe_train import ListCollator
 from raoe_train.losses import ListMLELoss
+from tests.losses.test_infonce_loss import embeddings
 from tests.tiny import SENTENCES, tiny_encoder
 
 LENGTHS = [4, 3, 7, 5]
@@ -30,11 +31,6 @@ def padded(squares):
 def labels(squares=None):
     options = {"lengths": torch.tensor(LENGTHS)}
     return options if squares is None else {**options, "teacher": padded(squares)}
-
-
-def embeddings(rows=19, width=6, seed=0):
-    made = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return made.requires_grad_()
 
 
 def by_definition(vectors, squares, scale):
@@ -62,14 +58,14 @@ def assert_same(found, expected, vectors):
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 def test_equals_the_papers_formula(scale):
-    vectors, squares = embeddings(), teachers()
+    vectors, squares = embeddings(1, 19)[0], teachers()
     result = ListMLELoss(None, scale).compute_loss_from_embeddings([vectors], labels(squares))
     assert result.dtype == torch.float64 and result.shape == ()
     assert_same(result, by_definition(vectors, squares, scale), vectors)
 
 
 def test_ranking_only_is_the_order_of_the_list():
-    vectors = embeddings()
+    vectors = embeddings(1, 19)[0]
     loss = ListMLELoss(None, 5.0)
     result = loss.compute_loss_from_embeddings([vectors], labels())
     assert_same(result, by_definition(vectors, None, 5.0), vectors)
@@ -111,7 +107,7 @@ def test_the_collator():
 
 
 def test_bad_input():
-    loss, column = ListMLELoss(None), embeddings()
+    loss, column = ListMLELoss(None), embeddings(1, 19)[0]
     with pytest.raises(ValueError, match=r"needs one column.* of raoe_train.ListCollator; got 2 columns and dict"):
         loss.compute_loss_from_embeddings([column, column], labels())
     for inputs in (None, torch.ones(4), {"score": torch.ones(4)}):

@@ -12,16 +12,11 @@ from sentence_transformers.sentence_transformer import losses as stock
 
 from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, PearsonLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.collators import ScoreLabelCollator
+from tests.losses.test_infonce_loss import embeddings
 from tests.tiny import REPLAYS_IN_DOUBLE, SENTENCES, batch, gradients, tiny_encoder, total
 
 CACHED = {"rtol": 1e-9, "atol": 1e-12} if REPLAYS_IN_DOUBLE else {"rtol": 1e-3, "atol": 1e-4}
 OURS = [RAOELoss, RankMarginLoss, GatedAngularLoss, CoSENTLoss, AnglELoss, PearsonLoss]
-
-
-def embeddings(rows=11, width=6, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    made = torch.randn(2, rows, width, generator=generator, dtype=torch.float64)
-    return [made[0].clone().requires_grad_(), made[1].clone().requires_grad_()]
 
 
 def one_plus_sum(exponents, active):
@@ -41,7 +36,7 @@ def by_definition(pair, score, label, *, scale, margin, gate):
 
 
 def test_pearson_equals_scipy_for_any_scale():
-    pair, score = embeddings(), batch(tiny_encoder(), 11)[1]["score"]
+    pair, score = embeddings(2, 11), batch(tiny_encoder(), 11)[1]["score"]
     cosine = torch.nn.functional.cosine_similarity(*pair)
     loss = PearsonLoss(None).compute_loss_from_embeddings(pair, score)
     assert loss.item() == pytest.approx(1 - pearsonr(cosine.detach(), score).statistic, abs=1e-12)
@@ -65,7 +60,7 @@ def test_pearson_equals_scipy_for_any_scale():
 
 @pytest.mark.parametrize("gate", ["label+score", "score", "label"])
 def test_raoe_equals_the_papers_formula(gate):
-    pair = embeddings()
+    pair = embeddings(2, 11)
     _, labels = batch(tiny_encoder(), 11)
     rank, angle = by_definition(pair, labels["score"], labels["label"], scale=5.0, margin=3, gate=gate)
     loss = RAOELoss(None, scale=5.0, margin=3, rank_weight=0.7, angle_weight=1.3, gate=gate)
@@ -96,7 +91,7 @@ def test_raoe_equals_the_papers_formula(gate):
     ],
 )
 def test_drop_in_for_sentence_transformers(ours, theirs, arguments):
-    mine, other = embeddings(seed=1), embeddings(seed=1)
+    mine, other = embeddings(2, 11, seed=1), embeddings(2, 11, seed=1)
     scores = torch.tensor([0.1, 0.5, 0.5, 0.9, 0.2, 1.0, 0.5, 0.0, 0.3, 0.3, 0.7])
     for labels in (scores, scores[:, None], scores > 0.4):
         got = ours(None, *arguments).compute_loss_from_embeddings(mine, labels)
@@ -108,7 +103,7 @@ def test_drop_in_for_sentence_transformers(ours, theirs, arguments):
 
 @pytest.mark.parametrize("loss", OURS)
 def test_every_form_of_labels(loss):
-    pair = embeddings()
+    pair = embeddings(2, 11)
     _, labels = batch(tiny_encoder(), 11)
     listed = torch.stack([labels["label"].double(), labels["score"]], dim=1)
     expected = total(loss(None).compute_loss_from_embeddings(pair, labels))
@@ -137,10 +132,10 @@ def test_every_form_of_labels(loss):
 def test_wrong_labels_are_errors(change, key):
     _, labels = batch(tiny_encoder(), 11)
     with pytest.raises(ValueError, match=key):
-        RAOELoss(None).compute_loss_from_embeddings(embeddings(), {**labels, **change})
+        RAOELoss(None).compute_loss_from_embeddings(embeddings(2, 11), {**labels, **change})
     for missing in ({"label": labels["label"]}, None):
         with pytest.raises(ValueError, match="needs a score"):
-            RAOELoss(None).compute_loss_from_embeddings(embeddings(), missing)
+            RAOELoss(None).compute_loss_from_embeddings(embeddings(2, 11), missing)
 
 
 def step(loss, model, features, labels, seed=11):

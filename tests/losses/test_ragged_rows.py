@@ -18,10 +18,10 @@ from torch.nn.functional import logsigmoid, normalize
 from raoe_train.encoders import lengths
 from raoe_train.losses import AnglEContrastiveLoss, ByLength, GISTLoss, InfoNCELoss, SigmoidLoss
 from raoe_train.losses.collators import PlanningCollator, RowCollator, TextCollator, columns_of
+from tests.losses.test_infonce_loss import GTE
 from tests.losses.test_losses import CACHED
 from tests.tiny import SENTENCES, gradients, tiny_encoder
 
-GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 BOTH = {"directions": GTE[::2], "partition_mode": "per_direction"}
 WORDS = sorted({word for sentence in SENTENCES for word in sentence.split()})
 Texts = list[list[str]]  # of each row: anchor, positive, and the negatives that exist

@@ -64,3 +64,10 @@ def settings(folder: Path, **changes):
         "output": str(folder / "out"),
     }  # fmt: skip
     return {**options, **changes}
+
+
+def saving(folder: Path, every: int, **changes):
+    """Without a dev set, with a checkpoint after so many steps."""
+    options = settings(folder, **{"data.dev": None, **changes})
+    options["training"] |= {"save_strategy": "steps", "save_steps": every}
+    return options

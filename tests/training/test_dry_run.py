@@ -55,11 +55,7 @@ def test_steps_time_and_memory(asked, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("training", "steps"),
-    [
-        ({"gradient_accumulation_steps": 2, "num_train_epochs": 1}, 2),
-        ({"min_steps": 13}, 13),
-    ],
+    ("training", "steps"), [({"gradient_accumulation_steps": 2, "num_train_epochs": 1}, 2), ({"min_steps": 13}, 13)]
 )
 def test_steps_are_those_of_the_run(asked, training, steps):
     asked["training"] |= training

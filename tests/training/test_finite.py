@@ -12,16 +12,9 @@ from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from raoe_train.losses import RAOELoss
 from tests.tiny import SENTENCES
-from tests.training.small_runs import settings
+from tests.training.small_runs import saving
 
 PAIR = 27  # whose batch goes wrong
-
-
-def small(folder, **changes):
-    options = settings(folder, **{"data.dev": None, **changes})
-    options["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3,
-                        "save_strategy": "steps", "save_steps": 2}  # fmt: skip
-    return options
 
 
 def by_row(monkeypatch, change, from_step):
@@ -67,7 +60,7 @@ def of_gradient(loss):
     ],
 )
 def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):
-    options = {**small(tmp_path), "data.train": [pairs]}
+    options = {**saving(tmp_path, 2), "data.train": [pairs]}
     if every == "late":  # as on CUDA, where a loss is read in the next step
         monkeypatch.setattr("raoe_train.training.trainer.READ_LATE", ("cpu",))
         every = 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from datasets import Dataset, DatasetDict
-from sentence_transformers import SentenceTransformerTrainingArguments
 
 from raoe_train.losses import CoSENTLoss
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import redraw
 from tests.tiny import tiny_encoder
+from tests.training.small_runs import arguments
 
 ROWS = 12
 
@@ -23,10 +23,8 @@ def epochs(folder, numbers, seed=42, sizes=(40,), rows=ROWS):
         )
         for size in sizes
     }
-    arguments = SentenceTransformerTrainingArguments(
-        str(folder), per_device_train_batch_size=5, seed=seed, use_cpu=True, batch_sampler=partial(redraw, rows=rows)
-    )
-    trainer = Trainer(tiny_encoder(), arguments, DatasetDict(data), loss=CoSENTLoss)
+    args = arguments(folder, per_device_train_batch_size=5, seed=seed, batch_sampler=partial(redraw, rows=rows))
+    trainer = Trainer(tiny_encoder(), args, DatasetDict(data), loss=CoSENTLoss)
     loader, result = trainer.get_train_dataloader(), {}
     texts = [text for dataset in data.values() for text in dataset["sentence1"][:]]
     for number in numbers:
