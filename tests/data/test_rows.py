@@ -249,7 +249,7 @@ def test_pairs_mapped_and_with_other_labels(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEADER + "p\te\tentailment\np\tn\tneutral\n", "2 rows: .*\n.*exactly the same premise; .*\n.*labels"),
+        (HEADER + "p\te\tentailment\np\tn\tneutral\n", "2 rows: .*\n.*exactly the same premise. .*\n.*labels"),
         (HEADER + "p\te\t-\n", "no usable triplet in 1 rows: 1 x no gold label\n  .*line 2: label is '-'"),
         ("premise\thypothesis\np\te\n", "line 2: no column for label"),
         ("anchor\tother\tlabel\na\tb\t1\n", "line 2: no column for positive .*'anchor', 'other', 'label'"),
