@@ -153,7 +153,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         r"(\d+) epochs in batches of (\d+), and at least (\d+) steps",
         values("adapt", *SIZES, "training.min_steps"),
     ),
-    ("docs/adapt.md", r"A (\w+) of the rows is held out as dev set", ({0.1: "tenth"}[recipe("adapt", "data.dev_share")],)),
+    ("docs/adapt.md", r"A (\w+) of the rows is held out as", ({0.1: "tenth"}[recipe("adapt", "data.dev_share")],)),
     ("docs/adapt.md", r"may fall by at most (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
     (
         "docs/losses.md",
