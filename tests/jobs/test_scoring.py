@@ -142,7 +142,7 @@ def test_teachers():
     def resolved(names, options, **more):
         return resolve_teachers(ScoreConfig(teachers=names, teacher=options, **more))
 
-    with pytest.raises(ValueError, match=r"run custom code.*allow it with --trust_remote_code true"):
+    with pytest.raises(ValueError, match=r"run custom code.*allow this with --trust_remote_code true"):
         resolved([], {})
     paper = resolved([], {}, trust_remote_code=True)
     assert [teacher.name for teacher in paper] == ["Lajavaness/bilingual-embedding-large", "jinaai/jina-embeddings-v3"]

@@ -108,7 +108,7 @@ def test_the_collator():
 
 def test_bad_input():
     loss, column = ListMLELoss(None), embeddings(1, 19)[0]
-    with pytest.raises(ValueError, match=r"needs one column.* of raoe_train.ListCollator; got 2 columns and dict"):
+    with pytest.raises(ValueError, match=r"needs one column.* use raoe_train.ListCollator; got 2 columns and dict"):
         loss.compute_loss_from_embeddings([column, column], labels())
     for inputs in (None, torch.ones(4), {"score": torch.ones(4)}):
         with pytest.raises(ValueError, match=r"and 'lengths', .*; got 1 columns and "):

@@ -455,10 +455,10 @@ def test_several_sets_need_a_loss_that_chooses_the_best(tmp_path, kind, losses):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: {"a": STREAM, "b": STREAM}, "'a' of several .* IterableDataset"),
-        (lambda: {"a": Dataset.from_dict(MANY), "b": IterableDataset.from_generator(lambda: iter([]))}, "'b' of sev"),
-        (lambda: IterableDatasetDict(a=STREAM), "'a' of several"),
-        (lambda: {"a": [MANY]}, "'a' of several .* list"),
+        (lambda: {"a": STREAM, "b": STREAM}, "'a' must .* IterableDataset"),
+        (lambda: {"a": Dataset.from_dict(MANY), "b": IterableDataset.from_generator(lambda: iter([]))}, "'b' must"),
+        (lambda: IterableDatasetDict(a=STREAM), "'a' must be"),
+        (lambda: {"a": [MANY]}, "'a' must .* list"),
         (lambda: [MANY], "got list"),
     ],
 )
