@@ -48,9 +48,10 @@ def test_fingerprint_covers_links_and_base_models(how, tmp_path):
     assert before == fingerprint(str(model))
     changed(base)
     after = fingerprint(str(model))
-    (model / ".git").mkdir()
-    (model / ".git" / "HEAD").write_bytes(b"0")
-    assert after == fingerprint(str(model)) != before
+    for name in (".git/HEAD", ".cache/huggingface/download/a.lock", ".gitattributes"):
+        (model / name).parent.mkdir(parents=True, exist_ok=True)
+        (model / name).write_bytes(b"0")
+        assert after == fingerprint(str(model)) != before
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,10 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--loss CoSENTLoss --loss.margin 1", "unknown key loss.margin: --loss.help CoSENTLoss lists its keywords"),
         ("--loss ../../x", "loss must be the name of a class, got ../../x: --loss.help lists the known losses"),
         ("--loss RAOELos", "loss must be the name of a class, got RAOELos (did you mean RAOELoss?): --loss.help lists"),
+        ("--print_config=skip_default", "argument --print_config"),
+        ("--data.train+ x", "unknown key data.train+ (did you mean data.train?)"),
+        ("--data.train+=x", "unknown key data.train+ (did you mean data.train?)"),
+        ("--training.keep null", "training.keep must be a number at least 0 or auto, got 'null'"),
         ("--training.seed -1", "training.seed must be an integer at least 0 and below 4294967296, got '-1'"),
         ("--training.eval_strategy never", "must be one of no, steps, epoch or null, got 'never'"),
         ("--polarity.reference x", "polarity.reference is a section: set --polarity.reference.KEY VALUE"),
@@ -96,6 +100,19 @@ def test_errors_name_the_key(words, message):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         command(*words.split())
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize("name", ["[final] pairs.tsv", "{a} b.tsv", "a: b.tsv", "- a.tsv", "[1].tsv"])
+def test_names_of_files_are_not_read_as_yaml(name):
+    assert command("--data.train", name).data.train == load("train", None, {"data.train": name}).data.train == [name]
+    assert command("--data.train", "x", name).data.train == ["x", name]
+
+
+@pytest.mark.parametrize("text", ["training: {keep: null}", "training.seed: null", "model: {name: }"])
+def test_null_is_refused_where_the_help_does_not_name_it(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"(training\.keep|training\.seed|model\.name) must be .* got None"):
+        load("train", tmp_path / "a.yaml")
 
 
 def test_another_loss_has_its_own_defaults(tmp_path):

@@ -209,7 +209,7 @@ def test_the_reference_is_the_start_as_configured(tmp_path, encoder, setting):
     assert before["similarity"] == pytest.approx(expected["tasks"][task]["similarity"], abs=1e-3)
 
 
-def test_a_static_model_is_checked_and_exported(tmp_path):
+def test_every_job_reads_a_static_model(tmp_path, texts):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
@@ -222,7 +222,11 @@ def test_a_static_model_is_checked_and_exported(tmp_path):
     models = [SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("static", "out")]
     first, second = (each.encode(SENTENCES) for each in models)
     np.testing.assert_array_equal(first, second)
-
+    made = {"model.name": str(tmp_path / "out"), "data.input": texts, "output": str(tmp_path / "e.npy")}
+    assert rt.encode(**made)["sentences"] == len(SENTENCES)
+    np.testing.assert_allclose(np.load(tmp_path / "e.npy"), first, atol=1e-6)
+    pairs = write_pairs(tmp_path / "a.tsv")
+    assert -100 <= rt.evaluate(**{"model.name": made["model.name"], "tasks": [pairs]})["average"] <= 100
 
 
 @pytest.mark.parametrize("job", ["check", "train", "generate", "score"])
