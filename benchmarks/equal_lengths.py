@@ -158,7 +158,7 @@ def _logging(model: Any) -> Call:
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
     from raoe_train.losses import RAOELoss
-    from raoe_train.training.callbacks import LogFile
+    from raoe_train.training import callbacks
 
     folder = tempfile.TemporaryDirectory()  # exists as long as a reference to it does
     settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}
@@ -167,7 +167,7 @@ def _logging(model: Any) -> Call:
         args=SentenceTransformerTrainingArguments(output_dir=folder.name, **settings),
         train_dataset=Dataset.from_list(rows(2)),
         loss=RAOELoss(model),
-        callbacks=[LogFile(Path(folder.name, "log.jsonl"))],
+        callbacks=[callbacks.LogFile(Path(folder.name, "log.jsonl"))],
     )
     entry = {"loss": 1.0, "grad_norm": 1.0, "learning_rate": 1e-5, "rank": 0.5, "angle": 0.5, "epoch": 0.1}
 

@@ -244,8 +244,7 @@ done = [main(words) for words in lines]
 sys.exit(str([{*done[2:wrong]}, {"torch", "transformers", "sentence_transformers"} & {*sys.modules}]))"""
     wrong = ["--loss Typo", "--loss Loss", "--loss.margn 3", "--loss CoSENTLoss --loss.margin 3", "--training.epochs 1",
              "--training.output_dir x", "--data.dev no.tsv", "--data.guard a.tsv+no.csv"]  # fmt: skip
-    words = [sys.executable, "-c", code, json.dumps(wrong)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(wrong)], capture_output=True, text=True, check=False)
     assert done.stderr.endswith("[{2}, set()]\n"), done.stderr
 
 

@@ -217,10 +217,9 @@ def test_a_type_checker_sees_an_editable_install(checkout, tmp_path):
     assert not [*site.glob("__editable__*.py")]  # a finder, which checkers do not run
     (site / "base.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     (tmp_path / "script.py").write_text(SCRIPT)
-    python = str(tmp_path / "env" / "bin" / "python")
     for checker, option in (("mypy", "--python-executable"), ("basedpyright", "--pythonpath")):
         if importlib.util.find_spec(checker):  # the second is pyright in a wheel; install it to run this part
-            words = [sys.executable, "-m", checker, option, python, "script.py"]
+            words = [sys.executable, "-m", checker, option, f"{tmp_path}/env/bin/python", "script.py"]
             output = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True).stdout
             lines = re.findall(r"script\.py:(\d+):(?:\d+ -)? error", output)
             assert lines == ["4", "5", "6", "7", "8"], output
