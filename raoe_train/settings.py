@@ -311,4 +311,4 @@ class Evaluation:
     certificate: bool = False
     mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.7, 0.6, 0.5, 0.4])
     min_gain: ZeroToOne = 0.9
-    guard_budget: NonNegativeFloat = 40.0
+    guard_budget: NonNegativeFloat = 30.0

@@ -74,7 +74,7 @@ class Data(Rows):
         labels: class of each label (larger = less related; null skips rows), or such a mapping for each file name
         dev: sources of the dev set; the checkpoint with the best dev score is saved
         guard: with evaluation.certificate, texts or scored pairs whose similarities must stay close to those before
-            training; by default, the training texts
+            training; by default, random words of the encoder's vocabulary
         dev_share: share of the first training source to hold out as dev set, if data.dev is not set; auto holds out a
             tenth, but of small sources 200 rows, up to three tenths
         score_scale: lowest and highest possible score of data.train; two numbers, or two numbers per source

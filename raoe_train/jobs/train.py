@@ -136,7 +136,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     certified, guard = config.evaluation.certificate, cast(Any, None)
     weights = certificate.weights_of(encoder) if certified or trainer.args.load_best_model_at_end else {}
     if certified:
-        guard = certificate.guard_of(data, texts, encoder, seed)
+        guard = certificate.guard_of(data, encoder, seed)
     with interruption:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     chosen: dict[str, Any] = {}

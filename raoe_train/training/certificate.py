@@ -3,7 +3,7 @@ encoder before training). The dev set and a guard on other texts decide. The cer
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import Outcomes, Task, encode_tasks
 
 CERTIFICATE = "certificate.json"
-GUARD_TEXTS = 1000  # number of training texts
+PHRASES = 1000  # texts of the guard, if data.guard is not set
 RESAMPLES = 2000
 SIGNIFICANT = 0.05
 LORA_A = re.compile(r"\blora_(embedding_)?A\b")
@@ -43,24 +43,33 @@ def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
                 weight.copy_(torch.lerp(first.float(), trained[name].float(), share))
 
 
-def guard_of(data: Data, training_texts: Iterable[str], encoder: Any, seed: int) -> Task:
-    """Return the task of the guard, from data.guard or, if it is not set, from the training texts: the correlation of
-    the cosines of pairs with scores. Texts are paired at random, and the scores are their cosines before training."""
-    sources, columns, texts = data.guard, data.columns, training_texts
+def guard_of(data: Data, encoder: Any, seed: int) -> Task:
+    """Return the task of the guard: the correlation of the cosines of pairs with scores. It is made from data.guard or,
+    if that is not set, from random phrases. Texts are paired at random; the scores are their cosines before training.
+    """
+    sources, columns, generator = data.guard, data.columns, np.random.default_rng(seed)
     if scored := [has_column(source, columns, "score") for source in sources]:
         if all(scored):
             parts = [read_scored(source, None, columns=columns or None) for source in sources]
             return of_pairs(concatenate_datasets([part.select_columns([*TEXTS, "score"]) for part in parts]))
         if any(scored):
             raise ValueError("data.guard mixes scored pairs and texts: use only one kind")
-        texts = [text for source in sources for text in read_sentences(source, columns or None)]
-    texts = [*dict.fromkeys(texts)]
-    generator = np.random.default_rng(seed)
-    drawn = generator.permutation(len(texts))[: None if sources else GUARD_TEXTS]
-    first = [texts[i] for i in drawn]
-    second = [*first[1:], *first[:1]]  # `first` has a random order, so these pairs are random
+    texts = [text for source in sources for text in read_sentences(source, columns or None)]
+    first = [*dict.fromkeys(texts or random_phrases(encoder.tokenizer, generator))]
+    generator.shuffle(first)
+    second = [*first[1:], *first[:1]]
     scores = cosines(*np.split(encode_sentences(encoder, [*first, *second]), 2))
     return of_pairs(Dataset.from_dict({"sentence1": first, "sentence2": second, "score": scores}))
+
+
+def random_phrases(tokenizer: Any, generator: np.random.Generator) -> list[str]:
+    """Return texts of four random words of a tokenizer's vocabulary, which belong to no target (docs/lab/adapt.md)."""
+    vocabulary = tokenizer.get_vocab()
+    starts = [token for token in vocabulary if token.startswith(("Ġ", "▁"))]  # tokens that start a word, if marked
+    words = sorted({token.lstrip("Ġ▁") for token in starts or vocabulary})
+    if not (words := [word for word in words if len(word) > 3 and word.isalpha()]):
+        raise ValueError("the tokenizer's vocabulary has no words, so no phrases for the guard: set data.guard")
+    return [" ".join(row) for row in generator.choice(words, (PHRASES, 4))]
 
 
 def choose(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -16,7 +17,7 @@ from raoe_train.cli import main
 from raoe_train.config import recipe_text
 from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.training.certificate import RESAMPLES, add_evidence, guard_of, mix, weights_of, winner
+from raoe_train.training.certificate import RESAMPLES, add_evidence, guard_of, mix, random_phrases, weights_of, winner
 from tests.forked import python
 from tests.tiny import SENTENCES, load, tiny_encoder
 from tests.training.small_runs import KILLED, settings, write_pairs
@@ -170,12 +171,24 @@ def test_a_guard_of_texts_or_of_scored_pairs(tmp_path):
     """Texts are scored by the start's own cosines, so its correlation is 100; pairs keep their scores."""
     encoder = tiny_encoder(double=False)
     (tmp_path / "guard.txt").write_text("\n".join(SENTENCES) + "\n")
-    texts = guard_of(Data(guard=[str(tmp_path / "guard.txt")]), [], encoder, 0)
+    texts = guard_of(Data(guard=[str(tmp_path / "guard.txt")]), encoder, 0)
     result, _ = texts.score(encode_sentences(encoder, texts.sentences))
     assert {*texts.sentences} == {*SENTENCES} and result["spearman"] == pytest.approx(100)
-    scored = guard_of(Data(guard=[pairs(tmp_path / "guard.tsv", 60)]), [], encoder, 0)
+    scored = guard_of(Data(guard=[pairs(tmp_path / "guard.tsv", 60)]), encoder, 0)
     expected = pandas.read_csv(tmp_path / "guard.tsv", sep="\t")
     assert list(scored.content["score"]) == [*expected["score"]]
+
+
+@pytest.mark.parametrize("tokens", [["ĠDogs", "Ġtrees", "ogsy", "Ġa", "Ã©tudes", "Ġ2024"], ["▁Dogs", "▁trees", "ogsy"],
+                                    ["Dogs", "trees", "##ogsy", "[CLS]", "a"]])  # fmt: skip
+def test_phrases_have_whole_words_of_the_vocabulary(tokens):
+    tokenizer = SimpleNamespace(get_vocab=lambda: dict.fromkeys(tokens))
+    phrases = random_phrases(tokenizer, np.random.default_rng(0))
+    assert len(phrases) == 1000 and {len(phrase.split()) for phrase in phrases} == {4}
+    assert {word for phrase in phrases for word in phrase.split()} == {"Dogs", "trees"}
+    tokenizer.get_vocab = lambda: {"[CLS]": 0, "a": 1}
+    with pytest.raises(ValueError, match=r"set data\.guard"):
+        random_phrases(tokenizer, np.random.default_rng(0))
 
 
 @pytest.mark.slow
