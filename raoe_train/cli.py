@@ -210,7 +210,7 @@ def _run(words: list[str]) -> dict[str, Any]:
     elif "print_config" in options:
         print(cfg.recipe_text(cfg.checked(config) if getattr(config, "needs_library", False) else config), end="")
     else:
-        check_paths(config)  # to `checked`: all errors that can be found before importing torch
+        check_paths(config)  # this and the loop find errors before torch is imported
         for _, source in cfg.marked(config, "rows"):
             for part in filter(is_file, pool(source)):
                 file_and_split(part)
