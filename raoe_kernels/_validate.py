@@ -130,7 +130,7 @@ def number_or_tensor(
 
 
 def scale(value: object) -> float:
-    """Check that the factor for similarities is a number > 0. A value below 1 causes a warning, once per call site."""
+    """Check that a `scale` is a number > 0. A value below 1 causes a warning, once per call site."""
     result = number("scale", value, low=0, strict=True)
     if result < 1:
         warn_of_temperature(result)

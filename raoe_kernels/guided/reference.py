@@ -25,7 +25,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Gradient by d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, summed over columns v with a finite result."""
+    """Gradient from d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, summed over columns v with a finite result."""
     (current, previous), guidance = problem.logits, problem.guidance
     grad = upstream.masked_fill((current == -INF) | (previous == -INF), 0)
     total = grad.sum(-1, keepdim=True)

@@ -23,8 +23,9 @@ SHORT = {"BLOCK": 2048, "num_warps": 16}  # for calls with a mask, whose address
 
 
 def _stretch(problem: Problem) -> float:
-    """Factor that makes float16 weights use float16's range. Weights are below 4 per direction, including the factors
-    of the norms. In the second direction, the weights of anchors that share a target can add up."""
+    """Factor that makes float16 weights use float16's range. Weights include 1 / norm of the scaled row and of
+    the scaled column (1 to 2 each), so they are below 4 per direction. In the second direction, the weights of anchors
+    that share a target can add up."""
     if problem.anchors.dtype != torch.float16:
         return 1.0
     largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)

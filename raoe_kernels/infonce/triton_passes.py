@@ -72,9 +72,10 @@ def info_nce_rows(
     row_place, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
     negative_row: tl.int64, negative_column: tl.int64, stretch: tl.float64, BLOCK: tl.constexpr, IN_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with zeros. Write 1 /
-    norm of each to `inverse`: columns first, anchors from row_place on. The first row_place programs process columns,
-    the later programs anchors. IN_UNIT is `triton_rows.unit_of` of the input matrices."""
+    """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with zeros. Write
+    1 / norm of each scaled row (without `stretch`) to `inverse`: columns from index 0, anchors from index row_place.
+    The first row_place programs process columns, the later programs anchors. IN_UNIT is `triton_rows.unit_of` of the
+    input matrices."""
     dtype: tl.constexpr = inverse.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
     index = place

@@ -47,7 +47,7 @@ def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) ->
     """Return differences, second - first, of the main metric x 100 on bootstrap samples of the examples:
     [resamples]."""
     if len(first.values) != len(second.values) or not np.array_equal(np.asarray(first.gold), np.asarray(second.gold)):
-        raise ValueError("the two results are not of the same examples")
+        raise ValueError("the two results are for different examples: evaluate both on the same data")
     if first.gold is None:
         means = lambda a, b, axis: b.mean(axis) - a.mean(axis)  # noqa: E731
         return resample([first.values, second.values], means, resamples, seed)

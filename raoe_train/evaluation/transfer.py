@@ -91,7 +91,7 @@ def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None
     splits = set(split)
     has_splits = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (has_splits and splits - {TRAIN, TEST, *DEV} == set()):
-        choices = f"{TRAIN}, {' or '.join(DEV)}, and {TEST}; to use {kfold} folds of one split, name FILE#SPLIT"
+        choices = f"{TRAIN} and {TEST}, optionally {' or '.join(DEV)}; for {kfold} folds of one split, pass FILE#SPLIT"
         raise ValueError(f"{source} has splits {', '.join(sorted(splits))}; they must be {choices}")
     counts = Counter(label for label, part in zip(labels, split, strict=True) if part == TRAIN or not has_splits)
     if len(counts) < 2:

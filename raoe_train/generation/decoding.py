@@ -25,7 +25,7 @@ from raoe_train.settings import Sampling
 
 
 def processors(sampling: Sampling) -> Any:
-    """Return the LogitsProcessorList that depends on the earlier tokens of a row."""
+    """Return a LogitsProcessorList of the processors that read the earlier tokens of a row."""
     penalty, size = sampling.repetition_penalty, sampling.no_repeat_ngram_size
     steps = (
         penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
@@ -185,7 +185,7 @@ class GuidedDecoder:
         if not pairs:
             return []
         if not self.can_join:
-            raise ValueError("requests cannot join others in progress: this model's cache keeps only a window")
+            raise ValueError("requests cannot join others in a sliding-window cache: call step() until active is 0")
         rows: list[Row] = []
         for key, request in pairs:
             self._check(request)

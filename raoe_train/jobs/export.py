@@ -14,7 +14,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
     """Save an encoder with its adapter merged into the weights.
 
     A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. A
-    model with bidirectional layers can be loaded after `raoe_train.register()`, or without raoe by trust_remote_code.
+    model with bidirectional layers can be loaded after `raoe_train.register()`, or without raoe with trust_remote_code.
     An adapter that was trained on 4-bit weights is merged into the unquantised weights of its base model.
 
     Returns:

@@ -175,10 +175,10 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 class Interruption(TrainerCallback):
-    """In this block, SIGINT and SIGTERM write a checkpoint at the end of the step, and stop training with
-    KeyboardInterrupt. A second signal stops at once. The checkpoint of the signal is removed before the next regular
-    checkpoint, so that a resumed run keeps the checkpoints of an uninterrupted run. Signals have their usual effect
-    without checkpoints, and with several processes, which would not stop at the same step."""
+    """Context manager in which SIGINT and SIGTERM make the trainer save a checkpoint at the end of the step and
+    stop with KeyboardInterrupt. A second signal stops at once. The checkpoint of the signal is removed before the
+    next regular checkpoint, so that a resumed run keeps the checkpoints of an uninterrupted run. Signals have their
+    usual effect without checkpoints, and with several processes, which would not stop at the same step."""
 
     def __init__(self, args: Any) -> None:
         self.args, self.came, self.handlers = args, False, dict[int, Any]()

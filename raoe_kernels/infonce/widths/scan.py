@@ -80,7 +80,8 @@ def _direction(
     ignore_mask: Callable[[slice], Tensor | None],
     part: slice,
 ) -> Tensor:
-    """Return (K,) sums of the rows' losses, and add `weights` times their gradients to the sums in both sides."""
+    """Return the (K,) sums of the rows' losses. Write the gradients, times `weights`, to `row_side`, and add them to
+    `col_side`."""
     anchors, count, like = len(row_side.rows[0]), len(col_side.rows[0]), col_side.rows[0]
     widths = len(col_side.rows)
     step = max(1, min(anchors, ROWS, BUFFER // (widths * count * like.element_size())))

@@ -1,7 +1,8 @@
 """Shared by the backends for several widths: the weights of the widths' losses in the gradient.
 
-All widths share the products that give the gradient, so these weights (the upstream gradient) must be known before. On
-a CPU, forward computes the gradient for equal weights, and backward computes the gradient again if the weights differ.
+The same matrix products give the gradients of all widths, so these weights (the upstream gradient) must be known before
+the products are computed. On a CPU, forward computes the gradient for equal weights, and backward computes the gradient
+again if the weights differ.
 On a GPU, backward always computes the gradient, because the host would wait for the GPU to compare weights.
 """
 

@@ -86,7 +86,7 @@ class BidirectionalModel(PreTrainedModel):
         is_padded = attention_mask is None or attention_mask.shape == inputs.shape[:2]
         is_packed = attention == PACKED and "cu_seq_lens_q" in kwargs
         if not is_packed and (not is_padded or "cu_seq_lens_q" in kwargs):
-            raise ValueError("attention_mask must be [batch, length], for a padded batch, not for packed texts")
+            raise ValueError(f"attention_mask must be [batch, length]; packed texts need attn_implementation {PACKED}")
         if self.config.bidirectional_layers:
             kwargs["lifted"] = self._masks(inputs, attention_mask)
         return self.decoder(
