@@ -81,7 +81,8 @@ def load_encoder(
             if train and (spec.lora or (decoder is not None and inner.has_adapter)):
                 add_lora(inner if decoder is None else decoder, spec.lora)
     elif spec.random_weights or spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
-        raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}, which supports neither LoRA nor 4 bits")
+        options = "LoRA, 4 bits, bidirectional layers or random weights"
+        raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}, which does not support {options}")
     if spec.attention == PACKED and (reason := pack(model)):
         raise ValueError(f"model.attention {PACKED} cannot be used with {spec.name}: {reason}")
     _set_length(model, spec)
