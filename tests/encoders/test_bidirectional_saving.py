@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -21,7 +22,6 @@ from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES
-from tests.training.small_runs import write_pairs
 
 ROOT = Path(__file__).parents[2]
 PROMPT = 'say {text} in one word:"'
@@ -187,6 +187,14 @@ def write_triplets(path: Path, rows: int = 24) -> str:
     lines = ["anchor\tpositive\tnegative"]
     for i in range(rows):
         lines.append("\t".join(f"{SENTENCES[(i + step) % count]} {i}" for step in (0, 1, 5)))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def write_pairs(path: Path) -> str:
+    """A dev set on which these short trainings gain; if they lost, the start would be saved."""
+    lines = ["sentence1\tsentence2\tscore"]
+    lines += [f"{a}\t{b}\t{i % 7}" for i, (a, b) in enumerate(itertools.pairwise(SENTENCES))]
     path.write_text("\n".join(lines) + "\n")
     return str(path)
 
