@@ -30,10 +30,10 @@ def public(function: _Function) -> _Function:
     def call(*args: Any, **keywords: Any) -> Any:
         if not names.issuperset(keywords):
             unknown = next(name for name in keywords if name not in names)
-            meant = [name for name in _SYNONYMS.get(unknown, ()) if name in names]
-            meant = (meant or get_close_matches(unknown, names, 1) or [f"one of {', '.join(sorted(names))}"])[:1]
-            unit = ", the inverse of a temperature" if meant == ["scale"] else ""
-            raise TypeError(f"{function.__name__} has no argument {unknown!r}: use {meant[0]}{unit}")
+            synonyms = [name for name in _SYNONYMS.get(unknown, ()) if name in names]
+            meant, *_ = *synonyms, *get_close_matches(unknown, names, 1), f"one of {', '.join(sorted(names))}"
+            unit = ", the inverse of a temperature" if meant == "scale" else ""
+            raise TypeError(f"{function.__name__} has no argument {unknown!r}: use {meant}{unit}")
         return function(*args, **keywords)
 
     return cast(_Function, call)

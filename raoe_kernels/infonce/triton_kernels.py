@@ -102,8 +102,9 @@ def _pass(
 
 
 def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
-    """Return, for each column, the logarithm of the sum of the anchor whose target it is, or infinity if there is none.
-    If several anchors share a column, exp(x - logarithm) is the sum of these anchors' terms."""
+    """Rearrange the anchors' logsums by column: a column gets the logsum of the anchor whose target is this column, or
+    infinity if no anchor has this target. If several anchors share a column, their logsums are combined so that
+    exp(x - combined) is the sum of the anchors' terms."""
     if problem.targets is None:
         return logsums
     targets = own_columns(problem)

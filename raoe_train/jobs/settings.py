@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import importlib.util
 import inspect
 import re
@@ -34,8 +35,8 @@ from raoe_train.encoders.settings import FrozenEncoder, Model, Precision
 NOT_TAKEN = (OTHERS, "output_dir", "local_rank")
 ARGUMENTS = (("transformers", "training_args.py"), ("sentence_transformers", "base/training_args.py"),
              ("sentence_transformers", "sentence_transformer/training_args.py"))  # fmt: skip
-BASES = ("Loss", "CachedLoss", "PairLoss", "InBatchLoss", "DistillationLoss")  # of losses, which are none themselves
-NO_KEYS = ("self", "model", "embed", "similarity_fct")  # arguments of losses that are no settings
+BASES = ("Loss", "CachedLoss", "PairLoss", "InBatchLoss", "DistillationLoss")  # abstract base classes
+NO_KEYS = ("self", "model", "embed", "similarity_fct")  # arguments of losses that are not settings
 
 
 @dataclass
@@ -144,6 +145,7 @@ def training_fields() -> list[str]:
     return names
 
 
+@functools.cache
 def loss_outline() -> dict[str, list[str]]:
     """{loss: its keywords}, read from the source of raoe_train.losses, because importing them takes seconds."""
     files = Path(settings.__file__).with_name("losses").glob("*.py")
