@@ -8,8 +8,8 @@ from raoe_train.config import nearest
 
 LISTS = ("positives", "pos", "positive_passages", "negatives", "neg", "negative_passages")  # columns of lists of texts
 NAMES: dict[str, tuple[str, ...]] = {
-    "sentence1": ("sentence1", "premise", "text1", "sentence_A"),
-    "sentence2": ("sentence2", "hypothesis", "text2", "sentence_B"),
+    "sentence1": ("sentence1", "premise", "text1", "sentence_A", "question1"),
+    "sentence2": ("sentence2", "hypothesis", "text2", "sentence_B", "question2"),
     "score": ("score", "similarity", "relatedness_score"),
     "label": ("label", "gold_label", "entailment_label", "entailment_judgment"),
     "subset": ("subset",),
@@ -24,6 +24,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "positive": ("positive", "answer", "passage", "document", "sentence1", "sent1", *LISTS[:3]),
     "negative": ("negative", "sentence2", "hard_neg", *LISTS[3:]),
     "neutral": ("neutral",),
+    "relevance": ("relevance", "relevant", "is_relevant", "label"),
 }
 """{raoe's column: its names in files}. A row must not have more than one of these names."""
 FIRST = ("sentence", "image", "caption")  # rows may have several names of these columns; the first is used
@@ -56,6 +57,7 @@ class Columns:
             for name, column in (mapping or {}).items()
         }
         self._cache: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # keys: required columns, fields
+        self.seen, self.read = dict[str, None](), set[str]()  # all columns of the rows so far, in order; those read
 
     def find(
         self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
@@ -65,6 +67,8 @@ class Columns:
         if key not in cache:
             columns = {name: self.column(fields, name, name in require) for name in (*require, *optional)}
             names = {name: column for name, column in columns.items() if column is not None}
+            self.seen |= dict.fromkeys(key)
+            self.read.update(names.values())
             if one_of and not set(one_of) & set(names):
                 self.column(fields, one_of[0], True)
             earlier = next(iter(cache.values()), names)
@@ -72,6 +76,10 @@ class Columns:
                 raise RowProblem(f"the row has {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
             cache[key] = names
         return cache[key]
+
+    def unread(self) -> list[str]:
+        """Return the columns of the rows so far that were not read."""
+        return [name for name in self.seen if name not in {*self.read, self.mapping.get("split") or "split"}]
 
     def column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
         """Return the column for a name of raoe, or None. RowProblem if it is ambiguous, or missing and required."""
@@ -87,8 +95,10 @@ class Columns:
             return present[0] if present else None
         expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, fields))
         advice = f"map one of these columns with --data.columns {name}=COLUMN: {headers}"
-        if name == "sentence1" and all({*NAMES[each]} & {*fields} for each in ("anchor", "positive")):
-            advice = f"raoe_train.data.rows.row_table reads rows of queries and passages; for pairs, {advice}"
+        roles = [next((each for each in NAMES[role] if each in fields), "") for role in ("anchor", "positive")]
+        if name == "sentence1" and all(roles):
+            advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; for rows of queries and "
+            advice += "passages, use raoe_train.data.rows.row_table or a loss for rows, such as InfoNCELoss"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 

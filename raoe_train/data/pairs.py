@@ -198,8 +198,9 @@ class PairsToScore:
             sha256.update(json.dumps(fields, sort_keys=True, default=str).encode())
             return {**row, "fields": pickle.dumps(fields)}
 
-        table = to_table(tally.parse_rows(open_source(str(data.input), data.columns), parse))
-        self.left_out = tally.counts(str(data.input), len(labels), "pair to score")["dropped"]
+        stream = open_source(str(data.input), data.columns)
+        table = to_table(tally.parse_rows(stream, parse))
+        self.left_out = tally.counts(stream, len(labels), "pair to score")["dropped"]
         if clashes := [name for name in added if name in columns]:
             raise ValueError(f"{data.input} already has a column {', '.join(clashes)}: rename or remove it first")
         self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])

@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS, RowProblem, parse_label, parse_sentence, resolve_labels
+from raoe_train.data.columns import (
+    LISTS,
+    NAMES,
+    NLI_LABELS,
+    RowProblem,
+    as_word,
+    parse_label,
+    parse_sentence,
+    resolve_labels,
+)
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import Table, Tally, by_column, read_table, to_table
@@ -40,7 +49,8 @@ def row_table(
     negative, negative_1, negative_2, …; in an empty cell, the negative is missing. Columns named in LISTS hold lists of
     texts or of {"title", "text"}. Each positive of a query becomes one row. A negative is left out if it equals the
     query or any positive of the query. If a row has more than num_negatives negatives, num_negatives are drawn at
-    random with a fixed seed.
+    random with a fixed seed. If there is a column of `relevance`, rows with 0 have a negative in place of a positive;
+    it becomes a negative in all rows of the same query.
 
     Any other source has NLI pairs of premise, hypothesis and label. The pairs are grouped by the exact text of the
     premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default, each premise gives one triplet: with two
@@ -77,7 +87,7 @@ def row_table(
         rows, dropped, texts = _usable(parsed, num_negatives)
     tally.dropped += dropped
     noun = "triplet" if kinds == [True] else "row"
-    counts = tally.counts(stream.name, len(parsed) + left_out - tally.dropped.total(), noun, advice)
+    counts = tally.counts(stream, len(parsed) + left_out - tally.dropped.total(), noun, advice)
     width = max(len(negatives) for _, _, negatives, _ in rows)
     names = [*ROLES[:2], *(f"negative_{n}" if n > 1 else "negative" for n in range(1, width + 1)), *ROLES[3:][:neutral]]
     cells = (
@@ -103,13 +113,22 @@ def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> boo
 def _parse_row(fields: Mapping[str, Any], source: Source, neutral: bool) -> Row:
     anchor, positive, *rest = source.columns.find(fields, (*ROLES[:2], *ROLES[3:][:neutral])).values()
     numbered = sorted((name for name in fields if re.fullmatch(r"negative_\d+", name)), key=lambda name: int(name[9:]))
-    negatives = [*filter(None, [source.columns.column(fields, "negative", False)]), *numbered]
-    return (
-        parse_sentence(anchor, fields[anchor]),
-        _parse_texts(positive, fields[positive]),
-        [text for name in negatives for text in _parse_texts(name, fields[name])],
-        [parse_sentence(name, fields[name]) for name in rest],
-    )
+    names = [*filter(None, [source.columns.column(fields, "negative", False)]), *numbered]
+    relevance = source.columns.column(fields, "relevance", False)
+    source.columns.read.update(filter(None, [*names, relevance]))
+    positives = _parse_texts(positive, fields[positive])
+    negatives = [text for name in names for text in _parse_texts(name, fields[name])]
+    if relevance is not None and not _is_relevant(relevance, fields[relevance]):
+        positives, negatives = [], [*positives, *negatives]
+    return parse_sentence(anchor, fields[anchor]), positives, negatives, [parse_sentence(n, fields[n]) for n in rest]
+
+
+def _is_relevant(column: str, value: Any) -> bool:
+    word = as_word(value).lower()
+    if word not in ("0", "1", "false", "true"):
+        rule = "1 (the text answers the query) or 0 (a negative); to ignore the column, set --data.columns relevance=none"
+        raise RowProblem(f"{column} is {value!r}; a row of a query and a text needs {rule}", reason="bad relevance")
+    return word in ("1", "true")
 
 
 def _parse_texts(column: str, value: Any) -> list[str]:
@@ -133,10 +152,15 @@ def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter
     """Leave out false negatives and unusable positives. Return (rows, dropped rows and dropped texts by reason)."""
     dropped, left_out, rows = Counter[str](), Counter[str](), list[Row]()
     known: dict[str, set[str]] = {}  # {query: the query and all of its positives}
+    shared: dict[str, list[str]] = {}  # {query: negatives in rows without a positive}
     generator = random.Random(0)
-    for anchor, positives, *_ in parsed:
+    for anchor, positives, negatives, _ in parsed:
         known.setdefault(anchor, {anchor}).update(positives)
+        shared.setdefault(anchor, []).extend([] if positives else negatives)
     for anchor, positives, negatives, rest in parsed:
+        if not positives and negatives and len(known[anchor]) > 1:
+            continue  # its negatives are in the other rows of the query
+        negatives = [*negatives, *shared[anchor]]
         usable = [text for text in dict.fromkeys(positives) if text != anchor]
         kept = [text for text in dict.fromkeys(negatives) if text not in known[anchor]]
         if not usable:

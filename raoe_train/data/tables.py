@@ -22,7 +22,8 @@ Parsed = TypeVar("Parsed")
 Parse = Callable[[dict[str, Any], Source], Parsed]
 Reader = Callable[[str, Any], Any]
 Counts = dict[str, Any]
-"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}}; read = kept + sum of dropped."""
+"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, "unread": columns that were not read, if
+there are any}; read = kept + sum of dropped."""
 Table = tuple["Dataset", Counts]
 
 
@@ -54,14 +55,15 @@ class Tally:
             else:
                 yield result
 
-    def counts(self, name: str, count: int, noun: str, advice: str = "") -> Counts:
-        """Return the counts of the source `name` after its last row. ValueError, with `advice`, if no row was kept."""
+    def counts(self, source: Source, count: int, noun: str, advice: str = "") -> Counts:
+        """Return the counts of a source after its last row. ValueError, with `advice`, if no row was kept."""
         dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
         read = count + self.dropped.total()
         if not count:
             reasons = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items()) or "there are no rows"
-            raise ValueError(f"{name}: no usable {noun} in {read} rows: {reasons}{advice}{''.join(self._examples)}")
-        return {"read": read, "kept": count, "dropped": dropped}
+            raise ValueError(f"{source.name}: no usable {noun} in {read} rows: {reasons}{advice}{''.join(self._examples)}")
+        unread = source.columns.unread()
+        return {"read": read, "kept": count, "dropped": dropped, **({"unread": unread} if unread else {})}
 
 
 def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
@@ -86,7 +88,7 @@ def read_table(
     """Parse the rows of a source and return (table, counts). Messages call a row `noun`. For errors, see read_pairs."""
     stream, tally = open_source(source, columns), Tally(on_error)
     table = to_table(tally.parse_rows(stream, parse))
-    counts = tally.counts(stream.name, len(table), noun)
+    counts = tally.counts(stream, len(table), noun)
     if left_out := tally.dropped.total():
         logger.warning("%s: %d of %d rows left out: %s", stream.name, left_out, counts["read"], counts["dropped"])
     return table, counts

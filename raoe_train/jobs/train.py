@@ -20,7 +20,8 @@ from raoe_train.artifacts.report import pictures
 from raoe_train.artifacts.resume import Output, remove
 from raoe_train.artifacts.writing import read_json, write_json, write_text
 from raoe_train.config import Choice, defaults_of, recipe_text
-from raoe_train.data.sources import has_column
+from raoe_train.data.columns import RowProblem
+from raoe_train.data.sources import has_column, open_source
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
@@ -199,8 +200,11 @@ def by_data(config: TrainConfig) -> TrainConfig:
     elif has("anchor"):
         name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
     else:
-        advice = "set --loss CLASS (--loss.help lists the classes)"
-        raise ValueError(f"{source} has no column score, label or query, so no loss can be chosen: {advice}")
+        line, fields = next(open_source(source, columns).rows, (1, {"no columns": None}))
+        if isinstance(fields, RowProblem):
+            raise ValueError(f"{source}, line {line}: {fields}")
+        advice = "map a column, for example --data.columns score=COLUMN, or set --loss CLASS (see --loss.help)"
+        raise ValueError(f"{source} has no column score, label or query, but {', '.join(map(repr, fields))}: {advice}")
     print(f"{source} has {reason}: {name}")
     return replace(config, loss=Choice(f"raoe_train.losses.{name}", keywords)).complete()
 

@@ -63,7 +63,8 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         datasets[name] = dataset
         dropped = "".join(f", {rows} rows dropped ({reason})" for reason, rows in counts.get("dropped", {}).items())
         dropped += "".join(f", {texts} texts dropped ({reason})" for reason, texts in counts.get("texts", {}).items())
-        print(f"{source}: {len(dataset)} {reads.name}{dropped}")
+        unread = f"; columns not read: {', '.join(counts['unread'])}" if counts.get("unread") else ""
+        print(f"{source}: {len(dataset)} {reads.name}{dropped}{unread:.200}")
     return DatasetDict(datasets), Texts(datasets)
 
 
