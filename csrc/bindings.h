@@ -67,7 +67,7 @@ struct Anything {
   operator T() const;
 };
 
-// Number of Python arguments for a C++ parameter: one, or for a structure the number of its fields.
+// Number of Python arguments for one C++ parameter: the number of fields of a structure, otherwise 1.
 template <class T, class Void, class... Parameters>
 inline constexpr std::size_t fields = sizeof...(Parameters) - 1;
 template <class T, class... Parameters>
@@ -135,7 +135,7 @@ PyMethodDef method(const char* name) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(called)), METH_FASTCALL, nullptr};
 }
 
-// Create the only module of a binary.
+// Create the Python module of a binary. Each binary has only one: its method table is static.
 template <class... Method>
 PyObject* module(const char* name, Method... entries) {
   static PyMethodDef methods[] = {entries..., {}};

@@ -1,9 +1,9 @@
-// Python passes addresses and sizes. It has checked shapes, dtypes and devices, and it owns all memory.
+// The module of the CPU kernels. Python has checked shapes, dtypes and devices, and it owns all memory.
 #include "cosine/cosine.h"
 #include "pairwise/pairwise.h"
 #include "bindings.h"
 
-// Python passes the arguments of the C++ functions: structures field by field, addresses as integers (0: none).
+// Python passes a structure field by field, and an address as an integer (0: null).
 PyMODINIT_FUNC PyInit__native_cpu() {
   using raoe::python::method;
   return raoe::python::module(

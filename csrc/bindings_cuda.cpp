@@ -1,9 +1,9 @@
-// Python passes addresses and sizes. It has checked shapes, dtypes and devices, it owns all memory, and it has made the
-// tensors' device current. Every call only queues work on the stream that is its last argument.
+// The module of the CUDA kernels. Python has checked shapes, dtypes and devices, owns all memory, and has made the
+// tensors' device current. A call only queues work on a stream, which is its last argument.
 #include "pairwise/pairwise.h"
 #include "bindings.h"
 
-// Python passes the arguments of the C++ functions: structures field by field, addresses as integers (0: none).
+// Python passes a structure field by field, and an address as an integer (0: null).
 PyMODINIT_FUNC PyInit__native_cuda() {
   using raoe::python::method;
   return raoe::python::module(

@@ -49,8 +49,8 @@ class Buffer {
   void* data_ = nullptr;
 };
 
-// Memory for one call. A thread keeps a block of up to 4 MiB for its next call: a freed block would often
-// return to the system, and page faults on a new block cost as much as the sort. Larger blocks belong to `own`.
+// Return memory for one call. A thread keeps a block of up to 4 MiB for its next call: malloc often returns a freed
+// block to the system, and the page faults of a new block cost as much as the sort. Larger blocks belong to `own`.
 inline char* working_memory(std::size_t bytes, Buffer& own) {
   thread_local Buffer cached;
   thread_local std::size_t capacity = 0;
@@ -65,7 +65,7 @@ inline char* working_memory(std::size_t bytes, Buffer& own) {
   return cached.as<char>();
 }
 
-// Plans one allocation for several arrays: add all arrays first; add() returns an array's offset in bytes.
+// Plans one allocation for several arrays. add() returns an array's offset in bytes; bytes() is the size of them all.
 class Layout {
  public:
   template <class T>

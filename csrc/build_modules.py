@@ -1,15 +1,15 @@
 """Compile csrc into raoe_kernels._native_cpu and raoe_kernels._native_cuda.
 
 Requires a C++ compiler, Python's headers, and for the CUDA module nvcc, but neither torch nor a GPU. The modules use
-Python's limited API, so one binary serves CPython 3.10 and all later versions. setup.py calls this script; without
+Python's limited API, so one binary serves CPython 3.10 and all later versions. setup.py calls this script. Without
 setuptools, `python csrc/build_modules.py` builds in place. A module consists of <op>/cpu/*.cpp and <op>/*_cpu.cpp (or
 <op>/cuda/*.cu and <op>/*_cuda.cu) plus bindings_cpu.cpp (bindings_cuda.cpp), so a new op only needs new files.
 
 Environment:
-    RAOE_KERNELS_BUILD        auto (default): build what the installed tools allow; none; cpu; cuda: both modules.
-                              With cpu and cuda, a module that cannot be built is an error.
+    RAOE_KERNELS_BUILD        auto (default): the modules that the installed tools can build; none; cpu; cuda: both
+                              modules. With cpu and cuda, a module that cannot be built is an error.
     RAOE_KERNELS_CUDA_ARCHS   CUDA architectures, such as "80,90"; by default the architectures of this machine's GPUs.
-                              "all", and the default without a GPU: all of 75, 80, 90 and 100 that nvcc supports
+                              "all", which is the default without a GPU: those of 75, 80, 90 and 100 that nvcc supports
     RAOE_KERNELS_WERROR       1: treat warnings as errors
     RAOE_KERNELS_CACHE        folder of compiled objects, by default ~/.cache/raoe_kernels
     MAX_JOBS, CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as usual; without CUDA_HOME, nvcc on PATH or in /usr/local/cuda
@@ -36,11 +36,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("cpu", "cuda")
 MODES = ("auto", "none", *KINDS)
-# sm_80 code also runs on sm_86 and sm_89. GPUs newer than the last one compile its PTX at the first load.
+# sm_80 code also runs on sm_86 and sm_89. GPUs newer than the last entry compile its PTX when they first load it.
 CUDA_ARCHS = (75, 80, 90, 100)
 CUDA = Path("/usr/local/cuda")  # NVIDIA's installer puts it here, without adding it to PATH
 LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")  # commands that may precede the compiler in CXX
-KEEP_OBJECTS = 30 * 24 * 3600.0  # seconds after their last use
+KEEP_OBJECTS = 30 * 24 * 3600.0  # seconds since the last use, after which an object is deleted
 # The code reads neither errno nor floating-point exceptions. No other assumption of -ffast-math is made.
 FLOATING = ["-fno-math-errno", "-fno-trapping-math"]
 HOST_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", *FLOATING]
@@ -59,7 +59,7 @@ def mode(environ: Mapping[str, str]) -> str:
 
 
 def obstacles(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return for each module the reason why it cannot be built here, or None. Looks for tools; compiles nothing."""
+    """Return for each module why it cannot be built here, or None. This only looks for tools and compiles nothing."""
     request = mode(environ)
     reasons: dict[str, str | None] = {}
     for kind in KINDS:
@@ -104,7 +104,7 @@ def _words(name: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _parts(command: list[str]) -> tuple[list[str], str, list[str]]:
-    """Split a command into the compiler's launcher, the compiler and its options."""
+    """Split a command into a launcher such as ccache, the compiler and the compiler's options."""
     first = next((i for i, word in enumerate(command) if Path(word).name not in LAUNCHERS), len(command))
     return command[:first], "".join(command[first : first + 1]), command[first + 1 :]
 
@@ -138,7 +138,7 @@ def _binding_includes() -> list[str]:
 
 
 def _sources(kind: str) -> tuple[Path, list[Path]]:
-    """Return the binding and the kernels. Sources with the most included text come first, as they compile longest."""
+    """Return the binding and the kernel sources. Those with the most included text come first: they compile longest."""
     folder, suffix = ROOT / "csrc", "cpp" if kind == "cpu" else "cu"
     sources = [*folder.glob(f"*/{kind}/*.{suffix}"), *folder.glob(f"*/*_{kind}.{suffix}")]
     size = {path: sum(x.stat().st_size for x in _with_includes(path, set())) for path in sources}
@@ -146,7 +146,7 @@ def _sources(kind: str) -> tuple[Path, list[Path]]:
 
 
 def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:
-    """Return the architectures that this nvcc supports, and its flags. PTX of the newest one serves later GPUs."""
+    """Return the architectures to build and nvcc's flags for them. PTX of the last architecture serves newer GPUs."""
     supported = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
     request = environ.get("RAOE_KERNELS_CUDA_ARCHS", "").strip()
     if request in ("", "all"):
@@ -232,7 +232,7 @@ def _with_includes(path: Path, seen: set[Path]) -> set[Path]:
 def _object(cache: Path, source: Path, command: list[str], identity: Iterable[str]) -> Path:
     """Compile a source, or take the object from the cache if none of its inputs has changed.
 
-    identity: all inputs but the files: flags and versions. No paths, because pip's paths vary.
+    identity: all inputs except the files: flags and versions, but no paths, because pip's paths vary.
     """
     digest = hashlib.sha256("\0".join(identity).encode())
     for path in sorted(_with_includes(source, set())):
@@ -248,7 +248,7 @@ def _object(cache: Path, source: Path, command: list[str], identity: Iterable[st
 
 
 class _Module:
-    """A module in progress: running compilations, then a link."""
+    """A module that is being built: compilations that run in the background, then a link."""
 
     def __init__(self, kind: str, environ: Mapping[str, str], cache: Path, pool: ThreadPoolExecutor) -> None:
         self.kind, self.environ = kind, environ
@@ -275,7 +275,7 @@ class _Module:
             kernel = [cuda, *cuda_flags, "-Xcompiler", ",".join(host_flags)]
             nvcc_flags = [environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
             kernel_identity = [*identity, release, *cuda_flags, *host_flags, *nvcc_flags]
-            # Link with nvcc, which finds the static runtime; with it, importing the module needs no CUDA.
+            # Link with nvcc, which finds the static CUDA runtime. Importing the module then needs no CUDA installation.
             self.linker = [cuda, "-cudart", "static", *host]
             names = ", ".join(f"sm_{arch}" for arch in archs)
             print(f"compiling {len(sources)} CUDA files for {names}: minutes, unless they are cached", flush=True)
@@ -302,7 +302,7 @@ def sources() -> str:
 
 
 def _commit() -> str | None:
-    """Commit of this checkout, with "-dirty" if csrc differs from it; None outside a checkout."""
+    """Return the commit of this checkout, with "-dirty" if csrc has changes, or None outside a checkout."""
     try:
         if Path(_output(["git", "-C", str(ROOT), "rev-parse", "--show-toplevel"])).resolve() != ROOT:
             return None
@@ -339,7 +339,7 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
                 raise BuildError(f"cannot build RAOE_KERNELS_BUILD={request}: {modules[kind]['reason']}")
         for kind, target in targets.items():
             if modules[kind]["built"]:
-                Path(temporary, target.name).replace(target)  # not overwritten: a running process may have it mapped
+                Path(temporary, target.name).replace(target)  # rename: a running process may use the old file
             for other in package.glob(f"_native_{kind}.*"):  # Python prefers a module for its own version over abi3
                 if other != target or not modules[kind]["built"]:
                     other.unlink()

@@ -14,8 +14,8 @@ inline void check_cuda(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-// Return why the current GPU or its driver cannot run a kernel, "" if it can. The query loads the kernel's
-// code. CUDA refuses this while any thread captures a graph, unless this thread's capture mode is relaxed.
+// Return why the current GPU or its driver cannot run a kernel, or "" if it can. The query loads the kernel's code.
+// While any thread captures a graph, CUDA refuses to load code unless this thread's capture mode is relaxed.
 template <class Kernel>
 const char* unusable(Kernel* kernel) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;

@@ -1,4 +1,4 @@
-// Run-time choice of the instruction set: a body is compiled for each set, and the CPU's features select one.
+// Run-time choice of the instruction set: a loop is compiled for each set, and the CPU's features select a version.
 //
 //     vectorised([&]() RAOE_INLINE_LAMBDA { loop(...); });
 //
@@ -24,7 +24,7 @@
 
 namespace raoe {
 
-// Make the compiler assume that the memory has changed, so that it loads vectors instead of combining scalars.
+// Make the compiler assume that memory has changed, so that it loads whole vectors instead of joining scalars.
 RAOE_INLINE void forget([[maybe_unused]] const void* memory) {
 #if defined(__GNUC__)
   __asm__ volatile("" : : "r"(memory) : "memory");

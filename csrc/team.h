@@ -1,4 +1,4 @@
-// Threads for one call. They end with the Team, so a later fork finds no threads to break.
+// Threads for one call. They end with the Team, so a process that forks later has no threads that a fork would lose.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace raoe {
 
 class Team {
  public:
-  // `threads` includes the caller. If the system refuses a thread, the team is smaller.
+  // `threads` counts the calling thread, too. If the system cannot start a thread, the team is smaller.
   explicit Team(int threads) {
     try {
       for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
@@ -81,7 +81,7 @@ class Team {
     }
   }
 
-  // Spin for a while before sleeping, because phases follow each other within microseconds.
+  // Spin for a while before sleeping, because the next task usually follows within microseconds.
   template <class Ready>
   void wait(const Ready& ready) {
     for (int i = 0; i < 4000; ++i) {

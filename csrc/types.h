@@ -11,6 +11,6 @@
 
 namespace raoe {
 
-enum class Float : int { f16 = 0, bf16 = 1, f32 = 2, f64 = 3 };  // dtype of the differentiable inputs
+enum class Float : int { f16 = 0, bf16 = 1, f32 = 2, f64 = 3 };  // dtype of the inputs that have gradients
 
 }  // namespace raoe

@@ -1,4 +1,4 @@
-"""Fused, differentiable ops for training sentence embeddings with ranking and angular losses."""
+"""Fused ops for training sentence embeddings: contrastive, ranking and angular losses, cosines, and attention."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, bool | str]]:
-    """Return, for each function, {backend: True, or the reason why the backend cannot run on `device`}.
+    """Return which backends can run each function on `device`: {function: {backend: True, or the reason why not}}.
 
     `device` defaults to "cuda" if torch sees a GPU, else to "cpu".
     """

@@ -1,4 +1,4 @@
-"""`python -m raoe_kernels`: print versions, build details and the backends that each op can use on this machine."""
+"""`python -m raoe_kernels`: print versions, build details and the backends that each function can use here."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def devices() -> list[tuple[str, str]]:
 
 
 def table(device: str) -> list[str]:
-    """Table with a row per function and a column per backend. "no (1)" refers to reason (1) below the table."""
+    """Return the lines of a table: a row per function, a column per backend. "no (1)" refers to reason (1) below it."""
     available = backends(device)
     reasons: list[str] = []
     width = max(map(len, available)) + 2
@@ -78,7 +78,7 @@ def table(device: str) -> list[str]:
 
 
 def tables() -> dict[str, list[str]]:
-    """One table for the CPU, and one for each group of GPUs that support the same backends."""
+    """Return {devices: lines of a table}. GPUs that support the same backends share a table."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         groups.setdefault(tuple(table(f"cuda:{index}")), []).append(f"cuda:{index}")

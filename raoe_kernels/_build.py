@@ -1,4 +1,4 @@
-"""Read the build's record in _build_info.json, and explain why a compiled module is missing."""
+"""Read the build info (_build_info.json), and explain why a compiled module is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def info() -> dict[str, Any] | None:
 
 
 def why_missing(kind: str, error: ImportError) -> str:
-    """Return why the compiled module for `kind`, "cpu" or "cuda", cannot be imported, and the remedy."""
+    """Return why the compiled module for `kind` ("cpu" or "cuda") cannot be imported, and what the user can do."""
     name = f"{__package__}._native_{kind}"
     record = info()
     if record is None:

@@ -1,20 +1,20 @@
-"""The contract of all ops except attention: an op registers once, for eager calls and for torch.compile.
+"""Interface between an op and its backends, for all ops except attention, in eager mode and under torch.compile.
 
 A problem is a NamedTuple with the arguments of a call, tensors first. A backend is a module with two functions:
 
     forward(problem, needs) -> (result, saved)
     backward(problem, saved, upstream, needs, dtype) -> gradients
 
-needs      a bool for each of the problem's first fields: whether the field's gradient is needed
-result     a tensor, which `register` describes
-saved      tuple of tensors or None that backward reads
-upstream   gradient of the result
-dtype      dtype of the gradients of rows; gradients of () tensors have the dtype of the arithmetic
-gradients  tuple of tensors, one for each of the first fields; None for a gradient that is not needed or 0
+needs      tuple with a bool for each differentiable field of the problem: whether its gradient is needed
+result     a tensor, whose shape and dtype are declared in `register`
+saved      tuple of the tensors (or None) that backward reads
+upstream   gradient with respect to the result
+dtype      dtype of the gradients; only the gradients of () tensors have the dtype of the arithmetic
+gradients  tuple with a tensor for each differentiable field, or None if its gradient is not needed or is 0
 
 A backend that computes the gradients in forward has no `backward`. Its `saved` are the gradients for an upstream
-gradient of 1, with None for each gradient that is not needed. The backward pass only scales these gradients, with the
-backend's function `scaled` if it exists, else with the `scale` of `register`. Both have the signature of `backward`.
+gradient of 1, or None where not needed. The backward pass multiplies them by the upstream gradient: it calls the
+backend's `scaled` if that exists, else the `scale` passed to `register`. Both have the signature of `backward`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Needs = tuple[bool, ...]
 Gradients = tuple[Tensor | None, ...]
 Shape = Callable[[Any], Tensor]
 
-# Type annotations of a problem's fields that torch's operator schemas write in another way
+# {type annotation of a problem's field: its spelling in torch's operator schemas, where the two differ}
 SCHEMA = {"Tensor | None": "Tensor?", "tuple[int, ...] | None": "int[]?"}
 
 
 def scalar(problem: Any) -> Tensor:
-    """Return the loss of an empty batch: a () tensor, 0."""
+    """Return the loss of an empty batch: a () tensor that holds 0."""
     return problem[0].new_zeros((), dtype=wide(problem[0].dtype))
 
 
 def scaled(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Scale the gradients that forward computed by the upstream gradient of a () loss."""
+    """Multiply the gradients that forward has saved by `upstream`, the gradient with respect to a () loss."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 
 
@@ -64,15 +64,15 @@ def register(
     name: str = "",
     forward: str = "forward",
 ) -> Callable[[Any, str], Tensor]:
-    """Register an op's operator and return its function call(problem, backend) -> result.
+    """Register an op with torch, and return the function call(problem, backend) -> result.
 
-    make       the problem's NamedTuple; its first field determines device and dtype
-    gradients  number of the problem's first fields that are differentiated
-    result     function of a problem that returns zeros of the result's shape and dtype: the result of an empty call
+    make       the problem's NamedTuple class; the problem's first field determines device and dtype
+    gradients  number of differentiable fields, which are the problem's first fields
+    result     function that maps a problem to zeros of the result's shape and dtype: the result of an empty problem
     saved      a function like `result` for each tensor that backward reads; by default one for each gradient
-    scale      replaces `backward` for backends that have none, and gets a problem whose tensors are None. If every
-               backend has a `backward`, pass None. With `scale`, torch.compile computes all gradients in forward.
-    is_empty   function that returns True for a problem of an empty call, which needs no backend
+    scale      replaces `backward` in backends without one; it gets a problem whose tensors are None. Pass None if
+               every backend has a `backward`. With `scale`, torch.compile computes all gradients in forward.
+    is_empty   function that returns True for an empty problem, for which no backend is called
     name       name of the operator; by default the key of the op
     forward    name of the backends' forward function, if an op has several
     """
@@ -115,7 +115,7 @@ def register(
         return tuple([x.new_zeros(x.shape, dtype=dtype) if need and g is None else g for x, g, need in inputs])
 
     def zeros(problem: Any, needs: Needs) -> Gradients:
-        """Zero tensors with the shapes of those that a backend saves for `backward`."""
+        """Return zeros with the shapes of the tensors that a backend saves for `backward`."""
         wanted = needs if scale else (True,) * len(saved)
         return tuple([shape(problem) if want else None for shape, want in zip(saved, wanted, strict=True)])
 
@@ -128,7 +128,7 @@ def register(
                 ctx.save_for_backward(*kept)
                 return output
             ctx.save_for_backward(*problem[:tensors], *kept)
-            # The caller may change the result in place, so return a copy of a tensor that backward reads.
+            # The caller may change the result in place. If backward also reads this tensor, return a copy.
             return output.clone() if kept and kept[0] is output else output
 
         @staticmethod
@@ -181,7 +181,7 @@ def register(
         return *(g if need else None for g, need in zip(grads, needs, strict=True)), *[None] * rest
 
     nothing = (None,) * len(saved)
-    name, needs_argument = name or op.key, "int[] needs"  # torch.jit.trace records no lists of bools
+    name, needs_argument = name or op.key, "int[] needs"  # ints, because torch.jit.trace cannot record lists of bools
     if scale is None:
         stored_arguments = [f"Tensor saved{i}" for i in range(len(saved))]
         run_backward = operator(

@@ -30,8 +30,8 @@ OF_BUILDS = ("RAOE_KERNELS_BUILD", "RAOE_KERNELS_CACHE", "RAOE_KERNELS_CUDA_ARCH
 
 @cache
 def _environment() -> str:
-    """Return the backend that the environment variable requests. Cached, because reading the variable costs as much as
-    the selection. Warns of variables with names like ours."""
+    """Return the backend that RAOE_KERNELS_BACKEND requests, or "auto". Cached, because reading the variable takes as
+    long as the rest of the selection. Unknown variables with a similar name cause a warning."""
     ours = [name for name in os.environ if name.startswith(("RAOE_KERNEL", "RAOE_BACKEND"))]
     if unknown := sorted({*ours} - {ENVIRONMENT, *OF_BUILDS}):
         warnings.warn(f"environment variable {unknown[0]} has no effect: did you mean {ENVIRONMENT}?", stacklevel=4)
@@ -43,15 +43,15 @@ _block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None
 
 @dataclass(frozen=True)
 class Backend:
-    """An implementation of an op: its module, and missing(device), which returns why it cannot run there, or None."""
+    """An op's implementation: its module, and missing(device), which returns why it cannot run on `device`, or None."""
 
     module: str
     missing: Callable[[torch.device], str | None] = lambda device: None
 
 
 def backends(package: str, **missing: Callable[[torch.device], str | None]) -> dict[str, Backend]:
-    """Return the backends in an op's folder: reference.py, scan.py, and the keys of `missing` ("triton", "native"),
-    whose values are the functions missing(device)."""
+    """Return the backends in an op's folder: "reference" and "scan", which run on every device, and those passed by
+    keyword ("triton", "native"). A keyword's value is the backend's function missing(device)."""
     files = {"triton": "triton_kernels", "native": "native"}
     plain = {name: Backend(f"{package}.{name}") for name in ("reference", "scan")}
     return plain | {name: Backend(f"{package}.{files[name]}", reason) for name, reason in missing.items()}
@@ -59,9 +59,9 @@ def backends(package: str, **missing: Callable[[torch.device], str | None]) -> d
 
 @dataclass
 class Op:
-    """An op's backends by name. `functions` are the public functions that run on the op.
+    """An op: its key in messages, its public functions, and its backends by name.
 
-    by_case: function that returns the backend for a problem on CUDA; replaces the choice of Triton by "auto"
+    by_case: function that maps a problem to a backend name; called on CUDA if "auto" would select Triton
     """
 
     key: str
@@ -94,7 +94,7 @@ class Op:
         if backend != "auto":
             return _validate.one_of("backend", backend, ("auto", *NAMES))
         requested = _block.get() or _environment()
-        # A block covers every op inside it, so an op that lacks the requested backend ignores the block.
+        # The block or variable applies to every op, so an op that lacks the requested backend ignores the request.
         return requested if requested in self.backends else "auto"
 
     def _resolve(self, name: str, device: torch.device) -> ModuleType:
@@ -122,7 +122,7 @@ def use_backend(backend: str) -> Iterator[None]:
 
 
 def refuse_func_grad(function: str) -> None:
-    """Raise RuntimeError if torch.func.grad or vjp differentiates a call: a custom operator has no such derivative."""
+    """Raise RuntimeError if torch.func.grad or torch.func.vjp differentiates a call, which the ops do not support."""
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         return
     levels = torch._C._functorch.get_interpreter_stack() or []
@@ -145,9 +145,9 @@ def triton_missing(device: torch.device) -> str | None:
     if device.type == "cuda":
         version = import_module("triton").__version__
         if tuple(map(int, version.split(".")[:2])) < (3, 4):
-            return f"the kernels need Triton 3.4 or newer, and Triton {version} is installed"
+            return f"the kernels need Triton 3.4 or newer, but Triton {version} is installed"
         if torch.cuda.is_available() and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
-            return f"Triton kernels need compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}"
+            return f"Triton kernels need compute capability >= 8.0, but this GPU has {capability[0]}.{capability[1]}"
         return None
     if device.type == "cpu":
         interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")

@@ -1,4 +1,4 @@
-"""Dtypes in which the ops compute."""
+"""Dtypes of the ops' arithmetic, and helpers for autocast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def flags(dtype: torch.dtype) -> torch.dtype:
     """Dtype of flags (0 or 1) in a Triton kernel that multiplies matrices of `dtype`: int32 for float64, else uint8.
-    Triton 3.6 chooses the layout of a tl.dot by the narrowest input, and has no layout for float64 with uint8."""
+    Triton 3.6 derives the layout of a tl.dot from the narrowest dtype, and has no layout for float64 with uint8."""
     return torch.int32 if dtype == torch.float64 else torch.uint8
 
 
@@ -34,7 +34,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> Any:
-    """Turn off autocast, which would multiply float32 tensors in half precision."""
+    """Return a context that turns off autocast, which would multiply float32 tensors in half precision."""
     return _NO_CHANGE if autocast_dtype(x) is None else torch.autocast(x.device.type, enabled=False)
 
 

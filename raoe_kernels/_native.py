@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._build import why_missing
 
-# The codes of the dtypes in csrc/types.h.
+# Codes of the dtypes, as in csrc/types.h.
 FLOATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 
@@ -29,7 +29,7 @@ def missing(device: torch.device) -> str | None:
     if device.type not in ("cpu", "cuda"):
         return f"there are no compiled kernels for {device.type} devices"
     if device.type == "cuda" and torch.version.hip:
-        return "the compiled kernels need CUDA, and this torch is built for ROCm"
+        return "the compiled kernels need CUDA, but this torch is built for ROCm"
     loaded = _load(device.type)
     if isinstance(loaded, str):
         return loaded

@@ -1,5 +1,5 @@
-"""Ops as torch.library operators: torch.compile and tracers record an op as a single call, and the backend is selected
-when this call runs. Eager calls bypass the operators, whose dispatch costs more than a kernel."""
+"""Ops as torch.library operators, which torch.compile and tracers record as a single call. The backend is selected when
+this call runs. Eager calls bypass the operators, because dispatching an operator takes longer than a kernel."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Results = Iterable[Tensor | None]
 def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) -> ModuleType | None:
     """Return the module that runs a call directly, or None if the call has to go through the op's operator.
 
-    The operator is needed under torch.compile, for tensors without plain memory, and for torch.jit.trace and make_fx,
-    which record only torch operations. The call runs on the device of tensors[0]. Kernels have no forward-mode
-    derivative, so a call with a tangent uses "scan".
+    The operator is needed under torch.compile, for tensors whose memory a kernel cannot read, and for torch.jit.trace
+    and make_fx, which record only torch operations. The call runs on the device of tensors[0]. Kernels have no
+    forward-mode derivative, so with forward-mode tangents "auto" selects "scan", and other backends raise RuntimeError.
     """
     if torch.compiler.is_compiling():
         return None
@@ -45,8 +45,8 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
 
 
 def _reads_memory(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether a kernel may read the tensors' memory directly: no transform, trace or mode is active, and no tensor is
-    of a subclass, or has a sign or zeros that torch applies lazily."""
+    """Whether a kernel may read the tensors' memory directly: no transform, trace or tracing mode is active, and no
+    tensor is a subclass, lazily negated (torch's negative bit), or a zero tensor without memory."""
     active_keys = torch._C._dispatch_tls_local_include_set().raw_repr()
     if active_keys not in _thread_keys(False) and (active_keys not in _thread_keys(True) or _mode_traces()):
         return False
@@ -61,14 +61,14 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _thread_keys(modes: bool) -> tuple[int, int]:
-    """Bits of the active dispatcher keys: (in an ordinary thread, in inference_mode). modes: whether a mode is on."""
+    """Return the bits of the active dispatcher keys (outside, inside) inference_mode. modes: whether a mode is on."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]
 
 
 def _mode_traces() -> bool:
-    """Whether an active mode traces or creates its own tensors. All other modes only observe calls."""
+    """Whether an active mode traces calls or replaces tensors by its own. All other modes only observe calls."""
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) for kind in (kinds.PROXY, kinds.FAKE, kinds.FUNCTIONAL))
 
@@ -81,9 +81,9 @@ def operator(
     shapes: Callable[..., Results],
     autograd: tuple[Callable[..., None], Callable[..., tuple[Tensor | None, ...]]] | None = None,
 ) -> Callable[..., Any]:
-    """Register and return an operator that takes `arguments` (in schema notation) and a backend's name.
+    """Register and return an operator that takes `arguments` (in schema notation) and the name of a backend.
 
-    run(*arguments, backend)    returns the results, with None for an empty result
+    run(*arguments, backend)    returns the results; None stands for an empty tensor
     shapes(*arguments)          returns tensors of the results' shapes and dtypes, with None where run returns None
     autograd                    (setup_context, backward) for torch.library.register_autograd
     """
@@ -110,7 +110,7 @@ def _without_none(results: Iterable[Tensor | None], like: Tensor) -> list[Tensor
 
 
 def _own_memory(results: list[Tensor]) -> tuple[Tensor, ...]:
-    """Give each result its own memory, as operators must. The results of a backend may be parts of one buffer."""
+    """Give each result its own memory, as torch requires of operators. A backend's results may share one buffer."""
     seen: set[int] = set()
     for i, x in enumerate(results):
         x = x.contiguous()

@@ -1,5 +1,5 @@
-"""torch.logcumsumexp with a correct forward-mode derivative. In torch 2.13, torch's own derivative takes exp without
-subtracting a maximum, so the derivative is 0 or NaN if the inputs differ by more than the dtype's exponent range."""
+"""torch.logcumsumexp with a correct forward-mode derivative. In torch 2.13, torch's derivative takes exp without
+subtracting a maximum first, so it is 0 or NaN if the inputs differ by more than the dtype's exponent range."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _LogCumSumExp(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """Return sum_{i <= k} exp(x_i - S_k) t_i for outputs S and tangents t, separately for positive and negative
-        t."""
+        """Return sum_{i <= k} exp(x_i - S_k) t_i, where S are the outputs and t the tangents. The sums of the positive
+        and the negative t are computed separately."""
         x, sums = ctx.saved_tensors
-        sums = sums.masked_fill(sums == -torch.inf, 0)  # an empty sum: avoid inf - inf
+        sums = sums.masked_fill(sums == -torch.inf, 0)  # -inf marks an empty sum: avoid -inf - (-inf)
         positive, negative = ((x + part.clamp(min=0).log()).logcumsumexp(-1) for part in (tangent, -tangent))
         return (positive - sums).exp() - (negative - sums).exp()
 

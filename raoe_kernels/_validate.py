@@ -17,13 +17,13 @@ from torch import Tensor
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _UNORDERED = (torch.uint64,)  # torch cannot sort uint64, and values of uint64 can exceed int64
-# {an argument's name in other libraries and papers: our names, of which the first that the function has is suggested}
+# {argument name in other libraries and papers: our names}; errors suggest the first of our names that the function has
 _SYNONYMS = {"temperature": ["scale"], "tau": ["scale"], "labels": ["targets", "scores"],
              "attention_mask": ["padding_mask"], "attn_mask": ["padding_mask"]}  # fmt: skip
 
 
 def public(function: _Function) -> _Function:
-    """Let a public function's error for an unknown keyword name the argument that is probably meant."""
+    """Decorate a public function: its error for an unknown keyword suggests the argument that was probably meant."""
     names = frozenset(signature(function).parameters)
 
     @wraps(function)
@@ -67,7 +67,7 @@ def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Ten
 
 
 def integers(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check a tensor as `companion` does, and that its dtype is an integer dtype other than bool."""
+    """Check that a tensor holds integers (not bool), has `shape`, and is on the device of `to`, as `companion` does."""
     value = companion(name, value, shape, of, to)
     if value.dtype == torch.bool:
         raise TypeError(f"{name} must be integers (up to int64), got {describe(value)}")
@@ -138,7 +138,7 @@ def scale(value: object) -> float:
 
 
 def learnable_scale(value: object, device: torch.device) -> float | Tensor:
-    """Check a `scale`, or a () float tensor on `device`. A tensor below 1 causes no warning."""
+    """Check that a `scale` is a number > 0 or a () float tensor on `device`. Only a number below 1 causes a warning."""
     if isinstance(value, Tensor):
         return number_or_tensor("scale", value, device, low=0, strict=True)
     return scale(value)
@@ -168,7 +168,7 @@ def widths(name: str, value: object, columns: int) -> tuple[int, ...]:
     dims = tuple(value) if isinstance(value, (tuple, list)) else ()
     if not dims or not all(isinstance(width, int) and not isinstance(width, bool) for width in dims):
         kind = ValueError if isinstance(value, (tuple, list)) and not dims else TypeError
-        raise kind(f"{name} must be one or more integers in a tuple or list, got {describe(value)}")
+        raise kind(f"{name} must be a non-empty tuple or list of integers, got {describe(value)}")
     if not 0 < dims[0] <= dims[-1] <= columns or any(low >= high for low, high in pairwise(dims)):
-        raise ValueError(f"{name} must increase strictly and lie within 1 to {columns}, got {describe(value)}")
+        raise ValueError(f"{name} must be strictly increasing integers from 1 to {columns}, got {describe(value)}")
     return dims

@@ -1,4 +1,4 @@
-"""Helpers for ops with several prefix widths. A segment is the slice of columns between two widths."""
+"""Helpers for ops with several prefix widths. A segment is the slice of columns between two neighbouring widths."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def segments(dims: tuple[int, ...]) -> list[slice]:
-    """Return, for each width, its segment: the columns that this width adds to the previous width."""
+    """Return the segment of each width: the columns that the width adds to the previous width."""
     return [slice(start, end) for start, end in pairwise((0, *dims))]
 
 
 def from_here_on(widths: Tensor) -> Tensor:
-    """Return (K, …): for each width, the sum over this width and all wider ones, which all include its segment."""
+    """Return (K, …): entry k is the sum of the entries of width k and all wider widths, which all include segment k."""
     return widths.flip(0).cumsum(0).flip(0)

@@ -1,4 +1,4 @@
-"""Accuracy assertions for kernels: for this package's tests and for tests of your own kernels.
+"""Accuracy assertions for tests of kernels: this package's and your own.
 
     err(kernel, truth) <= factor x err(plain, truth) + floor
 
@@ -18,7 +18,7 @@ LOSS_FACTOR, GRADIENT_FACTOR, ULPS = 2.0, 3.0, 4.0
 
 
 def error(actual: Tensor, truth: Tensor) -> float:
-    """Largest absolute difference in float64. It is infinite if two elements differ and one of them is not finite."""
+    """Return the largest absolute difference, in float64. If a non-finite element differs, the result is infinite."""
     if actual.shape != truth.shape:
         raise AssertionError(f"shape {tuple(actual.shape)} differs from the reference's shape {tuple(truth.shape)}")
     if truth.numel() == 0:
@@ -29,12 +29,12 @@ def error(actual: Tensor, truth: Tensor) -> float:
 
 
 def _largest(truth: Tensor) -> float:
-    """Largest finite absolute value. The floor is relative to it, so an infinite value would allow any error."""
+    """Return the largest finite absolute value. The floor is proportional to it: infinity would allow any error."""
     return max(truth[truth.isfinite()].abs().tolist(), default=0.0)
 
 
 def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, factor: float, floor: float) -> None:
-    """Assert this module's rule for one tensor. A failure shows the worst element of kernel, plain and truth."""
+    """Assert err(kernel, truth) <= factor x err(plain, truth) + floor. The error message shows the worst element."""
     kernel_error, plain_error = error(actual, truth), error(plain, truth)
     allowed = factor * plain_error + floor
     if kernel_error <= allowed:
@@ -51,8 +51,8 @@ def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_
     """Assert that a loss's error is at most twice the error of `plain` plus a few rounding errors of the result.
 
     exponent_range is scale x (max - min) of the values in the exponents of L = log(1 + sum of exp), and 0 for other
-    losses. If an exponent is split into x_i + y_j, both terms can be as large as exponent_range, and so are rounded at
-    this size. An error e in the exponents changes L by (1 - exp(-L)) e.
+    losses. A kernel may compute an exponent as a sum x_i + y_j of two terms that are as large as exponent_range, and
+    whose rounding errors are proportional to this size. An error e in the exponents changes L by (1 - exp(-L)) e.
     """
     largest = _largest(truth)
     floor = ULPS * torch.finfo(actual.dtype).eps * (largest + exponent_range * min(1.0, largest))

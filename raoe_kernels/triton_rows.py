@@ -16,14 +16,14 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Decorate a kernel so that one compilation works for all sizes, alignments and switches."""
+    """Compile a kernel once for all values and alignments of its arguments, except those marked tl.constexpr."""
     names = [p.name for p in signature(function).parameters.values() if p.annotation != "tl.constexpr"]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
 
 
 @cache
 def has_99_kib(device: torch.device) -> bool:
-    """Whether a block may use only 99 KiB of the GPU's shared memory: compute capability 8.6, 8.9 and 12.x."""
+    """Whether a thread block can use only 99 KiB of shared memory, as on compute capability 8.6, 8.9 and 12.x."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     return major == 12 or (major, minor) in ((8, 6), (8, 9))
 
@@ -35,8 +35,8 @@ def root(x):
 
 
 def unit_of(*matrices: Tensor) -> int:
-    """Return a kernel's UNIT: 16 if rows are contiguous and 16-byte aligned, and sizes and strides are multiples of 16
-    elements, else 1. Kernels receive row strides and the number of columns divided by UNIT."""
+    """Return a kernel's UNIT: 16 if rows are contiguous and 16-byte aligned, and row strides and numbers of columns are
+    multiples of 16 elements, else 1. Kernels receive row strides and numbers of columns divided by UNIT."""
     in_one_piece = all(x.stride(1) == 1 and x.data_ptr() % 16 == 0 for x in matrices)
     return 16 if in_one_piece and all(x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in matrices) else 1
 
@@ -49,8 +49,8 @@ def at(row, start, UNIT: tl.constexpr):
 
 @triton.jit
 def tile(matrix, first, row, start, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
-    """Pointers to ROWS x COLUMNS elements from row `first`, column `start`. The stride `column` is used if UNIT is
-    1."""
+    """Pointers to a tile of ROWS x COLUMNS elements that begins at row `first` and column `start`. `row` and `column`
+    are strides; `column` is used only if UNIT is 1."""
     rows, lane = tl.arange(0, ROWS)[:, None] * (row * UNIT), tl.arange(0, COLUMNS)[None, :]
     if UNIT == 16:
         return at(matrix + first * row * UNIT, start, UNIT) + rows + lane

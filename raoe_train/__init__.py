@@ -4,8 +4,8 @@
 
 `load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate_model` are for your own scripts. `train`,
 `prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` run the jobs of the command line.
-They take a recipe (optional) and settings: ``rt.train("adapt", model={"name": "..."}, output="out")``. `run` runs a job
-by its name. See docs/python.md. Each name is imported at its first use: importing torch and transformers takes seconds.
+Each job takes an optional recipe and settings: ``rt.train("adapt", model={"name": "..."}, output="out")``. `run` also
+takes the job's name. See docs/python.md. A name is imported when it is first used, because importing torch is slow.
 """
 
 import importlib
@@ -48,7 +48,7 @@ HOMES = {
 __all__ = [*HOMES]
 
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # otherwise, type checkers would accept every attribute name
 
     def __getattr__(name: str) -> Any:
         if name not in HOMES:

@@ -1,4 +1,4 @@
-"""``python -m raoe_train`` is ``raoe-train``."""
+"""Run the command ``raoe-train`` as ``python -m raoe_train``."""
 
 import sys
 

@@ -24,19 +24,19 @@ from raoe_train.jobs.shared import check_paths
 JOBS = {
     "train": "train an encoder on scored pairs, triplets, labelled pairs or lists",
     "prepare": "download public data sets and check their row counts",
-    "score": "add similarity scores from two teacher encoders to pairs",
-    "mine": "mine examples for contrastive losses from labelled texts",
+    "score": "add similarity scores from two teacher encoders to sentence pairs",
+    "mine": "mine examples from labelled texts, or hard negatives for queries",
     "generate": "generate chains of ranking sentences with a language model",
-    "evaluate": "evaluate an encoder: similarity, transfer, captions, polarity, MTEB",
-    "encode": "write the embeddings of the sentences of a file",
-    "export": "save an encoder with its adapter merged in",
+    "evaluate": "evaluate an encoder: similarity, transfer, captions, polarity, retrieval, MTEB",
+    "encode": "compute the embeddings of all sentences in a file",
+    "export": "save an encoder with its LoRA adapter merged into the weights",
     "check": "check that embeddings do not depend on padding and batch size",
 }
 TRAIN_PACKAGES = ("accelerate", "datasets", "filelock", "matplotlib", "pandas", "peft", "pyarrow",
         "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
 EXTRAS = {**dict.fromkeys(TRAIN_PACKAGES, "train"), "bitsandbytes": "4bit", "mteb": "eval"}  # {import name: extra}
 USAGE = "raoe-train JOB [RECIPE] [--config FILE] [--section.key VALUE ...]"
-OPTIONS = {"job", "positional", "config", "print_config", "traceback", "loss.help"}  # of the parser, beside keys
+OPTIONS = {"job", "positional", "config", "print_config", "traceback", "loss.help"}  # options that are not settings
 STATUS = "exit status: 0 done, 1 finished with failures, 2 invalid input, 3 unexpected error, 130 interrupted"
 
 
@@ -59,19 +59,19 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
     Args:
         job: name of the job, see JOBS.
         recipe: path of a YAML file, or the name of a shipped recipe.
-        settings: keys that override the recipe, nested (``training={"seed": 1}``) or dotted (``**{"training.seed":
-            1}``).
+        settings: values that override the recipe, with nested keys (``training={"seed": 1}``) or dotted keys
+            (``**{"training.seed": 1}``).
 
     Raises:
         ValueError: an unknown job, recipe or key, an invalid value or row, an output that exists with other settings,
-            or several processes for a job that runs in one.
+            or several processes for a job that supports only one process.
         OSError: a missing file, model or data set, a file that cannot be written, or a full disk.
     """
     return job_of(job)(recipe, **settings)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with an option for each key of a configuration class, if a class is passed."""
+    """An argument parser. Each key of `config`, a configuration class (or None), becomes an option."""
 
     def __init__(self, *args: Any, config: Any = None, **settings: Any) -> None:
         settings |= {"argument_default": argparse.SUPPRESS, "formatter_class": argparse.RawDescriptionHelpFormatter}
@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
             section, of = name.rpartition(".")[0], cfg.dataclass_in(key.type)
             if of in (None, cfg.Choice):
                 self.add_key(name, key, first if name in essentials else groups[section])
-            else:  # the help of a section that is unset by default only lists its keys
+            else:  # for a section that is unset by default, the help only lists the keys
                 inner = [each.rpartition(".")[2] for each in self.keys if each.startswith(f"{name}.")]
                 listed = None if key.type is of else textwrap.fill(f"--{name}.KEY VALUE sets {', '.join(inner)}", 100)
                 title = key.text or str(of.__doc__).partition(".\n")[0]
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words. Unknown keys become options, too: some sections accept any key, and others explain the error."""
+        """Parse words. Accept unknown keys: some sections allow any key, and `merge` reports the other unknown keys."""
         unknown = (word.partition("=")[0] for word in args or () if self.keys and word.startswith("--"))
         for option in {*unknown} - {*self._option_string_actions, "--"}:
             self.add_argument(option, action="append", nargs="*")
@@ -120,16 +120,16 @@ def parser() -> Parser:
     jobs = top.add_subparsers(title="jobs", metavar="JOB", dest="job", parser_class=Parser)
     for name, summary in JOBS.items():
         config = config_of(name)
-        positional, count, text = ("NAME", "*", "as --names") if name == "prepare" else ("RECIPE", "?", recipes)
+        positional, count, text = ("NAME", "*", "value for --names") if name == "prepare" else ("RECIPE", "?", recipes)
         usage = f"raoe-train {name} [{positional}] [--config FILE] [--section.key VALUE ...]"
         example = getattr(config, "example", "")
         job = jobs.add_parser(name, help=summary, description=summary, usage=usage, epilog=example, config=config)
         job.add_argument("positional", nargs=count, metavar=positional, help=text)
-        job.add_argument("--config", action="append", metavar="FILE", help="YAML file of settings; a later file wins")
-        job.add_argument("--print_config", action="store_true", help="print the settings as a recipe")
+        job.add_argument("--config", action="append", metavar="FILE", help="YAML file of settings; later files win")
+        job.add_argument("--print_config", action="store_true", help="only print the settings, as a recipe")
         job.add_argument("--traceback", action="store_true", help="show the traceback of an error")
         if name == "train":
-            text = "list all losses, or the keywords of one loss"
+            text = "list all losses, or show the help of the loss CLASS"
             job.add_argument("--loss.help", nargs="?", const="", metavar="CLASS", help=text)
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         import argcomplete  # type: ignore[import-not-found]
@@ -139,7 +139,7 @@ def parser() -> Parser:
 
 
 def configure(words: Sequence[str]) -> tuple[dict[str, Any], Any]:
-    """Parse a command line. Return the options and the unchecked configuration of the job, see raoe_train.config."""
+    """Parse a command line. Return the options and the job's configuration, before `checked` of raoe_train.config."""
     if words and not words[0].startswith("-"):
         config_of(words[0])  # raises an error with a hint for an unknown job
     options = vars(parser().parse_args(words))
@@ -152,7 +152,7 @@ def configure(words: Sequence[str]) -> tuple[dict[str, Any], Any]:
     recipes, positional = options.get("config", []), options.get("positional")
     if positional and options["job"] == "prepare":
         if "names" in given:
-            raise ValueError("names are given twice: before the options and as --names")
+            raise ValueError("data sets are named twice, before the options and with --names: remove one of the two")
         given["names"] = positional
     elif positional:
         recipes = [positional, *recipes]
@@ -164,16 +164,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problem (a full disk, a NaN loss), 3 unexpected error, 130 interrupted, 141 broken pipe."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # an unsupported character must not end a run
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks must not end a run
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
-    except BrokenPipeError:  # for example, `| head` has read enough
+    except BrokenPipeError:  # the reader has exited, for example `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # the shell's status for SIGPIPE
 
 
 def _main(words: list[str]) -> int:
-    # At import, this logger warns of an optional kernel that is not installed. Users need not act on it.
+    # At import, bitsandbytes warns about a missing optional kernel. Users can ignore this warning.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.stderr.isatty():  # the libraries read these variables when they are imported
         for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
@@ -200,7 +200,7 @@ def _main(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> dict[str, Any]:
-    """Run the job of a command line and return its result; or print, for example help, and return {}."""
+    """Run a job and return its result. For options that only print, such as --print_config, print and return {}."""
     if not words:
         parser().print_help()
         raise SystemExit(2)
@@ -210,7 +210,7 @@ def _run(words: list[str]) -> dict[str, Any]:
     elif "print_config" in options:
         print(cfg.recipe_text(cfg.checked(config) if getattr(config, "needs_library", False) else config), end="")
     else:
-        check_paths(config)  # this and the loop find errors before torch is imported
+        check_paths(config)  # this check and the loop report errors before the slow import of torch
         for _, source in cfg.marked(config, "rows"):
             for part in filter(is_file, pool(source)):
                 file_and_split(part)
@@ -222,7 +222,7 @@ def _run(words: list[str]) -> dict[str, Any]:
 
 
 def loss_help(name: str) -> str:
-    """Return the help of a loss and its keywords. For name "", return the names of all losses."""
+    """Return the help text of a loss and its keywords. For the name "", return a list of all losses."""
     if not name:
         return f"losses of raoe_train.losses: {', '.join(sorted(settings.loss_outline()))}"
     loss = settings.loss_class(name)
@@ -234,7 +234,7 @@ def loss_help(name: str) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    """Return a sentence on an unexpected error, and write the traceback of the error to a temporary file."""
+    """Write the traceback of an unexpected error to a temporary file, and return the message for the user."""
     handle, name = tempfile.mkstemp(".txt", "raoe-train-")
     with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
         traceback.print_exception(error, file=file)

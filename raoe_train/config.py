@@ -1,8 +1,8 @@
 """Settings of jobs: dataclasses that are filled from recipe files, the command line or Python.
 
-Each job has one configuration class, of which `parse` creates one object. Settings are read in this order, and later
-values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords from Python). All
-settings are merged as {dotted key: value}. Then each value is converted to the type of its field.
+Each job has one configuration class, and `parse` creates an object of this class. Settings are read in this order, and
+later values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords in Python).
+Keys may be nested or dotted. Each value is converted to the type of its field.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ Share = Annotated[float, (">=", 0), ("<", 1)]
 ZeroToOne = Annotated[float, (">=", 0), ("<=", 1)]
 AboveZeroToOne = Annotated[float, (">", 0), ("<=", 1)]
 Cosine = Annotated[float, (">=", -1), ("<", 1)]
-# Types of paths, for the check that a job does not overwrite a file that it reads
+# Types of paths. With them, a job checks that it does not overwrite a file that it reads.
 Source = Annotated[str, "read"]
 DataSource = Annotated[str, "read", "rows"]
 File = Annotated[str, "written file"]
@@ -41,22 +41,22 @@ Folder = Annotated[str, "written folder"]
 SIGNS = {">": (operator.gt, "above"), ">=": (operator.ge, "at least"),
          "<": (operator.lt, "below"), "<=": (operator.le, "at most")}  # fmt: skip
 RECIPES = Path(__file__).with_name("recipes")
-OTHERS = "others"  # name of the field that collects the keys which a section accepts besides its own fields
-shorten = reprlib.Repr()  # terminates also for values with nested YAML aliases
+OTHERS = "others"  # name of the field for keys that a section accepts in addition to its own fields
+shorten = reprlib.Repr()  # for messages: the repr of nested YAML aliases could be huge
 shorten.maxstring = shorten.maxother = 200
 
 
 @dataclasses.dataclass
 class Choice:
-    """A class and the keywords of its constructor. The key SECTION sets the class, SECTION.KEYWORD a keyword. A recipe
-    may contain {class_path: CLASS, init_args: {KEYWORD: VALUE}} instead."""
+    """A class and the keywords of its constructor. For example, the key `loss` sets the class, and `loss.scale` sets
+    its keyword `scale`. A recipe may instead contain loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
 
     class_path: str
     init_args: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def chosen(self) -> Any:
-        """The class."""
+        """Import and return the class."""
         module, _, name = self.class_path.rpartition(".")
         return getattr(importlib.import_module(module), name)
 
@@ -69,7 +69,7 @@ class Key(NamedTuple):
     """A setting, or a keyword of a class."""
 
     type: Any
-    text: str  # of help
+    text: str  # help text
     default: Any
 
 
@@ -91,7 +91,7 @@ def recipe_path(recipe: str | Path) -> Path:
 
 
 def nearest(word: str, candidates: Iterable[Any]) -> str:
-    """ Return " (did you mean WORD?)" with the most similar candidate, or "" if no candidate is similar."""
+    """Return " (did you mean WORD?)" with the most similar candidate, or "" if no candidate is similar."""
     section, dot, key = word.rpartition(".")
     names = {str(name).lower(): str(name) for name in candidates}
     close = [low for low, name in names.items() if dot and name.startswith(section + dot) and key.rstrip("s") in low]
@@ -103,10 +103,10 @@ def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[s
     """Create an object of a configuration class.
 
     Args:
-        config: a dataclass; its fields are the keys, and a field that is a dataclass is a section (SECTION.KEY).
+        config: a dataclass; its fields are the keys, and fields that are dataclasses are sections (SECTION.KEY).
         recipe: path of a YAML file, or the name of a shipped recipe.
         settings: keys that override the recipe, nested (``{"model": {"name": "x"}}``) or dotted
-            (``{"model.name": "x"}``). Texts are converted as on the command line.
+            (``{"model.name": "x"}``). Strings are converted to the types of the fields, as on the command line.
 
     Raises:
         ValueError: an unknown key or recipe, or a value of the wrong type.
@@ -116,13 +116,13 @@ def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[s
 
 
 def checked(config: T) -> T:
-    """Return the same configuration, after the check (`complete`) of the settings that a library declares."""
+    """Check settings that libraries declare, with `complete` if the class has it. Return the configuration."""
     return config.complete() if hasattr(config, "complete") else config
 
 
 def merge(config: type[T], layers: Iterable[Mapping[str, Any]], prefix: str = "") -> T:
-    """Create a configuration object from layers of settings. Later layers override earlier layers and `config`, if it
-    is an object. Keywords of a class and keys in `others` are not checked; see `checked`."""
+    """Create a configuration object from layers of settings, which override earlier layers and, if `config` is an
+    object, its values. Only `checked` checks the keywords of a Choice and the keys in `others`."""
     result: Any = config() if isinstance(config, type) else copy.deepcopy(config)
     for layer in layers:
         _apply(result, layer, prefix)
@@ -132,7 +132,7 @@ def merge(config: type[T], layers: Iterable[Mapping[str, Any]], prefix: str = ""
 def _apply(section: Any, settings: Mapping[str, Any], prefix: str) -> None:
     """Set fields of a configuration object, and of the objects nested in it, from nested or dotted settings."""
     hints = hints_of(type(section))
-    # a class before its keywords, because setting the class clears them
+    # set a class before its keywords, because a new class clears the keywords
     order = sorted(settings, key=lambda name: ("." in str(name), not str(name).endswith(".class_path")))
     for name in order:
         field, _, rest = str(name).partition(".")
@@ -160,7 +160,7 @@ def _apply(section: Any, settings: Mapping[str, Any], prefix: str) -> None:
 
 
 def _choose(key: str, choice: Choice, value: Any) -> Choice:
-    """Set the class of a choice, which clears the keywords set before, or set some keywords."""
+    """Return a Choice with a new class, which clears earlier keywords, or with some keywords changed."""
     if isinstance(value, str):
         return Choice(value)
     if not isinstance(value, Mapping) or not isinstance(value.get("init_args") or {}, Mapping):
@@ -172,7 +172,7 @@ def _choose(key: str, choice: Choice, value: Any) -> Choice:
 
 
 def _rebuild(config: Any) -> Any:
-    """Create a configuration object again, to run the checks of its classes that depend on several fields."""
+    """Create a configuration object again, so that each __post_init__ checks the final values of all fields."""
     if not hasattr(config, "__dataclass_fields__"):
         return config
     return dataclasses.replace(config, **{name: _rebuild(getattr(config, name)) for name in hints_of(type(config))})
@@ -191,19 +191,19 @@ def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
 
 
 def defaults_of(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {dotted key: default} of all keys, without the sections that always exist."""
+    """Return {dotted key: default} of all keys; of sections, only those that are unset (None) by default."""
     keys = keys_of(config, prefix).items()
     return {name: key.default for name, key in keys if not dataclasses.is_dataclass(key.default)}
 
 
 def hints_of(config: Any) -> dict[str, Any]:
-    """{field: type} of a dataclass."""
+    """Return {field: type} of a dataclass."""
     hints = typing.get_type_hints(config, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
 
 def dataclass_in(hint: Any) -> Any:
-    """Return the dataclass X in a type X or X | None; None if the type has no dataclass."""
+    """Return the dataclass X of a type X or X | None. Return None if the type contains no dataclass."""
     return next((kind for kind in members(hint) if dataclasses.is_dataclass(kind)), None)
 
 
@@ -213,7 +213,7 @@ def members(hint: Any) -> tuple[Any, ...]:
 
 
 def convert(key: str, value: Any, hint: Any) -> Any:
-    """Convert the value of a key, possibly a text, to a type. ValueError, with the key, if this is impossible."""
+    """Convert the value of a key, such as a string, to a type. If this is impossible, ValueError names the key."""
     try:
         return _convert(value, hint)
     except (ValueError, TypeError, OverflowError):
@@ -227,7 +227,7 @@ def _convert(value: Any, hint: Any) -> Any:
         if all(SIGNS[rule[0]][0](result, rule[1]) for rule in of[1:] if isinstance(rule, tuple)):
             return result
     elif len(members(hint)) > 1:
-        for each in sorted(of, key=lambda each: each is not type(None)):  # null is a text only as a last resort
+        for each in sorted(of, key=lambda each: each is not type(None)):  # try None first, because str takes any word
             with contextlib.suppress(ValueError, TypeError, OverflowError):
                 return _convert(value, each)
     elif hint is str and isinstance(value, str | Path):
@@ -251,7 +251,7 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def _plain(text: str) -> Any:
-    """Convert a text without a declared type as YAML does, except that "query: " and invalid YAML stay texts."""
+    """Parse a string without a type as YAML. Invalid YAML and mappings without braces ("query: ") stay strings."""
     with contextlib.suppress(ValueError):
         value = read_yaml(text)
         if text.startswith(("[", "{")) or not isinstance(value, list | dict):
@@ -283,7 +283,7 @@ def describe(hint: Any) -> str:
 
 
 def value_of(words: str | Sequence[str] | None, hint: Any) -> Any:
-    """Convert the words after a key on the command line to its value: no word is true, NAME=VALUE ... a mapping."""
+    """Return the value of the words after a key on the command line. No words mean true; NAME=VALUE is a mapping."""
     words = [words] if isinstance(words, str) else words or ["true"]
     words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
     if is_generic(hint, Mapping) and all("=" in word for word in words):
@@ -292,7 +292,7 @@ def value_of(words: str | Sequence[str] | None, hint: Any) -> Any:
 
 
 def keywords_of(of: type) -> dict[str, Key]:
-    """Return the keywords with a default of a class's constructor, and of base classes that receive its **others."""
+    """Return the constructor keywords that have defaults, of a class and of the bases that get its ** arguments."""
     keywords: dict[str, Key] = {}
     for base in of.__mro__:
         if "__init__" in vars(base):
@@ -307,7 +307,7 @@ def keywords_of(of: type) -> dict[str, Key]:
 
 
 def docs_of(config: type) -> dict[str, str]:
-    """Return {field: its text in the Args} from the docstrings of a class and its base classes."""
+    """Return {field: its description under Args} from the docstrings of a class and its base classes."""
     docs: dict[str, str] = {}
     for base in reversed(config.__mro__):
         args = (base.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
@@ -317,7 +317,7 @@ def docs_of(config: type) -> dict[str, str]:
 
 
 def marked(config: Any, marker: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, text) for each value whose field type carries `marker`, such as "read" (type Source)."""
+    """Yield (dotted key, path) for each path whose field type has `marker`, such as "read" for the type Source."""
     for name, hint in hints_of(type(config)).items():
         value, key = getattr(config, name), prefix + name
         if dataclasses.is_dataclass(value):
@@ -333,7 +333,7 @@ def _has_marker(hint: Any, marker: str) -> bool:
 
 
 def to_dict(value: Any) -> Any:
-    """Convert a configuration object, or a section, to the plain values of a recipe."""
+    """Convert a configuration object or a section to plain values, as in a recipe."""
     if not dataclasses.is_dataclass(value):
         return value
     values = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -361,8 +361,8 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML; ValueError if it is invalid. Words that YAML 1.1 reads as numbers or dates, but that people mean as
-    names (007, 1_000, 1:30, 2026-11-26), stay texts."""
+    """Parse YAML; ValueError if it is invalid. Words that YAML 1.1 reads as numbers or dates, but that users mean as
+    names (007, 1_000, 1:30, 2026-11-26), stay strings."""
     import yaml
 
     class Loader(yaml.SafeLoader):

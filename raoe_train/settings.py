@@ -27,13 +27,13 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Classifier:
-    """The classifier for transfer tasks. The defaults of the other keys depend on classifier.name.
+    """The classifier for transfer tasks. The other keys have defaults that depend on classifier.name.
 
     Args:
-        name: scikit-learn, or senteval (a linear layer and Adam, as in papers)
-        kfold: folds of cross-validation
+        name: scikit-learn (logistic regression), or senteval (a linear layer trained with Adam, as in papers)
+        kfold: number of cross-validation folds
         batch_size: examples per training step
-        tenacity: total number of rounds without improvement after which training stops
+        tenacity: maximum number of rounds without improvement, in total, before training stops
         epoch_size: epochs per round; the dev set is evaluated after each round
     """
 
@@ -61,12 +61,12 @@ class Polarity:
 
     Args:
         reference: encoder that measures similarity; in the job train, the default is the encoder before training
-        k: number of sentences to retrieve
-        discount: how retrieved sentences are weighted by rank; linear (Eq. 1 of the paper) or none (equal weights)
+        k: number of sentences to retrieve for each test sentence
+        discount: weights of the retrieved sentences; linear in the rank (Eq. 1 of the margins paper) or none (equal)
         sources: number of train sentences to retrieve from, as a multiple of the number of test sentences
         max_sentences: maximum number of test sentences, which are sampled at random if there are more
-        seed: seed for drawing sentences
-        curve: additional values of k for which scores are reported
+        seed: seed for the random choice of sentences
+        curve: additional values of k at which to report scores
     """
 
     reference: FrozenEncoder | None = None
@@ -80,7 +80,7 @@ class Polarity:
 
 @dataclass
 class LanguageModel:
-    """The language model that generates.
+    """The language model that generates chains.
 
     Args:
         name: causal language model, by path or hub name
@@ -105,12 +105,12 @@ class LanguageModel:
 
 @dataclass
 class Sampling:
-    """How tokens are chosen: fields of transformers.GenerationConfig with the same meaning.
+    """How tokens are chosen. The fields have the same meaning as in transformers.GenerationConfig.
 
     Args:
         do_sample: sample tokens at random; false always takes the most probable token (greedy decoding)
-        repetition_penalty: penalty for tokens that already occurred; 1 for none
-        no_repeat_ngram_size: size of n-grams that must not occur twice; 0 for no limit
+        repetition_penalty: penalty for tokens that already occurred; 1 for no penalty
+        no_repeat_ngram_size: size of the n-grams that must not occur twice; 0 allows repetitions
         temperature: temperature of the softmax
         top_k: sample only from this number of most probable tokens
         top_p: sample only from the most probable tokens whose probabilities sum to this value
@@ -142,14 +142,14 @@ class Generation(Sampling):
     Args:
         method: guided, iterative (without guidance) or single-step (one prompt for the whole list)
         steps: number of sentences to generate for each source sentence
-        guidance: with method guided, strength that moves a sentence away from the last but one; the paper's 1 + lambda
+        guidance: with method guided, strength of the push away from the sentence before last; the paper's 1 + lambda
         max_new_tokens: maximum number of tokens per sentence; method single-step allows `steps` times as many per list
-        batch_size: number of chains to generate at a time
+        batch_size: number of chains to generate at the same time
         verify: check each sentence against rules; with do_sample, a sentence that fails is generated again up to 5
             times; chains that still fail go to OUTPUT.failed.jsonl; false keeps all chains
         seed: seed for the random choices of do_sample
-        prompt: template with {sentence}, optionally {steps} and {example}, in place of the paper's prompt; few-shot
-            selects raoe's prompt for small models
+        prompt: prompt template that replaces the paper's prompt, with {sentence} and optionally {steps} and {example};
+            few-shot selects raoe's prompt for small models
         chat: use the tokenizer's chat template; by default, true if the tokenizer has a chat template
         max_input_tokens: maximum number of tokens in a source sentence; longer sentences are skipped and counted
     """
@@ -200,13 +200,13 @@ class Seeds:
 
 @dataclass
 class Teacher(FrozenEncoder):
-    """The frozen encoder that a loss learns from.
+    """The frozen encoder that supplies a loss's targets.
 
     Args:
-        cache: directory in which the teacher's embeddings (for lists: cosines) are cached for later runs; for lists,
-            the default is OUTPUT/teacher, which is removed when the run finishes
+        cache: directory that keeps the teacher's embeddings (for lists, its cosines) for later runs; for lists, the
+            default is OUTPUT/teacher, which is removed when the run finishes
         information: what to learn from a list; ranking (its order), semantic (the teacher's cosines) or both
-        omega: with information both, strength with which the order of a list changes the teacher's cosines
+        omega: with information both, how strongly the order of a list changes the teacher's cosines
         second: second teacher, whose cosines are averaged with those of the first teacher
     """
 
@@ -222,21 +222,21 @@ class Training:
     Args:
         num_train_epochs: number of passes over the training data
         per_device_train_batch_size: rows in a training batch, on each device
-        learning_rate: peak learning rate; auto depends on the loss (PearsonLoss, InfoNCELoss) and the encoder's size
+        learning_rate: peak learning rate; auto is 2e-5 for queries and passages, 5e-5 above 50M parameters, else 2e-4
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
         bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units
         tf32: multiply float32 matrices in TF32; auto uses TF32 on GPUs that support it
-        by_length: encode each batch in groups of texts of similar length, to avoid padding
-        packed: pack each batch into one row without padding, with attention of raoe_kernels; auto packs on CUDA
+        by_length: encode each batch in groups of texts of similar length, which reduces padding
+        packed: join the texts of a batch into one row without padding (attention of raoe_kernels); auto packs on CUDA
         keep: weight of the regularizer that keeps embeddings close to those before training; auto is 0.3 if the
             training scores have only two values, else 0
         patience: number of evaluations without improvement after which training stops
-        min_steps: minimum number of steps; epochs are added to reach it
-        max_steps: number of steps; replaces num_train_epochs
+        min_steps: minimum number of steps; if needed, training takes more epochs
+        max_steps: number of steps; overrides num_train_epochs
         per_device_eval_batch_size: rows in an evaluation batch, on each device
-        gradient_accumulation_steps: batches per optimizer step; this adds no in-batch negatives, unlike a larger batch
-            with loss.mini_batch_size
+        gradient_accumulation_steps: batches per optimizer step; unlike a larger batch with loss.mini_batch_size, this
+            adds no in-batch negatives
         warmup_steps: number of warm-up steps; a number below 1 is a share of all steps
         weight_decay: weight decay of AdamW
         max_grad_norm: maximum gradient norm, for clipping; 0 for no clipping
@@ -249,9 +249,9 @@ class Training:
         logging_steps: steps between log entries
         report_to: experiment trackers, such as tensorboard or wandb
         dataloader_num_workers: processes that prepare batches; by default 4 on CUDA, else 0
-        batch_sampler: how batches are drawn; by_premise puts all pairs with one premise into one batch
+        batch_sampler: how batches are drawn; by_premise puts all pairs with the same premise into one batch
         gradient_checkpointing: save memory by recomputing activations in the backward pass
-        learning_rate_mapping: learning rates of some parameters, by regular expression of the parameter names
+        learning_rate_mapping: learning rates for parameters whose names match a regular expression, as REGEX=RATE
     """
 
     num_train_epochs: PositiveFloat = 3.0
@@ -292,16 +292,16 @@ class Evaluation:
     """What to evaluate before and after training.
 
     Args:
-        tasks: evaluation tasks, as in the job evaluate; their files are in data.dir
+        tasks: evaluation tasks, as in the job evaluate; names are looked up in data.dir
         before: also run the evaluation tasks before training
         batch_size: sentences encoded at a time
         classifier: classifier for transfer tasks
         certificate: save a trained encoder only if a paired bootstrap on the dev set finds it better than the encoder
             before training; otherwise save the encoder before training
-        mixtures: with certificate, shares of the trained weights in the candidates, which mix trained and start weights
-        min_gain: with certificate, save the candidate with the highest guard among those with at least this share of
-            the largest gain on the dev set; 1 saves the candidate with the largest gain
-        guard_budget: with certificate, maximum fall of the guard, which is a correlation x 100 measured on data.guard
+        mixtures: with certificate, also try mixtures of trained and start weights, with these shares of trained weights
+        min_gain: with certificate, save the candidate with the highest guard score among those with at least this share
+            of the largest gain on the dev set; 1 saves the candidate with the largest gain
+        guard_budget: with certificate, maximum decrease of the guard score (correlation x 100 on data.guard)
     """
 
     tasks: list[Source] = field(default_factory=list)

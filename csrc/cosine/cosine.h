@@ -15,14 +15,14 @@ struct CosineArgs {
   const void* b;                // (rows, columns)
   std::int64_t rows, columns, stride_a, stride_b;
   Float type;                   // f32 or f64
-  double eps;                   // all three results of a row are 0 if a norm is <= eps
+  double eps;                   // if |a| or |b| of a row is <= eps, its c and both inverses are 0
   void* c;                      // (rows)
   void* inverse_a;              // (rows), 1 / |a|
   void* inverse_b;              // (rows), 1 / |b|
 };
 
 struct CosineGradArgs {
-  const void* grad;             // (rows), of the same type as c
+  const void* grad;             // (rows) upstream gradient, of the same type as c
   const void* a;
   const void* b;
   std::int64_t rows, columns, stride_a, stride_b;

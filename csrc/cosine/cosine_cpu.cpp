@@ -1,5 +1,5 @@
-// Pairwise cosine on the CPU. Forward reads each row once for all widths. Backward reads and writes each row once, in
-// segments of the columns between two widths.
+// Pairwise cosine on the CPU. Forward reads each row once for all widths. Backward reads and writes each row once, by
+// segments: the columns between two widths.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
@@ -17,7 +17,7 @@ constexpr std::int64_t elements_a_thread = 1 << 17;  // with fewer elements, sta
 
 using Dims = std::vector<std::int64_t>;
 
-// Sums of a row's a b, a a and b b in W, in parallel lanes: the rounding error grows with columns / lanes.
+// Sums of a * b, a * a and b * b over a row, in type W, in parallel lanes: rounding errors grow with columns / lanes.
 template <class W>
 struct Products {
   static constexpr int lanes = 32;
@@ -30,7 +30,7 @@ struct Products {
       for (int k = 0; k < lanes; ++k) add_element(a[d + k], b[d + k], k);
     }
     const int rest = static_cast<int>(columns - d);
-    if (rest) {  // masked instead of a scalar loop: a narrow width may consist of the rest only
+    if (rest) {  // masked instead of a scalar loop: a segment may have fewer columns than lanes
       for (int k = 0; k < lanes; ++k) add_element(k < rest ? a[d + k] : T(0), k < rest ? b[d + k] : T(0), k);
     }
   }
@@ -45,8 +45,8 @@ struct Products {
 
 constexpr std::int64_t rows_at_once = 16;
 
-// The sums of a few rows up to each width, (widths, 3, rows_at_once). The lanes of all rows are added
-// up together, in vector additions; adding up the lanes of a single row would take scalar additions.
+// The sums of a few rows up to each width, (widths, 3, rows_at_once). The lanes of all rows are joined together, in
+// vector additions; joining the lanes of a single row would take scalar additions.
 template <class T>
 class RowGroup {
  public:
@@ -80,7 +80,7 @@ class RowGroup {
   std::vector<T> parts_, halves_;
 };
 
-// Whether both sums of squares are safely inside float's range; with very small or large elements they are not.
+// Whether both sums of squares are safely inside float's range. For very small or large elements they are not.
 RAOE_INLINE bool in_range(double aa, double bb) { return aa > 1e-28 && bb > 1e-28 && aa + bb < 1e38; }
 
 // Compute a row's sums in double.
@@ -96,14 +96,14 @@ RAOE_NOINLINE void sum_in_double(const T* a, const T* b, std::int64_t columns, d
   }
 }
 
-// Gradient of a row: upstream gradient x d cosine / d row = other across - row own.
+// Gradient of a row: upstream gradient x d cosine / d row = other * across - row * own.
 template <class T>
 RAOE_INLINE void gradient(const T* __restrict row, const T* __restrict other, T* __restrict out, std::int64_t columns,
                           T across, T own) {
   for (std::int64_t d = 0; d < columns; ++d) out[d] = other[d] * across - row[d] * own;
 }
 
-// Cosines and inverse norms from the sums of a few rows; 0 where a norm counts as zero.
+// Compute cosines and inverse norms from the sums of a few rows. All are 0 for a row with a norm <= eps.
 template <class T>
 RAOE_INLINE void cosines(const double* __restrict ab, const double* __restrict aa, const double* __restrict bb,
                          std::int64_t rows, double eps, T* __restrict c, T* __restrict inverse_a,
@@ -118,7 +118,7 @@ RAOE_INLINE void cosines(const double* __restrict ab, const double* __restrict a
   }
 }
 
-// dc/da = b / (|a| |b|) - c a / |a|^2: add the factors of b and of a for a few rows to the factors of wider widths.
+// dc/da = b / (|a| |b|) - c a / |a|^2. For a few rows: add the factors of b and of a to those of the wider widths.
 template <class T>
 RAOE_INLINE void add_factors(const T* __restrict grad, const T* __restrict c, const T* __restrict inverse_a,
                              const T* __restrict inverse_b, std::int64_t rows, bool more, const double* wider_across,
@@ -180,8 +180,8 @@ void forward(const CosineArgs& args, const Dims& dims, int threads) {
   });
 }
 
-// Factors of a few rows, (K, rows_at_once). They are stored together because the inputs of two widths are
-// `rows` elements apart, often a power of two: reading them row by row would use a single set of the cache.
+// Factors of a few rows, (widths, rows_at_once). They are copied side by side because the inputs of two widths are
+// `rows` elements apart, often a power of two: reading those row by row would use a single set of the cache.
 struct Factors {
   explicit Factors(std::size_t widths) : first(widths * rows_at_once), second(first), third(first) {}
   std::vector<double> first, second, third;
@@ -198,7 +198,7 @@ void backward(const CosineGradArgs& args, const Dims& dims, int threads) {
     Factors factors(dims.size());
     for (std::int64_t r = first; r < end; r += rows_at_once) {
       const std::int64_t group = std::min(rows_at_once, end - r);
-      // A column is part of every width that includes it, so factors are summed from the widest width on.
+      // A column's factors are the sum over all widths that include it, so sum from the widest to the narrowest width.
       for (std::size_t k = dims.size(); k-- > 0;) {
         const std::int64_t at = static_cast<std::int64_t>(k) * args.rows + r;
         const std::size_t to = k * rows_at_once, wider = k + 1 < dims.size() ? to + rows_at_once : to;

@@ -26,8 +26,8 @@ RAOE_HD bool is_nan(float x) { return x != x; }
 RAOE_HD bool is_nan(double x) { return x != x; }
 RAOE_HD bool is_nan(std::int64_t) { return false; }
 
-// Flip all bits of a negative number, and only the sign bit of others. Adding 0 turns -0.0 into 0.0. NaN may get
-// any key, because callers test for it.
+// Flip all bits of a negative number, and only the sign bit of a positive one. Adding 0 turns -0.0 into 0.0. NaN may
+// get any key, because callers test for NaN.
 RAOE_HD std::uint32_t orderable(float score) {
   const std::int32_t bits = bits_of<std::int32_t>(score + 0.0f);
   return static_cast<std::uint32_t>(bits ^ ((bits >> 31) | INT32_MIN));
@@ -85,7 +85,7 @@ RAOE_HD float inverse_root(float x) {
 #endif
 }
 
-// d(-theta)/dc = 1 / sqrt(1 - c^2), or 0 where clipped. (1 - c)(1 + c) keeps its digits near +-1.
+// d(-theta)/dc = 1 / sqrt(1 - c^2), or 0 where c is clipped. (1 - c)(1 + c) is accurate near +-1.
 template <class T>
 RAOE_HD T angle_slope(T c) {
   return inside_clip(c) ? inverse_root((T(1) - c) * (T(1) + c)) : T(0);
@@ -94,7 +94,7 @@ RAOE_HD T angle_slope(T c) {
 // ---- The sums. ----
 
 // Sums of exponentials are stored as plain numbers if tau x range(c) and tau x range(theta) are below this bound.
-// Then the sum of n terms exp(range) fits float (`single`); with double terms even the largest Z fits double.
+// Then a sum of n terms exp(range) fits into float (`single`). With terms in double, even the largest Z fits.
 inline double linear_room(bool single, std::int64_t n) {
   const double count = std::log(static_cast<double>(n));
   return single ? 85 - count : 680 - 2 * count;

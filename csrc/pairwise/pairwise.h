@@ -15,7 +15,7 @@ enum class Ties : int { average = 0, min = 1, max = 2, dense = 3, ordinal = 4 };
 struct PairwiseArgs {
   const void* similarity;       // (n)
   const void* scores;           // (n)
-  const std::int64_t* labels;   // (n); if null, the angular objective compares by s_i < s_j only
+  const std::int64_t* labels;   // (n); if null, the condition of the angular objective is only s_i < s_j
   std::int64_t n;               // >= 1
   Float similarity_type;        // the CPU functions take only f32 and f64
   Key score_type;
@@ -29,13 +29,13 @@ struct PairwiseArgs {
   void* grads;                  // (rows, n) in the caller's order; null if no gradient is needed
 };
 
-// cpu/pairwise.cpp. Uses up to `threads` threads if the batch is large enough; their number does not change the result.
+// cpu/pairwise.cpp. Uses up to `threads` threads if the batch is large enough; results do not depend on their number.
 // `rows` similarities of the same pairs share one sort: similarity is (rows, n), losses are (parts, rows) and grads
 // (parts, rows, n). Throws std::bad_alloc, and std::invalid_argument for more than 2^28 pairs.
 void pairwise_cpu(const PairwiseArgs& args, std::int64_t rows, int threads);
 
-// Computes out (rows, n) = first x grads[0] + second x grads[1], or first x grads[0] for one part. first and second are
-// (rows), grads is (parts, rows, n). All arrays are f32, or all are f64.
+// Computes out (rows, n) = first x grads[0] + second x grads[1], or with one part first x grads[0]. first and second,
+// the upstream gradients, are (rows); grads is (parts, rows, n). All arrays are f32, or all are f64.
 void scale_cpu(const void* grads, std::int64_t n, Float type, int parts, std::int64_t rows, const void* first,
                const void* second, void* out);
 

@@ -32,37 +32,37 @@ def bidirectional_attention(
 
     Every real token attends to all real tokens of its sentence. Padding has no influence: NaN or inf in padding does
     not spread. Rows of padding are 0 in the result and in the gradients, whatever their upstream gradient is. The
-    result for a sentence does not depend on the other sentences of the batch, up to rounding (this folder's README says
-    when the results are exactly equal).
+    result for a sentence does not depend on the other sentences of the batch, up to rounding (the README in
+    raoe_kernels/attention says when results are bit-identical).
 
     Args:
         q: (b, h, L, d), or packed (tokens, h, d): float16, bfloat16, float32 or float64.
         k, v: (b, hk, L, d), or packed (tokens, hk, d), with q's dtype and device. h must be a multiple of hk, and query
             head i uses key head i // (h / hk). The head dimension d is 1 to 256.
-        lengths: (b,) integers from 0 to L: the number of real tokens in each row, for right padding. The range is
-            checked only on a CPU, because a check on a GPU would wait for the device.
+        lengths: (b,) integers from 0 to L: number of real tokens in each row of a right-padded batch. The range is
+            checked only on a CPU, because reading lengths on a GPU would make the host wait.
         padding_mask: (b, L) bool or integers, True or nonzero where a token is real (Hugging Face's attention_mask).
             Any pattern is allowed. Pass either lengths or padding_mask, not both.
         cu_seqlens: (b + 1,) non-decreasing int32, required for packed input: sequence i holds the tokens from
             cu_seqlens[i] to cu_seqlens[i + 1] - 1. Tokens outside every sequence are padding.
-        max_seqlen: upper bound on the number of tokens in a sequence, required with cu_seqlens. The bound is checked
-            only on a CPU. On other devices, the result for a longer sequence is undefined.
+        max_seqlen: upper bound on the number of tokens in a sequence, required with cu_seqlens. A violated bound raises
+            an error only on a CPU. On other devices, the results of sequences beyond the bound are undefined.
         scale: finite number that multiplies the attention scores; 1 / sqrt(d) if None.
         dropout_p: probability, at least 0 and less than 1, that an attention weight is dropped. The remaining weights
             are divided by 1 - dropout_p, as in torch's scaled_dot_product_attention. For evaluation, pass 0: the
             function does not know whether the model is in training mode. Random numbers come from torch's default
             generator (torch.manual_seed).
-        causal: True for causal attention, where a token attends to the real tokens up to its own position.
+        causal: True for causal attention: a token attends only to the real tokens up to its own position.
         backend: "auto", "reference", "scan" (torch's own attention) or "triton".
 
     Returns:
-        Tensor of q's shape and dtype, computed in float32 or float64. Under torch.autocast, all inputs except float64
-        are first cast to autocast's dtype, as in torch's scaled_dot_product_attention.
+        Tensor of q's shape and dtype. Sums are float64 for float64 inputs, otherwise float32. Under torch.autocast,
+        inputs other than float64 are first cast to autocast's dtype, as in torch's scaled_dot_product_attention.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
-        RuntimeError: the requested backend cannot run here, or a second derivative was requested from "triton", which
-            has none.
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested where the backend has
+            none: "triton", and "scan" for padding on a CPU or with FlashAttention.
     """
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be a bool, got {_validate.describe(causal)}")
@@ -87,10 +87,10 @@ def dual_attention(
 ) -> tuple[Tensor, Tensor]:
     """Causal and bidirectional attention of the same queries, keys and values: the two terms of BeLLM's Eq. 5.
 
-    Args, Raises: as for bidirectional_attention, but without dropout. The backend "triton" computes both results in one
-    pass over the keys.
+    Args, Raises: as for bidirectional_attention, without dropout_p and causal. The backend "triton" computes both
+    results in one pass over the keys.
 
-    Returns: (causal, bidirectional). In the causal result, a token attends to the real tokens up to its own position.
+    Returns: (causal result, bidirectional result): bidirectional_attention(…, causal=True) and (…, causal=False).
     """
     where = lengths, padding_mask, cu_seqlens, max_seqlen
     causal, full = _call(q, k, v, *where, scale, (True, False), 0.0, backend)
@@ -138,7 +138,7 @@ def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
 
 
 def _readable(value: Tensor) -> bool:
-    """Whether a tensor's values can be read without waiting for a device or breaking a compiled graph."""
+    """Whether the host can read a tensor's values without waiting for a device or breaking a compiled graph."""
     return value.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -175,7 +175,7 @@ def _packed(q: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> tuple[Tens
     if _readable(cu_seqlens):
         if cu_seqlens[0] < 0 or cu_seqlens[-1] > q.shape[0] or (cu_seqlens.diff() < 0).any():
             got = cu_seqlens.tolist()
-            raise ValueError(f"cu_seqlens must not decrease and must stay within 0 to {q.shape[0]}, got {got}")
+            raise ValueError(f"cu_seqlens must not decrease and must stay within 0 to {q.shape[0]} tokens, got {got}")
         if (cu_seqlens.diff() > max_seqlen).any():
             raise ValueError(f"max_seqlen must be at least the longest sequence's length, got {max_seqlen} for "
                              f"cu_seqlens {cu_seqlens.tolist()}")  # fmt: skip

@@ -1,14 +1,14 @@
 """Bidirectional and dual attention as differentiable functions, eager and under torch.compile.
 
-Attention does not use the contract of the other ops (_contract.py): a call has one or two results, torch differentiates
-the backends in plain torch (even twice), and torch.compile must not draw dropout again.
+Attention does not use the contract of the other ops (_contract.py), for three reasons: a call has one or two results;
+autograd differentiates the backends in plain torch; and under torch.compile, the backward pass must not draw a new
+dropout mask.
 
-A backend in plain torch has one function, `forward`, which autograd differentiates: forward(q, k, v, padding, options)
--> one result for each entry of options.causal.
-A backend with its own gradient has three functions. `spans(q, padding)` prepares the
-padding for the other two, and `forward` also returns the logsumexps that `backward` needs:
-    forward(...) -> (causal result, None unless the call is dual; result for the last entry of options.causal;
-        logsumexps of these two)
+A backend in plain torch has one function: forward(q, k, v, padding, options) -> one result for each entry of
+options.causal. A backend with its own gradient has three functions. `spans(q, padding)` prepares the padding for the
+other two, and `forward` also returns the logsumexps that `backward` needs. "last" is the last entry of options.causal:
+    forward(...) -> (causal result, last result, causal logsumexp, last logsumexp); unless the call is dual, the causal
+        result and its logsumexp are None
     backward(grad causal, grad last, q, k, v, padding, options, *results of forward, needs) -> (dq, dk, dv)
 """
 
@@ -30,7 +30,7 @@ WIDE = 128  # largest head dimension for which the Triton kernels keep their acc
 
 
 class Problem(NamedTuple):
-    """What the choice of a backend depends on. operator: True if the call runs as an operator, see `_operator`."""
+    """What the choice of a backend depends on. operator: whether the call runs as a torch.library operator."""
 
     q: Tensor
     padding: Padding
@@ -39,10 +39,10 @@ class Problem(NamedTuple):
 
 
 def by_case(problem: Problem) -> str:
-    """Return the backend for "auto" on CUDA: torch's own attention where it should be at least as fast (see README).
+    """Return the backend of "auto" on CUDA: scan (torch's attention) where it should be at least as fast (see README).
 
-    The backward pass of an operator would run scan's forward pass again. For packed sentences, this costs more than
-    FlashAttention gains, and dropout would need all weights in memory.
+    In an operator, the backward pass would run scan's forward pass again. For packed sentences, this takes longer than
+    FlashAttention saves. With dropout, `reference` would replace scan and hold all weights in memory.
     """
     q, padding, options, operator = problem
     if operator and options.dropout_p:
@@ -88,8 +88,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Optio
 def _select(q: Tensor, padding: Padding, options: Options, backend: str) -> Any:
     """Return the backend for a call through the torch.library operator, as under torch.compile.
 
-    The backward pass of the operator runs scan's forward pass again, for which torch would draw other random numbers.
-    So with dropout, `reference` replaces `scan`.
+    The backward pass of the operator runs scan's forward pass again, for which torch would draw a new dropout mask. So
+    with dropout, `reference` replaces `scan`.
     """
     problem = Problem(q, padding, options, True)
     module = OP.select(q.device, backend, problem)
@@ -151,7 +151,7 @@ def _operator_backward(
     if hasattr(module, "backward") and not _is_empty(q, padding):
         forward_results = first, last, lse_first, lse_last
         return module.backward(grad_first, grad_last, q, k, v, padding, options, *forward_results, tuple(needs))
-    # The operator's forward saves nothing for autograd, so run it again.
+    # The operator's forward pass ran without autograd, so run the backend's forward again, and differentiate it.
     with torch.enable_grad():
         q, k, v = inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         results = _attention(q, k, v, padding, options, module)

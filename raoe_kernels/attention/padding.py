@@ -1,5 +1,5 @@
-"""Padding and options of a call, and functions that convert padded and packed batches to one form without host
-syncs."""
+"""Padding and options of a call, and functions that convert packed batches to padded ones and back. No function makes
+the host wait for the device."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class Padding(NamedTuple):
-    """Positions of the real tokens of a call. Of the first three fields, at most one is set; if none is, all tokens are
-    real.
+    """Positions of the real tokens of a call. At most one of the first three fields is set. If none is set, all tokens
+    are real.
 
     lengths     [b]: the first lengths[i] tokens of row i are real
     mask        [b, L] bool: True where a token is real
     cu_seqlens  [b + 1] int32: sequence i of a packed batch is tokens cu_seqlens[i] to cu_seqlens[i + 1] - 1
     longest     L of a padded batch, max_seqlen of a packed batch
-    spans       the positions of real tokens in a backend's own form, computed once per call
+    spans       the positions of the real tokens in the form that a backend needs, computed once per call
     """
 
     lengths: Tensor | None
@@ -28,9 +28,9 @@ class Padding(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a call computes from the scores of its real tokens.
+    """Settings of a call: scale, causal results and dropout.
 
-    scale      factor for the scores
+    scale      factor for the attention scores q k^T
     causal     whether each result is causal: (False,) or (True,), or (True, False) in a dual call
     dropout_p  probability that an attention weight is dropped, 0 in a dual call
     seed       [] int64, from which `reference` and `triton` compute the dropout mask; None without dropout
@@ -45,7 +45,7 @@ class Options(NamedTuple):
 class Padded(NamedTuple):
     """A batch in padded form, with zeros where `real` [b, L] is False. If `real` is None, all tokens are real.
 
-    right: True if the padding is known to be on the right
+    right: True if all padding is known to be on the right
     """
 
     q: Tensor
@@ -63,7 +63,7 @@ def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
 
 
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
-    """Convert q, k and v to [b, heads, L, d] with zeroed padding: NaN in padding disappears, and its gradient is 0."""
+    """Convert q, k and v to [b, heads, L, d] with padding set to 0: NaN there disappears, and gradients there are 0."""
     if padding.cu_seqlens is not None:
         place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()
@@ -81,7 +81,7 @@ def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
 
 
 def unpad(out: Tensor, real: Tensor | None, padding: Padding, tokens: int) -> Tensor:
-    """Convert a result [b, heads, L, d] back to the form of the call's inputs, with zeros for padding."""
+    """Convert a result [b, heads, L, d] to the form (padded or packed) of the call's inputs, with zeros for padding."""
     if padding.cu_seqlens is None:
         return out if real is None else out.masked_fill(~real[:, None, :, None], 0)
     token = torch.arange(tokens, device=out.device)

@@ -1,4 +1,4 @@
-"""Reference implementation of bidirectional and dual attention for any dtype and device, differentiated by autograd."""
+"""Reference implementation of bidirectional, causal and dual attention for any dtype and device, with autograd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOW_BITS = 0xFFFFFFFF
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
-    """Return dropout(softmax(scale q k^T)) v over the real keys; if causal, only over real keys up to the query."""
+    """Return dropout(softmax(scale q k^T)) v over all real keys, or if causal, over the real keys up to the query."""
     tokens, dtype = q.shape[0], q.dtype
     with without_autocast(q):
         exact = wide(dtype)
@@ -25,7 +25,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
         before = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         results = []
         for causal in options.causal:
-            # A padding query can have no real key. Let such a query attend to every key: its row is zeroed afterwards.
+            # Padding queries may have no real key, which gives NaN. Let them see all keys; unpad zeroes their rows.
             allowed = (both & before if causal else both) | ~real[:, :, None]
             scores = (q @ k.transpose(2, 3) * options.scale).masked_fill(~allowed[:, None], -torch.inf)
             weights = scores.softmax(-1)
@@ -37,7 +37,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
 
 
 def kept(seed: Tensor, p: float, real: Tensor, heads: int) -> Tensor:
-    """Return [b, heads, L, L] bool, True for the weights of a padded batch that dropout keeps (README, Dropout)."""
+    """Return [b, heads, L, L] bool: True for the weights that dropout keeps in a padded batch (README, Dropout)."""
     place = torch.arange(real.shape[1], device=real.device) - real.byte().argmax(1, keepdim=True)
     batch, head = (torch.arange(n, device=real.device) for n in (real.shape[0], heads))
     key = _fold(_fold(torch.zeros_like(seed), seed), seed >> 32)
@@ -46,7 +46,7 @@ def kept(seed: Tensor, p: float, real: Tensor, heads: int) -> Tensor:
 
 
 def _fold(key: Tensor, number: Tensor) -> Tensor:
-    """Mix the low 32 bits of `number` into a 32-bit key (stored as int64) by lowbias32, one-to-one in each argument."""
+    """Mix the low 32 bits of `number` into a 32-bit key (in int64) with lowbias32, one-to-one in each argument."""
     x = key ^ (number * 0x9E3779B9 & LOW_BITS)
     x = (x ^ x >> 16) * 0x7FEB352D & LOW_BITS
     x = (x ^ x >> 15) * 0x846CA68B & LOW_BITS

@@ -1,7 +1,6 @@
-"""Attention with torch's own functions: scaled_dot_product_attention; FlashAttention for packed sentences, where it can
-run; and on a CPU, the kernels behind scaled_dot_product_attention in runs of sentences. Dropout is that of torch.
-
-A dual call computes two attentions, because torch has no function that returns both.
+"""Attention with torch's own functions and torch's dropout. Packed sentences use FlashAttention where it can run. On a
+CPU without dropout, most batches with padding use the kernels behind scaled_dot_product_attention (see sentences.py).
+All other calls use scaled_dot_product_attention. A dual call computes two attentions: torch cannot return both at once.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _flash_backward = torch.ops.aten._flash_attention_backward
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
     tokens, scale, dropout_p = q.shape[0], options.scale, options.dropout_p
     with without_autocast(q):
-        # Repeat the heads instead of passing enable_gqa: with enable_gqa and a mask, torch uses the kernel that stores
-        # L x L scores (before torch 2.13, on a CPU even without a mask).
+        # Repeat the heads instead of passing enable_gqa: with enable_gqa and a mask, torch chooses a kernel that stores
+        # L x L scores. Before torch 2.13, it does so on a CPU even without a mask.
         group = q.shape[1] // k.shape[1]
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -52,7 +51,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
 
 
 def takes_packed(q: Tensor, padding: Padding) -> bool:
-    """Whether torch's FlashAttention can run on the packed sentences: it needs half precision and sm_80."""
+    """Whether FlashAttention can run: packed, half precision, head dimension a multiple of 8, sm_80 or later."""
     return (
         padding.cu_seqlens is not None
         and q.device.type == "cuda"
@@ -93,7 +92,7 @@ class _Packed(torch.autograd.Function):
 
 
 def _causal(real: Tensor) -> Tensor:
-    """Mask [b, 1, L, L] of the real keys up to the query, and the query's own key, so that no row is empty."""
+    """Return a mask [b, 1, L, L]: True for real keys up to the query, and for its own key, so that no row is empty."""
     length = real.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=real.device)

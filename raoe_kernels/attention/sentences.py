@@ -1,9 +1,9 @@
 """Attention on a CPU in runs of sentences of similar length, with the kernels behind torch's
 scaled_dot_product_attention, or with matrix products if the sentences are short and need a gradient.
 
-On a CPU, lengths can be read without a sync, so most of the padding is never computed. Padding inside a run gets
-weights of exactly 0: a mask hides padding keys, and in backward, a logsumexp of inf or zeroed weights hide padding
-queries. Padding that might not be finite is zeroed first, because 0 times inf or NaN is NaN.
+On a CPU, reading the lengths needs no sync, so most computations with padding can be skipped. Padding inside a run gets
+weights of exactly 0: a mask hides padding keys, and in backward, a logsumexp of inf (or zeroed weights) hides padding
+queries. Padding that might not be finite is set to 0 first, because 0 times inf or NaN is NaN.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .padding import Padding, real_tokens
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-# Number of multiplications with padding that a run may contain. Beyond WASTE, starting another run is cheaper.
+# Largest number of multiplications with padding in a run. Beyond this number, starting another run is cheaper.
 WASTE = 1 << 17
 # Run lengths are multiples of STEP tokens: the forward kernels take 1.6 times as long for 31 tokens as for 32.
 STEP = 16
-# Up to SHORT tokens, all attention weights of a sentence are computed and stored, as they are no larger than the
-# result. Products over all heads are faster than a kernel that goes head by head, and both softmaxes share the scores.
+# For sentences of up to SHORT tokens, all attention weights are stored: they are no larger than the result. Matrix
+# products over all heads are faster than a kernel that goes head by head, and a dual call's softmaxes share the scores.
 SHORT = 32
 SAFE_NORM = 1e15  # products of two numbers of at most this size do not overflow
 
@@ -34,13 +34,13 @@ SAFE_NORM = 1e15  # products of two numbers of at most this size do not overflow
 class _Run(NamedTuple):
     """Sentences that are computed together.
 
-    rows    the sentences' rows, or in a packed batch their tokens [sentences * length], where padding repeats a token
-            of its sentence; a slice for a single sentence, or for all rows of a padded batch
-    first   position of the sentences' first token in a padded row
-    length  length of the longest sentence, rounded up by a few tokens
-    padding [sentences, length] bool, None if all have the same length
+    rows    indices of the sentences' rows; in a packed batch, of their tokens [sentences * length], where padding is a
+            repeated token of its sentence; a slice for a single sentence, or for all rows of a padded batch
+    first   position of the sentences' first real token in a padded row
+    length  number of tokens computed for each sentence, at least that of the longest sentence
+    padding [sentences, length] bool: True for padding; None only if all sentences have the same length
     bias    [sentences, 1, 1, length], added to the scores: -inf for padding, else 0
-    real    in a packed batch with padding: the positions of real tokens among sentences * length
+    real    if `rows` repeats tokens as padding: positions of the real tokens in `rows`
     """
 
     rows: slice | Tensor
@@ -51,14 +51,14 @@ class _Run(NamedTuple):
     real: Tensor | None = None
 
     def take(self, x: Tensor) -> Tensor:
-        """Return the run's part of x, [sentences, heads, length, d]."""
+        """Return x for the sentences of this run, [sentences, heads, length, d]."""
         if x.ndim == 4:
             x = x[:, :, self.first : self.first + self.length]
         x = x[self.rows] if isinstance(self.rows, slice) else x.index_select(0, self.rows)
         return x if x.ndim == 4 else x.unflatten(0, (-1, self.length)).transpose(1, 2)
 
     def put(self, x: Tensor, part: Tensor) -> None:
-        """Write the run's part of x."""
+        """Write `part`, the values for the sentences of this run, into x."""
         index = self.rows
         if x.ndim == 4:
             x = x[:, :, self.first : self.first + self.length]
@@ -166,7 +166,7 @@ def _prepare(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list
 
 
 def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
-    """Zero the padding of [sentences, heads, length, d] by a bitwise and: masked_fill_ takes ten times as long."""
+    """Zero the padding of [sentences, heads, length, d] with a bitwise AND: masked_fill_ takes ten times as long."""
     dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensors[0].itemsize]
     bits = padding.to(dtype).sub_(1)[:, None, :, None]
     for x in tensors:
@@ -176,7 +176,7 @@ def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
 def _multiply(
     inputs: list[Tensor], run: _Run, scale: float, causal: tuple[bool, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the results and weights of a run of short sentences, with 0 for padding queries."""
+    """Return the results and the weights of a run of short sentences. Those of padding queries are 0."""
     q, k, v = (x.contiguous() for x in inputs)
     scores = (q @ k.mT).mul_(scale)
     if run.bias is not None:
@@ -205,17 +205,17 @@ def _multiply_back(upstream: list[Tensor], weights: list[Tensor], inputs: list[T
 
 
 class Sentences(torch.autograd.Function):
-    """Return one result per entry of `causal`. q, k and v must have the same number of heads, and rows no padding
-    between tokens."""
+    """Return one result per entry of `causal`. q, k and v must have the same number of heads. No row may have padding
+    between real tokens."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, causal: tuple, no_grad: bool
     ):
-        """Run forward. no_grad: True if no gradient is needed."""
+        """Compute the results. no_grad: True if no gradient is needed."""
         q, k, v = _prepare((q, k, v), padding, 1 if no_grad else 0)  # padding queries affect only gradients
-        # Without a gradient, kernels are as fast as products, which would round half precision and copy packed batches
-        # more.
+        # Matrix products are faster than kernels only if a gradient is needed. They would add rounding errors
+        # in half precision, and copy packed batches more often.
         short = not no_grad and padding.cu_seqlens is None and q.dtype in (torch.float32, torch.float64)
         runs = _runs(padding, q)
         one_run = len(runs) == 1 and runs[0].rows == slice(None) and runs[0].length == padding.longest

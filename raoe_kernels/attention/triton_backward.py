@@ -1,15 +1,15 @@
 """Triton backward kernels of attention. Each tile of scores is recomputed once, for both softmaxes.
 
-Let p = 2^(score - lse), o the output and g its gradient. Then ds = p (g v - g o), dq = scale ds k, dk = scale ds^T q,
-dv = p^T g. If a query sees a key in both softmaxes, p_full = w p_causal with w = 2^(lse_causal - lse_full) <= 1, one
-number per row. So both softmaxes share one product. Up to the diagonal, this product uses the mixed gradient w g_full +
-g_causal, the delta (g o) mixed in the same way, and the causal logsumexp. Beyond the diagonal, it uses the
-bidirectional gradient, delta and logsumexp. The query kernel runs first and stores the mixed values. Each kernel loops
-over the clear tiles on both sides of the diagonal, then over the masked tiles: those on the diagonal, where each
-element uses the values of its side, and those at the edges.
+Let p = 2^(score - lse), o the output, g its gradient and delta = g o. Then ds = p (g v - delta), dq = scale ds k,
+dk = scale ds^T q, dv = p^T g. If a query sees a key in both softmaxes, p_full = w p_causal, where w = 2^(lse_causal -
+lse_full) <= 1 is one number per query. So one product serves both softmaxes. Up to the diagonal, this product uses the
+mixed gradient w g_full + g_causal, the delta mixed in the same way, and the causal logsumexp. Beyond the diagonal, it
+uses the bidirectional gradient, delta and logsumexp. The query kernel runs first and stores the mixed values. Each
+kernel loops over the clear tiles on both sides of the diagonal, then over the masked tiles: those on the diagonal, in
+which each element uses the values of its own side, and those that may contain padding.
 
 With dropout, o = M p v / (1 - dropout_p) for a mask M, so ds = p (M g v / (1 - dropout_p) - g o) and dv = (M p)^T g /
-(1 - dropout_p). The kernels multiply the delta by 1 - dropout_p and divide whole gradients by it.
+(1 - dropout_p). The kernels multiply delta by 1 - dropout_p, and divide complete gradients by 1 - dropout_p.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .triton_forward import (
 
 @triton.jit
 def _masked_tiles(start, begin, end, length, holes, BLOCK: tl.constexpr, OTHER: tl.constexpr, MODE: tl.constexpr):
-    """Return the ranges of tiles between `begin` and `end` that need a mask: from `low` to `high` in steps of OTHER,
-    and from `edge` to `end`. The tiles before `low` and from `high` to `edge` are clear."""
+    """Return (low, high, edge). Between `begin` and `end`, the tiles from `low` to `high` (in steps of OTHER) and from
+    `edge` to `end` need a mask. The tiles before `low` and from `high` to `edge` are clear."""
     low, high = begin, begin
     if MODE != FULL:
         low, high = start, tl.minimum(start + BLOCK, length)
@@ -67,7 +67,7 @@ def _count_masked_tiles(low, high, edge, end, OTHER: tl.constexpr):
 def _by_score(
     scores, grad, values, lse, delta, query_keys, key_offsets, threshold, wide: tl.constexpr, DROPOUT: tl.constexpr
 ):  # fmt: skip
-    """Gradient of a tile of scores with one row per query. A score of -inf gets gradient 0."""
+    """Gradient of a tile of scores that has one row per query. The gradient of a score of -inf is 0."""
     by_weight = drop(product(grad, values, wide), query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
     return tl.exp2(scores - lse[:, None]) * (by_weight - delta[:, None])
 
@@ -99,8 +99,8 @@ def attention_backward_q(
     out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a tile of queries. Also store, for attention_backward_kv, delta = g o and (mode DUAL) the mixed
-    gradient."""
+    """Compute the gradient of a tile of queries. For attention_backward_kv, also store delta and, in mode DUAL, the
+    mixed gradient and the mixed delta."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     dtype: tl.constexpr = q.dtype.element_ty
     tile = tl.program_id(0) % tiles
@@ -187,7 +187,7 @@ def _by_weight(
     scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, wide: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a tile of scores with one column per query, and by_value + p^T g. A score of -inf gets gradient 0."""
+    """Return the gradient of a tile of scores with a column per query (0 for a score of -inf), and by_value + p^T g."""
     p = tl.exp2(scores - lse[None, :])
     weights = drop(p, query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
     by_value = dot(weights.to(grad.dtype), grad, by_value, wide)
@@ -226,10 +226,10 @@ def attention_backward_kv(
     out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
     STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values from one query head, with one row per token and query head.
+    """Compute one query head's contribution to the gradients of a tile of keys and values, which is stored separately.
 
-    No product needs a mask: a padding query is a row of zeros with gradient 0, and a padding key's gradient is not
-    stored.
+    No product needs a mask: a padding query is a row of zeros with gradient 0, and the gradient of a padding key is
+    set to 0 at the end.
     """
     wide: tl.constexpr = lse_full.dtype.element_ty
     dtype: tl.constexpr = q.dtype.element_ty

@@ -1,16 +1,16 @@
 """Triton forward kernel of attention, and the functions that it shares with the backward kernels.
 
-One program computes one tile of query rows of one head of one sequence, with an online softmax over tiles of keys in
-base 2: m is the running maximum of the scores, l the sum of 2^(score - m), acc the sum of values with these weights. A
-causal program stops at the keys of its own queries. A dual program processes the keys before its tile, then the keys of
-its tile up to each query, writes the causal result, and continues with the later keys. So a dual program needs only one
-softmax state and computes the scores of every tile once.
+One program computes one tile of queries of one head of one sequence. It runs an online softmax in base 2 over tiles of
+keys: m is the running maximum of the scores, l the sum of 2^(score - m), acc the sum of values with these weights. A
+causal program stops at the keys of its own queries. A dual program processes the keys before its tile and, in its tile,
+the keys up to each query. It then writes the causal result and continues with the later keys. So a dual program needs
+only one softmax state, and computes the scores of every tile once.
 
-Most tiles of keys need no mask ("clear" tiles). Tiles at a sequence's end, on the diagonal, or in a sequence with holes
-need a mask. Positions are counted from a sequence's first real token. So a sentence is cut into the same tiles in the
-same order, whether it is left-padded, right-padded or packed, and wherever it lies in the batch.
+Most tiles of keys need no mask ("clear" tiles). Tiles need a mask at a sequence's end, on the diagonal, or if the
+sequence has holes: padding between real tokens. Positions are counted from a sequence's first real token. So a sentence
+has the same tiles in the same order, whether it is left-padded, right-padded or packed, anywhere in the batch.
 
-Dropout computes its mask from a hash of positions (README, Dropout), so the backward kernels compute the same mask.
+The dropout mask is a hash of positions (README, Dropout), so the backward kernels can compute the same mask again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import triton.language as tl
 
 from ..triton_rows import LOG2_E, kernel
 
-# All rows begin at multiples of 16 bytes, which the launches ensure.
+# The launches ensure that all rows begin at multiples of 16 bytes.
 ALIGN = tl.constexpr(8)  # the unit of strides, in elements
 # CLEAR: every token of the loop's tiles is real. EDGES: some tokens may be padding.
 CLEAR, EDGES = tl.constexpr(True), tl.constexpr(False)
-# MODE of a program: FULL writes a bidirectional result, DUAL both, CAUSAL a causal result, stored as `full`.
+# MODE of a program: FULL writes a bidirectional result, CAUSAL a causal one into `full`, DUAL both results.
 FULL, DUAL, CAUSAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -48,11 +48,11 @@ def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
 
 @triton.jit
 def sequence(spans, gap, batch, longest, masked):
-    """Return the first real token, the number of tokens from there to the last real token, and 1 if the sequence has
-    holes.
+    """Return the position of the first real token, the number of tokens from there to the last real token, and 1 if the
+    sequence has holes.
 
-    In `spans`, the end of a sequence is stored `gap` numbers after its start (gap is 1 for cu_seqlens). In a masked
-    batch, a flag for holes is stored another `gap` numbers further.
+    In `spans`, the end of a sequence is stored `gap` numbers after its start (gap is 1 for cu_seqlens). In a batch
+    with a padding mask, a flag for holes is stored another `gap` numbers later.
     """
     first = tl.load(spans + batch)
     length = tl.maximum(tl.minimum(tl.load(spans + gap + batch) - first, longest), 0)
@@ -64,7 +64,7 @@ def places(start, first, length, valid, holes, row_len, BLOCK: tl.constexpr, WHI
     """Return a tile's offsets in the sequence, its positions in the tensor, and a mask of the real tokens.
 
     In a padded batch with rows of row_len tokens, the tiles after the last real token cover the row's padding: first
-    the padding on the right, then the padding before `first`. So every token has a tile. If packed, row_len is 0.
+    the padding on the right, then the padding before `first`. So every token has a tile. row_len is 0 if packed.
     """
     offset = start + tl.arange(0, BLOCK)
     position = first + offset
@@ -80,7 +80,7 @@ def rows(
     x, position, row_mask, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr,
     WHICH: tl.constexpr = EDGES,
 ):  # fmt: skip
-    """Load [BLOCK, BLOCK_D] rows of a tensor, with zeros for padding, which is never read."""
+    """Load [BLOCK, BLOCK_D] rows of a tensor. Rows of padding are not read, and are 0 in the result."""
     column = tl.arange(0, BLOCK_D)
     at = x + position[:, None] * (stride * UNIT) + column[None, :]
     if WHICH == EDGES:
@@ -102,8 +102,8 @@ def store_rows(x, position, row_mask, stride, value, HEAD_DIM: tl.constexpr, BLO
 def zero_ends(
     x, row, spans, sequences, tokens, tile, tiles, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write zeros to the tokens before the first and after the last sequence of a packed batch: to every `tiles`-th
-    tile of these tokens, starting with tile number `tile`."""
+    """Write zeros to the tokens before the first and after the last sequence of a packed batch. One call covers every
+    `tiles`-th tile of these tokens, from tile number `tile` on."""
     before = tl.load(spans)
     token_count = tl.load(spans + sequences) - before
     for start in range(tile * BLOCK, tokens - token_count, tiles * BLOCK):
@@ -121,7 +121,7 @@ def begin(x, offset):
 
 @triton.jit
 def dot(a, b, acc, wide: tl.constexpr):
-    """Return acc + a b. float32 is multiplied without TF32."""
+    """Return acc + a b. float32 is multiplied in full precision, without TF32."""
     if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
         a = a.to(wide)
         b = b.to(wide)
@@ -155,7 +155,7 @@ def stream(seed, head, batch, DROPOUT: tl.constexpr):
 
 @triton.jit
 def drop(x, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr):
-    """Zero the elements of a tile that dropout drops. query_keys: fold(stream, offset of the query)."""
+    """Set the elements of a tile that dropout drops to 0. query_keys: fold(stream, offset) of each query."""
     if DROPOUT:
         x = tl.where(fold(query_keys, key_offsets) >= threshold.to(tl.uint32), x, 0.0)
     return x
@@ -165,7 +165,7 @@ def drop(x, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr):
 def step(
     scores, values, m, l, acc, query_keys, key_offsets, threshold, wide: tl.constexpr, DROPOUT: tl.constexpr
 ):  # fmt: skip
-    """Add a tile to the online softmax. A score of -inf has weight exactly 0, even if all scores so far are -inf."""
+    """Add a tile of keys to the online softmax. A score of -inf has weight 0, even if all scores so far are -inf."""
     new_m = tl.maximum(m, tl.max(scores, 1))
     base = tl.where(new_m == float("-inf"), 0.0, new_m)
     p = tl.exp2(scores - base[:, None])
@@ -203,9 +203,9 @@ def attention_forward(
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute softmax(scale q k^T) v and its logsumexp in base 2. In mode DUAL, also write the causal result at the
-    diagonal; in mode CAUSAL, end at the diagonal. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
-    With DROPOUT, weights with a hash below `threshold` count only in the softmax, and `kept` is 1 - dropout_p."""
+    """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. Mode DUAL also writes the causal result at
+    the diagonal. Mode CAUSAL stops at the diagonal. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
+    With DROPOUT, weights whose hash is below `threshold` count only in the softmax's sum; `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads

@@ -1,7 +1,7 @@
 """Bidirectional and dual attention in Triton: launches of the kernels in triton_forward.py and triton_backward.py.
 
-Padded and packed batches use the same kernels: a packed batch is treated
-as a single padded row, in which a sequence can begin at any position.
+Padded and packed batches use the same kernels. A packed batch is treated as a single padded row in which a sequence
+can begin at any position.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .triton_backward import attention_backward_kv, attention_backward_q
 from .triton_forward import attention_forward, attention_spans
 
 # (bytes of the dtype, head dimension rounded up to a power of two) -> one entry each for the forward kernel, the query
-# kernel and the key kernel: rows of the program's own tile, rows of the other tiles, warps, pipeline stages. A warp has
-# 16 own rows, the size of a tensor core instruction: more warps would compute the same products twice. Only float32,
-# which does not use tensor cores, can be split over any number of warps. In half precision, a tile has 64 own rows, the
-# size of Hopper's instruction: with more rows, most sentences would be padded. Accumulators (one, or two for keys) and
-# scores must fit into 255 registers per thread. So tiles with 128 columns have 32 other rows (or 128 keys); with 256
-# columns and in float64, they do not fit. Each entry has many rows and spills little on sm_90; speed was not compared.
-# Tiles do not depend on lengths, so the result of a sentence is bit-identical in every batch.
+# kernel and the key kernel: own rows (of the program's own tile), other rows (of the tiles that it loops over), warps,
+# pipeline stages. A warp gets 16 own rows, the size of a tensor core instruction: more warps would compute the same
+# products twice. Only float32, which does not use tensor cores, can be split over any number of warps. In half
+# precision, a tile has 64 own rows, the size of Hopper's instruction: more rows would be padding in most sentences. The
+# accumulators (one, or two for keys) and the scores must fit into 255 registers per thread. So tiles with 128 columns
+# have 32 other rows (or 128 keys); with 256 columns or in float64, they do not fit. Sizes were chosen for many rows
+# and few spills on sm_90; speed was not compared. No size depends on lengths: a result is bit-identical in any batch.
 TILES = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
@@ -53,10 +53,10 @@ def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str,
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Return x, or a copy whose rows are 16-byte aligned and padded with zeros to a multiple of 8 columns.
+    """Return x, or a copy with columns of zeros, so that rows are 16-byte aligned and have a multiple of 8 columns.
 
-    Columns of zeros change neither scores nor other columns. Kernels for arbitrary strides would load single numbers,
-    keep the address of each number in registers, and spill.
+    Columns of zeros change neither the scores nor other columns. Kernels for arbitrary strides would load numbers one
+    by one, keep the address of each number in registers, and spill.
     """
     if x.shape[-1] % ALIGN:
         return F.pad(x, (0, -x.shape[-1] % ALIGN))
@@ -66,7 +66,7 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def spans(q: Tensor, padding: Padding) -> Padding:
-    """Add the spans that triton_forward.sequence reads. Forward and backward use the same spans."""
+    """Return `padding` with the spans that triton_forward.sequence reads. Forward and backward use the same spans."""
     if padding.spans is not None:
         return padding
     if padding.cu_seqlens is not None:
@@ -102,7 +102,7 @@ class _Call:
         self.numbers = options.scale, int(options.dropout_p * 2**32), 1 - options.dropout_p
         self.row_len = 0 if self.packed else padding.longest
         self.sequences = len(spans_tensor) - 1 if self.packed else q.shape[0]
-        # Without a mask the kernels never read flags, and without dropout no seed, so any tensor can be passed.
+        # Kernels read `valid` only with a mask, and the seed only with dropout. Otherwise any tensor can be passed.
         valid = spans_tensor.view(flags(q.dtype)) if padding.mask is None else padding.mask
         self.positions = spans_tensor, valid, spans_tensor if options.seed is None else options.seed
         gap, tokens = (1, q.shape[0]) if self.packed else (self.sequences, 0)
@@ -129,13 +129,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
     if width > MAX_IN_99_KIB and has_99_kib(q.device):
         raise RuntimeError(
             f"backend 'triton' cannot run attention with a head dimension above {MAX_IN_99_KIB} on this GPU, which has "
-            f"99 KiB of shared memory for a block, got {width}; use backend='scan'"
+            f"99 KiB of shared memory per thread block, got {width}; use backend='scan'"
         )
     call = _Call(q, k, v, padding, options)
     q = call.inputs[0]
     full, lse_full = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
     causal, lse_causal = (torch.empty_like(full), torch.empty_like(lse_full)) if dual else (None, None)
-    # Without a causal part, the kernel never writes to these arguments, so any tensor can be passed.
+    # Unless the call is dual, the kernel never writes to the causal arguments, so any tensor can be passed for them.
     outputs = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
     call.launch(0, (*call.inputs, *outputs, *call.positions))
     return _columns(causal, width), _columns(full, width), lse_causal, lse_full
@@ -168,7 +168,7 @@ def backward(
     grad_causal = grad_full if grad_causal is None else _aligned(grad_causal.contiguous())
     full, causal = _aligned(full), None if causal is None else _aligned(causal)
     grad_q, grad_k, grad_v = q.new_empty(q.shape), None, None
-    # The first kernel writes these for the second.
+    # The query kernel writes these three for the key kernel.
     delta_full, delta_mixed, grad_mixed = torch.empty_like(lse_full), None, None
     if dual:
         delta_mixed, grad_mixed = torch.empty_like(lse_full), q.new_empty(q.shape)
@@ -178,7 +178,7 @@ def backward(
     results = *outputs, *lses, *call.positions
     call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q))
     if needs[1] or needs[2]:
-        # Compute a gradient for each query head, so that a group's heads run in parallel, then sum in a fixed order.
+        # Compute one gradient per query head, so that a group's heads run in parallel, then add them in a fixed order.
         grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
         call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v))
         if call.heads > call.key_heads:

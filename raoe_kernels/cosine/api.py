@@ -17,17 +17,17 @@ def pairwise_cosine(
     """Cosine similarity of a[i] and b[i] for every row i.
 
     The result equals torch.nn.functional.cosine_similarity(a, b, dim=1, eps=eps), except for rows where the norm of
-    a[i] or b[i] is at most eps. For such rows, similarity and gradients are exactly 0 (torch: about 1 / eps).
+    a[i] or b[i] is at most eps. There, similarity and gradients are exactly 0 (torch: gradients of about 1 / eps).
 
     Args:
         a, b: (B, D) float16, bfloat16, float32 or float64, of the same dtype, shape and device.
         eps: number >= 0. A row whose norm is at most eps counts as a zero row.
         dims: K strictly increasing prefix widths up to D (Matryoshka embeddings, Kusupati et al. 2022). Row k of the
-            result has the similarities of the first dims[k] columns. Each column is read once for all widths.
+            result holds the similarities of the first dims[k] columns. Each column is read only once for all widths.
         backend: "auto", "reference", "scan" (plain torch), "triton" or "native" (on a CPU).
 
     Returns:
-        (B,) similarities, or (K, B) if dims is set. Their dtype is float64 for float64 rows, otherwise float32, because
+        (B,) similarities, or (K, B) if dims is set. They are float64 for float64 a and b, otherwise float32, because
         half precision is too coarse for ranking losses. The gradients have the dtype of a and b.
 
     Raises:

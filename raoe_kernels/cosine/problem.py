@@ -1,6 +1,6 @@
-"""Input of every backend of pairwise_cosine (see _contract.py), and the op's registration.
+"""pairwise_cosine: the input of every backend (see _contract.py), and the op's registration.
 
-`saved` holds the cosine c, 1 / |a| and 1 / |b|, each of the result's shape. All three are 0 where a row counts as zero.
+`saved` holds the cosine c, 1 / |a| and 1 / |b|, each in the result's shape. All three are 0 for a pair with a zero row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .._native import missing_beyond_cpu
 
 
 class Problem(NamedTuple):
-    """Arguments of one call: a and b (B, D), and K increasing widths for a result (K, B), or None for a result (B,)."""
+    """Arguments of one call. a and b: (B, D). dims: K increasing widths for a result (K, B), or None for (B,)."""
 
     a: Tensor
     b: Tensor

@@ -27,7 +27,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
 
 
 def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Gradients by dc/da = (unit b - c unit a) / |a|, and dc/db with a and b exchanged, summed over the widths."""
+    """Apply dc/da = (b / |b| - c a / |a|) / |a|, and the same for b with a and b exchanged; sum over the widths."""
     a, b, _, dims = problem
     if dims is None:
         by_a, by_b = _one_width(upstream, a, b, *saved)

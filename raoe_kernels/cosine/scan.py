@@ -1,5 +1,5 @@
-"""pairwise_cosine in plain torch with its own gradient. Only the rows are saved at size (B, D), and each pass reads
-every column once, for any number of widths."""
+"""pairwise_cosine in plain torch with its own gradient. It saves no (B, D) tensor except a and b. Forward and backward
+each read every column once, whatever the number of widths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reference import Saved
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
-    """Compute the results of reference.forward. Several widths need running sums over the segments between widths."""
+    """Compute the results of reference.forward. With several widths, each width adds one segment to running sums."""
     a, b, eps, dims = problem
     if dims is None:
         return reference.forward(problem, needs)
@@ -31,8 +31,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
 
 
 def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, and the same for b with a and b exchanged. A column gets a
-    gradient from every width that includes the column."""
+    """Apply dc/da = b / (|a| |b|) - c a / |a|^2, and the same for b with a and b exchanged. The gradient of a column is
+    the sum over all widths that include the column."""
     a, b, _, dims = problem
     c, inverse_a, inverse_b = saved
     across, along, exact = upstream * inverse_a * inverse_b, upstream * c, wide(a.dtype)

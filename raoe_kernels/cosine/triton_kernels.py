@@ -2,9 +2,9 @@
 processed in blocks of columns and read once per pass.
 
 For several widths, each segment of columns between two widths takes one launch. `sums` passes three numbers per row
-from launch to launch: in forward from narrow to wide widths, in backward from wide to narrow ones. Each launch writes
-to its own part of `sums`: all warps of a program load a number that only one warp stores, so if a launch stored a sum
-where it loads the old one, a late warp could load the new sum.
+from launch to launch: in forward from narrow to wide widths, in backward from wide to narrow ones. Each launch reads
+one part of `sums` and writes another. All warps of a program read a sum that only one warp stores, so if a launch
+overwrote this sum, a late warp could read the new value.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..triton_rows import kernel, root, tile, unit_of
 from .problem import Problem
 from .reference import Saved
 
-# (rows, columns) of a step: eight elements per thread, which are 16 bytes in half precision. Up to FEW rows, all four
-# warps share a row: an H200 holds 8,448 warps, and one warp per row would leave most of the GPU idle.
+# (rows, columns) of a step: eight elements per thread, which are 16 bytes in half precision. For at most FEW rows, all
+# four warps of a program share a row: an H200 holds 8,448 warps, and one warp per row would leave most of the GPU idle.
 MANY_ROWS, FEW_ROWS = (4, 256), (1, 1024)
 FEW = 2048
 WARPS = 4
@@ -30,7 +30,7 @@ WARPS = 4
 
 @triton.jit
 def _running(sums, value, rows, n, which: tl.constexpr, launch):
-    """Add the sum of launch number launch - 1, if there was one, and store the new sum for the next launch."""
+    """Add the sum of the previous launch, if there was one, to `value`, and store the result for the next launch."""
     at = sums + (3 * launch + which) * n.to(tl.int64) + rows
     value += tl.load(at - 3 * n.to(tl.int64), rows < tl.where(launch > 0, n, 0), 0.0)
     tl.store(at, value, rows < n)
@@ -76,8 +76,8 @@ def cosine_backward(
     row_b: tl.int64, column_b: tl.int64, grad_row: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by dc/da = b / (|a| |b|) - c a / |a|^2, and the same for b with a and b exchanged. For each column, the
-    factors are summed over all widths that include the column."""
+    """Apply dc/da = b / (|a| |b|) - c a / |a|^2, and the same for b with a and b exchanged. For each column, the
+    factors of a and b are summed over all widths that include the column."""
     dtype: tl.constexpr = c.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows = first + tl.arange(0, ROWS)
@@ -123,7 +123,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
     a, b, eps, dims = problem
     n = len(a)
     shape = (6, n) if dims is None else (6, len(dims), n)
-    c, inverse_a, inverse_b, sums, *_ = a.new_empty(shape, dtype=wide(a.dtype)).unbind()  # sums: the last three
+    c, inverse_a, inverse_b, sums, *_ = a.new_empty(shape, dtype=wide(a.dtype)).unbind()  # sums: the last three rows
     with torch.cuda.device_of(a):
         for k, (x, y) in enumerate(_segments(dims, a, b)):
             results = (c, inverse_a, inverse_b) if dims is None else (c[k], inverse_a[k], inverse_b[k])

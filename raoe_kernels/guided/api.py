@@ -23,9 +23,9 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
     1, previous is ignored. If current and previous are equal, the result is exactly their log_softmax.
 
     Args:
-        current: (..., V) logits given the nearer context, float16, bfloat16, float32 or float64.
-        previous: (..., V) logits given the farther context, with the shape, dtype and device of current.
-        guidance: finite number >= 0: the paper's 1 + lambda, not lambda. Values below 1 interpolate between the
+        current: (..., V) next-token logits given the nearer context, float16, bfloat16, float32 or float64.
+        previous: (..., V) next-token logits given the farther context, with current's shape, dtype and device.
+        guidance: finite number >= 0: the paper's 1 + lambda, not lambda. A value below 1 interpolates between the two
             contexts.
         backend: "auto", "reference", "scan" (plain torch, a few rows at a time) or "triton".
 
@@ -45,9 +45,9 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
 def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
     """Index of the token with the largest guided_log_probs, computed without a softmax.
 
-    The result is the argmax of guidance x current - (guidance - 1) x previous: greedy decoding by Eq. 4 of the
+    The result is the argmax of guidance x current - (guidance - 1) x previous: greedy decoding with Eq. 4 of the
     ranking-sentences paper. If several tokens have the largest value, the first of them wins. A token whose logit in
-    current is -inf wins only if all logits in current are -inf (the result is then 0). NaN counts as the largest value,
+    current is -inf wins only if all logits in current are -inf; the result is then 0. NaN counts as the largest value,
     as in torch.argmax. Values are compared after they are rounded to float32 (float64 for float64 logits).
 
     Args:
@@ -63,7 +63,7 @@ def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend
     problem = _problem(current, previous, guidance)
     problem = problem._replace(current=problem.current.detach(), previous=problem.previous.detach())
     if current.shape[-1] == 0:
-        raise ValueError(f"current must have at least one token, got {_validate.describe(current)}")
+        raise ValueError(f"current must have at least one token in each row, got {_validate.describe(current)}")
     best = argmax(problem, backend)
     return best if current.ndim == 2 else best.reshape(current.shape[:-1])
 

@@ -1,7 +1,7 @@
-"""Input of every backend of guided_log_probs and guided_argmax (see _contract.py), and their registration.
+"""guided_log_probs and guided_argmax: the input of every backend (see _contract.py), and the registration of both ops.
 
-`saved` of guided_log_probs holds a normaliser (2, R) of each context: a row's largest logit z and log(sum exp(logit -
-z)), both 0 for a row of only -inf. It holds None instead if the backend's backward reads no normalisers.
+`saved` of guided_log_probs holds one normaliser (2, R) per context: for each row, the largest logit z and log(sum of
+exp(logit - z)). Both are 0 for a row of only -inf. If a backend's backward reads no normalisers, `saved` holds None.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Problem(NamedTuple):
 
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
-        """Logits of both contexts, or current twice if guidance is 1: the result then depends only on current."""
+        """Logits of both contexts. With guidance 1, the result depends only on current, so both are current."""
         return self.current, self.current if self.guidance == 1 else self.previous
 
     def reads(self, needs: Needs) -> tuple[bool, bool]:
-        """For each gradient, whether it is needed and can be other than 0."""
+        """Return, for each context, whether its gradient is needed and can differ from 0."""
         return needs[0], needs[1] and self.guidance != 1
 
 

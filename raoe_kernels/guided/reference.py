@@ -18,14 +18,14 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Eq. 4: guidance p - (guidance - 1) q for log-probabilities p and q, computed as p + (guidance - 1) (p - q)."""
+    """Return Eq. 4, guidance p - (guidance - 1) q of log-probabilities p and q, as p + (guidance - 1) (p - q)."""
     p, q = map(_log_softmax, problem.logits)
     result = p + (problem.guidance - 1) * (p - q)
     return result.masked_fill(problem.current == -INF, -INF), (None, None)
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Gradient from d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, summed over columns v with a finite result."""
+    """Apply d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, and sum over the columns v whose result is finite."""
     (current, previous), guidance = problem.logits, problem.guidance
     grad = upstream.masked_fill((current == -INF) | (previous == -INF), 0)
     total = grad.sum(-1, keepdim=True)
@@ -38,6 +38,6 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """argmax of guidance current - (guidance - 1) previous: Eq. 4 without the terms that are constant in a row."""
+    """Return the argmax of guidance current - (guidance - 1) previous: Eq. 4 without the terms constant in a row."""
     x, y = (logits.to(wide(logits.dtype)) for logits in problem.logits)
     return (x + (problem.guidance - 1) * (x - y)).masked_fill(x == -INF, -INF).argmax(-1), ()

@@ -13,7 +13,7 @@ from .._dtypes import wide
 from .problem import Problem
 
 INF = float("inf")
-# Logits per context in a chunk: enough to occupy torch's threads, and few enough to stay in the cache for two passes.
+# Logits per context in a chunk: enough for all of torch's threads, and few enough to stay in the cache for two passes.
 CHUNK = 1 << 18
 
 
@@ -24,8 +24,8 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def _test_first(logits: Tensor) -> bool:
-    """Whether to test first if any logit is -inf (if so, a minimum or a sum is not finite). On a CPU, the test is
-    cheaper than handling -inf element by element. On other devices, the host would wait for the result of the test."""
+    """Whether to test if any logit is -inf before handling -inf element by element. The test reads a sum or a
+    minimum, which is then not finite. It saves time on a CPU. On other devices, the host would wait for the result."""
     return logits.device.type == "cpu"
 
 
@@ -49,8 +49,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Gradients: guidance (grad - softmax(current) total), and (1 - guidance) (grad - softmax(previous) total), where
-    grad is the upstream gradient and total its sum over a row."""
+    """Return guidance (grad - softmax(current) total) and (1 - guidance) (grad - softmax(previous) total), where grad
+    is the upstream gradient and total the sum of grad over a row."""
     (current, previous), guidance = problem.logits, problem.guidance
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in problem.reads(needs))
     for part in _chunks(current):
@@ -69,7 +69,7 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """argmax of x + (guidance - 1) (x - y), which equals guidance x - (guidance - 1) y, and is exactly x if y = x."""
+    """Return the argmax of guidance x - (guidance - 1) y, computed as x + (guidance - 1) (x - y): exact if y = x."""
     (current, previous), guidance = problem.logits, problem.guidance
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):

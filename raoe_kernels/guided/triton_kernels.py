@@ -1,5 +1,5 @@
-"""Guided ops in Triton: rows are split into slices, and each op takes two launches. The first launch computes a sum per
-slice. The second launch adds up a row's sums and reads the slices again while they are still in the L2 cache."""
+"""Guided ops in Triton: rows are split into slices, and each pass takes two launches. The first computes a sum per
+slice (argmax: the best column). The second joins them per row. Except for argmax, it rereads slices from L2 cache."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .._dtypes import wide
 from ..triton_rows import at, kernel, unit_of
 from .problem import Problem
 
-# Columns of a slice, by bytes per logit: each thread loads 64 bytes per context (32 for float64) before it uses the
+# {bytes per logit: columns of a slice}. Each thread loads 64 bytes per context (32 for float64) before it uses the
 # first of them. 8 rows of 128k bfloat16 logits give 128 programs for the 132 multiprocessors of an H200. Smaller slices
 # would spend more instructions on joining sums than on logits.
 COLUMNS = {2: 8192, 4: 4096, 8: 1024}
 WARPS = 8
-# Number of slices whose sums are joined at once, one per thread of a warp: no warp needs the data of another warp.
+# Number of slices that are joined at once: one per thread of a warp, so that no warp needs the data of another warp.
 JOINED = 32
-# Bytes that a pair of launches reads: few enough to stay in the L2 cache for the second launch, along with its output.
+# Bytes that the first of two launches reads: few enough to be in the L2 cache for the second, along with its output.
 # An L2 cache has 40 MB on an A100, 50 MB on an H100 and 60 MB on an H200.
 IN_CACHE = 32 << 20
 
 
 @triton.jit
 def _place(first, columns, COLUMNS: tl.constexpr):
-    """Return this program's row, the start of its slice, and a mask of the slice's COLUMNS inside the row."""
+    """Return this program's row, the start of its slice, and a mask of the slice's columns that lie inside the row."""
     start = tl.program_id(1).to(tl.int64) * COLUMNS
     mask = tl.arange(0, COLUMNS) < tl.minimum(columns - start, COLUMNS).to(tl.int32)
     return first + tl.program_id(0), start, mask
@@ -43,7 +43,7 @@ def _exp(x):
 
 @triton.jit
 def _sum_up(x, sums, place, count, dtype: tl.constexpr):
-    """Store a slice's largest x and its sum of exp(x - largest). `largest` is kept finite to avoid inf - inf."""
+    """Store a slice's largest x and its sum of exp(x - largest). `largest` is kept finite, because inf - inf is NaN."""
     LOWEST: tl.constexpr = -1.7976931348623157e308 if dtype == tl.float64 else -3.4028234663852886e38
     largest = tl.maximum(tl.max(x, 0), tl.full((), LOWEST, dtype))
     tl.store(sums + place, largest)
@@ -52,8 +52,8 @@ def _sum_up(x, sums, place, count, dtype: tl.constexpr):
 
 @triton.jit
 def _normaliser(sums, row, slices, count, JOINED: tl.constexpr, dtype: tl.constexpr):
-    """Return a row's largest x and the log of its sum. Both are 0 for a row of only -inf, so that subtracting them
-    leaves -inf. The sum is NaN if an x is NaN or +inf."""
+    """Return a row's largest x and the log of its sum of exp(x - largest). Both are 0 for a row of only -inf, so that
+    subtracting them from -inf gives -inf. The log is NaN if an x is NaN or +inf."""
     LOWEST: tl.constexpr = -1.7976931348623157e308 if dtype == tl.float64 else -3.4028234663852886e38
     place = sums + row * slices + tl.arange(0, JOINED)
     mask = tl.arange(0, JOINED) < slices
@@ -151,7 +151,7 @@ def guided_backward_mix(
     row_previous: tl.int64, guidance: tl.float64, need_current, need_previous, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of scan: guidance (grad - softmax(current) total), (1 - guidance) (grad - softmax(previous) total)."""
+    """Store guidance (grad - softmax(current) total) and (1 - guidance) (grad - softmax(previous) total); see scan."""
     dtype: tl.constexpr = of_current.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -177,7 +177,7 @@ def guided_backward_mix(
 
 @triton.jit
 def _best(value, index, no_index):
-    """Return the largest value, and the smallest `index` of this value. NaN counts as the largest value."""
+    """Return the largest value and its smallest `index`. NaN counts as the largest value."""
     is_nan = value != value
     highest = tl.max(tl.where(is_nan, float("inf"), value), 0)
     has_nan = tl.max(is_nan.to(tl.int32), 0) > 0
@@ -221,7 +221,7 @@ def guided_argmax_join(scores, best, result, slices: tl.int64, JOINED: tl.conste
 
 
 def _rows(*logits: Tensor) -> tuple[Tensor, ...]:
-    """Copy logits whose rows are not contiguous."""
+    """Return the logits, with contiguous rows: copies where a row is not contiguous."""
     return tuple(x if x.stride(1) == 1 else x.contiguous() for x in logits)
 
 

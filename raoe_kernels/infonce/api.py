@@ -38,8 +38,8 @@ def info_nce_loss(
     The logits have a column for each positive, followed by a column for each negative, and the softmax of an anchor
     runs over all columns. The loss covers BeLLM (Li & Li 2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, and
     sentence-transformers' MultipleNegativesRankingLoss (with cos_sim) and GISTEmbedLoss. Logits are computed in chunks
-    of rows, so the loss needs memory of O((N + P + M) D) plus one buffer: 64 MiB (or one row of logits, if larger), and
-    on CUDA 256 MiB (or 1,024 rows).
+    of rows: the loss needs O((N + P + M) D) memory plus one buffer. The buffer has 64 MiB or one row of logits,
+    whichever is larger, and on CUDA 256 MiB or 1,024 rows.
 
     Args:
         anchors: (N, D) float16, bfloat16, float32 or float64. The loss normalises the rows and differentiates through
@@ -53,20 +53,20 @@ def info_nce_loss(
             raises ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would
             wait for the device. With all_anchors, hardness_mode, or a direction other than query_to_doc and
             doc_to_query, a target must be the index of a positive.
-        ignore: columns to leave out of an anchor's negatives, because they are false negatives. Either (N, P + M) bool,
-            True for a column to leave out; or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)), which
-            leaves out every column with the anchor's id and, for all anchors, negatives with id -2**31. An anchor's own
-            positive is never left out. Ids work in all directions. A bool mask works only for query_to_doc and, without
+        ignore: false negatives, which are left out of an anchor's negatives. Either an (N, P + M) bool mask, True for a
+            column to leave out. Or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)): every column with
+            the anchor's id is left out, and columns with id -2**31 are left out for all anchors. An anchor's own
+            positive is never left out. Ids work in all directions. A mask works only for query_to_doc and, without
             all_anchors, for doc_to_query.
-        symmetric: average the losses of both directions. In the second direction, the positive of anchor i is compared
-            with all N anchors, and anchor i is its target. This is the same as directions=("query_to_doc",
+        symmetric: if True, average this loss with the loss in the opposite direction, in which the positive of anchor i
+            is compared with all N anchors, and anchor i is its target. This is the same as directions=("query_to_doc",
             "doc_to_query") with partition_mode="per_direction". If `ignore` leaves out column targets[i] for anchor j,
             it also leaves out anchor j for the positive of anchor i.
-        directions: "query_to_doc", plus any of these: "doc_to_query" adds the similarities of anchor i's positive with
-            all anchors; "query_to_query" those of anchor i with all other anchors; "doc_to_doc" those of anchor i's
-            positive with the positives and negatives of other anchors; "positive_to_positive" those of anchor i's
-            positive with the positives of other anchors only (as in GISTEmbed). If M is a multiple of P, the negatives
-            i, P + i, 2 P + i, … belong to the anchor of positive i. Otherwise, a negative belongs to no anchor.
+        directions: pairs whose similarities the loss uses. "query_to_doc" (an anchor with all positives and negatives)
+            is required. Optional: "doc_to_query" (an anchor's positive with all anchors), "query_to_query" (an anchor
+            with all other anchors), and either "doc_to_doc" (an anchor's positive with the positives and negatives of
+            other anchors) or "positive_to_positive" (only with their positives, as in GISTEmbed). If M is a multiple of
+            P, negatives i, P + i, 2 P + i, … belong to the anchor of positive i. Otherwise, they belong to no anchor.
         partition_mode: "joint" for one softmax over all directions, or "per_direction" for the mean of one loss per
             direction (query_to_doc and doc_to_query only).
         all_anchors: (P, D), all anchors of the batch, if `anchors` is only a part of them. Row j belongs to positive j.
@@ -74,23 +74,23 @@ def info_nce_loss(
         hardness_mode, hardness_strength: add hardness_strength x cosine, as a constant without a gradient, to an
             anchor's logits of "in_batch_negatives" (the documents of other anchors), "hard_negatives" (the anchor's own
             negatives) or "all_negatives" (Lan et al. 2025, Eq. 5). The first two modes require M to be a multiple of P.
-        guide: (anchors (N, G), positives (P, G)[, negatives (M, G)]): embeddings of the same texts by another encoder,
-            in any float dtype. A pair is left out in every direction if its guide cosine is above a threshold near the
-            guide cosine of the positive pair.
-        guide_margin, margin_strategy: the threshold for guide cosines, where pos is the guide cosine of the positive
-            pair: pos - guide_margin ("absolute") or pos - |pos| x guide_margin ("relative").
+        guide: (anchors (N, G), positives (P, G)[, negatives (M, G)]): embeddings of the same texts from another encoder
+            (the guide), in any float dtype. In every direction, a pair is left out if its cosine under the guide is
+            above the threshold that guide_margin sets.
+        guide_margin, margin_strategy: set the threshold to pos - guide_margin ("absolute") or to pos - |pos| x
+            guide_margin ("relative"), where pos is the guide's cosine of the anchor with its positive.
         dims: K strictly increasing prefix widths up to D (Matryoshka embeddings, Kusupati et al. 2022). Loss k uses the
             first dims[k] dimensions of the embeddings. Of the options above, only targets, ignore and symmetric can be
-            combined with dims. On a CPU, all widths share their matrix products, and backward is cheapest if the losses
-            have equal weights.
+            combined with dims. On a CPU, all widths share their matrix products, and backward is cheapest if you weight
+            the K losses equally.
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton". "triton" does not
             support all_anchors, and supports hardness_mode and guide for query_to_doc only. For several directions in
-            one softmax, "triton" requires bfloat16 rows and a number up to 40 as scale. On CUDA, "auto" selects "scan"
-            for calls that "triton" does not support.
+            one softmax, "triton" requires bfloat16 rows and, as scale, a number <= 40 (not a tensor). On CUDA, "auto"
+            selects "scan" for calls that "triton" does not support.
 
     Returns:
-        () loss, or (K,) losses if dims is set: float64 for float64 rows, otherwise float32; 0 if N = 0. Each gradient
-        has the dtype of its input. If any row (even an ignored one) or its norm is not finite, the loss and all
+        () loss, or (K,) losses if dims is set, float64 for float64 rows, otherwise float32. It is 0 if N = 0. Gradients
+        have the dtype of their inputs. If any row (even an ignored one) or its norm is not finite, the loss and all
         gradients are NaN; with dims, this applies to each width separately. Under torch.autocast, float32 rows are
         first cast to autocast's dtype, as in torch's matrix products; sums and the loss stay float32.
 
@@ -112,7 +112,7 @@ def info_nce_loss(
     if hardness_mode in HARDNESS[:2] and columns % max(1, len(positives)):
         raise ValueError(
             f"the number of negatives must be a multiple of the {len(positives)} positives for hardness_mode "
-            f"{hardness_mode!r}, got {columns - len(positives)}"
+            f"{hardness_mode!r}, got {columns - len(positives)} negatives"
         )
     mask, anchor_ids, column_ids = check_ignore(ignore, rows if isinstance(ignore, Tensor) else count, columns, anchors)
     check_mask(mask, names, all_anchors)

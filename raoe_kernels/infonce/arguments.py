@@ -12,7 +12,7 @@ from .problem import DIRECTIONS
 
 
 def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, targets: object) -> tuple[int, int]:
-    """Check the rows of a call and return (number of rows, number of columns)."""
+    """Check anchors, positives and negatives. Return (number of anchors, number of positives and negatives)."""
     _validate.float_tensor("anchors", anchors, 2)
     check_alike("positives", positives, anchors)
     if negatives is not None:
@@ -46,8 +46,8 @@ def integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) 
 
 
 def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)). Both are returned as int32 if
-    they are int32, else as int64: InfoNCE's bfloat16 kernel has few registers left for ids."""
+    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)). Two int32 tensors stay
+    int32, because InfoNCE's bfloat16 kernel has few registers left for ids. Other pairs are returned as int64."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{name} must be a pair of integer tensors (anchor_ids, column_ids), got {_validate.describe(value)}"
@@ -102,7 +102,7 @@ def check_directions(directions: object, partition_mode: object, symmetric: obje
         got = _validate.describe(directions)
         raise ValueError(f"directions must include query_to_doc and must not repeat a name, got {got}")
     if names[-2:] == DIRECTIONS[-2:]:
-        raise ValueError("directions must not contain both doc_to_doc and positive_to_positive, a part of doc_to_doc")
+        raise ValueError("directions must not contain both doc_to_doc and positive_to_positive (a part of doc_to_doc)")
     if symmetric and (len(names) > 1 or not joint):
         raise ValueError(
             "symmetric sets directions and partition_mode: leave both at their defaults, "
@@ -119,7 +119,7 @@ def check_directions(directions: object, partition_mode: object, symmetric: obje
 
 
 def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tensor | None) -> None:
-    """Refuse a mask for directions with pairs that it lacks: of two anchors, two columns, or rows of all_anchors."""
+    """Raise ValueError if the directions compare pairs that a mask (anchors x columns) does not cover."""
     suffix = " and all_anchors" if all_anchors is not None else ""
     if mask is not None and set(directions) - set(DIRECTIONS[: 1 if suffix else 2]):
         raise ValueError(
@@ -131,7 +131,7 @@ def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tens
 def check_guide(
     guide: object, anchors: int, positives: Tensor, negatives: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Check the guide and return its rows for anchors, positives and negatives. `anchors` is the number of anchors."""
+    """Check `guide`. Return its rows for anchors, positives and negatives. `anchors` is the number of anchors."""
     if guide is None:
         return None, None, None
     counts = {"anchors": anchors, "positives": len(positives)}

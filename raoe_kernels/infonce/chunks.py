@@ -1,9 +1,9 @@
 """Matrix products of the in-batch losses, a chunk of rows at a time. A callback turns the logits of a chunk into
-weights. The whole matrix of logits is never in memory, and no logit is computed twice.
+weights (derivatives of the loss). The whole matrix of logits is never in memory, and no logit is computed twice.
 
-For half precision on a GPU, tensor cores multiply without more rounding than float32 products have. Cosines are
-products of the input rows, divided by their norms. The product of weights and unit rows is computed as three products
-of bfloat16 halves (see Halves).
+For half precision on a GPU, tensor cores compute the products, and rounding errors are no larger than in float32. A
+cosine is a product of input rows, divided by their norms. A product of weights and unit rows is the sum of three
+products of bfloat16 matrices (see Halves).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from .._dtypes import wide
 from .problem import units_of
 
-# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows, because each chunk reads and writes the
-# columns' gradient once: 8 bytes for 2 ROWS operations. An H200 does 165 operations in the time of one byte.
+# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows: it reads and writes the columns' gradient
+# once, which is 8 bytes for 2 ROWS operations. An H200 does 165 operations in the time in which it moves one byte.
 BUFFER = 256 << 20
 ROWS = 1024
-# Whether addmm can add products of bfloat16 to a float32 matrix: since torch 2.10, on CUDA devices only.
+# Whether products of half-precision matrices can have float32 results: since torch 2.10, on CUDA devices only.
 WIDENS = torch.__version__ >= "2.10"  # torch compares this string as a version
 
 
@@ -45,8 +45,8 @@ def sweep(
     part: slice | None = None,
     most: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return weights @ columns (None if not `by_rows`) and weights[:, part]^T @ rows (None if not `part`), as `product`
-    does.
+    """Return weights @ columns (None unless by_rows is set) and weights[:, part]^T @ rows (None without `part`), in the
+    dtype that `product` returns.
 
     The callback weigh(first, logits) gets logits = rows[first : first + n] @ columns^T and may overwrite them. It
     returns the (n, columns) weights in the dtype of the rows, or None if neither product is needed. A chunk has at most
@@ -75,14 +75,14 @@ def sweep(
 
 
 def even(count: int, most: int) -> int:
-    """Return the smallest chunk size that splits `count` into as few chunks as chunks of size `most` would."""
+    """Return the smallest chunk size that splits `count` rows into as few chunks as the size `most` does."""
     chunks = -(-count // most)
     return -(-count // max(1, chunks))
 
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """A float32 matrix, represented as the sum of two bfloat16 matrices with 16 binary digits."""
+    """A float32 matrix, rounded to 16 binary digits and stored as the sum of two bfloat16 matrices."""
 
     high: Tensor
     low: Tensor
@@ -97,8 +97,8 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class UnitRows:
-    """Unit rows (n, D). For half precision on a GPU, also the input rows `half_rows` and the `inverse` of their
-    norms."""
+    """Unit rows (n, D). For half precision on a GPU, also `half_rows`, the input rows times powers of two, and
+    `inverse`, 1 / norm of these rows."""
 
     units: Tensor
     half_rows: Tensor | None = None
@@ -109,7 +109,7 @@ class UnitRows:
         return UnitRows(self.units[place], half_rows, inverse)
 
     def factor(self) -> Tensor | Halves:
-        """Return the matrix by which weights are multiplied, as Halves if they are faster."""
+        """Return the unit rows, as the matrix by which weights are multiplied: as Halves if that is faster."""
         return self.units if self.half_rows is None else halves(self.units)
 
 
@@ -125,7 +125,7 @@ def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
 
 
 def pays(rows: Tensor) -> bool:
-    """Whether Halves are faster: 7 bfloat16 products take half the time of 3 float32 products (H200 datasheet)."""
+    """Whether Halves save time: 7 bfloat16 products take half as long as 3 float32 products (H200 datasheet)."""
     return rows.is_cuda and rows.dtype.itemsize == 2 and WIDENS
 
 
@@ -142,7 +142,7 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """Return x @ y, added to `add` if set. If x or y are Halves, multiply their parts."""
+    """Return x @ y, added to `add` if set. If x or y is a Halves, split both, and add up the products of the halves."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))

@@ -1,9 +1,9 @@
-"""Input of every backend of info_nce_loss (see _contract.py), its registration, and the functions on rows, pools and
+"""Input of all backends of info_nce_loss (see _contract.py), the op's registration, and functions on rows, pools and
 blocks that all backends share.
 
-A pool holds the logits of one softmax. Each block of a pool is one direction: the logits of a row's anchor, or of the
-row's positive, with all anchors, or with positives and negatives. The first block contains the "own" pair of each row,
-which is the anchor with its positive.
+A pool holds the logits of one softmax per anchor, and a block of a pool holds the logits of one direction. A block's
+rows are the anchors, or each anchor's positive. Its columns are all anchors, or all documents (positives and
+negatives). The first block contains each row's "own" pair, which consists of an anchor and its positive.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ DIRECTIONS = ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc", "p
 SYMMETRIC = "query_to_doc doc_to_query"
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
-# The id of a negative that is left out for every anchor, because its row has no text.
+# A column with this id is left out of the negatives of every anchor. It marks rows without a text.
 NO_CANDIDATE = -(2**31)
 
 # Up to this scale, exp(+-scale) and its sums are well within float32's range, so no maximum is subtracted before exp.
 UNSHIFTED_SCALE = 40.0
 
 
-# Options of Problem.special that the Triton kernels support, by the form of the call ("several" includes the symmetric
-# loss). `scan` and `reference` support all options.
+# The names from Problem.special that Triton supports for each form of a call. "several" includes the symmetric loss.
+# `scan` and `reference` support all options.
 IN_TRITON = {"fused": ("joint directions",), "one direction": ("hardness_mode", "a guide"), "several": ()}
 
 
 class Problem(NamedTuple):
-    """Arguments of one call. C = P + M columns: positives, then negatives. A = len(all_anchors) or N candidate anchors.
+    """Arguments of one call. The C = P + M columns are positives, then negatives. A is P with all_anchors, else N.
 
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learned_scale    () float, used with scale = 1, or None
+    learned_scale   () float, with which `scale` is 1, or None
     targets         (N,) int64: column of each anchor's positive; None: column i for anchor i
     ignored         (N, C) bool or None: True for columns to leave out of an anchor's negatives
-    anchor_ids      (A,) and column_ids (C,), both int32 or int64, or None: rows with equal ids are not each other's
-                    negatives
+    anchor_ids      (A,) and column_ids (C,), both int32 or int64, or None: a row and a column with equal ids are not
+                    negatives of each other
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): rows of the guide encoder, or None
-    directions      names of DIRECTIONS, separated by spaces; joint: True for one softmax over all directions
-    hardness        sentence-transformers' hardness_mode, "" if unused; strength: factor of the added cosines
-    margin          guide threshold = guide cosine of the own pair - margin (x |cosine| if relative)
-    dims            K increasing widths for K losses, or None for one loss of all columns
+    directions      names from DIRECTIONS, separated by spaces; joint: True for one softmax over all directions
+    hardness        hardness_mode of the call, or ""; strength: hardness_strength of the call
+    margin          guide threshold: c - margin, or c - margin x |c| if `relative`; c: guide cosine of the own pair
+    dims            K increasing prefix widths for K losses, or None for one loss of the full width
     """
 
     anchors: Tensor
@@ -119,7 +119,7 @@ class Problem(NamedTuple):
 
     @property
     def target_count(self) -> int:
-        """Number of columns that targets may select: with all_anchors, hardness or more directions, only positives."""
+        """Number of columns that `targets` may select: P if an option allows only positives as targets, else C."""
         anchors_with_columns = self.directions in ("query_to_doc", SYMMETRIC)
         positives_only = self.all_anchors is not None or self.hardness or not anchors_with_columns
         return len(self.positives) if positives_only else self.column_count
@@ -141,8 +141,8 @@ OP = Op(
 )
 info_nce = register(OP, Problem, gradients=5, is_empty=_is_empty)
 
-# On a GPU, "auto" selects Triton: its single pass over the logits of each width is cheaper than scan's passes for all
-# widths, although scan shares the products.
+# On a GPU, "auto" selects Triton. One Triton pass over the logits of each width is cheaper than the several passes of
+# `scan`, although `scan` shares the matrix products between widths.
 WIDTHS = Op(
     "info_nce_loss of several widths",
     ("info_nce_loss",),
@@ -174,7 +174,7 @@ def own_anchors(problem: Problem) -> Tensor:
 
 
 def is_ignored(problem: Any, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for the anchors `rows`: True for columns that the caller excludes as negatives; or None."""
+    """Return (n, C) bool for a slice of the anchors: True for columns that `ignore` excludes. None without `ignore`."""
     if problem.anchor_ids is not None:
         return equal_ids(problem.anchor_ids[rows], problem.column_ids)
     return None if problem.ignored is None else problem.ignored[rows]
@@ -186,7 +186,7 @@ def equal_ids(of_rows: Tensor, of_columns: Tensor) -> Tensor:
 
 
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Concatenate all parts. Return the normalised rows, 1 / norm of each row, and the "poison" of inverse_norms."""
+    """Return the normalised rows of all parts, 1 / norm of each row, and the "poison" that inverse_norms describes."""
     matrices = [x for x in parts if x is not None]
     rows = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
     rows = rows.to(wide(rows.dtype))
@@ -204,9 +204,9 @@ def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the () factor for the sum of the rows' losses: 1 / N, or 1 / 2N if symmetric, or NaN if a row, a target or
-    the scale is invalid. To raise an error, the host would have to wait for the GPU; NaN at least is no wrong
-    number."""
+    """Return the () factor for the sum of the rows' losses: 1 / N, or 1 / (2 N) if symmetric. The factor is NaN if a
+    row, a target or the scale is invalid: an error would be clearer, but to raise it, the host would have to wait for
+    the GPU."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
     if problem.learned_scale is not None:
         factor = factor.masked_fill(~(problem.learned_scale > 0), torch.nan)
@@ -217,7 +217,7 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def losses(neg_sum: Tensor, own_exp: Tensor, shift: Tensor, own_logit: Tensor) -> Tensor:
-    """Return -log softmax(x)[own] of each row from own_exp = exp(x_own - shift) and the other columns' neg_sum.
+    """Return -log softmax(x)[own] of each row. own_exp = exp(x_own - shift), neg_sum = sum of the other exp(x - shift).
 
     log(1 + neg_sum / own_exp) keeps the digits of a small loss. If the ratio is close to overflow, x_own is far below
     `shift`, and the loss is computed as shift - own_logit + log(neg_sum).
@@ -233,7 +233,7 @@ def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tens
 
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Add rows[i] to sums[places[i]] in a fixed order: on a GPU, index_put sorts indices, and index_add does not."""
+    """Add rows[i] to sums[places[i]] in a fixed order, which on a GPU only index_put has: it sorts the indices."""
     if sums.is_cuda:
         sums.index_put_((places,), rows, accumulate=True)
     else:
@@ -243,7 +243,7 @@ def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
 def split(
     by_anchors: Tensor | None, by_columns: Tensor | None, positives: int, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of anchors, positives and negatives."""
+    """Split the gradient of the columns. Return the gradients of anchors, positives and negatives."""
     return (
         by_anchors,
         by_columns[:positives] if by_columns is not None and needs[1] else None,
@@ -264,7 +264,7 @@ class Block(NamedTuple):
 
     @property
     def pairs(self) -> bool:
-        """Whether the block contains the own pairs. If not, the columns that belong to the row itself are left out."""
+        """Whether the block contains the own pairs. If not, it leaves out the columns that belong to the row itself."""
         return self.from_documents != self.to_documents
 
 
@@ -279,8 +279,8 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """Return (n, k): for each target, the indices below `count` of the columns with documents of the same query. They
-    are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after it."""
+    """Return (n, k): for each target, the columns (< `count`) with documents of the same query. These are the target
+    and, if the number of negatives is a multiple of P = len(positives), every P-th column after the target."""
     step = max(1, len(problem.positives))
     if problem.column_count % step:
         return targets[:, None]
@@ -288,5 +288,5 @@ def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
 
 
 def guide_threshold(problem: Problem, own_cosine: Tensor) -> Tensor:
-    """Return the guide cosine above which pairs are left out, from the guide cosine of the own pair."""
+    """Return the guide cosine above which pairs are left out. own_cosine is the guide cosine of the own pair."""
     return own_cosine - (own_cosine.abs() * problem.margin if problem.relative else problem.margin)

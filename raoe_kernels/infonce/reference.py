@@ -63,8 +63,8 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def softmax_loss(logits: Tensor, own: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return -log softmax(logits)[own] of each row, (n, 1), over the columns where `mask` is False, and its gradient
-    with respect to the logits, (n, C)."""
+    """Return each row's loss -log softmax(logits)[own], (n, 1), and its gradient with respect to the logits, (n, C).
+    The softmax leaves out the columns where `mask` is True, but never the column `own`."""
     own_logit = logits.gather(1, own)
     negatives = logits.masked_fill(mask, -torch.inf).scatter(1, own, -torch.inf)
     log_sum = torch.logaddexp(own_logit, negatives.logsumexp(1, keepdim=True))
@@ -80,7 +80,7 @@ def own(places: Tensor, count: int) -> Tensor:
 
 
 def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[Tensor, Tensor]) -> Tensor:
-    """Return (N, width) bool: True if a row and a column of the block have the same id."""
+    """Return (N, width) bool: True if the row and the column of the block have equal ids, as in problem.equal_ids."""
     of_rows, of_columns = ids[block.from_documents], ids[block.to_documents]
     assert of_rows is not None and of_columns is not None
     return equal_ids(of_rows[places[block.from_documents]], of_columns[: block.width])
@@ -89,7 +89,7 @@ def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[
 def pool_masks(
     problem: Problem, pool: list[Block], places: tuple[Tensor, Tensor], guide_rows: tuple[Tensor, Tensor] | None
 ) -> list[Tensor]:
-    """Return a bool mask (N, width) for each block: True for the columns to leave out of a row's sum."""
+    """Return a bool mask (N, width) for each block: True for the columns to leave out of a row's softmax."""
     result, threshold = [], None
     for block in pool:
         mask = torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
@@ -114,7 +114,7 @@ def pool_masks(
 
 
 def hard_columns(problem: Problem, targets: Tensor) -> Tensor:
-    """Return (N, C) bool: True for the columns whose logits are raised (Lan et al. 2025)."""
+    """Return (N, C) bool: True for the columns whose logits get the hardness term (Lan et al. 2025, Eq. 5)."""
     negatives = ~own(targets, problem.column_count)
     if problem.hardness == "all_negatives":
         return negatives

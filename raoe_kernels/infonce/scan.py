@@ -36,11 +36,11 @@ BUFFER = 64 << 20
 
 
 class _Side(NamedTuple):
-    """Anchors or documents: unit rows and sums of their gradients, both as rows and as columns of the logits.
+    """Anchors or documents: unit rows and sums of gradients, in the roles of rows and of columns of the logits.
 
-    places    index of each of the N rows in `rows`; `own`: in `columns`, `guide` and `ids`; None: index i for row i
-    factor    the matrix of columns by which weights are multiplied, see UnitRows.factor
-    part      slice of the columns whose gradient is needed
+    places    index in `rows` of each of the N rows of the logits, or None if row i has index i
+    own       index in `columns`, `guide` and `ids` of each of the N rows, or None if row i has index i
+    factor    `columns` as the matrix by which weights are multiplied (UnitRows.factor); part: columns with a gradient
     """
 
     rows: UnitRows
@@ -76,7 +76,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     scale = problem.scale if problem.learned_scale is None else problem.learned_scale.to(like.dtype)
     factor = mean_factor(problem, poison)
     by_q = by_a
-    if problem.all_anchors is not None:  # factor * 0 is NaN if the loss is NaN, even if no direction uses all_anchors
+    if problem.all_anchors is not None:  # factor * 0: NaN if the loss is NaN, also if no direction uses all_anchors
         by_q = (factor * 0).expand_as(q.units).clone() if needs[3] else None
 
     targets, positives = None if problem.targets is None else own_columns(problem), len(problem.positives)
@@ -103,7 +103,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 def _pool(
     problem: Problem, pool: list[Block], sides: _Sides, scale: float | Tensor, factor: Tensor, by_scale: Tensor | None
 ) -> Tensor:
-    """Return the sum of the rows' losses, and add `factor` times its gradients to the sums of `sides` and by_scale."""
+    """Return the sum of the rows' losses. Add the gradients of this sum, times `factor`, to `sides` and by_scale."""
     widths, like = [block.width for block in pool], sides[0].rows.units
     cell = like.element_size()
     cell += 0 if problem.guide_anchors is None else wide(problem.guide_anchors.dtype).itemsize
@@ -125,7 +125,7 @@ def _pool(
         if subtract_max:
             shift = x.amax(1, keepdim=True)
             x.sub_(shift)
-        # Leave the positive out of the sum: the sum is then as small as the loss, and a small loss keeps its digits.
+        # Leave the positive out of the sum: with it, the sum's rounding error could be larger than a small loss.
         x.exp_()
         parts[0].scatter_(1, own, 0)
         neg_sum, own_exp = x.sum(1, keepdim=True), (own_logit - shift).exp_()
@@ -147,7 +147,7 @@ def _products(
     weight: Tensor,
     by_scale: Tensor | None,
 ) -> None:
-    """Add the gradients of a chunk's unit rows, the columns and scale. The gradient of the logits is weight x parts."""
+    """Add a chunk's gradients of unit rows, columns and scale. The gradient of the logits is `weight` x `parts`."""
     for block, x in zip(pool, parts, strict=True):
         row_side, col_side = sides[block.from_documents], sides[block.to_documents]
         units, weights = rows[block.from_documents].units, halves(x) if isinstance(col_side.factor, Halves) else x
@@ -174,7 +174,7 @@ def _logits(
     scale: float | Tensor,
     parts: tuple[Tensor, ...],
 ) -> Tensor:
-    """Write the logits to `parts`, -inf where left out. Return (n, 1), the column of the own pair in the first part."""
+    """Write the logits to `parts`, with -inf for left-out columns. Return (n, 1), each row's own column in parts[0]."""
     threshold = None
     for block, x in zip(pool, parts, strict=True):
         row_side, col_side = sides[block.from_documents], sides[block.to_documents]
@@ -205,8 +205,8 @@ def _logits(
 def _write_hard_logits(
     problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, scale: float | Tensor, x: Tensor
 ) -> None:
-    """Write the logits of anchors with documents to `x`, with raised logits for hard negatives. First compute all
-    columns with the scale of the larger group (raised or not), then correct the smaller group."""
+    """Write the logits of anchors with documents to `x`, and raise those that the hardness mode selects. First
+    compute all logits as for the larger group (raised or not raised), then correct those of the smaller group."""
     raised_scale = scale + problem.strength
     documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":
@@ -218,7 +218,7 @@ def _write_hard_logits(
 
 
 def _ignore_mask(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
-    """Return (n, width) bool: True for columns that the caller excludes as negatives of a chunk's rows."""
+    """Return (n, width) bool for a chunk's rows: True for columns that `ignore` excludes. None without `ignore`."""
     row_side, col_side = sides[block.from_documents], sides[block.to_documents]
     if row_side.ids is not None and col_side.ids is not None:
         return equal_ids(_select(row_side.ids, row_side.own, chunk), col_side.ids[: block.width])

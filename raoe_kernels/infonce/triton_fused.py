@@ -1,13 +1,13 @@
-"""InfoNCE of bfloat16 rows without a matrix of logits: the kernel that multiplies anchors by columns computes the
-weights of each tile in registers, and writes only the weights (2 bytes each).
+"""InfoNCE for bfloat16 rows, without storing logits: the kernel that multiplies anchors by columns turns a tile of
+logits into weights while the tile is in registers, and writes only the weights (2 bytes each).
 
 A weight w is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
-e = exp(logit). In the products that give the gradients (a: anchors, k: columns), the result or the other factor is
-divided by s:
+e = exp(logit). The gradients are products of w with the columns k or the anchors a. In these products, the result or
+the other factor is divided by s:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
-With several directions in one softmax, each direction has such a matrix of weights, and s is the sum over all
+With several directions in one softmax, each direction has its own matrix e, and s is the sum over all
 directions. No maximum is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are well within float32's and
 bfloat16's range.
 """
@@ -42,8 +42,8 @@ def _part(
     products, start, weights, inverse, mask, column_ids, factor, own, ids, line, row_mask, column_count, period, length,
     mask_column, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Return the row sums of exp(logit) over the columns from `start` on. With GRADIENT, also write exp(logit) / (norm
-    of the column) to `weights`."""
+    """Return the row sums of exp(logit) over a tile whose first column is `start`. With GRADIENT, also write exp(logit)
+    / (norm of the column) to `weights`."""
     column = start + tl.arange(0, products.shape[1])
     column_mask = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + start, 16) + tl.arange(0, products.shape[1]), column_mask, 0.0)
@@ -74,11 +74,11 @@ def info_nce_products(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of exp(logit) for row_count rows from `first` on. It is 0 in each row's ignored columns, own
-    column, and columns at a multiple of `period` from the own column. Write the tile's row sums to `sums`, (tiles of
-    columns, row_count), and with GRADIENT also exp(logit) / (norm of the column) to `weights`."""
+    """Compute a tile of exp(logit) for row_count rows from `first` on. Set it to 0 in a row's ignored columns, in its
+    own column, and in columns at a multiple of `period` from its own column. Write the tile's row sums to `sums` (tiles
+    of columns, row_count). With GRADIENT, also write exp(logit) / (norm of the column) to `weights`."""
     tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
-    # Programs that run at the same time share GROUP tiles of rows, so that they find the columns in the cache.
+    # Programs that run at the same time use the same GROUP tiles of rows, so the columns that they read stay cached.
     group = tl.program_id(0) // (GROUP * tiles_n)
     group_size = tl.minimum(tiles_m - group * GROUP, GROUP)
     inside_group = tl.program_id(0) % (GROUP * tiles_n)
@@ -122,7 +122,7 @@ def info_nce_shares(
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Write each row's loss to `stats`. With GRADIENT, also write 1 / sum to `shares`, row / (sum x norm) to `scaled`,
-    and the weight at the row's own column to own_weights. The own pair counts `copies` times as a negative, too."""
+    and the weight at the row's own column to own_weights. copies: how often the own pair is also a negative."""
     line = tl.program_id(0)
     i = (first + line).to(tl.int64)
     target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)
@@ -142,7 +142,7 @@ def info_nce_shares(
     own_logit = tl.sum(dot, 0) * row_inverse * own_inverse * tl.full((), scale, tl.float32)
     neg_sum, own_exp = tl.sum(total, 0), tl.exp(own_logit)
     full_sum, ratio = neg_sum + own_exp * (copies + 1), neg_sum / own_exp + copies
-    # Leave the positive out of the sum: the sum is then as small as the loss, so that a small loss keeps its digits.
+    # Leave the positive out of the sum: with it, the sum's rounding error could be larger than a small loss.
     loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), tl.log(full_sum) - own_logit)
     tl.store(stats + i, tl.where(legal, loss, float("nan")))
     if GRADIENT:
@@ -160,11 +160,11 @@ def sweep(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, part: slice | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if not None). Return the
-    gradients of the scaled anchors (if `by_rows`) and the scaled columns `part`, both without own pairs."""
+    gradients of the scaled anchors (if `by_rows`) and of the scaled columns `part`, without the own pairs' terms."""
     n, (anchors, columns, inverse) = len(problem.anchors), units
     blocks, gradient = pools(problem)[0], own_weights is not None
     mask = (stats if problem.ignored is None else problem.ignored).view(torch.uint8)
-    # rows, 1 / norms and ids: of all anchors and all documents (sides), and one row for each anchor (row_sides)
+    # Tuples (rows, 1 / norms, ids). sides: all anchors, all documents. row_sides: each anchor, each anchor's positive.
     sides: Any = (anchors, inverse[len(columns) :], problem.anchor_ids), (columns, inverse, problem.column_ids)
     row_sides, masks, own = [sides[0]], [mask], own_columns(problem) if len(blocks) > 1 else stats
     if len(blocks) > 1:

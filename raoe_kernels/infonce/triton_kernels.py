@@ -1,5 +1,5 @@
-"""info_nce_loss in Triton: launches of the kernels before and after cuBLAS's matrix products. Forward computes the
-gradient of the scaled rows, and backward propagates this gradient through the rows' norms."""
+"""info_nce_loss in Triton: launch kernels before and after cuBLAS's matrix products. Forward computes the gradient with
+respect to the scaled rows, and backward propagates this gradient through the rows' norms."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .triton_passes import IDS, MASK, NONE, UNIT, info_nce_weights
 from .triton_units import INTERPRETED, Units, add_to_columns, empty_weights, half, integers_or, through_norms, units_of
 
 # A program reads its row of logits twice. With eight elements per thread, two loads of 16 bytes are in flight. With 16
-# warps, few rows are processed at a time: up to about 32,768 columns, the second read finds them in a cache of 50 MB.
+# warps, few rows are processed at a time: a 50 MB cache serves the second read for up to about 32,768 columns.
 WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
 SHORT = {"BLOCK": 2048, "num_warps": 16}  # for calls with a mask, whose addresses take registers, and for float64
 
 
 def _stretch(problem: Problem) -> float:
-    """Factor that makes float16 weights use float16's range. Weights include 1 / norm of the scaled row and of
-    the scaled column (1 to 2 each), so they are below 4 per direction. In the second direction, the weights of anchors
-    that share a target can add up."""
+    """Return the factor for weights in float16, which makes them use float16's range. A weight includes 1 / norm of the
+    scaled row and of the scaled column (1 to 2 each), so it is below 4 in each direction. In the second direction, the
+    weights of anchors that share a target can add up."""
     if problem.anchors.dtype != torch.float16:
         return 1.0
     largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)
@@ -62,7 +62,7 @@ def _pass(
     *,
     back: bool = False,
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the function that `sweep` calls for each chunk. The function computes weights if own_weights is set.
+    """Return the callback for `chunks.sweep`, which turns a chunk's logits into losses and, with own_weights, weights.
     `back` selects the second direction, in which the rows are the anchors' targets and the columns are the anchors."""
     n, c, anchors = len(problem.anchors), problem.column_count, len(units.columns)
     ids = (problem.anchor_ids, problem.column_ids)
@@ -102,9 +102,9 @@ def _pass(
 
 
 def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
-    """Rearrange the anchors' logsums by column: a column gets the logsum of the anchor whose target is this column, or
-    infinity if no anchor has this target. If several anchors share a column, their logsums are combined so that
-    exp(x - combined) is the sum of the anchors' terms."""
+    """Rearrange the anchors' `logsums`, log(sum of exp(logit)), by column. A column gets the logsum of the anchor with
+    this target, or infinity if no anchor has it. If several anchors share it, their logsums are combined so that
+    exp(x - combined) is the sum of exp(x - logsum)."""
     if problem.targets is None:
         return logsums
     targets = own_columns(problem)
@@ -115,8 +115,8 @@ def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return the loss, and for backward: weights @ columns, weights^T @ rows, the weight
-    of each anchor's own positive, the loss, and the derivative of a learnable scale."""
+    """Return the loss and the tensors for backward: weights @ columns, weights^T @ rows, the weight of each anchor's
+    own positive, the loss, and the derivative with respect to a learned scale."""
     unsupported = problem.beyond_triton()
     if unsupported:
         raise RuntimeError(f"backend 'triton' cannot run info_nce_loss with {unsupported}; use backend='scan'")
@@ -146,7 +146,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
             weigh = _pass(problem, units, stats, own_weights, by_column, mask_of)
             by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], part)
     if problem.targets is not None:
-        # Several anchors may have the same target, so add their own weights here. Without targets, backward adds these.
+        # Anchors may share a target, so the terms of the own pairs are added here. Without targets, backward adds them.
         add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
     loss = (stats[:loss_count] if stat_count > loss_count else stats).mean()
     if poison is not None:

@@ -1,8 +1,8 @@
 """Triton kernels of info_nce_loss before and after its matrix products, one program per row. Sums have a fixed order.
 
-The products use rows scaled by powers of two, which is exact: `info_nce_rows` scales each row to a norm of 1/2 to 1
-(times `stretch`) and stores 1 / norm of the scaled row, which is 1 to 2. So no dtype overflows. Logits and weights are
-divided by the norms in float32.
+The products use scaled rows, so that no dtype overflows. `info_nce_rows` scales each row by a power of two, which is
+exact, to a norm of 1/2 to 1 (times `stretch`), and stores 1 / norm of the scaled row, which is 1 to 2. Logits and
+weights are multiplied by 1 / norm in float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .problem import NO_CANDIDATE
 
 NONE, MASK, IDS = 0, 1, 2  # how a call marks the columns to ignore
 ABSENT = tl.constexpr(NO_CANDIDATE)
-# The numbers of columns of logits and scaled rows are multiples of UNIT, for 16-byte loads and tensor core alignment.
+# Logits and scaled rows are padded to a multiple of UNIT columns, for 16-byte loads and tensor core alignment.
 UNIT = tl.constexpr(16)
 EPS = tl.constexpr(1e-8)  # problem.EPS
 
@@ -60,7 +60,7 @@ def log_one_plus(z):
 
 @triton.jit
 def _part(row, start, step, BLOCK: tl.constexpr, UNIT: tl.constexpr):
-    """Pointers to BLOCK elements of a row from `start` on. The stride `step` is used if UNIT is 1."""
+    """Pointers to BLOCK elements of a row from `start` on. `step` is the stride of elements, used only if UNIT is 1."""
     if UNIT == 16:
         return at(row, start, UNIT) + tl.arange(0, BLOCK)
     return row + (start + tl.arange(0, BLOCK)) * step
@@ -119,9 +119,9 @@ def _negatives(
     logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, hard,
     positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """Return the columns from `start` on, 1 / norm of each column, their logits (-inf for own and ignored columns,
-    times `raised` for hard negatives), and their logits without this factor and without -inf. hard: 0 without hardness,
-    else 1 + the index in problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
+    """Return four blocks for the columns from `start` on: index, 1 / norm, logit (-inf for own and ignored columns,
+    times `raised` where `hard` selects), and logit without these two changes. hard: 0 without hardness, else 1 + the
+    index in problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
     column = start + tl.arange(0, BLOCK)
     padded_range = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + column, 16), padded_range, 0.0)
@@ -150,17 +150,16 @@ def info_nce_weights(
 ):  # fmt: skip
     """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT, also write to `weights` the derivatives
     with respect to the products of scaled rows, times `stretch` and without the factor `scale`. The derivative at the
-    row's own column, the largest one, goes to `own_weights` instead, unrounded. Before exp, the row's largest logit is
-    subtracted if SHIFTED, otherwise `limit`.
+    row's own column is the largest, so it is written to `own_weights` instead, unrounded. Before exp, the kernel
+    subtracts the row's largest logit if SHIFTED, otherwise `limit`.
 
-    back: the rows are the anchors' targets and the columns are the anchors. The logarithm of each row's sum and the
-    row's own weight are stored (at 2 and 3 times row_count) for the SYMMETRIC pass that follows, which adds the weights
-    of both directions. by_column (by_column_count,) has such a logarithm per column, or infinity if no anchor has this
-    target.
+    back: second direction. The rows are the anchors' targets, and the columns are the anchors. Each row's log(sum of
+    exp) and own weight are stored in `stats`, from 2 row_count and 3 row_count on. The SYMMETRIC pass that follows adds
+    the weights of both directions. by_column (by_column_count,) is described in triton_kernels._by_column.
 
-    LEARNED: `scale` is multiplied by the number at `learned`. With GRADIENT, this number times its derivative is stored
-    after the other stats. strength: the hardness strength, divided by the scale unless LEARNED. mask_first: the first
-    row of the mask.
+    LEARNED: `scale` is multiplied by the number at `learned`. With GRADIENT, the product of this number and the
+    derivative with respect to it is stored in `stats`, after all else. strength: hardness_strength, divided by the
+    scale unless LEARNED. mask_first: index of the anchor in row 0 of the mask.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
@@ -201,7 +200,7 @@ def info_nce_weights(
     if SHIFTED:
         peak = tl.maximum(tl.max(m, 0), own_logit)
         total *= tl.exp(m - peak)
-    # Leave the positive out of the sum: the sum is then as small as the loss, and a small loss keeps its digits.
+    # Leave the positive out of the sum: with it, the sum's rounding error could be larger than a small loss.
     neg_sum, own_exp = tl.sum(total, 0), tl.exp(own_logit - peak)
     full_sum = neg_sum + own_exp
     own_weight = -neg_sum / full_sum
@@ -215,7 +214,7 @@ def info_nce_weights(
     if GRADIENT:
         if SYMMETRIC:
             own_weight += tl.load(stats + 3 * row_count + i)
-            # Other anchors may have the same target. In their second direction, this row is a negative, unless ignored.
+            # Other anchors may share this target. In the second direction, this row is their negative, unless ignored.
             shared = tl.exp(own_logit - tl.load(by_column + own))
             shared -= tl.exp(own_logit - tl.load(stats + 2 * row_count + i))
             if IGNORE != 0:
@@ -250,10 +249,10 @@ def info_nce_gradients(
     negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr,
     IN_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of an input row from g, the row's product with the weights. First add the term of the row's
-    own partner (an anchor's target or, without targets, a column's anchor). Then backpropagate through u = row / norm,
-    which gives g - <g, u> u, and undo the powers of two. The first anchor_grads programs process anchors, the later
-    programs columns from first_column on."""
+    """Compute the gradient of an input row from g, its row of the product with the weights. First add to g the term of
+    the own pair, in which the partner is an anchor's target or, without targets, a column's anchor. Then backpropagate
+    through u = row / norm, which gives g - <g, u> u, and undo the powers of two. The first anchor_grads programs
+    process anchors, the later programs columns from first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
     width, length = width * IN_UNIT, units * UNIT

@@ -1,5 +1,5 @@
-"""Triton steps before and after the matrix products of the in-batch losses: scale the rows before the products, and
-backpropagate through the rows' norms afterwards."""
+"""Steps in Triton around the matrix products of the in-batch losses: scale the rows before the products, and
+backpropagate through the rows' norms after the products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..triton_rows import unit_of
 from .problem import add_rows
 from .triton_passes import UNIT, info_nce_gradients, info_nce_rows
 
-# Launch options of kernels with one program per row: eight elements per thread, a load of 16 bytes in half precision.
+# Launch options of kernels with one program per row. A thread has 8 elements: one 16-byte load in half precision.
 ROWS = {"BLOCK": 1024, "num_warps": 4}
 INTERPRETED = not hasattr(info_nce_rows, "params")
 HALF = 2.0**15  # half of 2^16, where float16's range ends
@@ -25,8 +25,8 @@ Rows = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Units(NamedTuple):
-    """Anchors and columns, scaled by powers of two and padded with zeros to multiples of UNIT, and 1 / norm of the
-    scaled rows, first for the columns, then for the anchors."""
+    """Anchors (`rows`) and `columns`, scaled by powers of two and padded with zeros to multiples of UNIT. `inverse` is
+    1 / norm of each scaled row: first those of `columns`, then those of `rows`."""
 
     rows: Tensor
     columns: Tensor
@@ -51,7 +51,7 @@ def units_of(inputs: Rows, pad_rows: bool = False, multiple: int = UNIT.value) -
 
 
 def half(dtype: torch.dtype) -> float:
-    """Additional factor of scaled rows that makes float16 rows use float16's range."""
+    """Return the additional factor of scaled rows, which makes float16 rows use float16's range."""
     return HALF if dtype == torch.float16 else 1.0
 
 
@@ -62,7 +62,7 @@ def empty_weights(logits: Tensor, units: Units, gradient: bool) -> Tensor:
 
 
 def add_to_columns(by_columns: Tensor | None, places: Tensor, rows: Tensor, own_weights: Tensor | None) -> None:
-    """Add row i times the weight of its own positive to by_columns[places[i]], if by_columns has such a row."""
+    """Add row i times the weight of its own positive to by_columns[places[i]], if this index is in range."""
     if by_columns is not None and own_weights is not None and len(by_columns):
         in_range = (places >= 0) & (places < len(by_columns))
         add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * in_range)[:, None])
@@ -77,8 +77,8 @@ def through_norms(
     dtype: torch.dtype,
     factor: float,
 ) -> Gradients:
-    """Return the gradients of anchors, positives and negatives in `dtype`, times `factor` and `upstream`. `saved` is
-    described in triton_kernels.forward."""
+    """Return the gradients of anchors, positives and negatives in `dtype`, multiplied by `factor` and `upstream`.
+    `saved` holds the first four tensors that triton_kernels.forward returns for backward."""
     by_rows, by_columns, own_weights, loss = saved
     first, second, third = (
         x.new_empty(x.shape, dtype=dtype) if need and x is not None else None
@@ -104,7 +104,7 @@ def through_norms(
 
 
 def integers_or(like: Tensor, *tensors: Tensor | None) -> Iterator[Tensor]:
-    """Yield the tensors as int64. For None, yield the memory of `like`, which the kernel never reads."""
+    """Yield the tensors as int64. For None, yield a placeholder that the kernel never reads."""
     yield from (triton.reinterpret(like, torch.int64) if x is None else x.long().contiguous() for x in tensors)
 
 

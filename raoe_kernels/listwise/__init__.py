@@ -1,4 +1,4 @@
-"""Listwise distillation: the ListMLE loss on a teacher's ranking, and refined similarities that serve as teacher."""
+"""Listwise distillation: the ListMLE loss on a teacher's ranking, and refined similarities as the teacher's scores."""
 
 from .api import list_mle_loss, refine_similarity
 from .problem import OP

@@ -31,12 +31,12 @@ def list_mle_loss(
 
     Args:
         student: (R, n) finite scores, one list per row; float16, bfloat16, float32 or float64.
-        teacher: (R, n) scores of any real dtype, on student's device. They must not require grad; +-inf are allowed.
-        scale: number > 0 that multiplies the student's scores: the inverse of the temperature (0.05 in the paper).
+        teacher: (R, n) scores of any real dtype, on student's device. They must not require grad. +-inf is allowed.
+        scale: number > 0 that multiplies the student's scores, the inverse of a temperature. The paper uses 1 / 0.05.
         mask: (R, n) bool, True where there is an item; None if every position has an item. A position without an item
             has no influence, even if it holds NaN, and its gradient is exactly 0.
-        ties: order of items with equal teacher scores: "ordinal" keeps their order of appearance, "random" shuffles
-            them anew at every call, as the paper's code does.
+        ties: order of items with equal teacher scores. "ordinal" keeps their order in the list. "random" shuffles them
+            anew at every call, as the paper's code does.
         generator: random generator for ties="random"; None selects the device's default generator.
         backend: "auto", "reference" or "scan" (plain torch).
 
@@ -69,10 +69,10 @@ def list_mle_loss(
 def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
     """Refine similarity matrices of ranking sentences: move each similarity towards the value at its true rank.
 
-    Sentences 0 … n - 1 form a chain in the order of generation: each is less similar to sentence 0 than the one before.
-    Row j ranks the list of the sentences k = j … n - 1, which includes sentence j itself. In this list, the true rank
-    of sentence k is r(k) = k - j. Let `sorted` be the similarities of the list in descending order, and d =
-    sorted[r(k)] - phi[j, k]. Then
+    Sentences 0 … n - 1 form a chain: they were generated in this order, each less similar to sentence 0 than the one
+    before it. Row j of phi ranks the list of sentences k = j … n - 1, which includes sentence j itself. In this list,
+    the true rank of sentence k is r(k) = k - j. Let `sorted` be the similarities of the list in descending order, and
+    d = sorted[r(k)] - phi[j, k]. Then
 
         refined[j, k] = phi[j, k] + sign(d) log(omega |d| + 1)
 

@@ -14,7 +14,7 @@ from .problem import Problem, Refinement, mean_of_lists
 
 INF = float("inf")
 LINEAR = 85.0
-"""If all scores are within LINEAR - ln n of their row's largest, exp and sums of 1 / exp stay in float32's range."""
+"""If no score is more than LINEAR - ln n below its row's largest, exp and sums of 1 / exp stay in float32's range."""
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
@@ -59,7 +59,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
-    """Return the indices that sort each row in descending order, and equal values by `order`, then by position."""
+    """Return the indices that sort each row in descending order. Equal values are sorted by `order`, then position."""
     if order is None:
         return teacher.sort(dim=1, descending=True, stable=True).indices
     first = order.argsort(dim=1, stable=True)
@@ -67,8 +67,8 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
 
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Refine all rows at once. The list of row j has the columns k >= j. The other columns are set to +inf and sort to
-    the front. So the value with true rank k - j is in column k, and the sorted row aligns with phi."""
+    """Refine all rows at once. The list of row j has the columns k >= j. The other j columns are set to +inf, which
+    sorting moves to the front. The value that belongs to rank k - j is then in column k, as in phi."""
     phi, mask, omega = problem
     n = phi.shape[-1]
     phi = phi.to(wide(phi.dtype))
@@ -78,7 +78,7 @@ def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
         in_list = in_list & mask[:, None, :] & mask[:, :, None]
     has_nan = (phi.isnan() & in_list).any(-1, keepdim=True)
     sorted_phi = phi.masked_fill(~in_list, INF).sort(dim=-1, descending=True).values
-    if mask is not None:  # masked sentences sort to the front: shift each sentence's column accordingly
+    if mask is not None:  # sorting moves masked sentences to the front, which shifts the columns of the others
         count_mask = mask.long()
         column = (n - count_mask.sum(-1, keepdim=True) + count_mask.cumsum(-1) - 1).clamp(min=0)
         sorted_phi = sorted_phi.gather(-1, column[:, None, :].expand_as(phi))

@@ -1,9 +1,9 @@
 """Public pairwise losses: documentation and argument checks.
 
 Source of all losses except CoSENT: "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence
-Embeddings from NLI Data" (RAOE). In the formulas below, i and j are two *sentence pairs* of a batch of B pairs.
-Similarity has shape (B,), or (K, B) with K similarities per pair (for example, one for each prefix width of the
-embeddings). The K losses share one sort of the scores.
+Embeddings from NLI Data" (RAOE). In the formulas below, i and j are two *sentence pairs* of a batch of B pairs. A
+similarity of shape (K, B) has K similarities per pair, for example one for each prefix width of the embeddings, and
+gives K losses. The native backend on a CPU sorts the scores once for all K losses.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ def rank_margin_loss(
 ) -> Tensor:
     """RAOE's rank-margin objective (Eq. 2): log(1 + sum over r_j - r_i > margin of exp(scale (c_i - c_j))).
 
-    c_i is the similarity of sentence pair i, and r_i is the rank of its score in the batch.
+    c_i is the similarity of sentence pair i, and r_i is the rank of its score in the batch. Higher scores rank higher.
 
     Args:
         similarity: (B,) float16, bfloat16, float32 or float64, any finite values. Usually the cosine of each sentence
             pair, which `pairwise_cosine` computes from (B, D) embeddings. Pass (K, B) for K losses at once.
-        scores: (B,) real numbers, any float or integer dtype (not uint64), compared exactly in that dtype; +-inf are
-            allowed. They are targets and must not require grad.
-        margin: two pairs are compared only if the ranks of their scores in the batch differ by more than margin, which
-            is >= 0 (I in the paper).
+        scores: (B,) target scores, higher for more similar pairs, in any float or integer dtype except uint64. They are
+            compared exactly, without rounding. +-inf are allowed. Scores must not require grad.
+        margin: number >= 0 (I in the paper). Pairs are compared only if their ranks differ by more than the margin.
         scale: number > 0 that multiplies the similarities: tau in the papers, the inverse of a temperature. A value
             below 1 causes a warning, because it looks like a temperature.
         ties: method for the ranks of equal scores, as in scipy.stats.rankdata: "average", "min", "max", "dense" or
-            "ordinal". Only "ordinal" compares pairs with equal scores; it ranks them in their order of appearance.
+            "ordinal". Pairs with equal scores are compared only under "ordinal", which ranks them in batch order.
         backend: "auto", "reference", "scan", "triton" or "native".
 
     Returns:
-        () loss, or (K,) losses for (K, B): float64 for float64 similarity, otherwise float32. A loss is exactly 0 if no
-        two pairs are compared. The gradient has similarity's dtype. A NaN in scores makes all losses and gradients NaN.
-        A NaN in similarity makes the loss and the gradient of its row NaN.
+        () loss, or (K,) losses if similarity is (K, B). Losses are float64 for float64 similarity, otherwise float32.
+        A loss is exactly 0 if no two pairs are compared. The gradient has similarity's dtype. A NaN in scores makes all
+        losses and gradients NaN. A NaN in a row of similarity makes the loss and the gradient of this row NaN.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -62,7 +61,8 @@ def rank_margin_loss(
 def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
     """CoSENT loss (Su, 2022): log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))).
 
-    c_i is the similarity and s_i the score of sentence pair i. Unlike `rank_margin_loss`, this loss has no margin.
+    c_i is the similarity and s_i the score of sentence pair i. All pairs with different scores are compared: unlike
+    `rank_margin_loss`, this loss has no margin.
 
     Args, Returns, Raises: as for `rank_margin_loss`.
     """
@@ -83,17 +83,17 @@ def gated_angular_loss(
 ) -> Tensor:
     """RAOE's gated angular objective (Eq. 3): log(1 + sum over gated pairs of exp(scale (theta_j - theta_i))).
 
-    theta_i = arccos(clip(c_i, -1 + 1e-6, 1 - 1e-6)) is the angle of pair i, and its gradient is 0 where c_i is clipped.
+    theta_i = arccos(clip(c_i, -1 + 1e-6, 1 - 1e-6)) is the angle of pair i. The gradient of a clipped c_i is 0.
 
     Args:
         similarity: (B,) or (K, B) floats, the cosine of each sentence pair.
         scores: (B,) real numbers as in `rank_margin_loss`.
-        labels: (B,) integers (not uint64). A larger label means less related, as in Hugging Face's NLI order: 0
-            entailment, 1 neutral, 2 contradiction. Any values and any number of distinct labels are allowed. No value
-            means "no label": -100 is an ordinary label, below 0. (raoe_train's losses refuse negative labels.)
-        scale: number > 0 that multiplies the angles, with a warning as in `rank_margin_loss`.
-        gate: condition for the pairs (i, j) of the sum, where l are the labels and s the scores: "label+score" (l_i >
-            l_j and s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). Scores or labels that the
+        labels: (B,) integers in any dtype except uint64. A larger label means that the two sentences are less related,
+            as in Hugging Face's NLI order: 0 entailment, 1 neutral, 2 contradiction. Labels may have any values. There
+            is no ignore value: -100 is an ordinary label, smaller than 0. (raoe_train's losses refuse negative labels.)
+        scale: number > 0 that multiplies the angles. A value below 1 causes a warning.
+        gate: condition under which (i, j) is in the sum, with labels l and scores s: "label+score" (l_i > l_j and
+            s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). Scores or labels that the
             condition does not use are ignored and may be None.
         backend: as for `rank_margin_loss`.
 
@@ -120,11 +120,11 @@ def raoe_loss(
     return_parts: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """RAOE's objective (Eq. 1): rank_weight x `rank_margin_loss` + angle_weight x `gated_angular_loss`, with one sort.
+    """RAOE's objective (Eq. 1): rank_weight x `rank_margin_loss` + angle_weight x `gated_angular_loss`.
 
-    Args, Raises: as for `rank_margin_loss` and `gated_angular_loss`.
+    Args, Raises: as for `rank_margin_loss` and `gated_angular_loss`. Unless gate="label", both parts share one sort.
 
-    Returns: the weighted sum, or with return_parts=True (rank part, angle part), both weighted and differentiable.
+    Returns: the weighted sum. With return_parts=True: (rank part, angle part), each weighted and differentiable.
     """
     fields = constants(True, True, scale, margin, ties, rank_weight, angle_weight, bool(return_parts))
     _check_similarity(similarity)
@@ -152,9 +152,9 @@ def _check_similarity(similarity: Tensor) -> None:
 def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
     has_one_per_row = similarity.ndim == 2 and isinstance(value, Tensor) and value.shape == similarity.shape[:1]
     if has_one_per_row and len(similarity) != similarity.shape[1]:
-        got = f"{_validate.describe(similarity)} and {name} {_validate.describe(value)}"
+        got = f"similarity {_validate.describe(similarity)} and {name} {_validate.describe(value)}"
         rule = f"{name} must have shape {tuple(similarity.shape[1:])} and similarity's device"
-        raise ValueError(f"{rule}, got {got}; for embeddings, pass pairwise_cosine(a, b)")
+        raise ValueError(f"{rule}, got {got}; if similarity holds embeddings, pass pairwise_cosine(a, b)")
     return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 
 
@@ -170,7 +170,7 @@ def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
 def _angle_keys(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the sort keys of the angular objective, and the labels that restrict its pairs, or None."""
+    """Return the angular objective's sort keys, and the labels that also restrict its pairs (None: no restriction)."""
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None
@@ -178,5 +178,5 @@ def _angle_keys(
     _validate.integer_tensor("labels", labels)
     labels = labels if labels.dtype == torch.int64 else labels.to(torch.int64)
     if gate == "label":
-        return ~labels, None  # l_i > l_j is ~l_i < ~l_j, and ~ cannot overflow
+        return ~labels, None  # ~ reverses the order of labels and, unlike -, cannot overflow
     return _scores(scores, similarity), labels

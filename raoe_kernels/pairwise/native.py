@@ -17,7 +17,7 @@ _TIES = {name: code for code, name in enumerate(TIES)}
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses and their gradients with respect to similarity. On the CPU, several rows share one sort."""
+    """Return the losses and their gradients with respect to similarity. On a CPU, all rows share one sort."""
     run = _by_row if problem.similarity.ndim == 2 and problem.similarity.device.type == "cuda" else _forward
     return run(problem, needs)
 
@@ -28,7 +28,7 @@ def _forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     labels = None if labels is None else labels.contiguous()
     device, dtype = similarity.device, similarity.dtype
     kind = device.type
-    if dtype not in _WIDE and kind == "cpu":  # the CUDA kernels read half precision
+    if dtype not in _WIDE and kind == "cpu":  # only the CUDA kernels read half precision
         similarity, dtype = similarity.float(), torch.float32
     *rows, size = similarity.shape
     shape = (2, *rows) if parts else rows
@@ -55,17 +55,17 @@ _by_row = by_row(_forward)
 
 
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Scale the gradients as problem.scaled does, but on a CPU in C++.
+    """Multiply the gradients by the upstream gradient, as problem.scaled does, but in C++ if they are on a CPU.
 
-    On a CPU, torch's product has more overhead. From 2^15 pairs on, it also wakes OpenMP threads, which then spin on
-    the cores that the next forward pass needs.
+    A multiplication in torch has more overhead on a CPU. From 2^15 pairs on, it also wakes OpenMP threads, which keep
+    spinning on the cores that the next forward pass needs.
     """
     (grads,) = saved
     if grads is None or grads.dtype != dtype or grads.device.type != "cpu":
         return _problem.scaled(problem, saved, upstream, needs, dtype)
     *rows, size = shape = grads.shape[1:] if problem.parts else grads.shape
     grad = torch.empty(shape, dtype=dtype)
-    upstream = upstream.contiguous()  # the gradient of sum() has stride 0
+    upstream = upstream.contiguous()  # an upstream gradient that comes from sum() has stride 0
     first = address(upstream)
     last = first + upstream.nbytes // 2 if problem.parts else first
     module("cpu").scale(

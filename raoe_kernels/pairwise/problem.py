@@ -1,5 +1,5 @@
-"""Input of every backend of the pairwise losses (see _contract.py), their registration, and the loop over the rows of a
-(K, B) similarity that several backends use."""
+"""Pairwise losses: the input of every backend (see _contract.py), the op's registration, and `by_row`, which computes a
+(K, B) similarity row by row for backends that take only (B,)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .._dtypes import wide
 from .._native import missing as native_missing
 
 TIES = ("average", "min", "max", "dense", "ordinal")
-# Maximum number of pairs in a launch of the Triton kernel. With 4,096 pairs, sixteen warps would have too few registers
-# and take half a minute to compile.
+# Maximum number of pairs in a launch of the Triton kernel. For 4,096 pairs, the registers of sixteen warps would not
+# suffice, and the kernel would take half a minute to compile.
 ONE_BLOCK = 2048
-ONE_BLOCK_DOUBLE = 1024  # maximum for 64-bit scores, which are sorted twice, and for float64, where 2,048 pairs spill
+ONE_BLOCK_DOUBLE = 1024  # maximum for 64-bit scores (sorted twice) and float64 similarity (2,048 pairs spill registers)
 
 
 class Problem(NamedTuple):
-    """Arguments of one call. The result is (), or (2,) with parts; for similarity (K, B) it is (K,) or (2, K).
+    """Arguments of one call. The losses have shape (), or (2,) if `parts`; for similarity (K, B), (K,) or (2, K).
 
-    similarity       (B,) or (K, B), B >= 1 for backends
+    similarity       (B,) or (K, B); backends are called only if B >= 1
     scores           (B,) float32, float64 or int64
     labels           (B,) int64, or None
     rank, angle      whether to compute the rank-margin and the angular objective
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
                      r_j - r_i > margin because twice a rank is an integer under every tie rule
     ties             one of TIES
     rank_weight, angle_weight   factors of the two parts
-    parts            True: two results, (rank part, angle part); False: their sum
+    parts            whether the result is (rank part, angle part) instead of the sum of both parts
     """
 
     similarity: Tensor
@@ -57,7 +57,7 @@ class Problem(NamedTuple):
         return (2,) if self.parts else ()
 
     def max_pairs(self) -> int:
-        """Largest number of pairs that the Triton kernel takes for these dtypes."""
+        """Largest number of pairs that the Triton kernel supports for these dtypes."""
         is_narrow = self.similarity.dtype != torch.float64 and self.scores.dtype == torch.float32
         return ONE_BLOCK if is_narrow else ONE_BLOCK_DOUBLE
 
@@ -99,7 +99,7 @@ def _check(
     )
 
 
-# A training run uses the same constants in every step. The cache is typed, so that True is not taken for the margin 1.
+# A training run passes the same constants in every step, so cache their check. typed: margin=True must not match 1.
 _check_cached = lru_cache(maxsize=64, typed=True)(_check)
 
 
@@ -114,7 +114,7 @@ def _gradients(problem: Problem) -> Tensor:
 
 
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the sum over the parts of gradient x upstream gradient."""
+    """Return the gradient of similarity: each part's gradient x its upstream gradient, summed over the parts."""
     grads: Any = saved[0]
     upstream = upstream[..., None] if upstream.ndim else upstream
     grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1]) if problem.parts else grads * upstream

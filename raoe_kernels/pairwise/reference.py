@@ -42,16 +42,16 @@ def rank_pairs(scores: Tensor, threshold: int, ties: str) -> Tensor:
 
 
 def gated_pairs(scores: Tensor, labels: Tensor | None) -> Tensor:
-    """Return (B, B) bool: whether l_i > l_j and s_i < s_j (Eq. 3), or without labels s_i < s_j (Table 8, S only).
+    """Return (B, B) bool: whether l_i > l_j and s_i < s_j (Eq. 3). Without labels: s_i < s_j ("S only" in Table 8).
 
-    For gate="label", api.py passes no labels, and ~labels as scores, which reverses the order of the labels.
+    For gate="label", api.py passes ~labels in place of the scores, because ~ reverses their order, and labels=None.
     """
     lower = scores[:, None] < scores
     return lower if labels is None else lower & (labels[:, None] > labels)
 
 
 def log_one_plus_sum_exp(exponents: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Return L = log(1 + sum over active pairs of exp(exponents)), exactly 0 if no pair is active, and its gradient."""
+    """Return L = log(1 + sum over active pairs of exp(exponents)) and dL/d exponents. Without active pairs, L is 0."""
     if not active.any():
         return exponents.new_zeros(()), torch.zeros_like(exponents)
     log_z = exponents.masked_fill(~active, -torch.inf).flatten().logsumexp(0)
@@ -79,7 +79,7 @@ def gated_angular(c: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
 
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,)."""
+    """Return the losses and dL/d similarity. The gradients have shape (2, B) if problem.parts, otherwise (B,)."""
     c = problem.similarity.to(wide(problem.similarity.dtype))
     parts = []
     if problem.rank:

@@ -1,7 +1,7 @@
 """Pairwise losses with one sort and logcumsumexp in plain torch, without a B x B matrix, on any device.
 
-If the pairs are sorted by score, the partners i of a pair j are a prefix of the order (see the derivation in this
-folder's README). Let x_i + y_j be the exponent of the pair (i, j). Then:
+Let x_i + y_j be the exponent of (i, j). The partners of j are all i for which (i, j) is in the sum. If the pairs are
+sorted by score, j's partners are a prefix of the order (derived in this folder's README). Then:
 
     P_j = logsumexp of x over j's prefix        log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
     Q_i = logsumexp of y over i's partners      dL/dx_i = exp(x_i + Q_i - L)          dL/dy_j = exp(y_j + P_j - L)
@@ -20,16 +20,16 @@ from .._running import logcumsumexp
 from .problem import Problem, by_row
 from .reference import CLIP
 
-MASKED_CLASSES = 16  # up to this many labels, one masked cumulative sum per label is the cheapest method
-LEVELS_AT_ONCE = 4  # with more labels: number of label bits processed together, which limits the memory
+MASKED_CLASSES = 16  # up to this many distinct labels, one masked cumulative sum per label is the cheapest method
+LEVELS_AT_ONCE = 4  # with more labels: number of label bits that are processed together, to limit the memory
 
 
 @by_row
 def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple[Tensor, Gradients]:
-    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,).
+    """Return the losses and dL/d similarity. The gradients have shape (2, B) if problem.parts, otherwise (B,).
 
-    classes: upper bound on the number of distinct labels, if the caller knows a bound. By default, the number is
-    counted if labels are on a CPU. On other devices it is assumed to be B, because counting would wait for the device.
+    classes: upper bound on the number of distinct labels, if the caller knows one. By default, distinct labels are
+    counted on a CPU. On other devices the bound is B, because reading a count would wait for the device.
     """
     similarity, labels, scale, need_grad = problem.similarity, problem.labels, problem.scale, needs[0]
     scores, order = torch.sort(problem.scores, stable=True)  # NaN comes last
@@ -57,7 +57,7 @@ def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple
 
 
 def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and the last position of each position's run of equal scores."""
+    """Return, for each position, the first and the last position of its run of equal scores."""
     size = len(changes) + 1
     position = torch.arange(size, device=changes.device)
     first = torch.cat([position[:1], torch.where(changes, position[1:], 0)]).cummax(0).values
@@ -66,7 +66,7 @@ def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> Tensor:
-    """Return twice the rank at each sorted position. It is non-decreasing, and an integer under every tie rule."""
+    """Return twice the rank at each sorted position: integers under every tie rule, in non-decreasing order."""
     if ties == "average":
         return first + last
     if ties == "min":
@@ -91,7 +91,7 @@ def _from(y: Tensor, start: Tensor) -> Tensor:
 
 
 def _log_one_plus(x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool) -> tuple[Tensor, Tensor | None]:
-    """Return L = log(1 + Z) from P = `below` and Q = `above`, and its derivatives dL/dx - dL/dy."""
+    """Return L = log(1 + Z) and the difference dL/dx - dL/dy, computed from P = `below` and Q = `above`."""
     log_terms = y + below
     log_z = log_terms.logsumexp(0)
     loss = torch.logaddexp(log_z, torch.zeros_like(log_z))
@@ -101,7 +101,7 @@ def _log_one_plus(x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad:
 
 
 def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:
-    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or by 0 where c is clipped. (1 - c)(1 + c) is exact near +-1."""
+    """Return dL/dc = dL/d(-theta) / sqrt(1 - c^2), or 0 where c is clipped. (1 - c)(1 + c) is accurate near +-1."""
     unclipped = (c > -1 + CLIP) & (c < 1 - CLIP)
     slope = ((1 - c) * (1 + c)).rsqrt()
     return torch.where(unclipped, by_minus_theta * slope, by_minus_theta * 0)  # x * 0, not 0: a NaN must stay NaN
@@ -114,7 +114,7 @@ def _assemble(
     problem: Problem,
     need_grad: bool,
 ) -> tuple[Tensor, Gradients]:
-    """Apply the weights of the parts and the NaN rule for scores, and return the gradient in the caller's order."""
+    """Weight the parts, make all results NaN if a score is NaN, and return the gradient in the caller's order."""
     poison = torch.where(scores[-1].isnan(), torch.nan, 0.0)
     losses = torch.stack([weight * loss + poison for weight, loss, _ in parts])
     if not problem.parts:
@@ -130,8 +130,8 @@ def _assemble(
 def _label_sums(
     x: Tensor, y: Tensor, changes: Tensor, first: Tensor, last: Tensor, labels: Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return P_j over all i before the run of j that have a larger label than j, and Q_i over all j after the run of i
-    that have a smaller label than i."""
+    """Return P and Q for pairs that are restricted by labels: P_j sums over all i before j's run whose label is larger
+    than j's, and Q_i sums over all j after i's run whose label is smaller than i's."""
     ids, count = _dense_ids(labels)
     if classes is None:
         classes = int(count) if labels.device.type == "cpu" else len(labels)
@@ -153,7 +153,7 @@ def _label_sums(
 
 
 def _dense_ids(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Number the distinct labels from 0 on, in ascending order. Return each pair's number, and the count (a tensor)."""
+    """Number the distinct labels 0, 1, … in ascending order. Return each pair's number, and the count (a tensor)."""
     values, order = labels.sort()
     ids = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
     return torch.empty_like(ids).scatter_(0, order, ids), ids[-1] + 1
@@ -168,8 +168,8 @@ def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) ->
     bits.
 
     l_i > l_j exactly if at some bit l_i has 1, l_j has 0, and all higher bits agree. So for every bit, the pairs are
-    grouped by the higher bits. In a group, in the order of the scores, pairs with bit 0 read the sums of pairs with bit
-    1.
+    grouped by the higher bits. Within a group, in the order of the scores, P sums over earlier pairs whose bit is 1,
+    for pairs whose bit is 0; Q sums over later pairs whose bit is 0, for pairs whose bit is 1.
     """
     group, order = (ids >> (bits + 1)).sort(dim=1, stable=True)
     bit_set = (ids[order] >> bits) & 1 == 1
@@ -181,7 +181,7 @@ def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) ->
 
 
 def _exclusive(values: Tensor, group: Tensor, run: Tensor) -> Tensor:
-    """Return, for each position of a row, the logsumexp of the values of its group that are in earlier runs."""
+    """Return, for each position of a row, the logsumexp of those values of its group that belong to earlier runs."""
     size = values.shape[1]
     empty = values.new_full((values.shape[0], 1), -torch.inf)
     sums = torch.cat([empty, values[:, :-1]], 1).masked_fill(_starts(group), -torch.inf)
@@ -197,5 +197,5 @@ def _exclusive(values: Tensor, group: Tensor, run: Tensor) -> Tensor:
 
 
 def _starts(keys: Tensor) -> Tensor:
-    """Return True where a row's key differs from the previous one, and at the start of the row."""
+    """Return a mask: True at the start of each row, and where a key differs from the previous key of its row."""
     return torch.cat([torch.ones_like(keys[:, :1], dtype=torch.bool), keys[:, 1:] != keys[:, :-1]], 1)

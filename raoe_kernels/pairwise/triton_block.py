@@ -50,8 +50,8 @@ def count_below(ascending, bound, BLOCK: tl.constexpr):
 
 @triton.jit
 def order_key(scores, p, in_batch, floating, BLOCK: tl.constexpr):
-    """Return int32 keys that sort like the scores, and whether a score is NaN. 64-bit scores arrive as int64, and
-    `floating` is true if their bits are float64."""
+    """Return int32 keys that sort like the scores, and whether any score is NaN. 64-bit scores are passed as int64;
+    `floating` is true if these are the bits of float64 scores."""
     if scores.dtype.element_ty == tl.float32:
         # Convert float bits to an integer of the same order, with -0.0 equal to 0.0.
         bits = tl.load(scores + p, in_batch, 0.0).to(tl.int32, bitcast=True)
@@ -90,10 +90,10 @@ def between(up, down, end, start, linear, BLOCK: tl.constexpr):
 # ---- Labels, bit by bit ----
 #
 # l_i > l_j exactly if l_i has a 1 at the highest bit where l_i and l_j differ. So for every bit, the pairs are grouped
-# by the higher bits. A group keeps the order of the scores, and pairs with bit 0 read the sums of pairs with bit 1.
-# A scan carries three numbers: the sum over a group; the same sum without the last run (`seen`), because equal scores
-# are not compared; and an integer of flags. The flags say whether a group (2) and a run (1) begin, and count the
-# group's ones (from bit 2) and zeros (from bit 16).
+# by the higher bits. Within a group, in the order of the scores, pairs whose bit is 0 read sums over pairs whose bit is
+# 1, and vice versa. A scan carries three numbers: the group's sum; this sum without the last run (`seen`), because
+# equal scores are not compared; and flags. In the flags, 1 marks the beginning of a run and 2 that of a group. Bits 2
+# to 15 count the group's ones, and the bits from 16 on count its zeros.
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def _append(sum_a, seen_a, a, back_a, unseen_a, u, sum_b, seen_b, b, back_b, uns
 
 @triton.jit
 def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
-    """Compute one direction of the scan for logarithms, by doubling as in `running`."""
+    """Compute one direction of the scan if sums are logarithms, by doubling as in triton_math._log_running."""
     q = tl.arange(0, BLOCK)
     reach = 1
     while reach < BLOCK:
@@ -124,7 +124,7 @@ def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def _partition(zero, flags, marks, BLOCK: tl.constexpr):
-    """Return the source position of each element for a new order, in which every group's zeros come before its ones."""
+    """Return, for each place of a new order, the current position of its element. In it, a group's zeros come first."""
     q = tl.arange(0, BLOCK)
     zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # counts in the group, up to this element
     of_group = zeros + (marks >> 16) - zero
@@ -145,11 +145,11 @@ def _partition(zero, flags, marks, BLOCK: tl.constexpr):
 
 @triton.jit
 def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
-    """Return sums of exp(x) = `up` over earlier runs with larger labels, and of exp(-x) over later runs with smaller
-    ones.
+    """Return two sums for each pair: of exp(x) = `up` over pairs of earlier runs with larger labels, and of
+    exp(-x) over pairs of later runs with smaller labels.
 
-    `first`, below 2^15, identifies runs. The results are both sums, first << 16 | position, and up. They are in another
-    order than the pairs, with elements that are not in_batch at the end.
+    `first` (below 2^15) identifies a pair's run. The results are both sums, first << 16 | position, and up. Their order
+    differs from that of the arguments, and elements that are not in_batch come last.
     """
     q = tl.arange(0, BLOCK)
     empty = empty_sum(up.dtype, linear)
@@ -165,7 +165,7 @@ def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
         while ((open_bits >> bit) & 1) == 0:
             bit -= 1
         open_bits = open_bits ^ (one_bit << bit)
-        # Mark where groups and runs begin, for the forward and the backward scan; both also begin at the array's ends.
+        # Mark where groups and runs begin, in the direction of each scan: `edges` (forward) and `ends` (backward).
         differ = label ^ tl.gather(label, tl.maximum(q - 1, 0), 0)
         group = (q == 0) | ((differ & -(one_bit << bit << 1)) != 0)
         run = (q == 0) | ((place >> 16) != (tl.gather(place, tl.maximum(q - 1, 0), 0) >> 16))

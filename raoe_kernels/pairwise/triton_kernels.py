@@ -123,7 +123,7 @@ def one_block(
 
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,)."""
+    """Return the losses and dL/d similarity. The gradients have shape (2, B) if problem.parts, otherwise (B,)."""
     similarity, scores = problem.similarity.contiguous(), problem.scores.contiguous()
     labels = None if problem.labels is None else problem.labels.contiguous()
     n = similarity.shape[0]
@@ -133,7 +133,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         call = f"a pairwise loss of {n:,} pairs (at most {limit:,} for these dtypes)"
         raise RuntimeError(f"backend 'triton' cannot run {call}; use backend='scan'")
     if similarity.dtype != dtype and scores.dtype != torch.float32:
-        similarity = similarity.to(dtype)  # this combination is rare, and not worth its own compilation
+        similarity = similarity.to(dtype)  # half precision with 64-bit scores is too rare for a compilation of its own
     losses = torch.empty(problem.leading, dtype=dtype, device=similarity.device)
     grads = torch.empty((*problem.leading, n), dtype=dtype, device=similarity.device) if needs[0] else None
     # Pass unused arguments with the dtype that they have in other calls, so that the kernel is not compiled again.
@@ -143,7 +143,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     with torch.cuda.device_of(similarity):
         one_block[(1,)](
             similarity, sort_keys, unused, losses, losses if grads is None else grads, n,
-            min(problem.threshold, 2 * n + 1),  # any threshold beyond all ranks selects no pair
+            min(problem.threshold, 2 * n + 1),  # like any larger threshold, 2 n + 1 selects no pair
             TIES.index(problem.ties),
             (85 if is_float32 else 680) - 2 * math.log(n),  # Z has fewer than n^2 terms, each below exp(scale x range)
             problem.scale, problem.rank_weight, problem.angle_weight, int(problem.rank), int(problem.angle),

@@ -1,8 +1,8 @@
 """Functions of the pairwise Triton kernels: sums of exponentials, the angle, and the position of a rank in the order.
 
 If scale x range + 2 ln n is within the dtype's exponent range (`linear`), a sum of exponentials is stored as a plain
-number, otherwise as its logarithm. Functions that add or multiply test `linear` at run time. Its value is the same for
-a whole launch. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have had bugs
+number, otherwise as its logarithm. `linear` is the same for a whole launch, and functions that add or multiply test it
+at run time. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have had bugs
 (triton#4362).
 """
 
@@ -13,8 +13,8 @@ import triton.language as tl
 
 from ..triton_rows import root
 
-# Kernels receive a tie rule as its index in this tuple. "ordinal" gives every position its own rank, and "dense" every
-# run of equal scores. Ranks under the other rules follow from the first and the last position of the run.
+# Kernels receive a tie rule as its index in this tuple. "ordinal" ranks positions, and "dense" numbers runs of equal
+# scores. Under the other rules, the rank of a run follows from its first and its last position.
 TIES = ("average", "min", "max", "ordinal", "dense")
 MAX = tl.constexpr(2)
 ORDINAL = tl.constexpr(3)
@@ -57,7 +57,7 @@ def empty_sum(dtype: tl.constexpr, linear):
 
 @triton.jit
 def terms(x, mask, linear):
-    """Return exp(x) if linear, else x; and the empty sum where masked out."""
+    """Return exp(x) if linear, else x. Where mask is False, return the empty sum."""
     up = x
     if linear:
         up = tl.exp(x)
@@ -66,7 +66,7 @@ def terms(x, mask, linear):
 
 @triton.jit
 def inverses(up, mask, linear):
-    """Return exp(-x) from `up` = exp(x) if linear, else -x from `up` = x."""
+    """Return exp(-x) for `up` = exp(x) if linear, else -x for `up` = x. Where mask is False, return the empty sum."""
     down = -up
     if linear:
         down = 1.0 / up
@@ -89,7 +89,7 @@ def plus(a, b, linear):
 
 @triton.jit
 def total(x, linear):
-    """Return the sum over a whole block."""
+    """Return the sum of x over the block, stored like x: as a number if linear, else as its logarithm."""
     if linear:
         result = tl.sum(x, 0)
     else:
@@ -106,7 +106,7 @@ def _add_two(a, b, c, d):
 
 @triton.jit
 def _log_running(x):
-    """Prefix sums by doubling: slower than a scan, but a scan of logarithms takes a minute to compile."""
+    """Inclusive prefix sums of logarithms, by doubling. A scan would be faster, but takes a minute to compile."""
     q = tl.arange(0, x.shape[0])
     reach = 1
     while reach < x.shape[0]:
@@ -132,11 +132,11 @@ def product(a, b, linear):
 
 @triton.jit
 def log_one_plus(z, linear):
-    """log(1 + z), accurate for small z. If not linear, the argument z is log(z).
+    """log(1 + z), accurate for small z. If not linear, the caller passes log(z) as z.
 
     In float32, the GPU's log is inaccurate near 1, so a series is used: log(1 + z) = 2 artanh(w), where w = z / (2 + z)
-    is at most 1/3. In float64, log is accurate, but 1 + z is rounded to fl(1 + z) = 1 + d. So log(1 + d) is scaled by z
-    / d, because log is nearly linear near 1 (HP-15C Advanced Functions Handbook).
+    is at most 1/3. In float64, log is accurate, but 1 + z is rounded to fl(1 + z) = 1 + d. So the result is
+    log(1 + d) * z / d, because log is nearly linear near 1 (HP-15C Advanced Functions Handbook).
     """
     top = tl.where(linear, 0.0, tl.maximum(z, 0.0))  # log(1 + e^a) = max(a, 0) + log(1 + e^-|a|)
     if not linear:
@@ -196,7 +196,7 @@ def _asin_series(u):
 
 @triton.jit
 def angle(c):
-    """arccos of the clipped similarity, computed by asin near 0, and by asin of half the angle near +-1."""
+    """arccos of the clipped similarity: pi/2 - asin(c) for |c| <= 0.5, otherwise from the asin of half the angle."""
     limit = scalar(UNCLIPPED, c.dtype)
     c = tl.minimum(tl.maximum(c, -limit), limit)
     size = tl.abs(c)
@@ -210,7 +210,7 @@ def angle(c):
 
 @triton.jit
 def through_angle(c, by_minus_theta):
-    """Multiply by d(-theta)/dc = 1 / sqrt(1 - c^2), or by 0 where c is clipped."""
+    """Return dL/dc = dL/d(-theta) / sqrt(1 - c^2), or 0 where c is clipped."""
     slope = 1 / root((1 - c) * (1 + c))
     return tl.where(tl.abs(c) < scalar(UNCLIPPED, c.dtype), by_minus_theta * slope, 0.0)
 
@@ -226,7 +226,7 @@ def doubled_rank(first, last, ties):
 
 @triton.jit
 def count_at_most(first, last, bound, ties):
-    """Number of positions with a doubled rank of at most `bound`. `first` and `last`: ends of the run at bound // 2.
+    """Number of positions whose doubled rank is <= bound. The run at position bound // 2 is from `first` to `last`.
 
     All runs before this run have doubled ranks below 2 * (bound // 2), and all runs after it have doubled ranks above
     `bound`. So only the doubled rank of the run at bound // 2 is compared with `bound`.

@@ -28,22 +28,22 @@ def sigmoid_loss(
     The logits have a column for each positive, followed by a column for each negative. The loss of an anchor is the sum
     over all columns of -log sigmoid(z (scale cos(anchor, column) + bias)), where z is 1 if the column is a positive of
     the anchor, else -1. The result is the mean over the anchors. An anchor may have any number of positives. Logits are
-    computed in chunks of rows, so the loss needs memory of O((N + P + M) D) plus one buffer: 64 MiB (or one row of
-    logits, if larger), and with "triton" 256 MiB (or 1,024 rows).
+    computed in chunks of rows: the loss needs O((N + P + M) D) memory plus one buffer. The buffer has 64 MiB or one row
+    of logits, whichever is larger, and with "triton" 256 MiB or 1,024 rows.
 
     Args:
         anchors, positives, negatives: (N, D), (P, D), (M, D) or None, as in info_nce_loss.
         scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a () float tensor, which
             gets a gradient. The value of a tensor is checked only on a CPU.
-        bias: number or () float tensor that is added to the scaled similarities.
+        bias: number that is added to the scaled similarities, or a () float tensor, which gets a gradient.
         targets: (N,) integers: for each anchor, the index of the column that is its positive, or -1 if it has none.
             Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range raises
             ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would wait for
             the device.
         ignore: columns to leave out of an anchor's negatives, as in info_nce_loss: (N, P + M) bool, or a pair of id
             tensors. The positives of an anchor are never left out.
-        positive_ids: pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). Every column with the same id as
-            an anchor is also a positive of this anchor.
+        positive_ids: pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). Every column whose id equals
+            an anchor's id is also a positive of this anchor.
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton".
 
     Returns:
@@ -63,6 +63,6 @@ def sigmoid_loss(
 
 
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
-    """Return a () tensor in the dtype of the arithmetic. new_full creates a number on the device without a sync."""
+    """Return a () tensor in the dtype of the arithmetic. new_full avoids waiting for the device."""
     dtype = wide(anchors.dtype)
     return value.to(dtype) if isinstance(value, Tensor) else anchors.new_full((), value, dtype=dtype)

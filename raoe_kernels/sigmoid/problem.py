@@ -1,4 +1,4 @@
-"""Input of every backend of sigmoid_loss (see _contract.py), its registration, and the functions on columns that all
+"""Input of all backends of sigmoid_loss (see _contract.py), the op's registration, and functions on columns that all
 backends share."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class Problem(NamedTuple):
     """Arguments of one call. C = P + M columns: the positives, then the negatives.
 
     anchors     (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
-    scale, bias   (), in the dtype of the arithmetic
+    scale, bias  (), in the dtype of the arithmetic
     targets     (N,) int64: column of each anchor's positive, or -1 if it has none; None: column i for anchor i
     ignored     (N, C) bool or None: True for columns to leave out of an anchor's negatives
     anchor_ids  (N,) and column_ids (C,), or None: columns with an anchor's id are left out of its negatives
     anchor_groups (N,) and column_groups (C,), or None: columns with an anchor's group number are its positives
-    (ids and group numbers are int32 or int64)
+    (ids and group numbers, `positive_ids` of the call, are int32 or int64)
     """
 
     anchors: Tensor
@@ -54,16 +54,16 @@ sigmoid = register(OP, Problem, gradients=5, is_empty=_is_empty)
 
 
 def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Return (N,) int64, the column of each anchor's positive, clamped to valid columns; and (N,) bool, True for
-    anchors that have a positive, or None if all anchors have a positive."""
+    """Return (N,) int64, the column of each anchor's target, clamped to valid columns; and (N,) bool, True for anchors
+    that have a target. The second result is None if all anchors have a target."""
     if problem.targets is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device), None
     return problem.targets.clamp(0, problem.column_count - 1), problem.targets >= 0
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the () factor for the sum of the rows' losses: 1 / N, or NaN if a row or a target is invalid. To raise an
-    error, the host would have to wait for the GPU; NaN at least is not a wrong number."""
+    """Return the () factor for the sum of the rows' losses: 1 / N, or NaN if a row or a target is invalid. An error
+    would be clearer, but to raise it, the host would have to wait for the GPU."""
     factor = poison + 1 / len(problem.anchors)
     if problem.targets is None:
         return factor
@@ -72,7 +72,7 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def is_grouped(problem: Problem, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for the anchors `rows`: True for columns of the anchor's group; None without groups."""
+    """Return (n, C) bool for a slice of the anchors: True for columns of the anchor's group. None without groups."""
     if problem.anchor_groups is None or problem.column_groups is None:
         return None
     return problem.anchor_groups[rows, None] == problem.column_groups

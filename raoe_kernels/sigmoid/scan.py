@@ -17,9 +17,9 @@ from .problem import Problem, is_grouped, mean_factor, own_columns
 
 # Bytes of the buffer: large enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20
-# Bytes of the buffer that all passes process before the next part of the buffer, so that they stay in a core's cache.
+# Bytes of a block of the buffer. All elementwise passes run on a block before the next block, to use the cache.
 BLOCK = 1 << 20
-# softplus(x) is computed as log(1 + exp(x)) up to LINEAR. Beyond LINEAR it is x, to float64's precision.
+# Above LINEAR, softplus(x) = log(1 + exp(x)) is computed as x, which is equal within float64's precision.
 LINEAR = 80.0
 
 
@@ -67,7 +67,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def _flip_positives(x: Tensor, column: Tensor, own_logit: Tensor, has_own: Tensor | None, group: Tensor | None) -> None:
-    """Flip the sign of x in place at the columns of the row's group, and at `column` unless has_own is False."""
+    """Negate x in place in the columns of the row's group, and write -own_logit to `column` if the row has_own."""
     if group is not None:
         torch.where(group, -x, x, out=x)
     x.scatter_(1, column, -own_logit if has_own is None else torch.where(has_own, -own_logit, x.gather(1, column)))

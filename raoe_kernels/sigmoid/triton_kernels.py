@@ -1,5 +1,5 @@
-"""sigmoid_loss in Triton: matrix products by cuBLAS, and one kernel between them. Forward computes the gradient of the
-scaled rows, and backward propagates this gradient through the rows' norms."""
+"""sigmoid_loss in Triton: cuBLAS computes the matrix products, with one kernel in between. Forward computes the
+gradient with respect to the scaled rows, and backward propagates this gradient through the rows' norms."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
 
 
 def _stretch(problem: Problem) -> float:
-    """Factor that makes float16 weights use float16's range. Weights are at most 4, with the factors of the norms."""
+    """Return the factor that makes float16 weights, which are at most 4 (including 1 / norms), use float16's range."""
     return HALF / 4 if problem.anchors.dtype == torch.float16 else 1.0
 
 
 def _pass(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the function that `sweep` calls for each chunk. The function computes weights if own_weights is set."""
+    """Return the callback for `sweep`, which turns a chunk's logits into losses and, with own_weights, weights."""
     gradient, mask = own_weights is not None, problem.ignored
     tensors = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
     targets, *ids = integers_or(stats, problem.targets, *tensors)
@@ -61,8 +61,8 @@ def _pass(
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return the loss, and for backward: weights @ columns, weights^T @ rows, the weight
-    of each anchor's own positive, the loss, and the derivatives of scale and bias."""
+    """Return the loss and the tensors for backward: weights @ columns, weights^T @ rows, the weight of each anchor's
+    own positive, the loss, and the derivatives with respect to scale and bias."""
     n = len(problem.anchors)
     own_weights = part = None
     with torch.cuda.device_of(problem.anchors):
@@ -76,7 +76,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
         weigh = _pass(problem, units, stats, own_weights)
         by_rows, by_columns = sweep(units.rows, units.columns, weigh, needs[0], part)
     if problem.targets is not None:
-        # Several anchors may have the same target, so add their own weights here. Without targets, backward adds these.
+        # Anchors may share a target, so the terms of the own pairs are added here. Without targets, backward adds them.
         add_to_columns(by_columns, problem.targets - start, units.rows, own_weights)
     loss, *by_numbers = stats.mean(1).unbind()
     return loss, (by_rows, by_columns, own_weights, loss, *by_numbers)

@@ -1,1 +1,1 @@
-"""Outputs of jobs: write files atomically, resume work, record the inputs of a result. Independent of encoders."""
+"""Outputs of jobs: write files atomically, resume work, record the inputs of results. Imports no encoder code."""

@@ -14,17 +14,17 @@ def rank_and_world() -> tuple[int, int]:
     environment variables contradict each other."""
     rank, world = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
     if not 0 <= rank < world:
-        raise ValueError(f"RANK must be from 0 to WORLD_SIZE - 1, but the environment has RANK {rank} of {world}")
+        raise ValueError(f"RANK must be from 0 to WORLD_SIZE - 1, but RANK is {rank} and WORLD_SIZE is {world}")
     return rank, world
 
 
 def from_environment(name: str, default: int) -> int:
-    """Return a number that torchrun sets, such as RANK, WORLD_SIZE or LOCAL_RANK, or `default` if it is not set."""
+    """Return an environment variable of torchrun (RANK, WORLD_SIZE, LOCAL_RANK) as int, or `default` if unset."""
     value = os.environ.get(name) or default
     try:
         return int(value)
     except ValueError:
-        raise ValueError(f"environment variable {name} must be a number, got {value!r}") from None
+        raise ValueError(f"environment variable {name} must be an integer, got {value!r}") from None
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:
@@ -58,7 +58,7 @@ def end_group() -> None:
 
 @contextlib.contextmanager
 def print_on_rank_zero() -> Iterator[None]:
-    """In this block, only rank 0 prints."""
+    """In this block, print only on rank 0."""
     if rank_and_world()[0] == 0:
         yield
         return

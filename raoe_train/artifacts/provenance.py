@@ -14,7 +14,7 @@ from raoe_train.artifacts.writing import read_json
 
 PICTURE = "run.png"  # plot of a training run
 METADATA_FILES = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", PICTURE)
-EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files, which also count as metadata
+EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files, which `fingerprint` skips, too
 
 
 def versions() -> dict[str, str]:
@@ -27,9 +27,9 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(model: str) -> str | None:
-    """Return a digest of a model in a local folder: the names and contents of its files, following links, and the base
-    model of an adapter. The digest changes when the model is trained again, but not when the folder moves. None for a
-    name on a hub: name and revision identify this model."""
+    """Return a digest of a local model folder: of the names and contents of its files (links are followed), and of an
+    adapter's base model. The digest changes when the model is trained again, but not when the folder moves. Return None
+    for a name on a hub, where name and revision identify a model."""
     folder = Path(model).expanduser()
     if not model or not folder.is_dir():
         return None
@@ -51,7 +51,7 @@ def fingerprint(model: str) -> str | None:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -74,5 +74,5 @@ def commit() -> str | None:
 
 
 def digest(content: Any) -> str:
-    """SHA-256 of plain values (as JSON), in hexadecimal."""
+    """Return the SHA-256 of plain values (written as JSON), in hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

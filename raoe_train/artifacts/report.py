@@ -10,7 +10,7 @@ from raoe_train.artifacts.writing import replacing
 
 logger = logging.getLogger(__name__)
 
-# Okabe and Ito's palette, whose colours colour-blind readers can distinguish
+# Okabe and Ito's palette, which colour-blind readers can distinguish
 COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
 
@@ -24,22 +24,22 @@ def pictures(draw: Callable[[], list[Path]]) -> list[str]:
     """Draw plots and return the Markdown lines that show them. If matplotlib fails, return [] and log a warning."""
     try:
         return [line for plot in draw() for line in ("", f"![{plot.stem}]({plot.name})")]
-    except Exception as error:  # for example, matplotlib reads a name as a formula: results must not be lost
+    except Exception as error:  # such as a name read as a formula: the job must go on
         logger.warning("cannot draw plots: %s", error)
         return []
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table, after an empty line. Untrusted text must be escaped by `cell` first."""
+    """Return an empty line and the lines of a Markdown table. Escape untrusted text with `cell` first."""
     header, *body = ("| " + " | ".join(cells) + " |" for cells in (head, *rows))
     return ["", header, "|" + "---|" * len(head), *body]
 
 
 def cell(text: str) -> str:
-    """Escape a text for a page: one line, of which no part is read as Markdown, HTML or an address."""
+    """Escape a text for a Markdown page: on one line, without parts that are read as Markdown, HTML or a URL."""
     escaped = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;"))
     line = " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
-    return re.sub(r"^(\d*)([#>]|[-+](?=\s|$|--)|(?<=\d)[.)](?=\s|$))", r"\1\\\2", line)  # a heading, a list, a quote
+    return re.sub(r"^(\d*)([#>]|[-+](?=\s|$|--)|(?<=\d)[.)](?=\s|$))", r"\1\\\2", line)  # heading, list or quote
 
 
 def made_with(versions: Mapping[str, Any]) -> str:

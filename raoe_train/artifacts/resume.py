@@ -1,9 +1,9 @@
-"""Outputs of jobs: whether an output is finished, its inputs, what may be overwritten, and where work resumes.
+"""Outputs of jobs: check whether an output is finished, compare its settings, overwrite it, and resume work.
 
 An output is a file or a folder with a *record*, a JSON file: OUTPUT.json next to a file, OUTPUT/made_from.json in a
 folder. The record has the settings (everything that determines the result, as plain values) and, once the output is
-finished, the result. Unfinished work for a file is stored in OUTPUT.parts/, in a folder named by the digest of its
-settings, so that different settings never mix. A file without a record was not written by raoe and is never replaced.
+finished, the result. Unfinished work for a file is stored in OUTPUT.parts/, in a folder named after the digest of its
+settings, so that different work never mixes. A file without a record was not written by raoe and is never replaced.
 """
 
 import json
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
-NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files that a run writes before it trains, besides an empty log
-BESIDE = (".json", ".parts", ".failed.jsonl", ".mteb", ".examples.npz")  # suffixes of further outputs of a file
+NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files, as well as an empty log, of a run that has not trained yet
+BESIDE = (".json", ".parts", ".failed.jsonl", ".mteb", ".examples.npz")  # suffixes of paths beside an output file
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
-SHARD = 4096  # sentences or pairs per shard; a kill can lose the work on one shard
+SHARD = 4096  # sentences or pairs per shard; a killed process loses at most one shard
 SUM = ".sha256"  # suffix of the file with a shard's digest
-POLL = 0.2  # seconds
+POLL = 0.2  # seconds between checks for the work of other processes
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -50,7 +50,7 @@ class Output:
         overwrite: whether an output with other settings may be replaced.
         folder: whether the output is a folder. Only files that its record names are ever removed.
         own_record: whether the output is a JSON file that is its own record.
-        defaults: {dotted key: default}. A setting that an older version's record lacks counts as its default.
+        defaults: {dotted key: default}. A setting that is missing in an older record has its default.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Output:
         own_record: bool = False, defaults: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.path, self.user_path = Path(path).expanduser().resolve(), str(path)
-        self.settings = json.loads(json.dumps(settings))  # same types as in a record that is read
+        self.settings = json.loads(json.dumps(settings))  # convert to JSON's types, to compare with a record
         self.overwrite, self.folder = overwrite, folder
         self.record = self.path if own_record else self.path / MADE_FROM if folder else beside(self.path, ".json")
         self.all_parts = beside(self.path, ".parts")
@@ -70,8 +70,8 @@ class Output:
         With `say`, print how to repeat finished work.
 
         Raises:
-            ValueError: the path is taken, by files without a record, or by an output with other settings that must not
-                be overwritten.
+            ValueError: the path has the wrong type, has files without a record or, if `overwrite` is False, has an
+                output with other settings.
         """
         if self.path.exists() and self.path.is_dir() != self.folder:
             raise ValueError(f"output {self.path} is {'a folder: name a file' if self.path.is_dir() else 'a file'}")
@@ -99,19 +99,19 @@ class Output:
         return SETTINGS in record and bool(self._changed(record))
 
     def _changed(self, record: Mapping[str, Any]) -> list[str]:
-        """Return the dotted keys of the settings in which a record differs."""
+        """Return the dotted keys of settings whose values in a record are different."""
         return different(explicit(record.get(SETTINGS), self.defaults), explicit(self.settings, self.defaults))
 
     def begin(self, *files: str) -> None:
-        """Write the record right before the output is written. In a folder, remove the files that its record names if
-        it has other settings. `files` are names in the folder that a later `overwrite` may remove."""
+        """Write the record; call this right before writing the output. In a folder whose record has other settings,
+        remove the files that the record names. `files`: names in the folder that a later `overwrite` may remove."""
         record = read_json(self.record)
         if record.get(FINISHED) or self._changed(record):
             if self.folder:
-                if FINISHED in record:  # do this first, so that a later kill leaves no finished record
+                if FINISHED in record:  # first, so that a killed process leaves no finished record
                     write_json(self.record, {**record, FINISHED: False})
                 for path in (self.path / name for name in record.get(FILES, [])):
-                    if self.path in path.parent.resolve().joinpath(path.name).parents:  # not outside of the folder
+                    if self.path in path.parent.resolve().joinpath(path.name).parents:  # only inside the folder
                         remove(path)
                         with suppress(OSError):  # raised for a folder that is not empty
                             os.removedirs(path.parent)
@@ -129,8 +129,8 @@ class Output:
         return record
 
     def finish_lock(self) -> AbstractContextManager[None]:
-        """Return a block that only one process can enter at a time. Other processes wait."""
-        # outside the parts folder, which is removed when a process finishes the output
+        """Return a lock for a `with` block. Only one process can enter the block at a time; other processes wait."""
+        # not in the parts folder, which is removed when a process finishes the output
         return lock_output(beside(self.path, ".finish"), wait=True)
 
     def wait(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Output:
 @contextmanager
 def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     """In this block, hold a lock file next to an output. The lock is released if the process dies. If another process
-    holds the lock, `wait` or raise ValueError. Links are followed, so that two names of one output share a lock."""
+    holds the lock, wait if `wait` is True, else raise ValueError. All links to an output share its lock."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -164,7 +164,7 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
     finally:
         record = read_json(path / MADE_FROM)
         if SETTINGS in record and not record.get(FINISHED) and not any(map(_is_work, path.iterdir())):
-            remove(path)  # a job failed before it wrote work to resume
+            remove(path)  # the job failed before it wrote any work to resume
         lock_file.unlink(missing_ok=True)
         lock.release()
         for folder in new_folders:
@@ -174,17 +174,17 @@ def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
 
 @contextmanager
 def replacing_model(output: Output) -> Iterator[Path]:
-    """Yield a temporary folder for a model. When the block ends without an error, the record gets the new names, and
-    the content of the folder moves to the output folder. Only then is an old model removed."""
+    """Yield a temporary folder for a model. When the block ends without an error, an old model is removed, the record
+    gets the names of the new files, and the new files move to the output folder."""
     saved = partial(output.path / "model")
-    remove(saved)  # left by a killed process, with temporary files of safetensors
+    remove(saved)  # a killed process may have left it, with safetensors' temporary files
     saved.mkdir()
     yield saved
     output.begin(*(path.name for path in sorted(saved.iterdir())))
     for path in _files(saved):
         place = output.path / path.relative_to(saved)
         for folder in reversed(path.relative_to(saved).parents):
-            if (output.path / folder).is_symlink():  # a link would lead to another folder
+            if (output.path / folder).is_symlink():  # through a link, files would be written to another folder
                 remove(output.path / folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
@@ -192,7 +192,7 @@ def replacing_model(output: Output) -> Iterator[Path]:
 
 
 def _is_work(path: Path) -> bool:
-    """Whether a path in an unfinished output has work to resume, a log to read, or files that raoe has not written."""
+    """Whether a path in an unfinished output has work to resume, a non-empty log, or files that raoe did not write."""
     is_empty_log = path.name == "log.jsonl" and path.stat().st_size == 0
     return path.name not in NO_WORK and not is_empty_log and bool(_files(path))
 
@@ -222,8 +222,8 @@ def different(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 def explicit(settings: Any, defaults: Mapping[str, Any], prefix: str = "") -> Any:
-    """Return nested settings without values that equal their `defaults` (by dotted key), and without sections that
-    become empty. So a setting that a later version adds makes no difference."""
+    """Return nested settings without default values and without empty sections, so that a setting that a later version
+    adds does not change the comparison. `defaults` is {dotted key: default}."""
     if not isinstance(settings, dict):
         return settings
     result = {}
@@ -235,8 +235,8 @@ def explicit(settings: Any, defaults: Mapping[str, Any], prefix: str = "") -> An
 
 
 def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:
-    """Write this process's share of the shards, each `make(size items)`, and skip existing shards. Return the paths of
-    all shards, for `gather`. The content of a shard does not depend on the number of processes."""
+    """Write this process's share of the missing shards: `make(size items)` each. Return the paths of all shards, for
+    `gather`. The content of a shard does not depend on the number of processes."""
     rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
     missing = [number for number in range(rank, len(paths), world) if not _sound(paths[number])]
@@ -245,7 +245,7 @@ def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], 
             logger.warning("%s is damaged: computing it again", paths[number])
         with replacing(paths[number]) as temporary:
             np.save(temporary, make(items[number * size : (number + 1) * size]))
-            write_text(beside(paths[number], SUM), file_digest(temporary))  # first, so that each shard has a digest
+            write_text(beside(paths[number], SUM), file_digest(temporary))  # before the shard, which must not lack it
     return paths
 
 
@@ -266,7 +266,7 @@ def _sound(shard: Path) -> bool:
 class SharedRows:
     """Rows that several processes write, each a JSON file in the parts folder of an output.
 
-    A file is replaced atomically, so a kill loses no row, finished or not. Processes never wait for each other: the
+    A file is replaced atomically, so a killed process loses no written row. Processes never wait for each other: the
     last process to finish merges all rows. Rows with a "reason" are failures and go to OUTPUT.failed.jsonl.
     """
 
@@ -275,7 +275,7 @@ class SharedRows:
         self.folder = output.parts
 
     def read(self) -> dict[int, dict[str, Any]]:
-        """Return {id: row} of all processes. A damaged file counts as missing."""
+        """Return {id: row} of the rows of all processes. A damaged file counts as missing."""
         rows = {int(path.stem): read_json(path) for path in self.folder.glob("[0-9]*.json")}
         return {key: row for key, row in rows.items() if row}
 
@@ -284,7 +284,7 @@ class SharedRows:
         write_json(self.folder / f"{key}.json", row)
 
     def merge(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write finished rows to the output, and failed rows to the file of failures, in order."""
+        """Write finished rows to the output and failed rows to OUTPUT.failed.jsonl, in the given order."""
         count = 0
         with replacing(self.output) as output, replacing(self.failed) as failed:
             with open(output, "w", encoding="utf-8") as good, open(failed, "w", encoding="utf-8") as bad:

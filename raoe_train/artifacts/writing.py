@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Messages for a full disk from libraries that do not raise OSError: safetensors (its own class) and torch.save
+# Full-disk messages of libraries that do not raise OSError: safetensors (its own error class) and torch.save
 # (RuntimeError without a reason).
 FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "file write failed",
               "iostream error", "unexpected pos")  # fmt: skip
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise ValueError, with the key, if a folder cannot be written. An existing folder passes: it may only be read."""
+    """Raise ValueError, naming `key`, if a folder cannot be created. An existing folder may be read-only."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
-        raise ValueError(f"{key} {path} cannot be written: {existing} is a file")
+        raise ValueError(f"{key} {path} cannot be written: {existing} is a file; choose another folder")
     if existing != path.absolute() and not os.access(existing, os.W_OK):
-        raise ValueError(f"{key} {path} cannot be written: {existing} is read-only")
+        raise ValueError(f"{key} {path} cannot be written: {existing} is read-only; choose another folder")
 
 
 def partial(path: Path) -> Path:
-    """Return the temporary path of a file or folder while it is written. The next run overwrites what a kill leaves."""
-    # a prefix, so that the suffix remains the format
+    """Return the temporary path for writing a file or folder. The next run overwrites what a killed process left."""
+    # a prefix, not a suffix, because the suffix sets the format
     return path.with_name(f".partial.{path.name}")
 
 
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(output: str | None) -> Iterator[None]:
-    """In this block, replace errors of a full disk by an OSError that says what to do. Other errors do not change."""
+    """In this block, replace full-disk errors with an OSError that says what to do. Other errors do not change."""
     try:
         yield
     except Exception as error:

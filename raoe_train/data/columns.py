@@ -19,23 +19,23 @@ NAMES: dict[str, tuple[str, ...]] = {
     "query": ("query",),
     "image": ("image", "image_id", "image_name", "filename"),
     "caption": ("caption", "comment", "sentence", "text"),
-    # for rows, with SimCSE's sent0, sent1 and hard_neg; MTEB's queries also have positive and negative
+    # columns of rows; SimCSE has sent0, sent1 and hard_neg, and MTEB has query, positive and negative
     "anchor": ("anchor", "query", "question", "sentence0", "sent0"),
     "positive": ("positive", "answer", "passage", "document", "sentence1", "sent1", *LISTS[:3]),
     "negative": ("negative", "sentence2", "hard_neg", *LISTS[3:]),
     "neutral": ("neutral",),
     "relevance": ("relevance", "relevant", "is_relevant", "label"),
 }
-"""{raoe's column: its names in files}. A row must not have more than one of these names."""
-FIRST = ("sentence", "image", "caption")  # rows may have several names of these columns; the first is used
-NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related, which RAOE's gate compares
+"""{raoe's column: its names in files}. Except for FIRST, a row must have only one name of a column."""
+FIRST = ("sentence", "image", "caption")  # a row may have several names of these; the first is used
+NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related; RAOE's gate compares classes
 LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class; None drops rows}
 NO_GOLD_LABEL = ("-", "-1", "")
 LONGEST = 500  # maximum length of a message in characters
 
 
 class RowProblem(Exception):
-    """A row that cannot be used. Such rows are counted by `reason`. on_error applies only to `malformed` rows."""
+    """The problem with an unusable row. Tally counts rows by `reason`. on_error affects only `malformed` rows."""
 
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} … ({len(message)} characters)")
@@ -44,14 +44,14 @@ class RowProblem(Exception):
 
 
 class Columns:
-    """Finds raoe's columns in rows by NAMES, or by `mapping` (the argument `columns` of read_pairs)."""
+    """Finds raoe's columns in rows, by NAMES or by `mapping` (the argument `columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         for name in mapping or {}:
             if name not in NAMES:
                 hint = nearest(repr(name), map(repr, NAMES))
                 raise ValueError(f"unknown name {name!r} in columns{hint}; known names: {', '.join(NAMES)}")
-        nulls = ("", "none", "null")  # recipes and command lines write None as text
+        nulls = ("", "none", "null")  # None, as written in recipes and on command lines
         self.mapping = {
             name: None if column is None or str(column).lower() in nulls else str(column)
             for name, column in (mapping or {}).items()
@@ -62,7 +62,7 @@ class Columns:
     def find(
         self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
     ) -> dict[str, str]:
-        """Return {raoe's name: column}. RowProblem if a column is missing, ambiguous or not as in earlier rows."""
+        """Return {raoe's name: column}. RowProblem if a column is missing, ambiguous or differs from earlier rows."""
         key, cache = tuple(fields), self._cache.setdefault(tuple(require), {})
         if key not in cache:
             columns = {name: self.column(fields, name, name in require) for name in (*require, *optional)}
@@ -73,7 +73,7 @@ class Columns:
                 self.column(fields, one_of[0], True)
             earlier = next(iter(cache.values()), names)
             if set(names) != set(earlier):
-                raise RowProblem(f"the row has {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
+                raise RowProblem(f"the row has columns {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
             cache[key] = names
         return cache[key]
 
@@ -90,7 +90,7 @@ class Columns:
             present = [column for column in aliases if column in fields and column not in self.mapping.values()]
         if len(present) > 1 and name not in FIRST:
             choices = " and ".join(map(str, present))
-            raise RowProblem(f"columns {choices} could both be {name}: choose one, --data.columns {name}=COLUMN")
+            raise RowProblem(f"columns {choices} could both be {name}: choose with --data.columns {name}=COLUMN")
         if present or (mapped is None and not required):
             return present[0] if present else None
         expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, fields))
@@ -103,7 +103,7 @@ class Columns:
 
 
 def parse_sentence(column: str, value: Any) -> str:
-    """Check that a value is a text and not empty."""
+    """Return a value that is a non-empty text. RowProblem for any other value."""
     try:
         value.encode()  # fails for a lone surrogate, which is possible in JSON, but not in tokenizers and tables
     except (AttributeError, UnicodeEncodeError):
@@ -114,21 +114,21 @@ def parse_sentence(column: str, value: Any) -> str:
 
 
 def as_word(value: Any) -> str:
-    """Convert a label or a name to a text; "" for a missing value, or one that cannot be a name (list, dict, bytes)."""
-    if isinstance(value, float):  # a table with missing values has 1.0 for 1, and NaN
+    """Convert a label or name to a text. Return "" for a missing value and for lists, dicts and bytes."""
+    if isinstance(value, float):  # in a table with missing values, 1 is 1.0 and the missing ones are NaN
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
     return "" if value is None or isinstance(value, (list, dict, bytes)) else str(value).strip()
 
 
 def parse_word(column: str, value: Any) -> str:
-    """Convert a label or a name to a text; RowProblem if the value is missing or cannot be a name."""
+    """Convert a label or name to a text. RowProblem if the value is missing, or is a list, dict or bytes."""
     if not (word := as_word(value)):
-        raise RowProblem(f"{column} is {value!r}, not a name")
+        raise RowProblem(f"{column} is {value!r}, not a name or label")
     return word
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
-    """Convert a score to a number; RowProblem if it is not a finite number, or is outside `scale`."""
+    """Convert a score to a float. RowProblem if it is not a finite number, or is outside `scale`, (lowest, highest)."""
     try:
         if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
             raise TypeError

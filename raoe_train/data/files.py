@@ -23,10 +23,10 @@ Row = tuple[int, dict[str, Any] | RowProblem]
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
-    """Return the format of a file name's suffix (before .gz): a value of KINDS, or None."""
+    """Return the format (a value of KINDS) for a file name's suffix, without .gz. None for an unknown suffix."""
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
-    return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet compresses its pages itself
+    return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet files are compressed already
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
@@ -43,7 +43,7 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 
 
 def known_kind(path: Path) -> str:
-    """Return data_kind of a path. ValueError for an unknown suffix."""
+    """Return the format of a data file, as data_kind does. ValueError for an unknown suffix."""
     if (kind := data_kind(path)) is None:
         suffixes = f"{', '.join(KINDS)}, all but parquet also with .gz"
         raise ValueError(f"{path}: unknown format; the suffix must be one of {suffixes}")
@@ -57,8 +57,8 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
 
 
 def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, str | None]]:
-    """Yield (number, line) of a text file, plain or .gz, with or without line `ends`. line is None if its bytes are
-    invalid. Only a line feed ends a line: U+2028, form feeds and similar characters may be part of a sentence."""
+    """Yield (number from 1, line) of a text file, plain or .gz. With `ends`, keep the line ends. An undecodable line is
+    None. Only a line feed ends a line, because sentences may contain U+2028, form feeds and similar characters."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -142,11 +142,11 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # by default, duplicate keys would be hidden
+OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # by default, json keeps only the last of duplicate keys
 
 
 def read_jsonl(path: Path) -> Iterator[Row]:
-    """Read a file with one JSON object on each line, whatever its suffix."""
+    """Read a file of any suffix with one JSON object on each line."""
     return ((number, _json(line)) for number, line in text_lines(path))
 
 
@@ -163,14 +163,14 @@ def _parquet(path: Path) -> Iterator[Row]:
                 for fields in batch.to_pylist():
                     number += 1
                     yield number, name_classes(fields, classes)
-    except Exception as error:  # pyarrow raises errors of many classes for damaged bytes and unsupported values
+    except Exception as error:  # pyarrow raises many kinds of errors for damaged or unsupported data
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
 def _classes_of(schema: Any) -> dict[str, Any]:
-    """Return class_labels of a file that the library datasets has written; {} for other files."""
+    """Return class_labels of a parquet file written by the library datasets; {} for other parquet files."""
     if b"huggingface" not in (schema.metadata or {}):
         return {}
     from datasets import Features
@@ -186,7 +186,7 @@ def class_labels(features: Any) -> dict[str, Any]:
 
 
 def name_classes(fields: dict[str, Any], classes: dict[str, Any]) -> dict[str, Any]:
-    """Replace the class numbers in a row by names, because datasets may number classes differently."""
+    """Replace the class numbers in a row with class names, because each dataset has its own numbers."""
     labels = {column: kind for column, kind in classes.items() if fields[column] not in (None, -1)}
     return {**fields, **{column: kind.int2str(fields[column]) for column, kind in labels.items()}}
 
@@ -203,12 +203,12 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         if kind == "parquet":
             import pyarrow.parquet
 
-            table_rows = list(values)  # a list, because a column's type depends on all values
+            table_rows = list(values)  # all rows, because a column's type depends on all values
             table = pyarrow.table({name: [row[place] for row in table_rows] for place, name in enumerate(columns)})
             pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
             return
         with open(temporary, "wb") as plain:
-            # without name and time in the header, equal rows give equal bytes
+            # no file name and time in the gzip header, so that equal rows give equal bytes
             binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix.lower() == ".gz" else plain
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
                 header = [columns] if kind != "jsonl" else []
@@ -230,7 +230,7 @@ def _write_row(file: io.TextIOWrapper, kind: str, columns: list[str], row: list[
 
 
 def _in_json(value: Any) -> Any:
-    """Convert types of parquet that JSON lacks: decimals to numbers, and dates and times to ISO 8601."""
+    """Convert parquet's types that JSON lacks: decimals to numbers, dates and times to ISO 8601 strings."""
     if isinstance(value, Decimal):
         return float(value)
     if hasattr(value, "isoformat"):
@@ -239,7 +239,7 @@ def _in_json(value: Any) -> Any:
 
 
 def cell(value: Any, kind: str) -> str:
-    """Format a value as a TSV or CSV cell, with all digits of floats. ValueError if a cell cannot represent it."""
+    """Format a value as a TSV or CSV cell, floats with all digits. ValueError if a cell cannot represent the value."""
     if value is None:
         return ""
     if isinstance(value, (list, dict)):

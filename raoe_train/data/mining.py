@@ -13,7 +13,7 @@ from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source
 from raoe_train.data.tables import Table, read_table
 
-# {loss: columns of its examples}; the examples for mse are SetFit's random pairs, and need no encoder
+# {loss: columns of its examples}. Examples for mse are SetFit's random pairs, which need no encoder.
 COLUMNS = {
     "triplet": ["anchor", "positive", "negative"],
     "contrastive": ["sentence1", "sentence2", "label"],
@@ -41,7 +41,7 @@ def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
-    """Remove duplicate texts, and texts with two classes. Return (remaining rows, `counts` with removed rows)."""
+    """Remove duplicate texts and texts with several labels. Return (rows, `counts` updated with removed rows)."""
     texts, labels = data["text"][:], data["label"][:]
     first_row: dict[str, int] = {}
     ambiguous = {text for k, text in enumerate(texts) if labels[first_row.setdefault(text, k)] != labels[k]}
@@ -54,7 +54,7 @@ def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The neighbours of n sentences whose cosines are above a threshold, the nearest first."""
+    """For each of n sentences, the neighbours with a cosine above a threshold, the nearest first."""
 
     own: np.ndarray  # [n, k] indices of sentences of the same class
     others: np.ndarray  # [n, k] indices of sentences of other classes
@@ -63,7 +63,7 @@ class Neighbours:
 
 
 def make_draw(drop: float, count: int | None, seed: int) -> Draw:
-    """Create a function that drops a share `drop` of the examples at random, and keeps at most `count` of the rest."""
+    """Create a function that drops the share `drop` of the examples at random and keeps at most `count` examples."""
 
     def draw(total: int) -> np.ndarray:
         size = min(total - round(drop * total), total if count is None else count)
@@ -73,7 +73,7 @@ def make_draw(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] anchor, neighbour of its class, neighbour of another class; the number of all combinations)."""
+    """Return ([m, 3] indices: anchor, neighbour of its class, neighbour of another class; number of all triplets)."""
     sizes = near.own_count * near.others_count
     ends = np.cumsum(sizes)
     picks = draw(int(ends[-1]))
@@ -84,8 +84,8 @@ def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] sentence, neighbour, and 1 if both have the same class, else 0; the number of all pairs). Without
-    `others`, there are only pairs of the same class. Two sentences that are neighbours of each other are one pair."""
+    """Return ([m, 3] indices of a sentence and a neighbour, and 1 for the same class, else 0; number of all pairs).
+    Without `others`, return only pairs of the same class. Mutual neighbours are returned as one pair."""
     sides = []
     for indices, counts, label in ((near.own, near.own_count, 1), (near.others, near.others_count, 0)):
         if label or others:
@@ -96,13 +96,13 @@ def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, in
     low, high = directed[:, :2].min(axis=1), directed[:, :2].max(axis=1)
     _, first = np.unique(low * len(near.own) + high, return_index=True)
     unique = directed[np.sort(first)]
-    unique = unique[np.argsort(unique[:, 0], kind="stable")]  # in the order of first sentences, like triplets
+    unique = unique[np.argsort(unique[:, 0], kind="stable")]  # sort by the first sentence, like triplets
     return unique[draw(len(unique))], len(unique)
 
 
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
-    """Draw distinct pairs, half of them within a class and half of two classes. Return ([m, 3] two sentences, 1 or 0;
-    number of all pairs). SetFit's contrastive phase trains on such pairs, with repetitions (Tunstall et al., 2022)."""
+    """Draw distinct pairs, half within a class and half across classes. Return ([m, 3] indices of two sentences, and 1
+    for the same class, else 0; number of all pairs). SetFit trains on such pairs, repeated (Tunstall et al. 2022)."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same_class = [(place, place) for place in members]
     mixed_class = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]
@@ -115,7 +115,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
         block = np.searchsorted(ends, picks, side="right")
         for number, (a, b) in enumerate(blocks):
             inside = picks[block == number] - (ends[number] - sizes[number])
-            if a is b:  # yield each unordered pair once: on a circle, neighbours at distance 1, then 2, …
+            if a is b:  # list each pair once: members on a circle at distance 1, then 2, …
                 first, second = inside % len(a), (inside + inside // len(a) + 1) % len(a)
             else:
                 first, second = np.divmod(inside, len(b))
@@ -124,7 +124,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
 
 
 def example_rows(columns: Sequence[str], examples: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the [m, 3] examples as rows of a file with two or three columns."""
+    """Yield [m, 3] examples as rows with two or three columns, with texts instead of indices."""
     for numbers in examples.tolist():
         row = dict(zip(columns, numbers, strict=False))
         yield {name: n if name in ("label", "score") else texts[n] for name, n in row.items()}

@@ -48,14 +48,14 @@ def read_pairs(
         source: FILE or FILE#SPLIT (TSV, CSV, JSONL or parquet, all except parquet also as .gz); "builtin#train" (or
             dev, test); a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#SPLIT]`; a pool of such sources, A+B; a
             datasets.Dataset; or a pandas.DataFrame.
-        columns: {raoe's name: name in the source} of columns with other names. None as name ignores a column.
-        labels: {word or int: class}. The default maps entailment, neutral, contradiction, and 0, 1, 2, to 0, 1, 2. Rows
-            whose label maps to None are skipped.
+        columns: {raoe's name: your column}, if your columns have other names. {raoe's name: None} ignores a column.
+        labels: {word or int: class}. By default, entailment, neutral and contradiction map to classes 0, 1 and 2, as do
+            the labels 0, 1 and 2. Rows whose label maps to None are skipped.
         score_scale: (lowest, highest) possible score. With None or (), any finite score is valid.
         on_error: "raise" stops with an error at a malformed row, "skip" skips and counts such rows.
-        require: list of the columns that must exist, from "score", "label" and "subset". Missing scores are computed
-            from labels: evenly spaced from 1 for class 0 to 0 for the largest class. Numeric labels must be in
-            `labels`.
+        require: list of the columns that must exist, from "score", "label" and "subset". If the required "score" is
+            missing, scores are computed from labels, evenly spaced from 1 for class 0 to 0 for the largest class.
+            Numeric labels must then be in `labels`.
 
     Rows without a gold label ("-", -1 or empty, as in SNLI) are always dropped and counted.
 
@@ -81,8 +81,8 @@ def pair_table(
     any_labels: bool = False,
     **options: Any,
 ) -> Table:
-    """Read pairs as read_pairs does; returns (table, counts). `names` are the columns to keep, which must exist; None
-    keeps all. With `any_labels`, labels of scored pairs are not read. `options`: keywords of read_table."""
+    """Read pairs like read_pairs, and return (table, counts). `names` are the columns to keep, which must exist; None
+    keeps all. With `any_labels`, labels of scored pairs are ignored. `options` are keywords of read_table."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
@@ -136,8 +136,8 @@ def split_conditional(prompt: str) -> tuple[str, str]:
 
 def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **options: Any) -> Table:
     """Read C-STS (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts): sentence1, sentence2 and, if
-    `scored`, score, from labels 1 to 5. The hidden labels (-1) of the test set are malformed. The part of `prompt`
-    before {text}, with the row's condition, is put before each sentence. The encoder adds the part after {text}."""
+    `scored`, score, from labels 1 to 5. Rows with hidden labels (-1, in the test set) are malformed. The part of
+    `prompt` before {text}, with the row's condition, precedes each sentence. The encoder adds the part after {text}."""
     template, _ = split_conditional(prompt)
     labels: dict[str, Reader] = {"label": _conditional_label} if scored else {}
     parse_columns = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
@@ -174,11 +174,11 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs with all of their columns, which are written again with added columns. Rows without a gold label are kept.
+    """Pairs to score, with all columns of the input for writing them to the output. Rows without a gold label are kept.
     ValueError for a value that the format `kind` cannot represent, and for a column in `added` that already exists.
 
     Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if missing), `columns` (all,
-    in order), `left_out` ({reason: rows}) and `digest` (hash of all rows).
+    in order), `left_out` ({reason: skipped rows}) and `digest` (hash of all rows).
     """
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:

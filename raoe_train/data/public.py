@@ -41,7 +41,7 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
 def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
     """Find a set and return (its location, {split: rows}). Locations are tried in this order: the publishers' files,
     SentEval's folders and clones of hub repositories (OWNER/NAME or NAME), all below `copies`, then the hub. ValueError
-    if none has the set."""
+    if no location has the set."""
     columns, files = entry.get("named"), entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
@@ -58,18 +58,18 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
         sources[split] = open_source(f"hub:{path}#{part}", columns)
     if not sources:
         parts = ", ".join(file.partition("#")[0] for file in files.values()) or "SentEval's folder"
-        raise ValueError(f"{name} is not on a hub: download {parts} from {entry['page']} into a DIR, use --copies DIR")
+        raise ValueError(f"{name} is not on a hub: download {parts} from {entry['page']} to DIR and use --copies DIR")
     return place, sources
 
 
 def _file(path: Path, columns: dict[str, str] | None) -> Source:
-    if path.suffix == ".json":  # these files are JSONL, in spite of the suffix
+    if path.suffix == ".json":  # these files have one JSON object per line, like .jsonl
         return Source(str(path), "line", Columns(columns), read_jsonl(path))
     return open_source(str(path), columns)
 
 
 def public_rows(entry: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all splits with raoe's column names, and `split` if there are splits. Count dropped rows."""
+    """Yield the rows of all splits with raoe's column names and their split, if it has a name; count dropped rows."""
     readers: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
     parsers = {name: readers.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
     parse = parse_list if entry["kind"] == "lists" else by_column(parsers, entry["columns"])
@@ -99,7 +99,7 @@ Rows = Callable[[Path], Iterator[Row]]
 
 def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
     """Return {split: rows with a column split} of a set in SentEval's layout, or {"": rows} for a set without splits.
-    None for a set that is not in SETS, or has no folder in any of ROOTS below `folder`."""
+    Return None if the set is not in SETS, or has no folder in any of ROOTS below `folder`."""
     place, splits = SETS.get(name, ("", {}))
     base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)
     if base is None or not splits:
@@ -119,7 +119,7 @@ def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
 
 
 def _tokens(text: str) -> str:
-    """Join a text's tokens as SentEval does for encoders."""
+    """Join a text's tokens with single spaces, as SentEval does."""
     return " ".join(text.split())
 
 
@@ -129,7 +129,7 @@ def _class_rows(path: Path, label: str) -> Iterator[Row]:
 
 
 def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
-    """Read a tab-separated file. `places` is {raoe's column: its index}."""
+    """Read a tab-separated file. `places` is {raoe's column: index of the field in a line, from 0}."""
     least = max(places.values()) + 1
     for line, text in text_lines(path):
         parts = (text or "").split("\t")

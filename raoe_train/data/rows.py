@@ -27,9 +27,9 @@ from raoe_train.data.tables import Table, Tally, by_column, read_table, to_table
 ROLES = ("anchor", "positive", "negative", "neutral")
 CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, negative and neutral hypotheses
 ADVICE = """
-  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. If labels are other
-  words, map them with data.labels. Without hard negatives, train on the entailed pairs with in-batch negatives."""
-SHORTEST = 3  # minimum sentences in a list: two cannot be ranked
+  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. If your labels are
+  other words, map them with data.labels. Without hard negatives, train on entailed pairs with in-batch negatives."""
+SHORTEST = 3  # minimum number of sentences in a list: two cannot be ranked
 Row = tuple[str, Sequence[str], Sequence[str], Sequence[str]]  # anchor, positives, negatives, at most one neutral
 
 
@@ -45,24 +45,24 @@ def row_table(
 ) -> Table:
     """Read rows of an anchor, a positive and any number of negatives, or build such rows from NLI pairs.
 
-    Columns have the NAMES of anchor and positive (or sentence1 and sentence2, if there is no score and no label), and
-    negative, negative_1, negative_2, …; in an empty cell, the negative is missing. Columns named in LISTS hold lists of
+    The columns are anchor and positive (or other NAMES of them; or sentence1 and sentence2, if there is no score and no
+    label) and negative, negative_1, negative_2, …, which may have empty cells. Columns named in LISTS hold lists of
     texts or of {"title", "text"}. Each positive of a query becomes one row. A negative is left out if it equals the
     query or any positive of the query. If a row has more than num_negatives negatives, num_negatives are drawn at
     random with a fixed seed. If there is a column of `relevance`, rows with 0 have a negative in place of a positive;
     it becomes a negative in all rows of the same query.
 
-    Any other source has NLI pairs of premise, hypothesis and label. The pairs are grouped by the exact text of the
-    premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default, each premise gives one triplet: with two
-    triplets in a batch, a positive of the premise would also be a negative. `pairing` "one" pairs the first entailed
+    Any other source must have NLI pairs of premise, hypothesis and label. Pairs are grouped by the exact text of the
+    premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default, each premise gives one triplet: with two of
+    them in a batch, a positive of the premise would also be a negative. `pairing` "one" pairs the first entailed
     with the first contradicting hypothesis of a premise in file order; "zip" pairs the i-th entailed with the i-th
     contradicting hypothesis; "all" makes every combination.
 
     The result has the columns anchor, positive, negative, negative_2, … (None for missing negatives) and, with
     `neutral`, a neutral text. For other arguments, see read_pairs. Dropped rows are counted by reason: "no positive",
     "positive equal to the query", "text in two roles", and for NLI pairs "neutral", "duplicate hypothesis" (a repeated
-    premise and label), "premise without entailment" (or another class) or "surplus" (not used by `pairing`). Dropped
-    texts of other rows are counted under "texts".
+    pair), "premise without entailment" (or another class) or "surplus" (not used by `pairing`). Texts that are dropped
+    from the remaining rows are counted under "texts".
     """
     if pairing not in ("one", "zip", "all"):
         raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
@@ -100,7 +100,7 @@ def row_table(
 
 
 def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> bool:
-    """Whether a source has rows of anchor and positive, by its first row. sentence1 is anchor without sentence0."""
+    """Whether the first row of a source has anchor and positive. Without sentence0, sentence1 may be the anchor."""
     names = {*fields}
     if {*ROLES} & {*mapping} or {*NAMES["anchor"]} & names:
         return True
@@ -132,7 +132,7 @@ def _is_relevant(column: str, value: Any) -> bool:
 
 
 def _parse_texts(column: str, value: Any) -> list[str]:
-    """Return the texts in a cell: a list, or a single text; [] if a cell for a single text is empty."""
+    """Return the texts in a cell, which holds a list or a single text. Return [] for an empty single text."""
     if value is None or (value == "" and column not in LISTS):
         return []
     if column not in LISTS:
@@ -149,7 +149,7 @@ def _parse_texts(column: str, value: Any) -> list[str]:
 
 
 def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter[str], Counter[str]]:
-    """Leave out false negatives and unusable positives. Return (rows, dropped rows and dropped texts by reason)."""
+    """Drop false negatives and unusable positives. Return (rows, {reason: dropped rows}, {reason: dropped texts})."""
     dropped, left_out, rows = Counter[str](), Counter[str](), list[Row]()
     known: dict[str, set[str]] = {}  # {query: the query and all of its positives}
     shared: dict[str, list[str]] = {}  # {query: negatives in rows without a positive}
@@ -178,7 +178,7 @@ def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter
 
 
 def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[tuple[str, ...]], Counter[str]]:
-    """Build triplets. Return (triplets in file order of the premises, number of dropped rows by reason)."""
+    """Build triplets. Return (triplets in file order of the premises, {reason: dropped rows})."""
     dropped: Counter[str] = Counter()
     premises: dict[str, dict[str, list[int]]] = {}
     for premise, hypothesis, label in pairs:
@@ -207,7 +207,7 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of sentences as column sentences, each with the source sentence first. A repeated id is malformed."""
+    """Read lists of sentences, the source sentence first, as a column `sentences`. Repeated ids are malformed rows."""
     names: set[str] = set()
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -222,9 +222,9 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
 
 
 def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
-    """Parse a row's list of sentences; return {"sentences": texts}. A column list_sent, as published by the paper's
-    authors, has each list as text. A list with an empty sentence is malformed, because removing this sentence would
-    change the ranks of the other sentences."""
+    """Parse a row's list of sentences; return {"sentences": texts}. In the column list_sent of the paper's published
+    data, each list is a string. A list with an empty sentence is malformed, because removing this sentence would change
+    the ranks of the other sentences."""
     sentences = fields.get("sentences", fields.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:
@@ -238,7 +238,7 @@ def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
         try:
             parse_sentence(f"sentence {place}", sentence)
         except RowProblem as problem:
-            raise RowProblem(f"{problem}; a list cannot have empty sentences", reason="hole") from None
+            raise RowProblem(f"{problem}; a list cannot have empty sentences", reason="empty sentence") from None
     if len(sentences) < SHORTEST:
         message = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
         raise RowProblem(message, reason=f"shorter than {SHORTEST}")

@@ -10,7 +10,7 @@ from raoe_train.data.sources import pool
 
 @dataclass
 class Rows:
-    """How rows are read.
+    """How to read rows.
 
     Args:
         columns: names of the columns in your files, as OUR_NAME=YOUR_NAME ...
@@ -70,21 +70,21 @@ class Data(Rows):
     """What to train on.
 
     Args:
-        train: training sources (FILE, FILE#SPLIT, builtin#train, hub name); a batch has rows of one source or pool A+B
-        labels: class of each label (larger = less related; null skips rows), or such a mapping for each file name
+        train: training sources (FILE, FILE#SPLIT, builtin#train, hub name); each batch is from one source or pool A+B
+        labels: class of each label (larger = less related; null skips rows), or {FILE NAME: {LABEL: CLASS}}
         dev: sources of the dev set; the checkpoint with the best dev score is saved
         guard: with evaluation.certificate, texts or scored pairs whose similarities must stay close to those before
             training; by default, random words of the encoder's vocabulary
         dev_share: share of the first training source to hold out as dev set, if data.dev is not set; auto holds out a
-            tenth, but of small sources 200 rows, up to three tenths
+            tenth, but at least 200 rows; if three tenths are fewer than 200 rows, it holds out three tenths
         score_scale: lowest and highest possible score of data.train; two numbers, or two numbers per source
         max_rows: maximum number of rows of each source, drawn at random with training.seed
-        redraw: draw another max_rows rows in each epoch
-        pairing: triplets to build for an NLI premise; one, zip (i-th entailed with i-th contradicting hypothesis) or
-            all (all combinations)
+        redraw: draw a new random choice of max_rows rows in each epoch
+        pairing: triplets to build for each NLI premise; one, zip (i-th entailed with i-th contradicting hypothesis) or
+            all (every combination)
         neutral: also use a neutral hypothesis of the NLI premise, as a second hard negative
         num_negatives: maximum number of negatives per row, which are drawn at random if there are more
-        shuffle_lists: shuffle the sentences of each list (an ablation)
+        shuffle_lists: shuffle the sentences of each list, as an ablation
         dir: directory where evaluation tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
@@ -110,7 +110,7 @@ class Data(Rows):
         names = [_names_of(part) for each in (*self.train, *(self.dev or [])) for part in pool(each)]
         if unknown := {*self.labels} - {name for known in names for name in known}:
             sources = ", ".join(dict.fromkeys(known[1] for known in names))
-            raise ValueError(f"data.labels has an entry for {min(unknown)!r}, but the sources are {sources}")
+            raise ValueError(f"data.labels has a key {min(unknown)!r}, which matches none of the sources: {sources}")
         maps = []
         for part in pool(source):
             maps.append(next((self.labels[name] for name in _names_of(part) if name in self.labels), None))

@@ -23,7 +23,7 @@ class Source:
     unit: str  # unit of the row numbers: "line" or "row"
     columns: Columns  # finds raoe's columns among the columns of the source
     rows: Iterator[Row]
-    line: int = 0  # number of the current row
+    line: int = 0  # number of the current row, in units of `unit`
 
     def __str__(self) -> str:
         return self.name
@@ -55,7 +55,7 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
 
 
 def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] | None = None) -> Source:
-    """Open a source by name, a datasets.Dataset or a pandas.DataFrame. An unknown split is an error only when read."""
+    """Open a source: a name, a Dataset or a DataFrame. An unknown split raises an error only when rows are read."""
     if not isinstance(name, (str, os.PathLike)):
         return Source(type(name).__name__, "row", Columns(mapping), enumerate(_table_rows(name), 1))
     if len(parts := pool(name)) > 1:
@@ -76,7 +76,7 @@ def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] 
 
 
 def has_column(name: str | os.PathLike[str], mapping: Mapping[str, str | None], *columns: str) -> bool:
-    """Whether the first row of a source has one of raoe's columns, see NAMES."""
+    """Whether the first row of a source has at least one of `columns` (raoe's names, see NAMES)."""
     stream = open_source(name, mapping)
     fields = next((fields for _, fields in stream.rows if isinstance(fields, dict)), {})
     names: Any = {**NAMES, **{column: (name,) for column, name in stream.columns.mapping.items()}}
@@ -98,7 +98,7 @@ def join_sources(name: str, sources: Sequence[Source], columns: Columns) -> Sour
 
 
 def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return all that determines a file's rows: SHA-256, format and split. None if a source is not a file."""
+    """Return all that determines a file's rows: SHA-256, format and split. None for a source that is not a file."""
     if not is_file(name):
         return None
     path, split = file_and_split(name)
@@ -106,7 +106,7 @@ def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
-    """The path of a source that is a file, and its split or ""; an error if the file does not exist."""
+    """Return the path of a source that is a file, and its split or "". FileNotFoundError if the file does not exist."""
     text = os.fspath(name)  # a # may be part of the file's name
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split
@@ -116,13 +116,13 @@ def _split_rows(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row
     column = source.columns.mapping.get("split") or NAMES["split"][0]
     splits: Counter[str] = Counter()
     for line, fields in rows:
-        if isinstance(fields, RowProblem):  # the row's split is unknown, so the caller decides
+        if isinstance(fields, RowProblem):  # the split of a malformed row is unknown: the caller decides
             yield line, fields
             continue
         if column not in fields:
             names = ", ".join(map(repr, fields))
             place = f"{source.name}, {source.unit} {line}"
-            raise ValueError(f"{place}: no column {column!r} for #{split}; columns: {names}")
+            raise ValueError(f"{place}: no column {column!r} for #{split}, only {names}")
         splits[str(fields[column])] += 1
         if str(fields[column]) == split:
             yield line, fields

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BATCH = 4096  # rows that are Python objects at a time
+BATCH = 4096  # number of rows to hold as Python objects at a time
 Parsed = TypeVar("Parsed")
 # (fields of a row, its source) -> parsed row, and (column of the source, value) -> parsed value; may raise RowProblem
 Parse = Callable[[dict[str, Any], Source], Parsed]
@@ -56,7 +56,7 @@ class Tally:
                 yield result
 
     def counts(self, source: Source, count: int, noun: str, advice: str = "") -> Counts:
-        """Return the counts of a source after its last row. ValueError, with `advice`, if no row was kept."""
+        """Return the counts of a source after reading it. ValueError with `advice` if no row was kept."""
         dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
         read = count + self.dropped.total()
         if not count:
@@ -67,7 +67,7 @@ class Tally:
 
 
 def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
-    """Create a parser from rows to {raoe's column: parsed value}. Columns in `require` (if None, all) must exist."""
+    """Create a parser from a row to {raoe's column: parsed value}. Columns in `require` (None: all) must exist."""
     required = tuple(readers if require is None else require)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def read_table(
     columns: Mapping[str, str | None] | None = None,
     on_error: str = "raise",
 ) -> Table:
-    """Parse the rows of a source and return (table, counts). Messages call a row `noun`. For errors, see read_pairs."""
+    """Parse the rows of a source. Return (table, counts). `noun` is the word for a row in messages, such as "pair"."""
     stream, tally = open_source(source, columns), Tally(on_error)
     table = to_table(tally.parse_rows(stream, parse))
     counts = tally.counts(stream, len(table), noun)
@@ -95,7 +95,7 @@ def read_table(
 
 
 def to_table(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
-    """Convert rows with equal columns to a table in memory. `types` is {column: name of a pyarrow type}. Without
+    """Convert rows with the same columns to a table in memory. `types` is {column: name of a pyarrow type}. Without
     `types`, the first BATCH values of a column determine its type."""
     import pyarrow
     from datasets import Dataset
@@ -107,11 +107,11 @@ def to_table(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str] | None 
         batches.append(pyarrow.RecordBatch.from_pydict({name: [row[name] for row in part] for name in part[0]}, schema))
         schema = batches[0].schema
     table = InMemoryTable(pyarrow.Table.from_batches(batches or [pyarrow.RecordBatch.from_pydict({})]))
-    return Dataset(table, fingerprint=generate_random_fingerprint())  # by default, datasets hashes a copy of the table
+    return Dataset(table, fingerprint=generate_random_fingerprint())  # by default, datasets copies and hashes the table
 
 
 class Texts:
-    """All sentences in datasets with columns of texts or of lists of texts. Can be iterated any number of times."""
+    """All sentences in datasets whose columns hold texts or lists of texts. Can be iterated several times."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)

@@ -1,4 +1,4 @@
-"""Embeddings of sentences by a loaded encoder, or by a frozen encoder with a cache; nearest neighbours by cosine."""
+"""Compute embeddings with a loaded encoder, or a frozen encoder and a cache. Find nearest neighbours by cosine."""
 
 import functools
 import sys
@@ -17,11 +17,11 @@ from raoe_train.encoders.settings import Encoder, Precision, identity
 SORTED = 4096  # number of sentences that are tokenised and sorted by length together
 CHUNK = 1 << 24  # number of cosines in memory at a time, 64 MiB
 NONE = -1  # index of a missing neighbour
-# {kind of text: names of its prompt}, as in encode_query and encode_document of sentence-transformers
+# {kind of text: names that its prompt can have}, as in encode_query and encode_document of sentence-transformers
 PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 Embed = Callable[[Sequence[str]], np.ndarray]
 Neighbours = tuple[np.ndarray, np.ndarray]
-"""([n, k] int64 indices, the nearest first, then NONE for missing neighbours; [n, k] float32 cosines, then -inf)."""
+"""(indices, cosines), [n, k] int64 and float32, the nearest first. Missing neighbours at the end are NONE and -inf."""
 
 
 def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> np.ndarray:
@@ -29,7 +29,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
     Args:
         model: a SentenceTransformer.
-        batch_size: maximum number of tokens in a group, as a multiple of the length of the longest sentence.
+        batch_size: maximum size of a group: the tokens of this many sentences of the longest length.
         options: further arguments of the model's `encode`, such as prompt or task.
 
     ValueError if there are no sentences, or if an embedding is not finite.
@@ -39,7 +39,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
     if not sentences:
         raise ValueError("sentences is empty: there is nothing to encode")
     places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
-    training, bar = model.training, sys.stderr.isatty() and len(places) > SORTED  # a single step needs no bar
+    training, bar = model.training, sys.stderr.isatty() and len(places) > SORTED  # no bar for one step
     with encoding_by_length(model, batch_size):
         distinct = model.encode(list(places), batch_size=SORTED, show_progress_bar=bar, **options)
     model.train(training)
@@ -85,7 +85,7 @@ def reduce(
 ) -> np.ndarray:
     """Truncate [n, d] embeddings and quantize the unit rows with sentence-transformers' quantize_embeddings. Return
     float32. The int8 ranges come from the rows after the first `n_queries`. The bits of ubinary become -1 and 1, so
-    that cosines have the order of Hamming distances. ValueError if d is below truncate_dim."""
+    that cosines rank texts as Hamming distances do. ValueError if d is below truncate_dim."""
     if (truncate_dim or 0) > embeddings.shape[1]:
         raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {embeddings.shape[1]} dimensions")
     if precision == "float32":
@@ -99,10 +99,10 @@ def reduce(
 
 
 def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str | None = None) -> Embed:
-    """Create a function from sentences to a frozen encoder's embeddings. Its first call loads the encoder, and prints
-    how many of `texts` are truncated. Errors name the encoder by its `role`. Texts of a `kind` in PROMPTS get the
-    model's own prompt if the encoder's settings have no prompt. With a `second` encoder, unit embeddings of both
-    encoders are concatenated, so that cosines are averaged."""
+    """Create a function that returns a frozen encoder's embeddings of sentences. Its first call loads the encoder, and
+    prints how many of `texts` are truncated. Errors start with `role`, such as "teacher". If the settings have no
+    prompt, the model's own prompt for the `kind` of text (a key of PROMPTS) is used. If the settings have a `second`
+    encoder, unit embeddings of both are concatenated, so that a cosine is the mean of both encoders' cosines."""
     if (second := getattr(encoder, "second", None)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
         members = [embedder(each, role, texts, kind) for each in (first, second)]
@@ -134,7 +134,7 @@ def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str |
 
 
 def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | Path | None = None) -> Embed:
-    """Return an `embedder` with embeddings of `texts` that are computed now and kept in memory."""
+    """Create an `embedder` that computes the embeddings of `texts` immediately and keeps them in memory."""
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     table, compute = embeddings(encoder, list(rows), role, cache), embedder(encoder, role)
 
@@ -150,7 +150,7 @@ def embeddings(
     encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, kind: str | None = None
 ) -> np.ndarray:
     """Encode texts as `embedder` does. Return [n, d] float32. The directory `cache` (if None, encoder.cache) stores the
-    embeddings as shards, in a folder for this encoder and these texts."""
+    embeddings in shards, in one folder per encoder and list of texts."""
     embed = embedder(encoder, role, texts, kind)
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
@@ -176,16 +176,16 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def rounding(embeddings: np.ndarray) -> float:
-    """Bound on rounding errors in cosines of [n, d] embeddings, from the smallest dtype that holds them exactly."""
-    # Cosines of 300 pairs by MiniLM in batches of 64 and 3 differ by up to 2.5e-3 (bf16), 3.1e-4 (fp16), 3.9e-7 (fp32).
+    """Return a bound on rounding errors in cosines of [n, d] embeddings, by the smallest dtype that holds them."""
+    # MiniLM's cosines of 300 pairs differ between batch sizes 64 and 3 by 2.5e-3 (bf16), 3.1e-4 (fp16), 3.9e-7 (fp32).
     if not (embeddings.astype(np.float32).view(np.uint32) & 0xFFFF).any():
         return 2**-8
     return 2**-11 if np.array_equal(embeddings.astype(np.float16), embeddings) else 2**-21
 
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
-    """Find the k candidates nearest to each query, from unit rows, or all candidates if there are fewer than k.
-    Candidate i is the text i or, with row_of, the text row_of[i]. Candidates with equal texts have equal cosines."""
+    """Find the k nearest candidates of each query, or all candidates if there are fewer. Both arrays have unit rows.
+    Candidate i is texts[i] or, with row_of, texts[row_of[i]], so candidates with equal texts have equal cosines."""
     chunks = (cosines if row_of is None else cosines[:, row_of] for _, cosines in _chunks(queries, texts))
     return _concatenate([_best(cosines, k) for cosines in chunks])
 
@@ -207,7 +207,7 @@ def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Nei
 
 
 def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, Any]]:
-    """Yield (first row, [rows, m] cosines) for as many queries at a time as CHUNK allows."""
+    """Yield (index of the first query, [rows, m] cosines of `rows` queries), with up to CHUNK cosines at a time."""
     import torch
 
     first, second = (torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)) for rows in (queries, candidates))
@@ -217,7 +217,7 @@ def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _best(cosines: Any, k: int) -> Neighbours:
-    """Return the k highest cosines in each row; among equal cosines, the first."""
+    """Return the k highest cosines in each row and their columns. Of equal cosines, the first columns are chosen."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
     last = values[:, -1:]
     tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk selects any of equal values

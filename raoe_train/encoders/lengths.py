@@ -1,8 +1,8 @@
-"""Batches by length: the texts of a batch in groups of similar length, each padded to its longest text, or packed.
+"""Batches by length: encode texts in groups of similar length, each padded to its own longest text, or packed.
 
-If batches of NLI data are padded to their longest text, half to nine tenths of their tokens are padding. Here the
-distinct texts of all columns are sorted by length and divided into groups ("runs") with the smallest total cost, or
-packed into one row without padding.
+If batches of NLI data are padded to their longest text, half to nine tenths of their tokens are padding. This module
+sorts the distinct texts of all columns by length and divides them into groups ("runs") with the smallest total cost,
+or packs the texts into one row without padding.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ from torch.nn import functional
 from raoe_train.encoders.packed import OF_ROWS, Packing, packing_of
 
 CPU_FORWARD = 128  # fixed cost of a forward pass in tokens, measured on CPUs (docs/by-length.md)
-# Estimates for an H100 from measured steps: host seconds per layer for forward and backward, and operations per second
-# in an encoder, in float32 and on tensor cores
+# Estimates for an H100, from measured training steps: CPU seconds per layer for forward and backward, and operations
+# per second of an encoder, in float32 and on tensor cores (16 bits or TF32)
 LAYER_SECONDS, GPU_RATES = 3e-3, (3e13, 1.3e14)
 
 
@@ -32,7 +32,7 @@ class Runs(NamedTuple):
 
 
 def forward_cost(model: Any, tensor_cores: bool = False) -> int:
-    """Return the fixed cost of a SentenceTransformer's forward pass on its device, in tokens; on a GPU, an estimate."""
+    """Return the fixed cost of a forward pass, as a number of tokens that take equally long (estimated on a GPU)."""
     weight: Any = next(model.parameters(), None)
     if weight is None or weight.device.type == "cpu":
         return CPU_FORWARD
@@ -70,11 +70,11 @@ def by_length(
     Args:
         columns: outputs of `preprocess`: tensors (B, L) on any device, padded on either side, or for FlashAttention in
             one row without padding. L may differ between columns.
-        most: maximum number of tokens in a group, including padding. A longer text is a group of its own.
-        most_texts: maximum number of tokens in a group, as a multiple of the length of the longest text.
-        multiple: round the lengths of groups up to a multiple of this number, so that few shapes are compiled.
+        most: maximum number of tokens in a group, including padding. A longer text becomes a group of its own.
+        most_texts: replaces `most`: a group has at most most_texts x (length of the longest text) tokens.
+        multiple: round padded lengths up to a multiple of this number, so that torch.compile sees few shapes.
         keep_leading: keep padding in front of texts, for a model whose positions count leading padding.
-        packing: pack the texts into one row without padding, or into several rows if there is a limit; else pad them.
+        packing: pack the texts into one row without padding, or several rows if `most` requires it; None pads texts.
         forward: fixed cost of a forward pass in tokens; by default, the cost on CPUs.
     """
     kinds = [_constants(column) for column in columns]
@@ -120,8 +120,8 @@ def by_length(
 
 @contextmanager
 def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
-    """In this block, a SentenceTransformer's forward reads texts by length and returns only embeddings. A run has at
-    most as many tokens as `batch_size` texts of the longest length."""
+    """Context manager in which a SentenceTransformer's forward encodes texts by length and returns only embeddings. A
+    run has at most as many tokens as `batch_size` texts of the longest length."""
     forward, instance_forward = model.forward, vars(model).get("forward")  # accelerate may set an instance's forward
     keywords = keywords_of(model)
 
@@ -154,8 +154,8 @@ def change(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 @contextmanager
 def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
-    """In this block, all groups of a batch share one look-up of word embeddings, because the gradient of each look-up
-    is as large as the vocabulary. `ids` has the distinct tokens of the groups, ascending; None shares nothing."""
+    """Context manager in which all runs of a batch share one look-up of word embeddings, because the gradient of each
+    look-up is as large as the embedding table. `ids` has the runs' distinct tokens, ascending; None shares nothing."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
@@ -171,7 +171,7 @@ def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
 
 
 def counts_leading_padding(model: Any) -> bool:
-    """Whether a model's positions may count padding before a text. Relative positions do not count padding."""
+    """Whether padding before a text may shift the model's positions. Rotary (relative) positions are not affected."""
     config = getattr(getattr(model, "transformers_model", None), "config", None)
     return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
 
@@ -204,7 +204,7 @@ def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tupl
 
 
 def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
-    """Cut texts into rows of at most `most` tokens, or of one longer text. Return [begin, end) of each row."""
+    """Cut texts into rows of at most `most` tokens; a longer text gets its own row. Return [begin, end) of each row."""
     if most is None:
         return [(0, len(lengths))]
     ends, cuts, start = lengths.cumsum(), [], 0
@@ -268,7 +268,7 @@ def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
 
 
 def _distinct(texts: _Texts) -> tuple[np.ndarray, np.ndarray]:
-    """Find equal texts. Return (index of the first copy of each distinct text, for each text the index of its copy)."""
+    """Find equal texts. Return (index of each distinct text's first copy, index of each text among distinct texts)."""
     heights = texts.heights
     same_height = len(set(heights)) == 1
     numbers: dict[Any, int] = {}
@@ -288,7 +288,7 @@ def _distinct(texts: _Texts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def texts_of(runs: list[dict[str, Any]]) -> list[list[int]]:
-    """Return the tokens of each text in runs."""
+    """Return the token ids of each text in `runs`."""
     texts: list[list[int]] = []
     for run in runs:
         ids, ends = run["input_ids"], run.get("cu_seq_lens_q")

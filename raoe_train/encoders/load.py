@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # {raoe's name: sentence-transformers' name}
 POOLING = {"mean": "mean", "weighted_mean": "weightedmean", "cls": "cls", "max": "max", "last": "lasttoken"}
-# Names of models trained with SimCSE's code: they pool the first token, but their folders do not say so
+# Names of models trained with SimCSE's code. They pool the first token, but their files do not record the pooling.
 FIRST_TOKEN = re.compile(r"(?:sim|diff|syn|rank|info|prom)cse|multi-?csr", re.IGNORECASE)
 ALL = "all"  # a value of bidirectional_layers
 
@@ -45,13 +45,13 @@ def load_encoder(
 
     Args:
         encoder: path or hub name, or a section of a recipe. A saved SentenceTransformer keeps its pooling by default.
-            An encoder without saved pooling gets cls if it is a ModernBERT (the RAOE paper's Table 5) or has a name of
-            a SimCSE model, and mean otherwise, with a warning unless it is a well-known language model.
-        sentences: texts on which the tokenizer of a model from scratch is trained.
+            Without saved pooling, the pooling is cls for ModernBERT (the RAOE paper's Table 5) and for names of SimCSE
+            models, and mean for others, with a warning unless the encoder is a well-known language model.
+        sentences: texts to train the tokenizer on, if the model is created from scratch.
         seed: seed for new weights of a random model or an adapter.
-        train: prepare for training: add the adapter of `lora` (also added if `settings` has `lora`), and convert
-            trainable weights saved in 16 bits to float32 unless `dtype` is set. The attribute `saved_dtypes` of the
-            encoder has the saved dtypes of these weights.
+        train: prepare for training: add the adapter `lora`, and convert trainable weights saved in 16 bits to float32
+            (unless `dtype` is set without `lora`). `lora` in `settings` implies train. The encoder's attribute
+            `saved_dtypes` has the saved dtypes of the converted weights.
         settings: fields of raoe_train.encoders.settings.Model that override those of `encoder`.
 
     ValueError for an invalid setting, FileNotFoundError for a missing path.
@@ -86,7 +86,7 @@ def load_encoder(
     if spec.attention == PACKED and (reason := pack(model)):
         raise ValueError(f"model.attention {PACKED} cannot be used with {spec.name}: {reason}")
     _set_length(model, spec)
-    if is_conditional(spec.prompt):  # the part before the sentence depends on the row
+    if is_conditional(spec.prompt):  # in C-STS, the prefix depends on the row
         prefix, suffix = split_conditional(str(spec.prompt))
         apply_template(model, "{text}" + suffix)
         model.prompts = {**model.prompts, CONDITIONAL: prefix}
@@ -111,7 +111,7 @@ def low_precision(model: Any) -> dict[str, torch.dtype]:
 
 
 def convert_parameters(model: Any, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Convert parameters in place, by {name: dtype}."""
+    """Convert the parameters that `dtypes` names, in place."""
     for name, weight in model.named_parameters():
         weight.data = weight.data.to(dtypes.get(name, weight.dtype))
 
@@ -124,15 +124,15 @@ def warn_without_end(model: Any) -> None:
         plain = tokenizer("a", add_special_tokens=False)["input_ids"]
         if tokenizer("a")["input_ids"][-len(plain) :] == plain:
             end = f"{{text}}{tokenizer.eos_token or '...'}"
-            logger.warning("last-token pooling reads the last word, as the tokenizer adds no token at the end: "
+            logger.warning("last-token pooling reads the last word, because the tokenizer adds no end token: "
                            "set model.prompt to '%s'", end)  # fmt: skip
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:
-    """Raise ValueError for an incomplete encoder: weights missing from the checkpoint would be random. A tokenizer must
-    have half of the words at least, because transformers replaces a missing tokenizer by an empty tokenizer.
+    """Raise ValueError for an incomplete encoder, whose missing weights would be random. The tokenizer must have at
+    least half as many words as the embedding table, because transformers replaces a missing tokenizer by an empty one.
 
-    A pooler may be missing: embeddings do not use it. A `foreign` class may set weights later, so only warn for it.
+    A pooler may be missing, because embeddings do not use it. A `foreign` class may set weights later: only warn.
     """
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter is checked while loading
@@ -173,7 +173,7 @@ def _load(spec: Model) -> Any:
     if folder.is_dir():
         name = str(folder)
     elif "/" not in name and name.lower() not in ORIGINAL_TRANSFORMER_MODELS:
-        name = f"sentence-transformers/{name}"  # the rule of sentence-transformers
+        name = f"sentence-transformers/{name}"  # as sentence-transformers does
     weights: dict[str, Any] = {"dtype": spec.dtype, "device_map": spec.device_map}
     weights["attn_implementation"] = spec.attention
     if spec.load_in_4bit:
@@ -225,11 +225,11 @@ def _draw_weights(model: Any, seed: int) -> None:
 
 
 def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
-    """Wrap a decoder in a BidirectionalModel if it has bidirectional layers. Also wrap a decoder with 4-bit weights or
+    """Wrap a decoder in a BidirectionalModel if bidirectional_layers is set. Also wrap a decoder with 4-bit weights or
     an adapter to train, because the wrapper saves an adapter together with the name of its base model."""
     layers, inner = spec.bidirectional_layers, model[0].model
     has_lora = train and bool(spec.lora)
-    folder = Path(spec.name).expanduser()  # the base model of an adapter may be in another folder
+    folder = Path(spec.name).expanduser()  # save an absolute path: an adapter is saved in another folder
     base = {
         "base_model": str(folder.resolve()) if folder.is_dir() else spec.name,
         "base_revision": spec.revision,

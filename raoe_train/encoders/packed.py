@@ -1,7 +1,7 @@
-"""Packed rows: the texts of a batch one after another in one row without padding, with attention within each text.
+"""Packed rows: all texts of a batch in one row without padding. Each text attends only to itself.
 
 transformers calls the attention of raoe_kernels through its AttentionInterface, under the name PACKED, and passes the
-ends of the texts on. Batches that are not packed use SDPA under the names PACKED and PADDED, with masks that are built
+boundaries of the texts to it. Padded batches use SDPA, under the name PACKED or PADDED, with masks that are built
 without reading the padding. transformers' own SDPA reads the padding and so waits for the GPU in every forward pass.
 """
 
@@ -27,8 +27,8 @@ OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features of packed rows only
 class Packing(NamedTuple):
     """How a model reads packed rows.
 
-    offset      position of a text's first token
-    window      length of the longest text that sliding windows do not cut, or None
+    offset      position id of a text's first token
+    window      maximum length of a text that fits into the sliding windows, in tokens, or None
     is_flash    whether the model's own FlashAttention reads the row, instead of the attention PACKED
     """
 
@@ -37,12 +37,12 @@ class Packing(NamedTuple):
     is_flash: bool = False
 
     def fits(self, texts: Any) -> bool:
-        """Whether texts (lengths._Texts) can be packed: none is too long, or has padding before its last token."""
+        """Whether texts (lengths._Texts) can be packed: no text is longer than `window` or contains padding."""
         return bool(texts.real.all()) and (self.window is None or int(texts.lengths.max()) <= self.window)
 
     def row(self, starts: np.ndarray, lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, dict[str, Any]]:
-        """Pack texts into one row. Text i has lengths[i] tokens, the first at index starts[i]. Returns (indices of the
-        row's tokens, shape (1, tokens); the other features). max_length_q is rounded up to a multiple of `multiple`."""
+        """Pack texts into one row. Text i has lengths[i] tokens, the first at index starts[i]. Return (indices of the
+        row's tokens, (1, tokens); its other features). max_length_q is rounded up to a multiple of `multiple`."""
         text = np.repeat(np.arange(len(lengths)), lengths)
         ends = np.concatenate([[0], lengths.cumsum()])
         position = np.arange(len(text)) - ends[text]
@@ -50,7 +50,7 @@ class Packing(NamedTuple):
         row: dict[str, Any] = {"position_ids": torch.from_numpy(position + self.offset)[None]}
         row |= {"seq_idx": torch.from_numpy(text)[None], "cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
         row |= {"max_length_q": longest, "max_length_k": longest}
-        # transformers uses a mask of four dimensions as it is, but would build a (tokens x tokens) mask from another
+        # transformers does not change a mask of four dimensions, but expands other masks to (tokens x tokens)
         row["attention_mask"] = None if self.is_flash else torch.ones(1, 1, 1, 1, dtype=torch.long)
         return (starts[text] + position)[None], row
 
@@ -78,13 +78,13 @@ def packing_of(model: Any) -> Packing | str:
 
 
 def is_default(device: torch.device) -> bool:
-    """Whether to pack on a device: on CUDA, if attention can use its Triton backend (measured in docs/by-length.md)."""
+    """Whether packing is the default on a device: CUDA with the Triton attention (measured in docs/by-length.md)."""
     return device.type == "cuda" and backends(device)["bidirectional_attention"]["triton"] is True
 
 
 def pack(model: Any, packed: bool = True) -> str | None:
-    """Make a SentenceTransformer with SDPA read packed rows, too. Return the reason if it does not support packed rows.
-    With packed=False, it reads only padded batches, with masks that are built without reading the padding."""
+    """Let a SentenceTransformer with SDPA also read packed rows. Return None, or the reason why this is not supported.
+    packed=False allows only padded batches, for which masks are built without reading the padding."""
     inner = getattr(model, "transformers_model", None)
     config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # a BidirectionalModel has a decoder
     before = getattr(config, "_attn_implementation", None)
@@ -103,7 +103,7 @@ def pack(model: Any, packed: bool = True) -> str | None:
 
 def vary_sizes(run: dict[str, Any]) -> dict[str, Any]:
     """Mark the sizes of a packed row as dynamic, so that torch.compile creates one graph for all rows. Only sizes of
-    tensors can be marked, so the length of the longest text becomes the size of an empty tensor."""
+    tensors can be marked, so the length of the longest text is passed as the size of an empty tensor."""
     if run.get("cu_seq_lens_q") is None or run["attention_mask"] is None:  # a padded batch, or FlashAttention
         return run
     run = {**run, "max_length_q": run["input_ids"].new_empty(0, run["max_length_q"])}

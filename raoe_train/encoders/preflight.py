@@ -1,4 +1,4 @@
-"""Checks before a model's weights are loaded: its folder, config and device."""
+"""Checks before a model is loaded: its device, and its folder or hub name. Also the settings of 4-bit weights."""
 
 import traceback
 from collections.abc import Iterator
@@ -23,20 +23,20 @@ def check_device(device: str | None) -> None:
 
 
 def four_bit(compute_dtype: str | None) -> dict[str, Any]:
-    """Return keys of transformers.BitsAndBytesConfig that compute in `compute_dtype`, by default bfloat16 on a GPU."""
+    """Return arguments of BitsAndBytesConfig. compute_dtype is by default bfloat16 on a GPU, and float32 on a CPU."""
     default = "bfloat16" if torch.cuda.is_available() else "float32"
     return {**FOUR_BIT, "bnb_4bit_compute_dtype": compute_dtype or default}
 
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """In this block, replace errors while loading a model by one sentence that names the model."""
+    """Context manager: replace errors while loading a model by a one-sentence error that names the model."""
     # A hub name is OWNER/NAME or NAME. A longer name, or a name that starts with . / ~, is a path.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")
     cached = Path(constants.HF_HUB_CACHE).glob(f"models--*{name.replace('/', '--')}/snapshots/*")
     if not Path(name).is_dir() and not any(cached):
-        try:  # ask once: the libraries ask six times, for a minute
+        try:  # one quick request, because the libraries try six times, which takes a minute
             get_session().head(constants.ENDPOINT, timeout=5)
         except Exception as error:
             reason = str(error).partition("\n")[0]
@@ -48,9 +48,9 @@ def loading(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # libraries raise errors of many classes for a damaged folder
         if "raoe_train" in traceback.extract_tb(error.__traceback__)[-1].filename:
-            raise  # raoe's own message, which already names the model
+            raise  # this message of raoe already names the model
         kind = OSError if isinstance(error, OSError) else ValueError
         reason = " ".join(str(error).split())
         if not isinstance(error, (OSError, ValueError)):
-            reason = f"damaged files? ({type(error).__name__}: {reason[:200]})"
+            reason = f"its files may be damaged ({type(error).__name__}: {reason[:200]})"
         raise kind(f"{name} cannot be loaded: {reason}") from error

@@ -1,8 +1,8 @@
 """Prompts with text before and after the sentence: 'Summarize sentence {text} in one word:"'.
 
-The prefix becomes a prompt of sentence-transformers. The tokenizer's post-processor adds the suffix, as it adds [CLS]
-or BOS: truncation leaves room for the suffix, and it is saved in tokenizer.json, so a saved model works without
-raoe_train.
+The prefix becomes a prompt of sentence-transformers. The tokenizer's post-processor adds the suffix, in the same way as
+[CLS] or BOS. So truncation leaves room for the suffix. The suffix is saved in tokenizer.json, so a saved model works
+without raoe_train.
 """
 
 import json
@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-# Texts after which a suffix is tried. They have no punctuation, which many tokenizers join with that of a suffix.
+# Sample texts to test a suffix. They have no punctuation, which many tokenizers merge with the suffix's punctuation.
 _PROBES = ("a", "7", "dog", "the cat", "Zürich")
 _KEY = "raoe_suffix"  # key in tokenizer_config.json, and name of the suffix in the post-processor
 _FIELDS = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "clean_up_tokenization_spaces",
@@ -22,7 +22,7 @@ _FIELDS = ("model_max_length", "padding_side", "truncation_side", "model_input_n
 
 
 def parse_template(template: str) -> tuple[str, str]:
-    """Split a template into the text before and after {text}, its only field. A literal brace is doubled: {{ or }}."""
+    """Split a template into the text before and after {text}, its only field. Literal braces are doubled: {{ or }}."""
     parts = [""]
     try:
         for literal, *field in string.Formatter().parse(template):
@@ -39,16 +39,16 @@ def parse_template(template: str) -> tuple[str, str]:
 
 
 def apply_template(model: Any, template: str) -> None:
-    """Make a SentenceTransformer put every text into `template` (see parse_template). This changes the model in place.
+    """Change a SentenceTransformer in place, so that it inserts every text into `template` (see parse_template).
 
-    The prefix becomes the default prompt, also for queries and documents without an own prompt. The suffix's tokens
-    follow the tokens of the text (in a pair, of the second text), before special tokens at the end ([SEP], EOS), and
-    replace the suffix of an earlier template. With last-token pooling, these special tokens are left out, so that the
-    suffix's last token is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
+    The prefix becomes the default prompt, and that of queries and documents without one of their own. The suffix's
+    tokens follow the text (in a pair, the second text), come before special tokens at the end ([SEP], EOS), and
+    replace the suffix of an earlier template. With last-token pooling, special tokens at the end are left out, so that
+    the suffix's last token is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
 
     The tokenizer becomes a plain PreTrainedTokenizerFast, because some classes (BERT's) create their own post-processor
-    when they are loaded. A chat template is no longer used. Set max_seq_length and pooling first. ValueError, with the
-    model unchanged, if the model cannot have the template or would lose the template when saved.
+    when they are loaded. A chat template is no longer used. Set max_seq_length and pooling before this call. If the
+    model does not support the template or would lose it when saved, raise ValueError and leave the model unchanged.
     """
     prefix, suffix = parse_template(template)
     tokenizer = getattr(model[0], "processor", None)
@@ -65,7 +65,7 @@ def apply_template(model: Any, template: str) -> None:
         _check_reload(model[0].config, tokenizer, changed, prefix)
         tokenizer = changed
     if prefix and tokenizer.truncation_side != "right":
-        raise ValueError("the tokenizer truncates from the left, which would cut the prefix of the prompt")
+        raise ValueError("the tokenizer truncates at the left, which cuts the prompt: set its truncation_side to right")
     backend = _backend(tokenizer)
     length = max(len(backend.encode(prefix + probe).ids) for probe in _PROBES[:2]) - 1
     if tokenizer.model_max_length is not None and length >= tokenizer.model_max_length:
@@ -89,7 +89,7 @@ def suffix_of(model: Any) -> str:
 
 
 def _backend(tokenizer: Any, **changes: Any) -> Any:
-    """Copy the inner tokenizer without the truncation and padding of the last call."""
+    """Return a copy of the inner tokenizer with `changes`, and without the last call's truncation and padding."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     return Tokenizer.from_str(json.dumps({**state, "truncation": None, "padding": None, **changes}))
 
@@ -109,7 +109,7 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
 
 
 def suffix_ids(backend: Any, suffix: str) -> list[int]:
-    """Return the tokens of a suffix after any word. ValueError if it has none, or if they depend on the word."""
+    """Return the token ids of a suffix after a word. ValueError if it has no tokens, or if these depend on the word."""
     endings = set()
     for probe in _PROBES:  # alone, the suffix would get SentencePiece's marker for the start of a text
         word = backend.encode(probe, add_special_tokens=False).ids
@@ -122,7 +122,7 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
 
 
 def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
-    """Return a post-processor for tokenizer.json that adds the suffix to what `backend` adds, at the end if `last`."""
+    """Return backend's post-processor with the suffix after the text. If `last`, no special token follows it."""
     special = {_KEY: {"id": _KEY, "ids": suffix, "tokens": [backend.id_to_token(number) for number in suffix]}}
 
     def pieces(*texts: str) -> list[dict[str, Any]]:
@@ -151,4 +151,4 @@ def _check_reload(config: Any, old: Any, new: Any, prefix: str) -> None:
         plain = [tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in (old, new)]
         if plain[0] != plain[1] or dict(reloaded(text)) != dict(new(text)):
             problem = f"after saving and loading, it tokenizes {text!r} differently"
-            raise ValueError(f"{type(old).__name__} cannot have a prompt with a suffix: {problem}")
+            raise ValueError(f"{type(old).__name__} does not support a prompt with a suffix: {problem}")

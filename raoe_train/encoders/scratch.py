@@ -37,14 +37,14 @@ def scratch_transformer(sizes: Scratch, sentences: Iterable[str], max_seq_length
 
 
 def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
-    """Train a lower-casing WordPiece tokenizer. Return its words in the order of their ids, equal in every process."""
+    """Train a lower-casing WordPiece tokenizer. Return its words, sorted by id; all processes get equal words."""
     normalizer = normalizers.BertNormalizer(lowercase=True)
     lines = [normalizer.normalize_str(sentence) for sentence in sentences]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    # The trainer breaks ties of frequency by id, and numbers inner letters in the random order of a hash table. As
-    # special tokens, inner letters have fixed ids.
+    # The trainer breaks ties in frequency by id, and gives inner letters (##a) ids in the random order of a hash table.
+    # Declared as special tokens, inner letters get fixed ids.
     inner = [f"##{letter}" for letter in sorted({letter for line in lines for letter in line if not letter.isspace()})]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=2, special_tokens=[*special, *inner], show_progress=False
@@ -55,15 +55,15 @@ def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
 
 
 class TrainingHead(Dense):
-    """SimCSE's mlp_only_train: a linear layer and tanh in training, the unchanged embedding in evaluation."""
+    """SimCSE's head (mlp_only_train): linear layer and tanh in training; in evaluation, embeddings stay unchanged."""
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return super().forward(features) if self.training else features
 
 
 def add_head(model: Any, seed: int, saved: bool) -> None:
-    """Append a TrainingHead to a SentenceTransformer. If `saved`, its weights are those of the pooler, where SimCSE's
-    checkpoints store the head. Otherwise, or without a pooler, they are drawn like the encoder's initial weights."""
+    """Append a TrainingHead to a SentenceTransformer. If `saved`, copy its weights from the pooler, where SimCSE's
+    checkpoints store them. Otherwise, or without a saved pooler, draw them like the encoder's initial weights."""
     inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
     pooler = getattr(getattr(inner, "pooler", None), "dense", None)
     if saved and pooler is not None and getattr(pooler.weight, "_is_hf_initialized", False):
@@ -98,7 +98,7 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
         (adapter,) = model.peft_config.values()
         changed = [key for key in settings if getattr(adapter, key) != getattr(config, key) and key != "target_modules"]
         if changed:
-            advice = "use its model.lora settings, or merge it first with raoe-train export --merge"
+            advice = "set model.lora to its settings, or merge it first with raoe-train export --merge"
             raise ValueError(f"the model has a LoRA adapter with another {', '.join(changed)}: {advice}")
     else:
         if getattr(model, "is_loaded_in_4bit", False):  # also converts norms and embeddings to float32

@@ -9,14 +9,14 @@ from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, 
 
 SCRATCH = "scratch"  # value of model.name for a new model
 WHERE_IT_RUNS = ("device", "device_map", "training_head")  # settings of a model that do not affect embeddings
-CONDITIONAL = "conditional"  # key of the prompt with a {condition} among a model's prompts
+CONDITIONAL = "conditional"  # name of the prompt with {condition} in a model's `prompts`
 Dtype = Literal["float32", "bfloat16", "float16"]
 Precision = Literal["float32", "int8", "ubinary"]
 
 
 @dataclass
 class Scratch:
-    """A small BERT with random weights, and a WordPiece tokenizer of the training sentences.
+    """A small BERT with random weights, and a WordPiece tokenizer trained on the training sentences.
 
     Args:
         vocab_size: maximum size of the vocabulary
@@ -89,7 +89,7 @@ class Model(Encoder):
         random_weights: use the architecture and tokenizer of model.name, but draw new weights
         dtype: dtype of the weights; by default, the saved dtype
         device_map: device_map of transformers; auto spreads the model over all GPUs
-        bidirectional_layers: number of last layers of a decoder that attend in both directions, or all
+        bidirectional_layers: number of a decoder's last layers that attend in both directions, or all
         load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); fast only on a GPU
         lora: train a LoRA adapter with these fields of peft.LoraConfig, such as r
         training_head: during training, add SimCSE's linear layer and tanh on top of the embedding
@@ -108,7 +108,7 @@ class Model(Encoder):
 
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:
-    """Convert an encoder's name, or a section with fewer keys, to a Model, and apply `changes` to the settings."""
+    """Convert an encoder's name, or an Encoder section with other keys, to a Model, and apply `changes` to it."""
     if isinstance(encoder, Model) and not changes:
         return encoder
     settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
@@ -117,11 +117,11 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
 
 
 def identity(model: Any) -> dict[str, Any]:
-    """Return everything that determines a model's outputs: the settings of an Encoder or LanguageModel, except where
-    the model runs, and the fingerprint of the model's files."""
+    """Return everything that determines a model's outputs: the settings of an Encoder or LanguageModel without those in
+    WHERE_IT_RUNS, and the fingerprint of the model's files."""
     spec = as_model(model) if isinstance(model, Encoder) else model
     defaults, settings = asdict(type(spec)()), asdict(spec)
-    # without defaults, so that a setting that a later version adds changes nothing
+    # leave out defaults, so that identities stay the same when a later version adds a setting
     settings = {key: value for key, value in settings.items() if value != defaults[key] and key not in WHERE_IT_RUNS}
     if getattr(model, "task", None) is not None:
         settings["task"] = model.task

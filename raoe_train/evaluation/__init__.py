@@ -1,1 +1,1 @@
-"""Evaluation of encoders on tasks of several kinds."""
+"""Evaluate encoders on tasks: similarity, transfer, captions, polarity, retrieval and MTEB."""

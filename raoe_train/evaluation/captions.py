@@ -12,7 +12,7 @@ from raoe_train.evaluation.tasks import Outcomes, Reading, Task, find_task
 
 CAPTIONS = 5  # captions per image: the query and the 4 captions to find
 LISTED = 100  # number of queries whose retrieved captions are listed in a result
-BLOCK = 256  # queries whose similarities to all captions are in memory at a time
+BLOCK = 256  # number of queries whose similarities to all captions are in memory at a time
 
 
 def read_captions(source: str, **options: Any) -> dict[str, list[str]]:
@@ -41,7 +41,7 @@ def read_caption_task(name: str, reading: Reading) -> Task:
 def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[str, Any], Outcomes]:
     """Return ({"accuracy", "images", "captions", "retrieved"}, Outcomes: 100 for a correct image, else 0). An image is
     correct if the four captions nearest to its first caption are its other four captions. Ties count as wrong.
-    "retrieved" has, for the first LISTED images, [{"query", "captions": nearest four, "own": [is of the image]}]."""
+    "retrieved" has, for the first LISTED images, [{"query", "captions": nearest four, "own": [is of this image]}]."""
     # compute one column per distinct text, so that equal captions have exactly the same similarity
     _, first, place = np.unique(np.asarray(captions, dtype=object), return_index=True, return_inverse=True)
     unit = unit_rows(embeddings)

@@ -30,7 +30,7 @@ def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], r
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the percentile interval of bootstrap values, without undefined values."""
+    """Return the percentile interval of bootstrap values. NaN values are ignored."""
     tail = (100 - LEVEL) / 2
     low, high = np.nanpercentile(values, [tail, 100 - tail])
     return float(low), float(high)
@@ -44,10 +44,10 @@ def spearman(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
-    """Return differences, second - first, of the main metric x 100 on bootstrap samples of the examples:
+    """Return (main metric of second) - (main metric of first), x 100, for each bootstrap sample of the examples,
     [resamples]."""
     if len(first.values) != len(second.values) or not np.array_equal(np.asarray(first.gold), np.asarray(second.gold)):
-        raise ValueError("the two results are for different examples: evaluate both on the same data")
+        raise ValueError("the two results are for different examples: evaluate both encoders on the same data")
     if first.gold is None:
         means = lambda a, b, axis: b.mean(axis) - a.mean(axis)  # noqa: E731
         return resample([first.values, second.values], means, resamples, seed)

@@ -1,4 +1,4 @@
-"""The evaluator of training runs."""
+"""The evaluator that measures the dev set during training."""
 
 import math
 import re
@@ -19,9 +19,9 @@ NOT_SHOWN = re.compile("^eval_|_spearman_cosine|_cosine")  # parts of metric nam
 
 
 class DevEvaluator(SentenceEvaluator):
-    """An evaluator for the trainer, for tasks of one kind. It returns NAME_spearman_cosine or NAME_cosine_ndcg@10,
-    which selects the best model, and the other METRICS (at most 1, or NaN). With several tasks, these are means, and
-    each task has its own metrics (NAME_TASK_spearman_cosine …). Each width in `widths` has metrics NAME_WIDTH_…."""
+    """Evaluates tasks of one kind for the trainer. Returns NAME_spearman_cosine or NAME_cosine_ndcg@10, which selects
+    the best model, and the other METRICS (at most 1, or NaN). With several tasks, these are means, and each task also
+    has NAME_TASK_spearman_cosine …. Embeddings truncated to a width in `widths` have metrics NAME_WIDTH_…."""
 
     def __init__(self, tasks: Mapping[str, Task], batch_size: int, name: str, widths: Sequence[int] = ()) -> None:
         super().__init__()

@@ -10,17 +10,17 @@ from raoe_train.evaluation.tasks import Reading, Task
 
 
 def read_mteb(name: str, reading: Reading) -> Task:
-    """Find a task by its name in mteb. The data of the task is loaded when the task runs."""
+    """Find a task by its name in mteb, without loading its data. The data is loaded when the task runs."""
     import mteb
 
     try:
         return make_task(mteb.get_task(name), reading.cache)
-    except KeyError as error:  # the message suggests a similar name
+    except KeyError as error:  # its message suggests a similar name
         raise ValueError(f"mteb has no task {name!r}: {error.args[0]}") from None
 
 
 def make_task(task: Any, cache: Path | None = None) -> Task:
-    """Create a task from an mteb task, whose results are cached in `cache`."""
+    """Create a Task from a task of mteb. Its results are cached in `cache`."""
     content = [task.metadata.name, task.metadata.dataset.get("revision"), version("mteb")]
     return Task("mteb", "main_score", content, run=partial(_run, task, cache))
 

@@ -28,17 +28,17 @@ def weights(k: int, discount: str = "linear") -> np.ndarray:
 
 
 class PolarityEvaluator(SentenceEvaluator):
-    """Scores an encoder by the k nearest source sentences that it retrieves for each sentence:
+    """Scores an encoder by the k source sentences that it retrieves for each sentence (the nearest by cosine):
 
     - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
-    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), with cosines of a frozen reference encoder R. Compare S with
-      the S of R itself.
+    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), with cosines of a frozen reference encoder R. As a baseline,
+      use the S of R itself.
 
-    A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: the mean and the
-    (population) standard deviation over the sentences.
+    A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: the means of P
+    and S over the sentences, and their (population) standard deviations.
 
     Args:
-        sentences, labels: n texts and their classes. Any number of classes is allowed; they are compared by ==.
+        sentences, labels: n texts and their classes. There may be any number of classes; they are compared with ==.
         source_sentences, source_labels: m texts to retrieve from, at least k, and their classes.
         reference: a SentenceTransformer, or its [n + m, d] embeddings of sentences, then source sentences.
         k, discount: number of sentences to retrieve, and their weights, see `weights`.
@@ -67,7 +67,7 @@ class PolarityEvaluator(SentenceEvaluator):
             if len(texts) != len(classes):
                 raise ValueError(f"{key} has {len(classes)} entries for {len(texts)} sentences")
         if absent := sorted(map(str, set(labels) - set(source_labels))):
-            raise ValueError(f"no source sentence is of class {', '.join(absent)}: polarity would always be 0")
+            raise ValueError(f"no source sentence has class {', '.join(absent)}: add some, or polarity is always 0")
         self.texts, self.labels = [*sentences, *source_sentences], list(labels)
         numbers = {label: number for number, label in enumerate(dict.fromkeys(source_labels))}
         self.classes = np.array([numbers[label] for label in (*labels, *source_labels)])
@@ -87,8 +87,8 @@ class PolarityEvaluator(SentenceEvaluator):
         return metrics
 
     def scores(self, embeddings: np.ndarray, k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return P (from 0 to 1) and S (from -1 to 1) of each sentence by its k nearest source sentences, [n] each.
-        `embeddings` is [n + m, d]: the sentences, followed by the source sentences."""
+        """Return (P, S) of each sentence, computed from its k nearest source sentences: [n] from 0 to 1, and [n] from
+        -1 to 1. `embeddings` is [n + m, d]: the sentences, followed by the source sentences."""
         n, unit, w = len(self.labels), unit_rows(embeddings), self._weights(k or self.k)
         places, _ = nearest(unit[:n], unit[n:], len(w))
         is_same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
@@ -130,11 +130,11 @@ def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
 
 
 def read_polarity(name: str, reading: Reading) -> Task:
-    """Read the labelled texts of a task (section 3.2 of the margins paper). At most options.max_sentences texts of test
-    are scored. They retrieve from options.sources times as many random texts of train."""
+    """Read the labelled texts of a task (section 3.2 of the margins paper). At most max_sentences texts of
+    the test split are scored. They retrieve from `sources` times as many random texts of the train split."""
     options = reading.polarity
     if (encoder := options.reference) is None:
-        raise ValueError(f"--polarity.reference.name is missing: the frozen encoder whose cosines score {name}")
+        raise ValueError(f"--polarity.reference.name is missing: set it to the encoder whose cosines score {name}")
     source = find_task(name, reading.data_dir, "polarity", whole=True)
     data, _ = labelled_table(source, **reading.rows)
     splits = data["split"][:]
@@ -150,7 +150,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
     (texts, labels), (corpus, classes) = ((data["text"][:], data["label"][:]) for data in (test, sources))
 
     @cache
-    def evaluator() -> PolarityEvaluator:  # created only once, because it runs the reference
+    def evaluator() -> PolarityEvaluator:  # created only once, because it encodes with the reference
         reference = embeddings(encoder, [*texts, *corpus], "reference")
         return PolarityEvaluator(texts, labels, corpus, classes, reference, options.k, options.discount)
 
@@ -165,7 +165,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
 
 
 def _sample(data: Any, limit: int | None, seed: int) -> Any:
-    """Draw at most `limit` rows at random with `seed`, and keep their order."""
+    """Draw at most `limit` rows at random with `seed`. The drawn rows keep their order."""
     if limit is None or limit >= len(data):
         return data
     return data.select(sorted(random.Random(seed).sample(range(len(data)), limit)))

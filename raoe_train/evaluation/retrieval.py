@@ -22,7 +22,7 @@ K = 10  # number of ranks that metrics use
 
 
 def read_retrieval(name: str, reading: Reading) -> Task:
-    """Read rows of queries and passages, or a folder in BEIR's layout: FOLDER#SPLIT, or FOLDER for the test split."""
+    """Read rows of queries and passages, or a folder in BEIR's layout (FOLDER#SPLIT; FOLDER means the test split)."""
     folder, _, split = name.partition("#")
     if (path := Path(folder).expanduser()).is_dir():
         return _read_folder(path, split, reading.on_error)
@@ -31,8 +31,8 @@ def read_retrieval(name: str, reading: Reading) -> Task:
 
 
 def of_rows(rows: Any, source: str) -> Task:
-    """Create a task from a Dataset of row_table. The corpus has all passages of the rows, and the positives of a query
-    are relevant. Each text is its own id."""
+    """Create a task from a Dataset of row_table. The corpus has all passages of the rows. A query's positives are its
+    relevant passages. Each text is its own id."""
     relevant: dict[str, set[str]] = {}
     for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
         relevant.setdefault(query, set()).add(positive)
@@ -66,7 +66,7 @@ def _file(folder: Path, *names: str) -> Path:
 
 
 def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> dict[str, str]:
-    """Read {_id: title and text} of a corpus. A row without _id gets the id "line N". Ids must be distinct."""
+    """Read {_id: title and text} of a corpus. A row without _id gets its place as id, such as "line 1"."""
     texts: dict[str, str] = {}
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
@@ -89,7 +89,7 @@ def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mappi
     texts = {text: number for number, text in enumerate(dict.fromkeys(corpus[name] for name in place))}
     for count, problem in (
         (len(queries) - len(relevant), f"of {len(queries)} queries left out: no relevant passage"),
-        (len(place) - len(texts), f"of {len(place)} passages repeat the text of another one"),
+        (len(place) - len(texts), f"of {len(place)} passages repeat the text of another passage"),
     ):
         if count:
             logger.warning("%s: %d %s", source, count, problem)
@@ -104,9 +104,9 @@ def measure(
     embeddings: np.ndarray, targets: Sequence[Sequence[int]], row_of: np.ndarray
 ) -> tuple[dict[str, Any], Outcomes]:
     """Return ({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", all x100, "queries", "passages"}, Outcomes: nDCG@10 of
-    each query). Rows are n queries, then texts. Passage i has the text row_of[i]; targets[j] are relevant to query
-    j."""
-    # do not normalise rows of equal norm: dot products of whole numbers are exact, so equal cosines stay equal
+    each query). `embeddings` has a row for each query, then for each distinct text. Passage i has the text row_of[i].
+    The passages targets[j] are relevant to query j."""
+    # do not normalise rows of equal norm: dot products of integers are exact, so equal cosines stay equal
     unit = embeddings if np.ptp(np.linalg.norm(embeddings, axis=1)) == 0 else unit_rows(embeddings)
     queries, texts = np.split(unit, [len(targets)])
     ranked, _ = nearest(queries, texts, K, row_of if len(row_of) > len(texts) else None)

@@ -15,7 +15,7 @@ from raoe_train.evaluation.tasks import Outcomes, Reading, Task, find_task, mean
 
 
 def read_sts(name: str, reading: Reading) -> Task:
-    """Read the scored pairs of a task; see read_scored."""
+    """Read the scored pairs of a task, as read_scored does."""
     return of_pairs(read_scored(find_task(name, reading.data_dir), reading.prompt, **reading.rows))
 
 
@@ -28,8 +28,8 @@ def of_pairs(pairs: Any) -> Task:
 
 def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
     """Return ({"spearman", "pearson", "pairs"}, the cosines with their scores). The correlations, x100, are over all
-    pairs together ("all" in Gao et al. 2021, Appendix B). With several subsets, the dict also has "subsets" ({name: the
-    same keys for the subset}) and "mean" (the unweighted mean of the subsets' correlations)."""
+    pairs together ("all" in Gao et al. 2021, Appendix B). With several subsets, the dict also has "subsets" ({name:
+    {"spearman", "pearson", "pairs"}}) and "mean" (the unweighted mean of the subsets' correlations)."""
     similarity, noise = cosines(*np.split(embeddings, 2)), rounding(embeddings)
 
     def measure(rows: np.ndarray) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
 
 
 def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) -> dict[str, float | None]:
-    """Return {"spearman", "pearson"} x100 of two vectors [n]. They are None if all scores are equal, or if similarities
-    differ by at most `noise`, their rounding error."""
+    """Return {"spearman", "pearson"} x100 of two vectors [n]. Both are None if all scores are equal, or if the
+    similarities differ by at most `noise`, their rounding error."""
     if np.ptp(similarity) <= noise or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
@@ -53,7 +53,7 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """Return the prompt in a model's settings, else the prompt with a {condition} saved with the model, else None."""
+    """Return the prompt of a model's settings. If it is unset, return the saved prompt with a {condition}, or None."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:

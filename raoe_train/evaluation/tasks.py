@@ -32,8 +32,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "sts": STS,
     "transfer": TRANSFER,
     "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
-}  # names that need no kind in front; the names of rerank are tasks of mteb
-DEFAULT = "sts"  # kind of all other names without a kind in front
+}  # task names that need no KIND: prefix; the tasks of rerank are mteb's
+DEFAULT = "sts"  # kind of all other names without a KIND: prefix
 ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
 
@@ -42,11 +42,11 @@ EXAMPLES = ".examples.npz"
 class Reading:
     """How tasks are read."""
 
-    data_dir: str | Path | None = None  # folder in which names are looked up
+    data_dir: str | Path | None = None  # folder in which task names are looked up
     columns: Mapping[str, Any] | None = None  # {raoe's column name: column in files}
-    on_error: str = "raise"  # or "skip": for malformed rows
+    on_error: str = "raise"  # or "skip"; what to do with malformed rows
     prompt: str | None = None  # prompt of the encoder; with a {condition}, tasks of kind sts are C-STS files
-    cache: Path | None = None  # folder for results of long tasks, so that they can resume
+    cache: Path | None = None  # folder for results of mteb tasks, so that a rerun resumes
     polarity: Polarity = field(default_factory=Polarity)
     classifier: Classifier | None = None  # for transfer tasks
 
@@ -57,7 +57,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """An encoder's results on each of n examples of a task, for comparing two encoders."""
+    """An encoder's results for each of n examples of a task, with which two encoders can be compared."""
 
     values: np.ndarray  # [n] float64: without gold, their mean is the main metric x100; with gold, similarities
     gold: np.ndarray | None = None  # [n] float64, whose Spearman correlation with values is the main metric
@@ -68,7 +68,7 @@ class Task:
     """Data with a metric, which `score` computes from the embeddings of `sentences`, or `run` with the encoder."""
 
     kind: str  # name of the kind in KINDS
-    main: str  # name of the main metric, x100, higher is better; averages are over main metrics
+    main: str  # name of the main metric (x100, higher is better); averages are means of main metrics
     content: Any  # everything that determines a result, as plain values: the data, or its name and version
     sentences: list[str] = field(default_factory=list)  # the n texts to encode; each distinct text is encoded once
     # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
@@ -93,7 +93,7 @@ class NoSuchTask(ValueError):
 
 
 def suite_tasks(suites: Sequence[str]) -> list[str]:
-    """Return the distinct tasks of suites; "all" means all SUITES."""
+    """Return the tasks of the named suites, each task once. "all" means all SUITES."""
     for name in suites:
         if name not in (*SUITES, "all"):
             raise ValueError(f"suite must be one of {', '.join(SUITES)}, all; got {name!r}")
@@ -116,7 +116,7 @@ def split_word(word: str) -> tuple[str, str]:
 
 
 def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **options: Any) -> dict[str, Task]:
-    """Read all tasks, so that an error in a task is found before any encoding. Return {word: task}.
+    """Read all tasks before any text is encoded, so that errors are found early. Return {word: task}.
 
     A word is KIND:NAME or KIND:FILE, with KIND in KINDS. A NAME in SUITES has the kind of the suite. Other names and
     files without a kind (FILE, FILE#SPLIT, builtin#test) are sts tasks. `options`: other fields of Reading.
@@ -139,7 +139,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
     """Find the source of a task NAME, NAME#SPLIT or NAME-all: the file data_dir/NAME.* or data_dir/KIND/NAME.*, else
-    data_dir/*/NAME.*. NAME selects the test split unless `whole`. The name of a source is returned unchanged."""
+    data_dir/*/NAME.*. NAME selects the test split unless `whole`. A file or hub name is returned unchanged."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
@@ -156,7 +156,7 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
         hint, names = nearest(repr(name), map(repr, index)), ", ".join(sorted(index))
         raise NoSuchTask(f"no task {task!r} in {folder}{hint}: neither {name}.* nor */{name}.*; tasks: {names}")
     if len(files) > 1:
-        raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
+        raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; set the task to one of these files")
     file = str(files[0])
     if split:
         return f"{file}#{split}"
@@ -182,7 +182,7 @@ def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
 
 
 def encode_tasks(model: Any, tasks: Sequence[Task], batch_size: int) -> Iterator[np.ndarray]:
-    """Yield the embeddings of each task's sentences. Tasks without queries share the embeddings of equal texts."""
+    """Yield the embeddings of each task's sentences. Tasks without queries are encoded together, each text once."""
     texts = [text for task in tasks if not task.n_queries for text in task.sentences]
     shared, start = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0)), 0
     for task in tasks:
@@ -200,8 +200,8 @@ def evaluate_tasks(
     outcomes: dict[str, Outcomes] | None = None,
     **reduction: Any,
 ) -> dict[str, Any]:
-    """Evaluate a SentenceTransformer. Return "tasks", "average" and "averages" as in the job `evaluate`. The dict
-    `outcomes` gets the outcomes of tasks that have outcomes. `reduction`: keywords of `reduce` for the embeddings."""
+    """Evaluate a SentenceTransformer. Return "tasks", "average" and "averages" as in the job `evaluate`. Outcomes of
+    tasks with a `score` are added to the dict `outcomes`. `reduction`: keywords of `reduce` for the embeddings."""
     parts = encode_tasks(model, [task for task in tasks.values() if task.score], batch_size)
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():
@@ -261,7 +261,7 @@ def _cell(value: Any) -> str:
 
 
 def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Mapping[str, Any]) -> None:
-    """Write the outcomes of each task to a file in the folder of the result with these settings."""
+    """Write the outcomes of each task, and a digest of the settings, to a file next to the result."""
     arrays = {f"{word}\tvalues": each.values for word, each in outcomes.items()}
     arrays |= {f"{word}\tgold": each.gold for word, each in outcomes.items() if each.gold is not None}
     with replacing(beside(result, EXAMPLES)) as temporary, temporary.open("wb") as file:

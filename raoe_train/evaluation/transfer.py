@@ -23,7 +23,7 @@ DEV = ("dev", "validation", "valid")
 SEED = 1111
 HELD_OUT = 0.05  # share of train for early stopping if there is no dev split
 MAX_EPOCHS = 200
-TOLERANCE = 1e-7  # of the solver, for the mean gradient
+TOLERANCE = 1e-7  # tolerance of the solver for the mean gradient
 Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (training rows, test rows) of each fold
 
 
@@ -46,9 +46,9 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     result also has "f1", x100, for a test split of pairs with classes 0 and 1, and "classifier" for classifiers other
     than scikit-learn.
 
-    - With splits train, dev and test, the classifier is trained on train and tested on test; dev selects the penalty. -
-    With splits train and test, cross-validation on train selects the penalty. - With one split, or without splits,
-    accuracy is the mean over folds; cross-validation on the training part of each fold selects the penalty.
+    - With splits train, dev and test, the classifier is trained on train and tested on test; dev selects the penalty.
+    - With splits train and test, cross-validation on train selects the penalty.
+    - Otherwise, accuracy is the mean over folds; cross-validation in each fold's training part selects the penalty.
     """
     texts, second, words, split = data
     # sort as SentEval does, by number of tokens and then by class, because the folds depend on the order
@@ -97,9 +97,9 @@ def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None
     if len(counts) < 2:
         raise ValueError(f"{source}: all training examples are of class {next(iter(counts))!r}: add another class")
     if unknown := sorted(set(labels) - set(counts)):
-        raise ValueError(f"{source}: class {unknown[0]!r} has no training example")
+        raise ValueError(f"{source}: class {unknown[0]!r} has no training example: add one, or remove the class")
     label, fewest = min(counts.items(), key=lambda item: item[1])
-    # an outer fold removes up to a tenth (rounded up) of the examples before the inner folds divide them
+    # an outer fold holds out up to 1/kfold of the examples (rounded up); the inner folds divide the rest
     rest = fewest if has_splits else fewest - -(-fewest // kfold)
     if rest < kfold and not splits & set(DEV):
         message = f"{fewest} training examples, too few for {kfold} folds: lower classifier.kfold"
@@ -113,8 +113,8 @@ def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> 
 
 
 class LinearLayer:
-    """SentEval's classifier: a linear layer trained with cross entropy; the weights are those of the round with the
-    best dev accuracy. All penalties share initial weights and batches, so their layers are trained at the same time."""
+    """SentEval's classifier: a linear layer trained with cross entropy. The weights of the round with the best dev
+    accuracy are kept. All penalties have the same initial weights and batches, so one pass trains all layers."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         with_ones = np.column_stack([features, np.ones(len(features))])
@@ -131,7 +131,7 @@ class LinearLayer:
         return (self.features[test] @ weight.T).argmax(1)
 
     def _fit(self, train: np.ndarray, penalties: Sequence[float], dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ([penalties] best dev accuracies, [penalties, classes, columns] weights with these accuracies)."""
+        """Return ([penalties] best dev accuracies, [penalties, classes, columns] weights of those rounds)."""
         settings, random = self.settings, np.random.RandomState(SEED)
         if not len(dev):
             dev, train = np.split(train[random.permutation(len(train))], [int(HELD_OUT * len(train))])
@@ -166,7 +166,7 @@ class LinearLayer:
 
 
 class LogisticRegression:
-    """scikit-learn's logistic regression in float64. The penalties are values of its C."""
+    """scikit-learn's logistic regression in float64. A penalty is a value of C, its inverse regularization strength."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         self.features, self.labels = features.astype(np.float64), labels
@@ -180,6 +180,6 @@ class LogisticRegression:
         return self._fit(train, penalty).predict(self.features[test])
 
     def _fit(self, train: np.ndarray, C: float) -> Any:
-        # with the default tolerance of 1e-4, the accuracy depends on the last bits of embeddings, and so on the batch
-        # size of encoding: on TREC, all-MiniLM-L6-v2 had accuracies of 90.0 and 90.4
+        # With the default tolerance of 1e-4, the last bits of embeddings change the accuracy, and these bits depend on
+        # the batch size of encoding: on TREC, all-MiniLM-L6-v2 had accuracies of 90.0 and 90.4.
         return Regression(C=C, tol=TOLERANCE, max_iter=10_000).fit(self.features[train], self.labels[train])

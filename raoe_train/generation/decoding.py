@@ -1,4 +1,4 @@
-"""Guided decoding of many requests at once, with nearer and farther contexts in one left-padded batch and one KV cache.
+"""Guided decoding of many requests at once. Nearer and farther contexts share one left-padded batch and one KV cache.
 
 Each row of the batch is a context. An answer with guidance has two rows, the nearer context and then the farther
 context, which continue with the same tokens. An answer without guidance has one row. A context can be kept for reuse: a
@@ -25,7 +25,7 @@ from raoe_train.settings import Sampling
 
 
 def processors(sampling: Sampling) -> Any:
-    """Return a LogitsProcessorList of the processors that read the earlier tokens of a row."""
+    """Return a LogitsProcessorList of the penalties that depend on the earlier tokens of a row."""
     penalty, size = sampling.repetition_penalty, sampling.no_repeat_ngram_size
     steps = (
         penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
@@ -35,7 +35,7 @@ def processors(sampling: Sampling) -> Any:
 
 
 def warpers(sampling: Sampling) -> Any:
-    """Return the LogitsProcessorList that is the same for all rows."""
+    """Return a LogitsProcessorList of temperature, top-k and top-p, which are the same for all rows."""
     steps = (
         sampling.temperature not in (None, 1.0) and hf.TemperatureLogitsWarper(float(sampling.temperature or 0)),
         sampling.top_k and hf.TopKLogitsWarper(sampling.top_k),
@@ -46,15 +46,15 @@ def warpers(sampling: Sampling) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A context that a decoder has read. Only the same decoder can reuse it (which is not checked)."""
+    """A context that a decoder has read. Reuse it only in the same decoder (this is not checked)."""
 
     ids: tuple[int, ...]  # the L tokens of the context
     layers: tuple[tuple[Tensor, Tensor], ...]  # (keys, values), both [key-value heads, L, dim], without padding
-    logits: Tensor  # [V] after the last token
+    logits: Tensor  # [V] logits after the last token
 
     def covers(self, ids: Sequence[int]) -> int:
-        """Return the number of leading tokens of `ids` that need not be read again: all if `ids` equals this context,
-        else the common prefix, without the last token of `ids`, because the logits after this token are not known."""
+        """Return how many leading tokens of `ids` need not be read again: all if `ids` equals this context, else the
+        common prefix, but never the last token of `ids`, because the logits after this token are unknown."""
         if tuple(ids) == self.ids:
             return len(ids)
         same = [one == other for one, other in zip(ids, self.ids, strict=False)]
@@ -65,12 +65,12 @@ class Context:
 class Request:
     """A request for an answer."""
 
-    near: Sequence[int]  # token ids of the nearer context, which is answered
+    near: Sequence[int]  # token ids of the nearer context, which the answer continues
     far: Sequence[int] | None = None  # token ids of the farther context, or None for plain decoding
-    guidance: float = 1.0  # 1 + lambda of Eq. 4; with 1, the farther context has no effect and is not read
+    guidance: float = 1.0  # 1 + lambda of Eq. 4; at 1, the farther context has no effect and is not read
     max_new_tokens: int = 64  # at least 1
     seed: int = 0  # seed for this answer's random numbers
-    keep: bool = False  # whether the answer returns its nearer context, as `known` for a later request
+    keep: bool = False  # whether to return the nearer context, for `known` of a later request
     # A context from an earlier answer of the same decoder. Tokens that it shares with the start of near or far are not
     # read again. The answer is the same, up to rounding.
     known: Context | None = None
@@ -80,7 +80,7 @@ class Request:
 class Answer:
     """An answer to a request."""
 
-    ids: list[int]  # generated tokens, including an end token
+    ids: list[int]  # generated tokens, including the end token if there is one
     text: str  # decoded without special tokens, up to a stop string ("" without a tokenizer)
     finish: str  # "eos", "stop" (a stop string) or "length" (reached max_new_tokens)
     # the nearer context if the request sets keep; None if the cache keeps only a window
@@ -95,7 +95,7 @@ class Slot:
     request: Request
     uniforms: Tensor | None = None  # [max_new_tokens] random numbers, if tokens are sampled
     ids: list[int] = field(default_factory=list)
-    logits: Tensor | None = None  # [V] after the nearer context, if this context is kept
+    logits: Tensor | None = None  # [V] logits after the nearer context, if the request sets keep
 
 
 @dataclass(eq=False)
@@ -122,7 +122,7 @@ class Batch:
         return [row.slot for row in self.rows if not row.far]
 
     def context(self, slot: Slot) -> Context | None:
-        """Return a copy of an answer's nearer context if it is kept; a view would keep the whole cache in memory."""
+        """Return a copy of an answer's nearer context if the request sets keep. A view would hold the whole cache."""
         if slot.logits is None:
             return None
         place, row = next((place, row) for place, row in enumerate(self.rows) if row.slot is slot and not row.far)
@@ -152,7 +152,7 @@ class GuidedDecoder:
     Args:
         model: a transformers causal language model, in eval mode, on its device.
         tokenizer: decodes texts and finds stop strings. With None, answers have only ids.
-        sampling: how tokens are chosen; the default is greedy. sampling.eos_token_id, if set, replaces model's ids.
+        sampling: how tokens are chosen; the default is greedy. sampling.eos_token_id replaces the model's end tokens.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, sampling: Sampling | None = None) -> None:
@@ -174,13 +174,13 @@ class GuidedDecoder:
 
     @property
     def can_join(self) -> bool:
-        """Whether requests can be added while others are in progress: not if the model's cache keeps only a window."""
+        """Whether `add` can be called now. A cache that keeps only a window cannot take requests during others."""
         return self._batch is None or not self._windows
 
     @torch.no_grad()
     def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Answer]]:
-        """Start (key, request) pairs, and return the answers that end at the first token. ValueError for an invalid
-        request, or if requests cannot join (see can_join)."""
+        """Start requests, given as (key, request), and return the answers that end at the first token. ValueError for
+        an invalid request, or if requests cannot join (see can_join)."""
         pairs = list(requests)
         if not pairs:
             return []
@@ -215,7 +215,7 @@ class GuidedDecoder:
         return finished
 
     def answers(self, requests: Sequence[Request], slots: int | None = None) -> list[Answer]:
-        """Answer `requests`, `slots` of them at a time (by default all), and return the answers in the same order."""
+        """Return the answers to `requests`, in order. At most `slots` (by default, all) are in progress at a time."""
         waiting = list(enumerate(requests))[::-1]
         slots = slots or len(waiting)
         answers: dict[Hashable, Answer] = {}
@@ -228,16 +228,16 @@ class GuidedDecoder:
         return [answers[number] for number in range(len(requests))]
 
     def _read(self, rows: list[Row]) -> tuple[Tensor, Any]:
-        """Read the rows' contexts, without known prefixes. Return the logits after each, [R, V], and the cache."""
+        """Read the rows' contexts, except known prefixes. Return ([R, V] logits after each context, cache)."""
         contexts: list[Any] = [None if self._windows else row.slot.request.known for row in rows]
         prefixes = [context.covers(row.ids) if context else 0 for row, context in zip(rows, contexts, strict=True)]
         whole = [place for place, row in enumerate(rows) if prefixes[place] == len(row.ids)]
         partial = [place for place, row in enumerate(rows) if 0 < prefixes[place] < len(row.ids)]
-        # read these separately: a row without a known prefix would make all others start at their first token
+        # read `new` separately: these rows would make all others start at their first token
         new = [place for place in range(len(rows)) if not prefixes[place]]
         logits, caches = [], []
         for group in filter(None, (new, partial)):
-            # all tails have the width of the longest, so some rows read a few known tokens again
+            # tails are as wide as the longest tail, so some rows read a few known tokens again
             tail = max(len(rows[place]) - prefixes[place] for place in group)
             beginnings = [(contexts[place], max(len(rows[place]) - tail, 0)) for place in group]
             caches.append(stack_contexts(beginnings) if group is partial else hf.DynamicCache(config=self.model.config))
@@ -268,7 +268,7 @@ class GuidedDecoder:
         return self.model(**inputs).logits[:, -1]
 
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
-        """Choose the next token of every slot. Return the answers that are now finished, and the batch of the rest."""
+        """Choose the next token of every slot. Return (finished answers, batch of the unfinished ones or None)."""
         slots, tokens = batch.slots, self._choose(batch, logits)
         finished: dict[Hashable, Answer] = {}
         for slot, token in zip(slots, tokens.tolist(), strict=True):
@@ -314,10 +314,10 @@ class GuidedDecoder:
 
     def _check(self, request: Request) -> None:
         if not request.near or (request.far is not None and not request.far):
-            raise ValueError("a context must have at least one token, got an empty one")
+            raise ValueError("a context must have at least one token, got an empty context")
         longest = max(len(request.near), len(request.far or ())) + request.max_new_tokens
         if self.limit is not None and longest > self.limit:
-            raise ValueError(f"context and new tokens need {longest} positions, but the model has {self.limit}")
+            raise ValueError(f"context and max_new_tokens need {longest} positions, but the model has {self.limit}")
 
 
 def mix_logits(logits: Tensor, batch: Batch) -> Tensor:
@@ -331,7 +331,7 @@ def mix_logits(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def best_tokens(logits: Tensor, batch: Batch) -> Tensor:
-    """Return [N] tokens with the highest scores of mix_logits, not computing all scores; -1 if one is not finite."""
+    """Return the argmax of mix_logits, [N] tokens, without computing all scores; all -1 if a logit is not finite."""
     tokens = logits[[place for place, row in enumerate(batch.rows) if not row.far]].argmax(-1)
     for guidance, answers, far in _guided(batch):
         tokens[answers] = guided_argmax(logits[[place - 1 for place in far]], logits[far], guidance=guidance)
@@ -340,12 +340,12 @@ def best_tokens(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _answer_of_rows(batch: Batch) -> list[int]:
-    """Return the number of each row's answer: the farther context of an answer follows the nearer context."""
+    """Return the index of each row's answer. The farther context of an answer follows its nearer context."""
     return [count - 1 for count in itertools.accumulate(int(not row.far) for row in batch.rows)]
 
 
 def _guided(batch: Batch) -> Iterator[tuple[float, list[int], list[int]]]:
-    """Yield, for each guidance, the numbers of its answers and the rows of their farther contexts."""
+    """Yield (guidance, indices of the answers with it, rows of their farther contexts) for each guidance."""
     answers = _answer_of_rows(batch)
     for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
         far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]
@@ -364,17 +364,17 @@ def stack_contexts(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache
 
 
 def merge_caches(first: Any, second: Any, width: int) -> hf.DynamicCache:
-    """Concatenate the rows of two caches, both padded or cut on the left to `width`."""
+    """Concatenate the rows of two caches. Both are padded or cut on the left to `width` tokens."""
 
     def fit(states: Tensor) -> Tensor:
-        return pad(states, (0, 0, width - states.shape[2], 0))  # a negative padding cuts
+        return pad(states, (0, 0, width - states.shape[2], 0))  # negative padding cuts
 
     pairs = zip(first, second, strict=True)
     return hf.DynamicCache([(torch.cat([fit(a[0]), fit(b[0])]), torch.cat([fit(a[1]), fit(b[1])])) for a, b in pairs])
 
 
 def uniforms(seed: int, count: int) -> Tensor:
-    """Draw [count] float32 numbers in [0, 1) for one row, on the CPU, so that all devices get the same numbers."""
+    """Draw [count] float32 numbers in [0, 1) for one answer, on the CPU, so that they are equal on all devices."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed % (1 << 63)))
 
 

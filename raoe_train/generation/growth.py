@@ -1,8 +1,8 @@
 """Chains of sentences in progress: the request of each step, and when a chain ends.
 
 The methods are those of the ranking-sentences paper's Appendix A. `guided`: the model rewrites the last sentence, and
-guidance moves it away from the sentence before (Eq. 3 and 4). `iterative`: the same without guidance. `single-step`:
-one request for the whole list."""
+guidance moves the answer away from the sentence before the last (Eq. 3 and 4). `iterative`: `guided` without guidance.
+`single-step`: one request for the whole list."""
 
 import itertools
 from collections.abc import Iterator
@@ -25,29 +25,29 @@ class Chain:
     sentences: list[str]  # the source sentence and the sentences so far
     instructions: Instructions
     generation: Generation
-    reason: str | None = field(default=None, init=False)  # why the chain failed
-    context: Context | None = field(default=None, init=False)  # `known` of the next request
-    tokens: int = field(default=0, init=False)  # tokens in all answers
+    reason: str | None = field(default=None, init=False)  # why the chain failed, if it did
+    context: Context | None = field(default=None, init=False)  # context that the next request can reuse (`known`)
+    tokens: int = field(default=0, init=False)  # number of tokens in all answers
     redrawn: int = field(default=0, init=False)  # how often the next sentence was rejected
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
-        """Return the next request, or None if it exceeds the model's `limit` of positions; the chain then fails."""
+        """Return the next request. If it needs more than `limit` positions, the chain fails, and None is returned."""
         settings, step = self.generation, len(self.sentences)
         single = settings.method == "single-step"
-        guidance = settings.guidance if settings.method == "guided" and step > 1 else 1.0  # at first lambda = 0
+        guidance = settings.guidance if settings.method == "guided" and step > 1 else 1.0  # lambda = 0 in step 1
         near = self.instructions(self.sentences[-1])
         far = self.instructions(self.sentences[-2]) if guidance != 1 else None
         new = settings.max_new_tokens * (settings.steps if single else 1)
         if limit is not None and max(len(near), len(far or ())) + new > limit:
-            self.reason = f"no room: {len(near)} prompt tokens and {new} new ones, but the model has {limit} positions"
+            self.reason = f"no room: {len(near)} prompt tokens and {new} new tokens, but only {limit} positions"
             self.finished = True
             return None
         seed = int(digest([settings.seed, self.key, step, *filter(None, [self.redrawn])])[:15], 16)
         return Request(near, far, guidance, new, seed, not single and step < settings.steps, self.context)
 
     def take(self, answer: Answer) -> None:
-        """Add an answer to the chain. The chain may then be finished, or fail."""
+        """Add an answer to the chain. This may finish the chain, or make it fail."""
         self.tokens += len(answer.ids)
         steps, text = self.generation.steps, answer.text.strip()
         single = self.generation.method == "single-step"
@@ -81,8 +81,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate chains, `slots` of them at a time, and yield a chain after each answer. If requests can join others,
-    waiting chains join once they are a quarter of the active chains. Otherwise, all chains take each step together."""
+    """Generate at most `slots` chains at a time, and yield a chain after each answer. Waiting chains join the others
+    once they are a quarter of the active chains. If requests cannot join, all chains take each step together."""
     active: dict[int, Chain] = {}
     ready: list[Chain] = []
     latest: Context | None = None

@@ -1,7 +1,7 @@
-"""Instructions for a language model as token ids, and rules that its answers must pass.
+"""Prompts for a language model as token ids, and rules that its answers must pass.
 
 The texts in instructions.yaml are from the ranking-sentences paper (Appendix A). The paper mentions a "rule-based
-verification" without giving rules; the rules here are raoe's. Answers are never repaired.
+verification" without giving the rules, so the rules here are raoe's. Answers that break a rule are never repaired.
 """
 
 import functools
@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 FEW_SHOT = "few-shot"
-REPEATS = 3  # a chain fails at this number of occurrences of a sentence; a model may repeat a sentence once
+REPEATS = 3  # a chain fails when a sentence occurs this often; one repetition is allowed
 LONGER, SLACK, SHORTER = 4, 100, 20
-"""A sentence may have at most LONGER times the source's characters plus SLACK (the paper's chains double in length),
-and must have at least 1/SHORTER of them."""
+"""A sentence has at most LONGER x n + SLACK characters and at least n / SHORTER, where n is the number of characters of
+the source sentence. The sentences of the paper's chains double in length."""
 
 LETTER = re.compile(r"[^\W\d_]")
 BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -25,21 +25,21 @@ BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 @functools.cache
 def texts() -> dict[str, Any]:
-    """The prompt of each method, the "example" list of 32 sentences for single-step, and the "boilerplate" pattern."""
+    """Return the prompt of each method, the "example" (32 sentences, for single-step) and the "boilerplate" pattern."""
     texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return {**texts, "boilerplate": re.compile(texts["boilerplate"], re.IGNORECASE | re.VERBOSE)}
 
 
 class Instructions:
-    """Creates the token ids of the instruction for a sentence.
+    """Creates the token ids of the prompt for a sentence.
 
     Args:
         tokenizer: a tokenizer of transformers.
         method: guided, iterative or single-step.
-        steps: sentences in a chain. The single-step prompt has this number, and an example of that length (up to 32).
+        steps: number of sentences in a chain. The single-step prompt has this number and an example as long (up to 32).
         template: a prompt with {sentence} and optionally {steps} and {example}, which replaces the paper's prompt; or
             FEW_SHOT, a prompt of examples that the model continues.
-        chat: True requires a chat template, and False ignores it. None uses it if there is one, except for FEW_SHOT.
+        chat: True requires a chat template, False ignores it, and None uses it if it exists (not for FEW_SHOT).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Instructions:
         count, last = min(steps, len(full)), len(full) - 1
         # evenly spaced sentences of the full example, with the first and the last
         example = numbered([full[round(place * last / max(count - 1, 1))] for place in range(count)])
-        # no str.format, because sentences may contain braces
+        # replace instead of str.format, because sentences may contain braces
         self.template = template.replace("{steps}", str(steps)).replace("{example}", example)
 
     def copied(self, sentence: str) -> str | None:
@@ -68,23 +68,23 @@ class Instructions:
         return "copied from the prompt" if any(line.endswith(sentence) for line in self.template.splitlines()) else None
 
     def text(self, sentence: str) -> str:
-        """The instruction for `sentence`, without the chat template."""
+        """Return the prompt for `sentence`, without the chat template."""
         return self.template.replace("{sentence}", sentence)
 
     def __call__(self, sentence: str) -> list[int]:
-        """Return the token ids of the whole prompt, up to the start of the answer."""
+        """Return the token ids of the prompt for a sentence, up to the start of the answer."""
         text = self.text(sentence)
         if self.chat:
             message = [{"role": "user", "content": text}]
             text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         ids = list(self.tokenizer(text)["input_ids"])
-        # some tokenizers append an end token to every text, after which a model would not continue
+        # remove the end token that some tokenizers append, because a model does not continue after it
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
 
 def numbered(sentences: Sequence[str]) -> str:
-    """Format a list as in the single-step prompt: "1. …", one sentence on each line."""
+    """Format sentences as in the single-step prompt: one per line, numbered "1. …"."""
     return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))
 
 
@@ -92,7 +92,7 @@ def parse_list(text: str, steps: int) -> list[str] | str:
     """Parse an answer to the single-step prompt. Return its sentences, or the problem with the answer.
 
     Items must be numbered from 1 without gaps, one per line. Blank lines, and lines before the first item that end with
-    a colon, are ignored. A list with more or fewer than `steps` items fails: lists are never cut or filled up.
+    a colon, are ignored. A list that does not have exactly `steps` items fails: it is never cut or extended.
     """
     items: list[str] = []
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -135,8 +135,8 @@ def unfinished(finish: str) -> str | None:
 
 
 def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | None:
-    """Return what is wrong with a chain (the source sentence, then the generated ones), or None. A finished chain must
-    have `steps` generated sentences."""
+    """Return the problem with a chain (the source sentence, then the generated sentences), or None. Pass `steps`, the
+    number of generated sentences that it must have, for a finished chain."""
     if steps is not None and len(sentences) != steps + 1:
         return f"not complete: {len(sentences) - 1} of {steps} sentences"
     counts: Counter[str] = Counter()

@@ -20,8 +20,8 @@ def load_tokenizer(model: LanguageModel) -> Any:
 
 
 def load_language_model(model: LanguageModel) -> Any:
-    """Load a causal language model in eval mode on its device. ValueError if weights are missing (such as those of the
-    head), because missing weights would be random."""
+    """Load a causal language model in eval mode on its device. ValueError if the files lack weights (such as those of
+    the head), because these weights would be random."""
     device = model.device or default_device()
     check_device(device)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
@@ -33,12 +33,12 @@ def load_language_model(model: LanguageModel) -> Any:
         result: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
     network, info = result
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{model.name} is an incomplete language model: it has no {', '.join(missing[:3])}")
+        raise ValueError(f"{model.name} is an incomplete language model without the weights {', '.join(missing[:3])}")
     return network.eval()
 
 
 def default_device() -> str:
-    """Return an accelerator if there is one, else cpu. Of several GPUs, return that of this process's local rank."""
+    """Return the name of an accelerator if there is one, else cpu. With several GPUs, LOCAL_RANK selects the GPU."""
     if torch.cuda.is_available():
         return f"cuda:{from_environment('LOCAL_RANK', 0) % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""The source sentences of chains: all usable rows, or some rows of each cluster (section 4.1 of the paper)."""
+"""Source sentences of chains: all usable rows, or some of each cluster (section 4.1 of the ranking-sentences paper)."""
 
 import re
 from collections import Counter
@@ -55,8 +55,8 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
 
 
 def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
-    """Create the `accept` of read_starts. It rejects texts with a special token, which could end the instruction, or
-    with more than `longest` tokens."""
+    """Create the function `accept` of read_starts. It rejects texts with more than `longest` tokens, and texts with a
+    special token, because this token could end the instruction."""
     special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token) or "(?!)")
 
     def reason(sentence: str) -> str | None:
@@ -78,25 +78,25 @@ def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
     """Select sentences by clustering, and return their indices in ascending order. Deterministic on one machine."""
     check_clusters(sentences, seeds)  # before hours of encoding
     encoder: Any = seeds.encoder
-    # without a cache: only one process selects, and would wait forever for shards of the others
+    # no cache: only this process encodes, and it would wait forever for the others' shards
     encoder = encoder if rank_and_world()[1] == 1 else replace(encoder, cache=None)
     vectors = embeddings(encoder, sentences, "seeds.encoder")
     return draw_from_clusters(vectors, seeds.clusters, seeds.per_cluster, seeds.seed)
 
 
 def draw_from_clusters(vectors: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:
-    """Cluster [n, d] embeddings by direction, and draw up to `per_cluster` rows of each cluster. Return sorted rows."""
+    """Cluster [n, d] embeddings by direction, and draw up to `per_cluster` per cluster. Return sorted indices."""
     from sklearn.cluster import MiniBatchKMeans
 
     rows = unit_rows(np.asarray(vectors, dtype=np.float64))
-    # k-means++ samples init_size rows, which must be more than there are clusters
+    # init_size, the number of rows that k-means++ samples, must exceed the number of clusters
     size = max(1024, clusters)
     means = MiniBatchKMeans(clusters, random_state=seed, batch_size=size, init_size=3 * size, n_init=3)
     labels = means.fit_predict(rows)
     selection: list[int] = []
     for cluster in range(clusters):
         members = np.flatnonzero(labels == cluster)
-        # one generator per cluster, so that a draw does not depend on the sizes of other clusters
+        # one generator per cluster, so that the draw is independent of the other clusters' sizes
         sample = np.random.default_rng([seed, cluster]).permutation(members)[:per_cluster]
         selection.extend(sample.tolist())
     return sorted(selection)

@@ -1,1 +1,1 @@
-"""The jobs of the command line, one function per job."""
+"""The jobs of the command line. Each job is a function in the module of its name."""

@@ -1,6 +1,6 @@
 """The job `check`: test whether the embedding of a sentence depends on the rest of its batch.
 
-An embedding depends on the batch if the attention mask does not hide padding, or is ignored without padding.
+An embedding depends on the batch if the model attends to padding, or ignores the mask of batches without padding.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ SENTENCES = (
     "She put the letters into the drawer, locked it, and went down to the garden without another word, where the "
     "children had been waiting since noon for somebody to tell them what would happen next.",
 )
-# Largest difference between normalised embeddings that is possible by rounding, by the dtype of the weights.
+# {dtype of the weights: largest difference between normalised embeddings that can be rounding error}
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
@@ -28,13 +28,13 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2
 def check(config: CheckConfig) -> dict[str, Any]:
     """Check that the embeddings of a saved encoder do not depend on padding and batch size.
 
-    Also check that its layers attend to later tokens if and only if the model's configuration says so.
+    Also check that tokens attend to later tokens if and only if the model's configuration has bidirectional layers.
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "seen"}, "model",
-        "versions"}. A difference is the largest distance between normalised embeddings of a sentence alone and in a
-        batch. "seen" is whether a token's state depends on later tokens. The check fails if "seen" contradicts the
-        configuration. Raises the errors of load_encoder.
+        "versions"}. A difference is the largest absolute difference, in one dimension, between the normalised
+        embeddings of a sentence alone and in a batch. "seen" is whether a token's state depends on later tokens. The
+        check fails if "seen" contradicts the configuration. Raises the errors of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
 
@@ -56,7 +56,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
     inner, tokenizer = getattr(model[0], "model", None), model.tokenizer  # None for a StaticEmbedding
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
-    # decoders with bidirectional layers have relative positions, so padding may be on either side
+    # check both sides: bidirectional decoders have relative positions, so padding may be on either side
     original_side = getattr(tokenizer, "padding_side", "right")
     sides = [original_side] if layers is None else ["right", "left"]
     seen = inner is not None and _sees_later_tokens(model)
@@ -65,7 +65,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
     for side in sides:
         tokenizer.padding_side = side
         for size in (2, 3, len(SENTENCES)):
-            # encode batch by batch: encode would sort all sentences by length, which leaves little padding
+            # call encode for each batch, because it sorts all its sentences by length, which leaves little padding
             batches = [model.encode(list(SENTENCES[at : at + size]), batch_size=size) for at in range(0, 6, size)]
             differences[f"padding {side}, batches of {size}"] = float(np.abs(_unit(batches) - single).max())
     tokenizer.padding_side = original_side

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @job
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Evaluate an encoder on similarity, transfer, caption, polarity and MTEB tasks.
+    """Evaluate an encoder on similarity, transfer, caption, polarity, retrieval and MTEB tasks.
 
     The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz has the per-example
     results behind the main metrics, and OUTPUT.mteb/ has the results of finished mteb tasks.
@@ -26,14 +26,14 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
         metrics, x100, "averages": {kind: mean of its tasks} if there are several kinds, "model": its name, or None for
-        a model in memory, "versions", "commit", "settings"}. Undefined metrics, and averages of them, are None.
+        a model in memory, "versions", "commit", "settings"}. Undefined metrics and their averages are None.
     """
     return _evaluate(config, None)
 
 
 def evaluate_model(model: "SentenceTransformer", **settings: Any) -> dict[str, Any]:
     """Evaluate a SentenceTransformer in memory, with the settings of the job `evaluate`. An earlier result is never
-    reused, because without files the job cannot tell whether the weights have changed."""
+    reused, because the job cannot tell whether the weights in memory have changed."""
     config = parse(EvaluateConfig, None, settings)
     check_paths(config)
     return _evaluate(config, model)
@@ -51,7 +51,7 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         columns=data.columns,
         on_error=data.on_error,
         prompt=conditional_prompt(config.model if model is None else model),
-        # one folder per state of the model: mteb's own cache is keyed by name, which retraining does not change
+        # one folder per state of the model, because mteb's own cache uses the name, which retraining does not change
         cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and model is None else None,
         polarity=config.polarity,
         classifier=config.classifier,
@@ -60,7 +60,7 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
     reduction: dict[str, Any] = {} if config.truncate_dim is None else {"truncate_dim": config.truncate_dim}
     reduction |= {} if config.precision == "float32" else {"precision": config.precision}
     if reduction and (other := [word for word, task in tasks.items() if task.score is None]):
-        raise ValueError(f"{' and '.join(reduction)} cannot be set for {other[0]}: it is not scored from embeddings")
+        raise ValueError(f"{' and '.join(reduction)} cannot be set for {other[0]}, which is not scored from embeddings")
     settings |= reduction
     output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
     result = output.finished(say=model is None) if output else None

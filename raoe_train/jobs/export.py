@@ -13,8 +13,8 @@ from raoe_train.jobs.shared import job, require
 def export(config: ExportConfig) -> dict[str, Any]:
     """Save an encoder with its adapter merged into the weights.
 
-    A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. A
-    model with bidirectional layers can be loaded after `raoe_train.register()`, or without raoe with trust_remote_code.
+    A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. To
+    load a model with bidirectional layers, call `raoe_train.register()` first, or use trust_remote_code without raoe.
     An adapter that was trained on 4-bit weights is merged into the unquantised weights of its base model.
 
     Returns:
@@ -47,7 +47,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
         options["merge_adapter"] = True
     trusted = model.trust_remote_code
     encoder = SentenceTransformer(str(source), device="cpu", model_kwargs=options, trust_remote_code=trusted)
-    if not own_adapter:  # an adapter is checked while it is loaded
+    if not own_adapter:  # loading checks such an adapter
         check_whole(encoder, model.name, foreign=trusted)
     if peft_adapter:
         from peft import PeftConfig, PeftModel

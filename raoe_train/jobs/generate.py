@@ -25,7 +25,7 @@ from raoe_train.jobs.settings import GenerateConfig
 from raoe_train.jobs.shared import job, require
 
 FEW = 0.1  # minimum share of verified chains; below it, the job reports a failure
-SILENT = 30.0  # seconds between progress lines without a terminal for a progress bar
+SILENT = 30.0  # seconds between progress lines if there is no progress bar
 
 
 @job(together=True)
@@ -34,14 +34,14 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
 
     Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}, where
     `id` is the row number of the source in the input, from 1. A chain that breaks a rule stops at this step and goes to
-    OUTPUT.failed.jsonl, with "reason" and "step". With generation.verify false, chains are not checked. Under torchrun
-    or accelerate, each process writes its share. An interrupted job resumes after the last sentence of each chain.
+    OUTPUT.failed.jsonl, with "reason" and "step". If generation.verify is false, no rule is checked. Under torchrun
+    or accelerate, each process generates its share. An interrupted job resumes after the last sentence of each chain.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "failed": whether fewer than a tenth of the
         chains passed verification, "skipped": {reason: rows}, "model", "settings", "versions", "run": {"chains",
-        "tokens", "seconds", "tokens_per_second"} of this run and process}, also written to OUTPUT.json. {"waiting":
-        True, …} if other processes still have chains to finish.
+        "tokens", "seconds", "tokens_per_second"} of this run and process}, also written to OUTPUT.json. If
+        other processes still have chains to finish, the result is {"output", "waiting": True, "run"}.
     """
     data, model, seeds, generation = config.data, config.model, config.seeds, config.generation
     require(data.input, "data.input", "the sentences to start chains from")
@@ -52,7 +52,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
     sampling: Sampling = generation
     if sampling.stop_strings is None and not instructions.chat:
-        # without a chat template, only a line end shows that an answer is complete
+        # without a chat template, only a line end marks the end of an answer
         single = generation.method == "single-step"
         sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
@@ -88,10 +88,10 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     with output.finish_lock():
         if finished := output.finished():  # another process has finished the output
             return finished
-        output.begin()  # write the record first: after a kill, a merged file without a record would count as foreign
+        output.begin()  # before merging, because a file without a record would never be replaced
         finished_rows = [row for row in map(rows.read().get, dict(sentences)) if row and "begun" not in row]
         if len(finished_rows) < len(sentences):
-            print(f"{len(waiting)} chains are done here; other processes are still working")
+            print(f"this process has finished its {len(waiting)} chains; other processes are still working")
             return {"output": path, "waiting": True, "run": run}
         rows.merge(finished_rows)
         good = [row for row in finished_rows if "reason" not in row]
@@ -111,8 +111,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
 
 
 def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
-    """Return the ids of the sentences that clustering selects. One process selects for all, and the selection is stored
-    with the unfinished work, because it may depend on the number of threads."""
+    """Return the ids of the sentences that clustering selects. One process selects for all processes. The selection is
+    stored for reruns, because it may depend on the number of threads."""
     check_clusters(sentences, seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
@@ -123,8 +123,8 @@ def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[
 
 
 def _write(chains: Any, rows: SharedRows, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
-    """Write sentences and finished chains: the last `waiting` of this process's `total`. Return the number of written
-    chains and the speed."""
+    """Write each chain after each sentence. `total` is the number of this process's chains, of which `waiting` are not
+    finished. Return the number of chains and tokens, and the speed."""
     tokens, done, start = 0, total - waiting, time.perf_counter()
     printed = start
     place = rank_and_world()[0] or None

@@ -1,4 +1,4 @@
-"""The job `mine`: mine examples for losses from labelled texts, or hard negatives for rows, by a frozen encoder."""
+"""The job `mine`: mine examples from labelled texts, or hard negatives for rows, with a frozen encoder."""
 
 import random
 from collections import Counter
@@ -35,7 +35,7 @@ from raoe_train.evaluation.retrieval import read_passages
 from raoe_train.jobs.settings import MineConfig, Mining
 from raoe_train.jobs.shared import job, require
 
-LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; others, but seed, are for rows
+LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; all others except seed are for rows
 FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_margin", "num_negatives",
             "sampling_strategy", "cross_encoder")  # fmt: skip
 
@@ -44,11 +44,11 @@ FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_
 def mine(config: MineConfig) -> dict[str, Any]:
     """Make examples for contrastive losses from labelled texts, or mine negatives for rows of queries and passages.
 
-    For labelled texts (section 3.4 of the margins paper), each sentence is combined with the k nearest sentences of its
-    own class and the k nearest sentences of all other classes, above a threshold. Each row of OUTPUT is an example for
-    the chosen loss, and a random subset of all examples is kept. For rows without a column label, mine_hard_negatives
-    of sentence-transformers selects negatives among the passages of all rows and of mining.corpus. OUTPUT also has the
-    rows without negatives. Embeddings are stored in model.cache or, until OUTPUT is written, in OUTPUT.parts/.
+    For labelled texts (section 3.4 of the margins paper), each sentence is combined with its k nearest sentences of the
+    same class and its k nearest sentences of other classes, if their cosines are above a threshold. Each row of OUTPUT
+    is an example for the chosen loss, from a random subset of all examples. For rows without a column label,
+    mine_hard_negatives of sentence-transformers selects negatives among the passages of all rows and of mining.corpus.
+    OUTPUT keeps rows without negatives. Embeddings are stored in model.cache, or in OUTPUT.parts/ until the job ends.
 
     Returns:
         For rows {"output", "rows", "negatives": count, "fewer": rows with fewer than num_negatives, "passages", "read":
@@ -67,22 +67,22 @@ def mine(config: MineConfig) -> dict[str, Any]:
     given = {key for key, value in asdict(mining).items() if value != getattr(Mining(), key)} - {"seed"}
     if useless := sorted(given - {*LABELLED} if is_labelled else given & {*LABELLED}):
         kind = "labelled texts" if is_labelled else "rows without labels"
-        raise ValueError(f"mining.{useless[0]} has no effect on {kind}, which {source} has: remove it")
+        raise ValueError(f"mining.{useless[0]} has no effect on {kind}, as in {source}: remove the setting")
     if loss != "mse" or not is_labelled:
         require(model.name, "model.name", "the encoder whose embeddings decide which texts are near each other")
     elif mining.count is None:
-        raise ValueError("--mining.count is missing: how many random pairs to draw for loss mse")
+        raise ValueError("--mining.count is missing: set it to the number of random pairs for loss mse")
     if not is_labelled:
         return _mine_negatives(config, path)
     texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
-        raise ValueError(f"{data.input} has pairs of sentences: mining needs single texts with a class")
+        raise ValueError(f"{data.input} has pairs of sentences: mining needs a single text and a label in each row")
     sentences, labels = texts["text"][:], texts["label"][:]
     sizes = dict(sorted(Counter(labels).items()))
     if not sentences:
         raise ValueError(f"{data.input}: every text has two different labels, so none can be used")
     if len(sizes) < 2:
-        raise ValueError(f"{data.input}: all texts are of one class, {labels[0]!r}; mining needs two or more")
+        raise ValueError(f"{data.input}: all texts are of one class, {labels[0]!r}; mining needs two or more classes")
     columns = COLUMNS[loss]
     settings = {
         "model": None if loss == "mse" else identity(model),
@@ -125,8 +125,8 @@ def mine(config: MineConfig) -> dict[str, Any]:
 
 
 def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str) -> Neighbours:
-    """Find the neighbours of each text above mining.threshold, from [n, d] unit rows and [n] classes. ValueError if no
-    text has the neighbours that an example of the loss needs."""
+    """Find the neighbours of each text with cosines above mining.threshold. `unit` has [n, d] unit rows, `classes` is
+    [n]. ValueError if no text has the neighbours that an example of the loss needs."""
     (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
     first, second = near[:, 0], near_others[:, 0]  # the highest cosines
@@ -149,10 +149,10 @@ def _print(result: dict[str, Any], count: int | None) -> None:
 
 
 class _Resumable:
-    """An encoder for mine_hard_negatives that stores its embeddings as shards, so that an interrupted job resumes."""
+    """An encoder for mine_hard_negatives. It stores embeddings as shards, so that an interrupted job resumes."""
 
     device = "cpu"
-    similarity, similarity_pairwise = staticmethod(dot_score), staticmethod(pairwise_dot_score)  # of unit rows
+    similarity, similarity_pairwise = staticmethod(dot_score), staticmethod(pairwise_dot_score)  # for unit rows
 
     def __init__(self, encoder: FrozenEncoder, cache: str | Path) -> None:
         self.encoder, self.cache = encoder, cache
@@ -165,7 +165,7 @@ class _Resumable:
 
 
 def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
-    """Mine negatives for rows, from the passages of the rows and of mining.corpus."""
+    """Mine negatives for rows from the passages of all rows and of mining.corpus. Write OUTPUT; return the result."""
     data, model, mining = config.data, config.model, config.mining
     table, counts = row_table(data.input, columns=data.columns or None, on_error=data.on_error)
     pairs = [*dict.fromkeys(zip(table["anchor"][:], table["positive"][:], strict=True))]

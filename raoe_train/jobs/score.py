@@ -1,4 +1,4 @@
-"""The job `score`: compute similarity scores of sentence pairs by two teacher encoders."""
+"""The job `score`: compute similarity scores of sentence pairs with two teacher encoders."""
 
 import gc
 from collections.abc import Callable
@@ -27,18 +27,18 @@ TEACHERS: dict[str, dict[str, Any]] = {
     "jinaai/jina-embeddings-v3": {"revision": "215a6e121fa0183376388ac6b1ae230326bfeaed", "task": "text-matching"},
 }
 """The RAOE paper's teachers, at the revisions in MTEB. The paper does not say which task adapter of
-jina-embeddings-v3 it used; text-matching is the adapter for similarity. Both teachers need trust_remote_code."""
+jina-embeddings-v3 it uses. text-matching is the adapter for similarity. Both teachers need trust_remote_code."""
 
 
 @job(together=True)
 def score(config: ScoreConfig) -> dict[str, Any]:
     """Add the score S = (S1 + S2) / 2 of two teacher encoders to sentence pairs (Eq. 4 of the RAOE paper).
 
-    OUTPUT has all rows of data.input unchanged, also rows without a gold label, and three more columns: score_1 and
+    OUTPUT has all rows of data.input unchanged, even rows without a gold label, and three more columns: score_1 and
     score_2, the raw cosines of the teachers, and score, the mean of score_1 and score_2. OUTPUT.json is a summary,
     grouped by label if the rows have NLI labels.
 
-    A teacher has the options of any frozen encoder. Unfinished scores are stored in OUTPUT.parts/ until OUTPUT is
+    The teachers accept all settings of a frozen encoder. Scores are stored in OUTPUT.parts/ until OUTPUT is
     written. Under torchrun, each process scores its share, and rank 0 writes OUTPUT. A rerun can have another number of
     processes.
 
@@ -89,9 +89,9 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
 
 def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
-    """Return the two teachers and their settings; by default the RAOE paper's two teachers. ValueError for unknown
-    settings, for the paper's teachers without trust_remote_code, and for a local folder with a paper's teacher's
-    name."""
+    """Return the two teachers with their settings; by default, the RAOE paper's teachers. ValueError for unknown
+    settings, for the paper's teachers without trust_remote_code, and if a local folder has the name of one of these
+    teachers."""
     names, options, trust = config.teachers, config.teacher, config.trust_remote_code
     if not names and not trust and not any(each.get("trust_remote_code") for each in options.values()):
         raise ValueError(
@@ -105,7 +105,7 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")
     if unknown := [name for name in options if name not in names]:
-        advice = f"not one of the teachers {', '.join(names)}: correct the name, or add it to --teachers"
+        advice = f"which is not one of the teachers {', '.join(names)}: correct the name, or add it to --teachers"
         raise ValueError(f"--teacher has options for {unknown[0]!r}, {advice}")
     common = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
     settings = ({**common, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
@@ -118,7 +118,7 @@ def _scorer(teacher: FrozenEncoder, texts: Texts) -> Callable[[Any], np.ndarray]
 
 
 def _by_label(labels: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
-    """Group the scores by label, with "no label" for rows without a label. Return {} if no row has a label."""
+    """Return {label: scores}, with rows without a label under "no label"; {} if no row has a label."""
     if (labels < 0).all():
         return {}
     names = {-1: "no label", **{number: name for name, number in NLI_LABELS.items()}}

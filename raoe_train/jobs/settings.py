@@ -1,4 +1,4 @@
-"""Configuration classes of the jobs. This file does not import torch, so that help and completion are quick."""
+"""Configuration classes of the jobs. This file does not import torch, so that help and shell completion are quick."""
 
 import ast
 import contextlib
@@ -31,30 +31,30 @@ from raoe_train.config import (
 from raoe_train.data.settings import Data, Input, Pairs, Sentences, Tasks
 from raoe_train.encoders.settings import FrozenEncoder, Model, Precision
 
-# Fields of SentenceTransformerTrainingArguments that are not settings: OUTPUT/checkpoints; torchrun's rank
+# Training arguments that are not settings: output_dir is OUTPUT/checkpoints, and torchrun sets local_rank
 NOT_TAKEN = (OTHERS, "output_dir", "local_rank")
 ARGUMENTS = (("transformers", "training_args.py"), ("sentence_transformers", "base/training_args.py"),
              ("sentence_transformers", "sentence_transformer/training_args.py"))  # fmt: skip
 BASES = ("Loss", "CachedLoss", "PairLoss", "InBatchLoss", "DistillationLoss")  # abstract base classes
-NO_KEYS = ("self", "model", "embed", "similarity_fct")  # arguments of losses that are not settings
+NO_KEYS = ("self", "model", "embed", "similarity_fct")  # constructor arguments of losses that are not settings
 
 
 @dataclass
 class Mining:
-    """How examples are mined. For labelled texts, use k, threshold, drop and count. For rows of queries and passages,
-    use corpus and the settings that follow corpus.
+    """How to mine examples. For labelled texts, use k, threshold, drop and count. For rows of queries and passages,
+    use corpus and all settings listed after corpus.
 
     Args:
-        k: number of nearest neighbours of each sentence, both in its class and in all other classes together
-        threshold: minimum cosine (exclusive) of a sentence and a neighbour
-        drop: share of the examples to drop at random
+        k: number of nearest neighbours of each sentence in its class, and also in all other classes together
+        threshold: the cosine of a sentence and a neighbour must be above this value
+        drop: share of all examples to drop at random
         count: maximum number of examples, drawn at random
         seed: seed for the random choice of examples
         corpus: file of additional passages to mine from, with columns text and, optionally, title
-        range_min: number of most similar passages to skip
-        range_max: number of most similar passages to consider
+        range_min: number of most similar passages to skip for each query
+        range_max: number of most similar passages to consider for each query
         max_score: maximum similarity of a negative to the query
-        absolute_margin: minimum of (similarity of query and positive) - (similarity of query and negative)
+        absolute_margin: minimum of similarity(query, positive) - similarity(query, negative)
         relative_margin: minimum share by which a negative is less similar to the query than the positive
         num_negatives: number of negatives per row
         sampling_strategy: how to select negatives; top (the most similar passages) or random
@@ -106,12 +106,12 @@ class TrainConfig:
 
     @property
     def needs_library(self) -> bool:
-        """Whether the check of a setting needs to import torch."""
+        """Whether `complete` checks a setting for which it must import torch."""
         return self.loss != type(self)().loss or bool(self.training.others)
 
     def complete(self) -> "TrainConfig":
-        """Check the loss, its keywords and the keys that the library declares; add the defaults of the keywords. What
-        can be checked without importing torch comes first."""
+        """Check the loss, its keywords and the keys that the library declares, and add the keywords' defaults. Checks
+        that do not import torch run first."""
         path, given, others = self.loss.class_path, self.loss.init_args, self.training.others
         outline, name = loss_outline(), path.removeprefix("raoe_train.losses.")
         names = outline[name] if name in outline else [*loss_keywords(loss_class(path))]
@@ -131,14 +131,14 @@ class TrainConfig:
 
 
 def training_fields() -> list[str]:
-    """The keys of the section `training`, read from the libraries' sources, because importing them takes seconds."""
+    """Return the keys of the section `training`. Read the libraries' sources: importing them takes seconds."""
     names = [*hints_of(settings.Training)]
     try:
         for package, file in ARGUMENTS:
             spec: Any = importlib.util.find_spec(package) or importlib.import_module(package)
             text = Path(spec.origin).parent.joinpath(file).read_text(encoding="utf-8")
             names += re.findall(r"^    ([a-z]\w*): ", text, re.MULTILINE)
-    except OSError:  # a version with other files
+    except OSError:  # a library version with other file names
         from sentence_transformers import SentenceTransformerTrainingArguments
 
         names += [each.name for each in fields(SentenceTransformerTrainingArguments)]
@@ -147,7 +147,7 @@ def training_fields() -> list[str]:
 
 @functools.cache
 def loss_outline() -> dict[str, list[str]]:
-    """{loss: its keywords}, read from the source of raoe_train.losses, because importing them takes seconds."""
+    """Return {loss: its keywords}. Read the source of raoe_train.losses, because importing it takes seconds."""
     files = Path(settings.__file__).with_name("losses").glob("*.py")
     nodes = [node for file in files for node in ast.parse(file.read_bytes()).body]
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
@@ -165,7 +165,7 @@ def loss_outline() -> dict[str, list[str]]:
 
 
 def loss_class(name: str) -> Any:
-    """Find a loss by its name in raoe_train.losses, or by its import path. ValueError if there is no such loss."""
+    """Return the class of a loss by its name in raoe_train.losses, or by its import path. ValueError if none exists."""
     module, _, attribute = name.rpartition(".")
     loss, known = None, loss_outline()
     if module not in ("", "raoe_train.losses") or attribute in known:
@@ -181,7 +181,7 @@ def loss_class(name: str) -> Any:
 
 
 def loss_keywords(loss: Any) -> dict[str, Key]:
-    """Return the keywords of a loss that are settings."""
+    """Return the constructor keywords of a loss that users can set."""
     return {name: key for name, key in keywords_of(loss).items() if name not in NO_KEYS}
 
 
@@ -191,10 +191,10 @@ class PrepareConfig:
 
     Args:
         names: names of data sets, or of papers (raoe, bellm, ranking, margins) for all sets of a paper
-        copies: directory of downloaded files; files of publishers, folders of SentEval, hub data sets as OWNER/NAME
+        copies: directory of earlier downloads; publishers' files, SentEval's folders, or hub data sets as OWNER/NAME
         counts: check that each set has the published number of rows
         output: directory for the files nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ...
-        overwrite: replace files that were created from another copy or version
+        overwrite: replace files that were written with other settings or from another version
     """
 
     names: list[str] = field(default_factory=list)
@@ -210,7 +210,7 @@ class ScoreConfig:
 
     Args:
         teachers: two encoders, by path or hub name; by default, the two teachers of the RAOE paper
-        teacher: settings of single teachers, such as {NAME: {prompt: 'query: ', task: text-matching}}
+        teacher: settings of individual teachers, such as {NAME: {prompt: 'query: ', task: text-matching}}
         trust_remote_code: run custom code from the teachers' repositories; the default teachers need this
         batch_size: sentences in a batch
         device: torch device; by default, an accelerator if there is one, else cpu
@@ -233,9 +233,9 @@ class MineConfig:
     """The encoder, loss and output of mining.
 
     Args:
-        model: encoder whose embeddings determine which sentences are neighbours
-        loss: loss to mine examples for; triplet, contrastive, online_contrastive, multiple_negatives or mse (random
-            pairs)
+        model: encoder whose cosines decide which texts are neighbours
+        loss: loss that the examples are for; triplet, contrastive, online_contrastive, multiple_negatives or mse
+            (random pairs)
         output: file to write
         overwrite: replace an output that was made with other settings
     """
@@ -272,10 +272,10 @@ class EvaluateConfig:
     Args:
         tasks: tasks, each as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
             captions, mteb, polarity or retrieval
-        suite: standard sets of tasks to evaluate in addition; sts, transfer, rerank or all
+        suite: standard sets of tasks to evaluate as well; sts, transfer, rerank or all
         classifier: classifier for transfer tasks
         batch_size: sentences in a batch
-        truncate_dim: use only this number of first dimensions of the embeddings; by default, all dimensions
+        truncate_dim: number of first dimensions of the embeddings to use; by default, all
         precision: quantization of the embeddings; float32 (none), int8 or ubinary
         output: JSON file to write
         overwrite: replace an output that was made with other settings

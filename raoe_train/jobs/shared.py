@@ -15,14 +15,14 @@ from raoe_train.config import checked, marked, merge, parse
 
 
 def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
-    """Turn a function of one configuration object into a job. A running job holds a lock on its output.
+    """Turn a function that takes a configuration object into a job. A running job locks its output.
 
     A job is called with a recipe (a YAML file or the name of a shipped recipe) and settings that override the recipe,
-    nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``). Or pass a configuration object as recipe.
+    nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``). The recipe can be a configuration object.
 
     Args:
         function: the function. Its parameter `config` is a dataclass, which may have fields `output` and `overwrite`.
-        together: whether several processes (of torchrun) can share the job. If not, a ValueError is raised in them.
+        together: whether several processes (of torchrun) can share the job. If not, each of them raises ValueError.
     """
     if function is None:
         return functools.partial(job, together=together)
@@ -37,22 +37,22 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
         if not together and world > 1:
             raise ValueError(f"{work.__name__} runs in one process: start it without torchrun")
         check_paths(config)
-        # On a CPU, torch compiles a kernel for each new shape of a product, and keeps 1,024 in each of two caches.
+        # On a CPU, torch compiles a kernel per shape of a matrix product, and keeps up to 1,024 in each of two caches.
         for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-            os.environ.setdefault(name, "64")  # torch reads this variable at the first product
+            os.environ.setdefault(name, "64")  # torch reads this variable at the first matrix product
         output = getattr(config, "output", None)
         lock: Any = lock_output(output) if output and rank == 0 else contextlib.nullcontext()
         with explained(output), lock:
             return work(config)
 
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # without the signature of `work`
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # but not the signature of `work`
         setattr(call, name, getattr(work, name))
     call.config = config_class  # type: ignore[attr-defined]
     return call
 
 
 def check_paths(config: Any) -> None:
-    """Raise ValueError if a path to write is not writable, is an input, lies in an input, or contains an input."""
+    """Raise ValueError if an output path is not writable, is an input, lies in an input model, or contains an input."""
     folders, files = dict(marked(config, "written folder")), dict(marked(config, "written file"))
     for key in folders.keys() - {"output"}:
         check_writable(Path(folders[key]).expanduser(), key)
@@ -60,7 +60,7 @@ def check_paths(config: Any) -> None:
     for key, source in marked(config, "read"):
         for part in {source, *source.split("+")}:
             path = Path(part.partition("#")[0]).expanduser()
-            if not part or not os.path.exists(path):  # Path.exists raises an error for a text longer than a file name
+            if not part or not os.path.exists(path):  # Path.exists raises an error for very long names
                 continue
             path = path.resolve()
             for name, target in targets.items():

@@ -1,4 +1,4 @@
-"""The job `train`: run a recipe with raoe_train.training.trainer.Trainer, resumable, in one output directory."""
+"""The job `train`: run a recipe with raoe_train.training.trainer.Trainer. Interrupted runs resume."""
 
 import functools
 import math
@@ -56,22 +56,22 @@ from raoe_train.training.run_directory import (
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import check_sizes, read_training_data, redraw, with_dev
 
-LARGE = 50e6  # parameters
-STEPS = 4  # steps of a dry run; the first step is slower and not timed
+LARGE = 50e6  # number of parameters above which an encoder is large
+STEPS = 4  # steps of a dry run; the first step is slower and is not timed
 
 
 @job(together=True)
 @print_on_rank_zero()
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Train an encoder on scored pairs, triplets, labelled pairs or lists, as its loss requires.
+    """Train an encoder on the data that its loss requires: scored pairs, triplets, labelled pairs or lists.
 
     The encoder is saved in the directory `output`, with recipe.yaml, metrics.json, log.jsonl and run.png. An
-    interrupted run resumes when you start it again with the same settings. For a finished run, the result is returned
-    at once. Under torchrun or accelerate, all processes train one encoder together.
+    interrupted run resumes when you start it again with the same settings. For a finished run, only its result is
+    returned. Under torchrun or accelerate, all processes train one encoder together.
 
     Returns:
-        The content of metrics.json: {"before": {"spearman", "pearson" on the dev set, for rows "ndcg@10", "recall@10",
-        "mrr@10", "accuracy@1", "tasks": …} for the starting encoder, "after": the same for the saved encoder, "steps",
+        The content of metrics.json: {"before": {"spearman", "pearson" on the dev set (for rows: "ndcg@10", "recall@10",
+        "mrr@10", "accuracy@1"), "tasks": …} before training, "after": the same keys for the saved encoder, "steps",
         "seconds", the costs of Meter, "versions", …}.
 
     Raises:
@@ -109,7 +109,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         settings = {"metric_for_best_model": evaluator.primary_metric, **settings}
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     first_encoder = None if config.model.name == SCRATCH else start()
-    on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, only now that all inputs have been read
+    on_rank_zero(lambda: output.begin(*FILES))  # removes a run to overwrite, after all inputs were read
     on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run"))))
     encoder = start() if first_encoder is None else first_encoder
 
@@ -144,7 +144,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     if certified:
         tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
         chosen = certificate.choose(trainer, weights, tried, [*dev.values()], guard, config.evaluation)
-    convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, which `after` describes
+    convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, so that `after` describes these
     convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
     after, best_step = measure_encoder(tasks), trainer.state.best_global_step
     worse = measures.lower(after, before)
@@ -190,7 +190,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
 
 def by_data(config: TrainConfig) -> TrainConfig:
-    """Replace AutoLoss by the loss that fits the columns of the first source, and print the reason."""
+    """Replace AutoLoss with the loss that fits the columns of the first source, and print the choice."""
     if config.loss.chosen is not AutoLoss or not config.data.train:
         return config
     source, columns = config.data.train[0], config.data.columns
@@ -231,7 +231,7 @@ def check_config(config: TrainConfig) -> None:
     if changed and not (loss.asks_teacher or lists):
         raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")
     if data.redraw and data.max_rows is None:
-        raise ValueError("data.redraw needs --data.max_rows, the number of rows to draw in each epoch")
+        raise ValueError("data.redraw needs --data.max_rows: set it to the number of rows to draw in each epoch")
     if data.shuffle_lists and not lists:
         raise ValueError(f"{name} does not train on lists: remove --data.shuffle_lists")
     scale = data.score_scale
@@ -239,21 +239,21 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
     if config.evaluation.certificate:
         if not (data.dev or data.dev_share):
-            raise ValueError("evaluation.certificate needs a dev set, data.dev or data.dev_share")
+            raise ValueError("evaluation.certificate needs a dev set: set data.dev or data.dev_share")
         if config.training.save_strategy == "no":
             raise ValueError("evaluation.certificate needs checkpoints: remove training.save_strategy no")
         if config.training.others.get("fsdp"):
-            raise ValueError("evaluation.certificate needs all weights in every process: remove training.fsdp")
+            raise ValueError("evaluation.certificate needs all weights in each process: remove training.fsdp")
     elif data.guard:
         raise ValueError("data.guard has no effect without evaluation.certificate")
     check_training(config.training, bool(data.dev or data.dev_share))
 
 
 def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train the first STEPS steps, and estimate time and memory of the whole run, without evaluation.
+    """Train for STEPS steps, and estimate time and memory of the whole run, without evaluations.
 
     Return {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": estimated duration of the run,
-    "peak_memory_mb": peak of the trained steps, as in metrics.json}. A batch of longer texts needs more memory.
+    "peak_memory_mb": peak of these steps, as in metrics.json}. A later batch of longer texts needs more memory.
     """
     seed, folder = config.training.seed, Path(on_rank_zero(tempfile.mkdtemp))
     set_seed(seed)
@@ -277,7 +277,7 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
 def build_trainer(
     config: TrainConfig, settings: dict[str, Any], encoder: Any, datasets: Any, evaluator: Any = None
 ) -> Trainer:
-    """Create the trainer of a recipe, with keywords for SentenceTransformerTrainingArguments."""
+    """Create the trainer of a recipe. `settings` are keywords of SentenceTransformerTrainingArguments."""
     training = config.training
     if settings["learning_rate"] == "auto":
         settings = {**settings, "learning_rate": rate_for(encoder, datasets)}
@@ -286,13 +286,13 @@ def build_trainer(
             raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
         settings = {**settings, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows or 0)}
     if encoder.saved_dtypes and not settings["fp16"]:
-        # multiply in 16 bits where the device has units for them, or where frozen weights are in 16 bits
+        # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
         is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
         fast = settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])
         settings = {**settings, "bf16": fast}
     args = SentenceTransformerTrainingArguments(**split_batches(settings))
     if training.gradient_checkpointing:
-        # since 5.17, transformers' trainer enables it with keywords that sentence-transformers 6.0 does not accept
+        # enable it here: since 5.17, transformers' trainer uses keywords that sentence-transformers 6.0 rejects
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
     if args.dataloader_drop_last:
         check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
@@ -302,7 +302,7 @@ def build_trainer(
 
 
 def planned_steps(trainer: Trainer, training: Training) -> int:
-    """Return the number of steps of a whole run, at least training.min_steps."""
+    """Return the number of steps of the whole run: max_steps if set, else that of all epochs, at least min_steps."""
     epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
     return training.max_steps or max(training.min_steps, math.ceil(epoch_steps * training.num_train_epochs))
 
@@ -316,7 +316,7 @@ def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
         embed: Callable[..., Any] = remembered(config.teacher, Texts(datasets), "teacher")
     else:
         embed = embedder(config.teacher, "teacher")
-        embed(["."])  # loads the teacher now, so that loading is not part of the first step's time
+        embed(["."])  # load the teacher now, so that the first step's time does not include loading
     return loss(encoder, embed, **settings)
 
 

@@ -1,18 +1,18 @@
-"""Loss modules for sentence-transformers on top of raoe_kernels' losses.
+"""Loss modules for sentence-transformers, built on the loss functions of raoe_kernels.
 
-Use a loss with ``raoe_train.Trainer``, or with ``SentenceTransformerTrainer`` and the collator of the loss's ``reads``.
-A batch can be encoded in mini-batches (``mini_batch_size``) and compared across processes (``gather_across_devices``).
-In both cases, the gradient is that of the whole batch in one process. Recipes name a loss by its class, or by the
-import path of your own subclass of ``Loss``.
+Use a loss with ``raoe_train.Trainer``, or with ``SentenceTransformerTrainer`` and the collator ``loss.reads.collator``.
+``mini_batch_size`` encodes a batch in mini-batches, and ``gather_across_devices`` compares the texts of all processes.
+In both cases, the gradient equals that of the whole batch computed in one process. In a recipe, name the class of a
+loss or, for your own subclass of ``Loss``, its import path.
 
-``ByLength`` wraps any loss, also losses of sentence-transformers, and encodes batches without most of the padding.
+``ByLength`` wraps a loss of raoe_train or sentence-transformers, and encodes batches without most of the padding.
 
-``gather_across_devices`` needs batches of equal size in all processes, as the trainer makes them. Otherwise the
-collective fails (gloo ends the process with fewer rows). FSDP gathers layers in every forward pass, so processes must
-also have the same number of mini-batches, which ByLength ensures.
+``gather_across_devices`` requires batches of equal size in all processes, which the trainer ensures. If sizes differ,
+the all-gather fails (with gloo, the process with fewer rows crashes). FSDP gathers weights in each forward pass, so all
+processes must also have the same number of mini-batches, which ByLength ensures.
 
-The labels of pair losses are ``{"score": (B,), "label": (B,)}`` from ``raoe_train.ScoreLabelCollator``, a (B, 2) tensor
-of rows ``[label, score]`` or, if the loss needs no NLI label, (B,) scores. For other losses, see their ``reads``.
+Pair losses accept three kinds of labels: ``{"score": (B,), "label": (B,)}`` from ``raoe_train.ScoreLabelCollator``, a
+(B, 2) tensor of rows ``[label, score]``, or (B,) scores if the loss needs no NLI label. Other losses: see collators.py.
 """
 
 from raoe_train.losses.base import CachedLoss, Loss

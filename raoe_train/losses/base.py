@@ -23,11 +23,11 @@ ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoder
 class Loss(nn.Module, ABC):
     """A loss, named in recipes by its class or, for your own subclass, by its import path.
 
-    The constructor takes the model, and keywords with types and defaults, which become keys in recipes.
+    The constructor takes the model and keyword arguments with types and defaults. Each keyword is a key in recipes.
 
     Attributes:
         reads: the training data that the loss needs.
-        asks_teacher: whether the constructor takes `embed`, the frozen encoder of the section `teacher`.
+        asks_teacher: whether the constructor takes `embed`, a function that encodes texts with the frozen teacher.
     """
 
     reads: ClassVar[Reads]
@@ -35,20 +35,20 @@ class Loss(nn.Module, ABC):
 
     @classmethod
     def needs_label(cls, keywords: Mapping[str, Any]) -> bool:
-        """Whether scored pairs must have NLI labels for a loss with these keywords."""
+        """Return whether the loss with these keyword arguments needs NLI labels as well as scores."""
         return False
 
 
 class CachedLoss(CachedLossMixin, Loss):
-    """A sentence-transformers loss whose batch can be encoded in mini-batches and compared across processes.
+    """A loss that can encode its batch in mini-batches (gradient caching) and compare the texts of all processes.
 
-    A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``, which returns the scalar loss of the (B,
-    D) columns of a whole batch. The constructor of the subclass stores each keyword as an attribute, for model cards.
+    A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``, which returns the scalar loss of a whole
+    batch from the (B, D) embeddings of each column. Its constructor stores keywords as attributes, for model cards.
 
     Args:
         model: the encoder.
         scale: inverse temperature, which multiplies cosines (or angles); 20 is a temperature of 0.05
-        mini_batch_size: number of rows to encode at a time, to save memory; the gradient of the batch does not change
+        mini_batch_size: number of rows to encode at a time, to save memory; the gradient stays the same
         mini_batch_num_tokens: maximum number of tokens to encode at a time; replaces mini_batch_size
         gather_across_devices: compare the texts of all processes; the batches of all processes must have equal size
 
@@ -56,7 +56,7 @@ class CachedLoss(CachedLossMixin, Loss):
         ValueError: scale, mini_batch_size or mini_batch_num_tokens is not above 0.
     """
 
-    cites: ClassVar[tuple[str, ...]] = ()  # keys of citations.bib
+    cites: ClassVar[tuple[str, ...]] = ()  # keys of the loss's papers in citations.bib
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class CachedLoss(CachedLossMixin, Loss):
     ) -> None:
         super().__init__()
         if isinstance(model, str):
-            raise TypeError(f"a loss needs an encoder, not its name: pass rt.load_encoder({model!r})")
+            raise TypeError(f"a loss needs a loaded encoder, got a name: pass rt.load_encoder({model!r})")
         check_numbers(False, scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)
         self.model = model
         self.scale: Any = scale
@@ -80,7 +80,7 @@ class CachedLoss(CachedLossMixin, Loss):
 
     @property
     def current_scale(self) -> Any:
-        """The current scale, which differs from `scale` if it is learned."""
+        """The current scale. It differs from the start value `scale` if the loss learns its scale."""
         return self.scale
 
     @property
@@ -91,30 +91,30 @@ class CachedLoss(CachedLossMixin, Loss):
         return "\n" + "".join(f"{entries[key]}\n" for key in self.cites)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
-        """Return the loss of a batch, (), or the parts of the loss by name.
+        """Return the scalar loss of a batch, or a dict of its named parts.
 
         Args:
             sentence_features: tokenised columns, with B rows each.
-            labels: labels from the collator of `reads`; see the docstring of the loss.
+            labels: labels as the collator `reads.collator` returns them; see the docstring of the loss class.
         """
         features = list(sentence_features)
         arguments = self.beside(features, labels)
         if self.uses_gradient_cache:
             if any("offsets" in column for column in features):
-                raise ValueError("mini-batches do not work with a StaticEmbedding: leave mini_batch_size out")
+                raise ValueError("mini-batches do not work with a StaticEmbedding: remove mini_batch_size")
             return with_own_gradients(self, lambda: self.forward_cached(features, arguments))  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embed_columns(self.model, features), **arguments)
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        """Return further arguments of compute_loss_from_embeddings, computed before the encoder reads the batch."""
+        """Return the keyword arguments of compute_loss_from_embeddings. Called before the encoder reads the batch."""
         return {"labels": labels}
 
     @abstractmethod
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """Return the scalar loss of a batch's (B, D) columns, or the parts of the loss by name."""
+        """Return the scalar loss, or a dict of its named parts, from the (B, D) embeddings of each column."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: return the loss of embeddings in mini-batches. labels: the result of `beside`."""
+        """CachedLossMixin's hook: return the loss from mini-batches of embeddings. labels: the result of `beside`."""
         loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
         if with_backward:
             loss.backward()
@@ -122,11 +122,11 @@ class CachedLoss(CachedLossMixin, Loss):
         return loss
 
     def total(self, loss: Any) -> Tensor:
-        """Return the scalar to differentiate when mini-batches are replayed."""
+        """Return the scalar to differentiate. A loss with named parts overrides this method and adds the parts."""
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Return all keywords of the loss, for the model card."""
+        """Return the keyword arguments of the loss and their values, for the model card."""
         constructors = [cls.__init__ for cls in type(self).__mro__ if issubclass(cls, CachedLoss)]
         names = [name for each in reversed(constructors) for name in inspect.signature(each).parameters]
         keywords = {name: getattr(self, name) for name in names if name != "model" and hasattr(self, name)}
@@ -134,15 +134,15 @@ class CachedLoss(CachedLossMixin, Loss):
 
 
 class OneSweep(CachedLoss):
-    """A loss of cosines that can be summed over several Matryoshka widths (numbers of first dimensions). The value
-    equals that of a MatryoshkaLoss around this loss. Time and memory are little more than for one width.
+    """A loss of cosines that can be summed over Matryoshka widths (numbers of leading dimensions of an embedding). The
+    sum equals the value of a MatryoshkaLoss around this loss, but needs little more time and memory than one width.
 
     Args:
         model, scale, cached: see CachedLoss.
-        matryoshka_dims: numbers of first dimensions to train, in any order; the default trains only whole embeddings
+        matryoshka_dims: numbers of leading dimensions to train, in any order; by default, only whole embeddings
 
     Attributes:
-        dims: matryoshka_dims in ascending order, or None, as the ops of raoe_kernels require.
+        dims: matryoshka_dims in ascending order, or None if empty; the argument `dims` of raoe_kernels' ops.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class OneSweep(CachedLoss):
             limit = "" if size is None else f" up to the model's {size}"
             raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {list(matryoshka_dims)}")
         if widths and size not in (None, widths[-1]):
-            warnings.warn(f"matryoshka_dims {widths} lacks {size}: whole embeddings are not trained", stacklevel=2)
+            warnings.warn(f"matryoshka_dims {widths} lacks {size}, so whole embeddings are not trained", stacklevel=2)
         self.matryoshka_dims = list(matryoshka_dims)
         self.dims = tuple(widths) or None
 
 
 def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (prefix, loss) for a loss (prefix "") and for all losses inside it (prefix "loss." …), without encoders."""
+    """Yield (prefix of its parameter names, module) for a loss and for all modules inside it, except encoders."""
     yield where, loss
     for name, child in loss.named_children():
         if name not in ENCODERS:
@@ -169,9 +169,9 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
-    """Run `cached`, which runs a backward pass and returns the scalar loss, and put the gradients of the loss's own
-    parameters back into the graph. So factors of the loss (1/n in gradient accumulation, a gradient scaler) also apply
-    to these gradients."""
+    """Return the scalar loss of `cached`, which runs its own backward pass. The gradients of the loss's own parameters
+    are attached to the returned value, so that later factors of the loss (1/n in gradient accumulation, a gradient
+    scaler) also apply to these gradients."""
     parameters = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -185,15 +185,15 @@ def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
 
 
 def attach_gradient(parts: dict[str, Tensor], loss: Tensor) -> Any:
-    """Return the parts of a loss by name. The first part gets the gradient of the whole loss, because only the sum of
-    the parts has the hook that replays mini-batches."""
+    """Return the named parts of a loss. The gradient of the whole `loss` is attached to the first part, because only
+    the sum of all parts has the hook that replays mini-batches."""
     values = {name: part.detach() for name, part in parts.items()}
     first = next(iter(values))
     return type(parts)({**values, first: values[first] + (loss - loss.detach())})
 
 
 def check_numbers(zero: bool = True, **numbers: float | None) -> None:
-    """Raise ValueError for a number that is below 0, infinite or NaN, and for 0 unless `zero`. None is allowed."""
+    """Raise ValueError for a number below 0, infinite or NaN and, if not `zero`, also for 0. None is allowed."""
     for name, value in numbers.items():
         if value is not None and (isinstance(value, str) or not 0 <= value < math.inf or not (zero or value)):
             raise ValueError(f"{name} must be a number {'of at least' if zero else 'above'} 0, got {value!r}")

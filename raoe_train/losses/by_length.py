@@ -1,5 +1,5 @@
-"""ByLength, a wrapper that encodes the batches of any loss by length or packed, each distinct text once, without
-padding to the longest text. And Keep, a regularizer that keeps embeddings close to those before training."""
+"""ByLength, a wrapper of losses that encodes each distinct text of a batch once, in groups of similar length or packed
+into one row. And Keep, a regularizer that keeps embeddings close to those before training."""
 
 import copy
 import functools
@@ -28,7 +28,7 @@ LENGTH_MULTIPLE = 16  # for a compiled model, padded lengths are multiples of th
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 EMBEDDING_LOSS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
-# losses of sentence-transformers without EMBEDDING_LOSS whose forward reads only embeddings of columns from the model
+# losses of sentence-transformers that lack EMBEDDING_LOSS, but need only the embeddings of columns from the model
 EMBED_COLUMNS = ("SoftmaxLoss", "GISTEmbedLoss", "CachedGISTEmbedLoss", "MegaBatchMarginLoss",
                  "CachedMultipleNegativesRankingLoss", "CachedMultipleNegativesSymmetricRankingLoss")  # fmt: skip
 LABELS_ARE_EMBEDDINGS = ("MSELoss", "EmbedDistillLoss")
@@ -42,7 +42,7 @@ def innermost(loss: Any) -> Any:
 
 
 def embeds_columns(loss: Any) -> bool:
-    """Whether a loss is one of EMBED_COLUMNS, or a subclass that inherits its `forward`."""
+    """Whether a loss is one of EMBED_COLUMNS, or inherits its `forward` from one of them."""
     for cls in type(loss).__mro__:
         if cls.__name__ in EMBED_COLUMNS and cls.__module__.startswith(PACKAGES[0]):
             return True
@@ -52,8 +52,8 @@ def embeds_columns(loss: Any) -> bool:
 
 
 def fits(loss: Any) -> bool:
-    """Whether a loss needs only embeddings from its model: its `forward`, a method of sentence-transformers or
-    raoe_train, embeds the columns and calls compute_loss_from_embeddings, or the loss is one of EMBED_COLUMNS."""
+    """Whether ByLength can wrap a loss, because it needs only embeddings from its model. This holds for EMBED_COLUMNS,
+    and if `forward` belongs to sentence-transformers or raoe_train and calls compute_loss_from_embeddings."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
     if embeds_columns(loss):
@@ -66,10 +66,10 @@ def fits(loss: Any) -> bool:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute a loss from (B, D) columns of embeddings. `labels` is the result of the loss's `beside`, and `tokens` has
-    the tokenised columns, for a loss with a guide."""
+    """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of `beside` or, if the loss has
+    none, the batch's labels. `tokens` has the tokenised columns, for a loss with a guide."""
     if isinstance(loss, MatryoshkaLoss) and loss.uses_gradient_cache and embeds_columns(loss.loss):
-        loss = loss.loss  # MatryoshkaLoss has replaced its calculate_loss by one for all widths
+        loss = loss.loss  # MatryoshkaLoss has replaced loss.loss.calculate_loss: it sums over all widths
     if isinstance(loss, MatryoshkaLoss):
         widths = [*zip(loss.matryoshka_dims, loss.matryoshka_weights, strict=True)]
         if 0 < loss.n_dims_per_step < len(widths):
@@ -82,14 +82,14 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
         replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
         leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
         tokens = tokens or [{"attention_mask": x.new_ones(len(x), 1)} for x in leaves]
-        # with three dimensions, so that a loss that cuts the padding of tokens does not also cut embeddings
+        # (B, 1, D), because a loss that cuts the padding of (B, L) tokens would also cut (B, D) embeddings
         features = [{**each, "embeddings": x[:, None]} for each, x in zip(tokens, leaves, strict=True)]
         model, loss.model = loss.model, Embedded()
         try:
             value = loss(features, labels)
             if not replays:
                 return value
-            value.backward()  # reads the columns piece by piece
+            value.backward()  # replays the mini-batches and sets leaf.grad
         finally:
             loss.model = model
         pairs: Any = zip(columns, leaves, strict=True)
@@ -100,15 +100,15 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
-    """Cut labels to a width if they are embeddings. Other labels can have the same number of columns by chance."""
+    """Cut labels to a width if the loss's labels are embeddings. (Other labels can have the same shape by chance.)"""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
-    """Return the weight `keep` as a number. "auto" is 0.3 if the scores of the datasets have only two values, as with
-    classes, else 0: with more values, mixtures of weights protect other texts as well and gain more on the target
-    (docs/adapt.md).
+    """Return the regularizer's weight `keep` as a number. "auto" is 0.3 if the scores have only two values, as with two
+    classes, and 0 otherwise. With more values, mixing the trained and initial weights after training protects other
+    texts equally well, and gains more on the target (docs/adapt.md).
     """
     if keep != "auto":
         return keep
@@ -118,12 +118,12 @@ def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
     scores = [{*dataset["score"][:]} for dataset in all_datasets if "score" in dataset.column_names]
     if not scores or max(map(len, scores)) != 2:
         return 0.0
-    print("keep 0.3: the scores have two values")
+    print("keep is 0.3, because the scores have only two values")
     return 0.3
 
 
 class Keep:
-    """A regularizer for any loss: mean over a batch's texts of 1 - cos(embedding, embedding before training).
+    """Regularizer for any loss: mean over a batch's texts of 1 - cos(embedding, embedding before training).
 
     This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder before training as the old
     model. Results: docs/adapt.md.
@@ -141,14 +141,14 @@ class Keep:
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:
         """Return the weighted regularizer, a scalar, from (texts, D) embeddings now and before training."""
-        # in bfloat16, rounding errors of a cosine near 1 are as large as the changes by training
+        # in bfloat16, rounding errors of cosines near 1 are as large as the changes that training makes
         with torch.autocast(now.device.type, enabled=False):
             wide = torch.promote_types(now.dtype, torch.float32)
             return self.weight * (1 - functional.cosine_similarity(now.to(wide), before.to(wide))).mean()
 
 
 class Embedded(nn.Module):
-    """A stand-in for the model, for columns that already are embeddings, (B, 1, D)."""
+    """Replacement of the model if the columns already are embeddings, (B, 1, D)."""
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         return {**features, "sentence_embedding": features["embeddings"][:, 0]}
@@ -162,7 +162,7 @@ class Batch:
     rows: list[Tensor]  # for each column, the indices of its texts among the encoded texts
     labels: Any
     words: Tensor | None = None  # distinct tokens of all runs, if there are several runs
-    tokens: list[dict[str, Any]] | None = None  # the columns, for losses that read them
+    tokens: list[dict[str, Any]] | None = None  # tokenised columns, for losses with a guide
     before: Tensor | None = None  # embeddings before training, for `keep`
 
     def to(self, device: Any, **_: Any) -> "Batch":
@@ -176,30 +176,30 @@ class Batch:
 
 
 class ByLength(CachedLossMixin, nn.Module):
-    """A loss whose encoder reads the texts of a batch by length (raoe_train.encoders.lengths): the distinct texts of
-    all columns, in groups that are padded to their own longest text, or packed into one row without padding.
+    """Wrapper that encodes the distinct texts of a batch by length (raoe_train.encoders.lengths): in groups of similar
+    length, each padded to its own longest text, or packed into one row without padding.
 
-    The loss and its gradient equal those of the padded batch, up to rounding and random draws of dropout.
-    raoe_train.Trainer wraps every loss in ByLength, and plans batches in the collator. With SentenceTransformerTrainer,
-    write loss=ByLength(loss).
+    The loss and its gradient equal those of the padded batch, up to rounding and dropout masks. raoe_train.Trainer
+    wraps all losses that ByLength supports (see `fits`), and plans batches in the collator. With
+    SentenceTransformerTrainer, write loss=ByLength(loss).
 
-    If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the groups are its mini-batches: no group
-    has more tokens, including padding, than mini_batch_num_tokens, or than mini_batch_size times the longest text. With
+    If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the groups are its mini-batches: a group
+    has at most mini_batch_num_tokens tokens, padding included, or mini_batch_size times the longest text's tokens. With
     DDP or FSDP, all processes make the same number of forward passes. Batches of images go to the loss unchanged.
 
     Args:
         loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
-        keep: the regularizer that keeps embeddings close to those before training. With it, the result is LossParts:
-            the part "keep" and the parts of the loss, or "target" if the loss has no parts.
-        packed: pack all texts into one row (raoe_train.encoders.packed); "auto" packs if the model is on CUDA. A model
-            that does not support packing is trained by length, with a line in the log. A model with FlashAttention is
-            always packed.
+        keep: the regularizer that keeps embeddings close to those before training. With `keep`, the result is
+            LossParts: "keep" and the parts of the loss, or "target" if the loss has no parts.
+        packed: pack all texts into one row (raoe_train.encoders.packed); "auto" packs on CUDA with Triton. If
+            the model does not support packing, a warning gives the reason, and texts are encoded in padded groups. A
+            model with FlashAttention always packs.
 
     Attributes:
-        compiled, tensor_cores: whether the model is compiled, and trained in 16 bits or TF32; the Trainer sets both.
+        compiled, tensor_cores: whether the model is compiled, and trains in 16 bits or TF32. The Trainer sets both.
     """
 
-    mini_batch_size = 1  # the rows of forward_cached are runs here
+    mini_batch_size = 1  # forward_cached gets one run at a time
     compiled = tensor_cores = False
 
     def __init__(self, loss: nn.Module, *, keep: Keep | None = None, packed: bool | Literal["auto"] = "auto") -> None:
@@ -226,13 +226,13 @@ class ByLength(CachedLossMixin, nn.Module):
         """Plan a batch of tokenised columns on the CPU: which texts each forward pass encodes, and what the loss needs
         besides embeddings. Return None for columns that are not rows of tokens."""
         columns, inner = [*features], innermost(self.loss)
-        guided = embeds_columns(inner) and hasattr(inner, "guide")  # reads the tokens of padded columns
+        guided = embeds_columns(inner) and hasattr(inner, "guide")  # the guide reads padded tokens
         runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, **self._limits(inner))
         if runs is None:
             return None
         arguments = inner.beside(columns, labels) if isinstance(inner, CachedLoss) else labels
         words = None
-        if len(runs.features) > 1 and not self.uses_gradient_cache:  # otherwise runs share no look-up
+        if len(runs.features) > 1 and not self.uses_gradient_cache:  # gradient caching cannot share a look-up
             words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique()
         return Batch(runs.features, runs.rows, arguments, words, columns if guided else [])
 
@@ -247,7 +247,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return limits
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
-        """Return the loss of a planned batch, or of tokenised columns. `labels` are those of the wrapped loss."""
+        """Return the loss of a planned batch, or of tokenised columns. `labels` has the format of the wrapped loss."""
         features = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
         planned = features if isinstance(features, Batch) else self.plan(features, labels)
         if planned is None and self.keep is not None:
@@ -255,14 +255,14 @@ class ByLength(CachedLossMixin, nn.Module):
         if planned is None:
             return self.loss(features, labels)
         batch = planned.to(_device(self.model))
-        # additional copies of a run, whose embeddings are not used
+        # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings
         batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
         if _is(_layers(self.model), "OptimizedModule"):
             batch.runs = [vary_sizes(run) for run in batch.runs]
         batch.before = self._start(batch)
         tokens = sum(run["input_ids"].numel() for run in batch.runs)
         most = getattr(innermost(self.loss), "mini_batch_num_tokens", None) or 0
-        # a batch that fits into one mini-batch is encoded once, if so in all processes
+        # a batch that fits into one mini-batch is encoded once, without replay, if this holds in all processes
         fits_at_once = len(batch.runs) == 1 or (tokens <= most and not (dist.is_available() and dist.is_initialized()))
         if self.uses_gradient_cache and not fits_at_once:
             rows: Any = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
@@ -281,7 +281,7 @@ class ByLength(CachedLossMixin, nn.Module):
             return torch.cat([self._embedded(run, self.keep.start) for run in batch.runs])
 
     def _value(self, table: Tensor, batch: Batch) -> Any:
-        """Return the loss of (texts, D) embeddings, with the regularizer `keep`."""
+        """Return the loss of (texts, D) embeddings, plus the regularizer `keep` if there is one."""
         loss = loss_of(self.loss, [table[rows] for rows in batch.rows], batch.labels, batch.tokens or [])
         if self.keep is None or batch.before is None:
             return loss

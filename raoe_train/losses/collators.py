@@ -13,10 +13,10 @@ from raoe_train.data.columns import NLI_LABELS
 
 
 class RowCollator(SentenceTransformerDataCollator):
-    """sentence-transformers' collator, extended to rows of anchor, positive and negatives that lack negatives (None).
+    """sentence-transformers' collator, extended to rows in which negatives are missing (None).
 
-    The labels of a batch with missing negatives are {"missing": bool (B, columns)}. A missing negative is replaced by
-    the positive of another row, which is encoded anyway. ValueError for a row without its first or second text.
+    If negatives are missing, the labels of the batch are {"missing": bool (B, columns)}. The positive of another row,
+    which is encoded anyway, fills the place of a missing negative. ValueError if the first or second text is missing.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ class RowCollator(SentenceTransformerDataCollator):
             return super().__call__(features)
         if missing[:, :2].any():
             raise ValueError(f"a row has no {names[int(missing[:, 1].any())]}: only negatives may be missing")
-        # Equal texts in a row are encoded separately, so use distinct texts; short ones are quick to tokenize.
+        # Fill gaps with distinct texts, because copies in a row are encoded again, and with short texts to save time.
         rows = [dict(row) for row in features]
         short = sorted(dict.fromkeys(row[names[1]] for row in rows), key=len)[: len(names)]
         for i, k in missing.nonzero().tolist():
@@ -38,13 +38,13 @@ class RowCollator(SentenceTransformerDataCollator):
 
 class ScoreLabelCollator(RowCollator):
     """Collator for datasets with a column ``score`` and optionally ``label``; the collator of sentence-transformers
-    does not support both. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``; a column that the
-    dataset lacks is left out.
+    does not support both columns. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``, without
+    the key of a column that the dataset lacks.
 
     Labels must be whole numbers (larger = less related) or NLI words, and scores must be numbers, otherwise ValueError.
     Datasets without a score are collated as in sentence-transformers.
 
-    raoe_train.Trainer uses this collator by default. For another trainer, pass the prompts of its arguments:
+    raoe_train.Trainer uses this collator for pair losses. For another trainer, pass the prompts of its arguments:
 
         ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
     """
@@ -63,8 +63,8 @@ class ScoreLabelCollator(RowCollator):
 
 
 class TextCollator(RowCollator):
-    """Collator that adds the texts of the columns, for losses whose teacher reads texts. The labels of a batch have
-    "texts": [B texts of the first column, …], without prompts, and "missing" as in RowCollator.
+    """Collator that adds the texts of the columns, for losses with a teacher or guide. The labels of a batch are
+    {"texts": [B texts of the first column, …] without prompts, "missing": see RowCollator}.
 
     Create it like a ScoreLabelCollator.
     """
@@ -74,7 +74,7 @@ class TextCollator(RowCollator):
         rows = [{name: value for name, value in row.items() if name not in labels} for row in features]
         batch = super().__call__(rows)
         columns = [name for name in (rows[0] if rows else ()) if name != "dataset_name"]
-        # a missing text has no influence: use the row's positive in its place
+        # the loss ignores missing texts, so fill their places with the positive of the row
         texts = [[row[columns[1]] if row[name] is None else row[name] for row in rows] for name in columns]
         return batch | {"label": {**(batch.get("label") or {}), "texts": texts}}
 
@@ -82,10 +82,10 @@ class TextCollator(RowCollator):
 class ListCollator(SentenceTransformerDataCollator):
     """Collator for lists of sentences, for ListMLELoss.
 
-    Rows have a column `sentences`, a list of texts, and optionally `label`, the teacher's n x n values row by row. A
-    batch is one tokenised column with all sentences in order, and the labels {"lengths": int64 (B,), "teacher": float32
-    (B, n, n)}. n is the length of the longest list; shorter lists are padded with 0. Without `label` there is no
-    "teacher".
+    Rows have a column `sentences`, a list of n texts, and optionally `label`, the teacher's n x n values as a flat
+    list. A batch is one tokenised column with the sentences of all lists in order, and the labels {"lengths": int64
+    (B,), "teacher": float32 (B, m, m)}. m is the length of the longest list, and shorter lists are padded with 0.
+    Without `label` there is no "teacher".
 
     Create it like a ScoreLabelCollator. ValueError for a missing column `sentences`, an empty list, or a wrong number
     of teacher values.
@@ -98,7 +98,7 @@ class ListCollator(SentenceTransformerDataCollator):
             if not isinstance(row.get("sentences"), (list, tuple)) or not row["sentences"]:
                 raise ValueError(f"a row must have a column 'sentences', a list of texts; got {row.get('sentences')!r}")
         lengths = [len(row["sentences"]) for row in features]
-        # other columns, such as the name of the dataset if there are several datasets
+        # keep other columns, such as the name of the dataset if there are several datasets
         extra = {key: value for key, value in features[0].items() if key not in ("sentences", "label")}
         batch = super().__call__([{**extra, "sentences": text} for row in features for text in row["sentences"]])
         batch["label"] = {"lengths": torch.tensor(lengths)}
@@ -107,21 +107,21 @@ class ListCollator(SentenceTransformerDataCollator):
             for square, row, length in zip(teacher, features, lengths, strict=True):
                 values = torch.as_tensor(row["label"], dtype=torch.float32)
                 if values.numel() != length * length:
-                    raise ValueError(f"{length} sentences need {length} x {length} values, got {values.numel()}")
+                    raise ValueError(f"{length} sentences need {length} x {length} label values, got {values.numel()}")
                 square[:length, :length] = values.reshape(length, length)
         return batch
 
 
 def columns_of(batch: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
     """Return the tokenised columns and the labels of a collated batch."""
-    # the method reads no attribute of a trainer, but takes negative_2_input_ids for a feature 2_input_ids of `negative`
+    # collect_features does not use self. It also returns negative_2_input_ids as feature 2_input_ids of `negative`.
     columns, labels = SentenceTransformerTrainer.collect_features(None, batch)  # type: ignore[arg-type]
     return [{name: value for name, value in each.items() if not name[0].isdigit()} for each in columns], labels
 
 
 class PlanningCollator:
     """A collator that replaces the columns of another collator's batch by their plan (ByLength.plan), so that
-    DataLoader workers plan batches while the device computes. Batches for losses without a plan keep their columns.
+    DataLoader workers plan batches while the device computes. If the loss has no `plan`, a batch keeps its columns.
 
     Args:
         collate: the collator whose batches are planned.
@@ -139,7 +139,7 @@ class PlanningCollator:
         while isinstance(getattr(inner, "loss", None), torch.nn.Module):
             inner = inner.loss
         if isinstance(labels, dict) and "missing" in labels and not getattr(inner, "allows_missing", False):
-            raise ValueError("a row lacks a negative, which only InfoNCELoss, GISTLoss and SigmoidLoss allow")
+            raise ValueError("a row lacks a negative: use InfoNCELoss, GISTLoss or SigmoidLoss, or remove the row")
         plan = loss.plan(features, labels) if hasattr(loss, "plan") and features else None
         if plan is None:
             return batch

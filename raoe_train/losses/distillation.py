@@ -20,7 +20,7 @@ Ties = Literal["ordinal", "random"]
 
 
 def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list[Tensor]:
-    """Compute a teacher's embeddings of the texts of the columns, (B, D') each. ValueError for labels without texts."""
+    """Return the teacher's (B, D') embeddings of each column's texts. Raise ValueError for labels without texts."""
     texts = labels.get("texts") if isinstance(labels, Mapping) else None
     if texts is None:
         raise ValueError("a teacher needs the batch's texts: use raoe_train.TextCollator")
@@ -30,14 +30,14 @@ def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list
 
 
 class DistillationLoss(CachedLoss):
-    """A loss whose frozen teacher reads the texts of each batch with the teacher's own tokenizer and prompt. The
-    labels, from raoe_train.TextCollator, are {"texts": the texts of two columns, B strings each}.
+    """Base class: a frozen teacher encodes the texts of each batch, with the teacher's own tokenizer and prompt. The
+    labels are {"texts": two lists of B strings, one list per column}, from raoe_train.TextCollator.
 
     Args:
-        model, scale, cached: see CachedLoss; gather_across_devices raises ValueError.
+        model, scale, cached: see CachedLoss; gather_across_devices is not supported and raises ValueError.
         embed: a function from n sentences to the teacher's embeddings, [n, D'] float32, of any dimension D'. The
-            teacher is not part of this module, so it is not trained, moved or saved. Create `embed` with
-            raoe_train.encoders.embed.embedder, or in a recipe with the section `teacher`.
+            teacher is not a submodule of the loss, so it is not trained, moved to a device or saved. Create `embed`
+            with raoe_train.encoders.embed.embedder, or in a recipe with the section `teacher`.
     """
 
     reads = PAIRS_WITH_TEXTS
@@ -55,7 +55,7 @@ class DistillationLoss(CachedLoss):
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         teacher = teacher_embeddings(self._embed, labels, embeddings)
-        # the three digits of bfloat16 are too coarse for rankings and targets
+        # bfloat16 has only about three digits, too few for rankings and targets
         with torch.autocast(embeddings[0].device.type, enabled=False):
             a, b = (column if column.dtype == torch.float64 else column.float() for column in embeddings)
             return self.of_pairs(a, b, *(column.to(a.dtype) for column in teacher))
@@ -66,10 +66,10 @@ class DistillationLoss(CachedLoss):
 
 
 class SimilarityDistillationLoss(DistillationLoss):
-    """Mean over the pairs of (cos(a_i, b_i) - the teacher's cos(a_i, b_i))².
+    """Mean squared difference between the model's cosine and the teacher's cosine of each pair.
 
-    Table 4 of the RAOE paper calls this loss MSE. The paper's MSE2 uses the teacher's cosines as fixed scores, which is
-    raoe's CosineSimilarityLoss. `scale` has no effect.
+    Table 4 of the RAOE paper calls this loss MSE. For the paper's MSE2, whose targets are scores stored in the data,
+    use CosineSimilarityLoss. `scale` has no effect.
     """
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class SimilarityDistillationLoss(DistillationLoss):
 class RankDistillationLoss(DistillationLoss):
     """Train each first sentence to rank all second sentences of the batch in the teacher's order (ListMLE).
 
-    Applies ``list_mle_loss`` to the student's B x B cosines times `scale`, with the order of the teacher's cosines.
+    Applies ``list_mle_loss`` to the model's B x B cosines times `scale`; the teacher's cosines set the target order.
     This is the rank distillation of RankCSE (Liu et al. 2023, section 3.3), for two columns instead of two dropout
     views. RankCSE excludes the diagonal, which pairs a sentence with itself; this loss includes it.
     """
@@ -92,10 +92,10 @@ class RankDistillationLoss(DistillationLoss):
 class ListMLELoss(CachedLoss):
     """Train each sentence of a list to rank the list in the teacher's order, by ``list_mle_loss``.
 
-    Row j has the cosines of x_j with *every* sentence of its list, including x_j (Eq. 8 and 9 of the ranking-sentences
-    paper: s_j = [s_j,1 … s_j,n], as in the paper's code). The target of row j is row j of the teacher's symmetric
-    matrix refine_similarity(phi, omega). Without a teacher ("ranking only"), the target is the order of the list:
-    -|k - j|, so nearer positions rank before farther positions (Eq. 5).
+    Row j has the model's cosines of x_j with *every* sentence of its list, including x_j (Eq. 8 and 9 of the
+    ranking-sentences paper: s_j = [s_j,1 … s_j,n], as in the paper's code). The target of row j is row j of the
+    teacher's symmetric matrix refine_similarity(phi, omega). Without a teacher ("ranking only"), the target for x_k in
+    row j is -|k - j|: sentences nearer to x_j in the list rank first (Eq. 5).
 
     The loss is the mean over all rows of the batch, so the weight of a list is its number of sentences, as in the
     paper's sum over the rows of a list. Lists are not compared with each other.
@@ -105,10 +105,10 @@ class ListMLELoss(CachedLoss):
 
     Args:
         model, scale, cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
-            gather_across_devices, processes are weighted by their number of sentences, so that the mean loss over
-            processes, and DistributedDataParallel's gradient, are those of the whole batch. Texts are not gathered.
+            gather_across_devices, each process is weighted by its number of sentences, so that the mean of all losses
+            and DistributedDataParallel's gradient equal those of the whole batch. Texts are not gathered.
         ties: how to order sentences with equal teacher values; ordinal keeps the order of the list, random shuffles
-            them at every call, as the paper's code does. Without a teacher, x_j-1 and x_j+1 have equal values
+            them at every call, as the paper's code does. Without a teacher, x_j-1 and x_j+1 always tie
     """
 
     reads = LISTS
@@ -122,15 +122,15 @@ class ListMLELoss(CachedLoss):
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         if isinstance(labels, Mapping) and "lengths" in labels:
-            # read the lengths here, where the batch is planned on the CPU
+            # read the maximum now: the planned batch is still on the CPU, so this does not wait for a GPU
             labels = {**labels, "longest": int(labels["lengths"].max())}
         return {"labels": labels}
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
         """Return the scalar loss of one column of (N, D) embeddings. ValueError for missing labels."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
-            got = f"{len(embeddings)} columns and {type(labels).__name__}"
-            raise ValueError(f"ListMLELoss needs one column and 'lengths', use raoe_train.ListCollator; got {got}")
+            got = f"{len(embeddings)} columns and {type(labels).__name__} labels"
+            raise ValueError(f"ListMLELoss needs one column and the labels of raoe_train.ListCollator; got {got}")
         (column,) = embeddings
         lengths = labels["lengths"].to(column.device)
         teacher = labels.get("teacher")

@@ -8,28 +8,28 @@ from torch import Tensor
 
 
 def world_size() -> int:
-    """Number of processes."""
+    """Return the number of processes, 1 without torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def own_rows(own: Tensor) -> Tensor | None:
-    """(B,) int64: indices of this process's rows among all processes' rows, in rank order; None for one process."""
+    """Return (B,) int64 indices of this process's rows among the rows of all processes; None for one process."""
     return None if world_size() == 1 else torch.arange(len(own), device=own.device) + dist.get_rank() * len(own)
 
 
 def gather_rows(own: Tensor) -> Tensor:
     """Gather the rows of all processes in the order of ranks: (B, ...) -> (processes * B, ...).
 
-    The gradients of all processes for a row are summed in the process to which the row belongs. If each process
-    computes the mean loss of its own rows, or the same loss of all rows, DistributedDataParallel's average is exactly
-    the gradient of the whole batch.
+    In the backward pass, the process that owns a row receives the sum of all processes' gradients of this row. If each
+    process computes the mean loss of its own rows, or the same loss of all rows, DistributedDataParallel's average is
+    exactly the gradient of the whole batch.
     """
     return own if world_size() == 1 else _GatherEveryGradient.apply(own)
 
 
 def average_gradient(parameter: Tensor) -> Tensor:
-    """Average the gradient of a loss's own parameter over processes, because DistributedDataParallel wraps only the
-    encoder. Call this function once per forward pass, in every process."""
+    """Return a parameter of the loss, such that the backward pass averages its gradient over processes, because
+    DistributedDataParallel wraps only the encoder. All processes must call this function equally often."""
     return parameter if world_size() == 1 else gather_rows(parameter[None]).mean(0)
 
 

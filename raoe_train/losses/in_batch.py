@@ -18,29 +18,29 @@ from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows
 from raoe_train.losses.reads import ROWS, ROWS_WITH_TEXTS
 
 SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
-NO_CANDIDATE = -(2**31)  # id of a column to leave out for all anchors, see info_nce_loss
+NO_CANDIDATE = -(2**31)  # id of a text that is no negative of any anchor, see `ignore` of info_nce_loss
 MISSING = torch.iinfo(torch.int64).min  # text id of a missing negative
-ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions that compare with anchors
+ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
 MarginStrategy = Literal["absolute", "relative"]
 Ids = tuple[Tensor, Tensor] | None
-"""Ids of all processes' anchors and columns: texts with equal ids are no negatives. None if all texts are distinct."""
+"""(ids of anchors, ids of other texts) in all processes; equal ids are no negatives. None if all texts are distinct."""
 
 
 class InBatchLoss(CachedLoss):
-    """Train each anchor to be most similar to its positive in the batch, by ``info_nce_loss``.
+    """Base class: train each anchor to be more similar to its positive than to the other texts of the batch.
 
-    The columns are anchor, positive and any number of hard negatives, all with the same number of rows; a row can lack
-    negatives (RowCollator). Logits are computed in chunks and not stored, so memory grows only with the embeddings.
+    The columns are anchor, positive and any number of hard negatives, with the same number of rows. Rows can lack
+    negatives (see RowCollator). Logits are computed in chunks and not stored, so memory grows linearly with the batch.
 
     Args:
-        model, scale, cached: see CachedLoss. With gather_across_devices, negatives and duplicates come from the batches
-            of all processes. Each process returns the mean over its own pairs, so the mean loss over processes, and
-            DistributedDataParallel's gradient, are those of the whole batch.
-        learn_scale: learn the scale, which starts at `scale` and stays between 1 and 100 as in CLIP. The parameter is
-            `log_scale`, its logarithm. Set a larger learning rate for it with training.learning_rate_mapping
-        mask_duplicates: exclude false negatives: equal texts, and texts linked by a chain of (anchor, positive) pairs.
-            An anchor's own positive is never excluded. Texts are equal if the encoder reads equal tokens (with prompts,
-            after truncation). Columns that are not texts raise an error
+        model, scale, cached: see CachedLoss. With gather_across_devices, the texts of all processes are negatives, and
+            duplicates are masked across processes. Each process returns the mean over its own pairs. So the mean of all
+            processes' losses, and DistributedDataParallel's gradient, equal those of the whole batch.
+        learn_scale: learn the scale, which starts at `scale` and stays between 1 and 100 as in CLIP. The parameter
+            `log_scale` is its logarithm. Give log_scale a larger learning rate with training.learning_rate_mapping
+        mask_duplicates: exclude false negatives: texts that equal the anchor or its positive, or that a chain of
+            (anchor, positive) pairs links to them. The anchor's own positive is never excluded. Texts are equal if
+            their tokens are equal (with prompts, after truncation). Columns that are not texts raise an error
     """
 
     reads, allows_missing = ROWS, True  # negatives of a row may be missing
@@ -73,8 +73,8 @@ class InBatchLoss(CachedLoss):
         return self.log_scale
 
     def differentiable_scale(self) -> float | Tensor:
-        """Return the current scale, with a gradient if the scale is learned. Call this method once per forward pass:
-        each call averages the gradient over processes."""
+        """Return the current scale, with a gradient if the scale is learned. All processes must call this method
+        equally often, because each call averages the gradient over processes."""
         return average_gradient(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class InBatchLoss(CachedLoss):
             return {"labels": labels}
         if self.gather_across_devices and not self.mask_duplicates:
             raise ValueError("gather_across_devices needs mask_duplicates for rows that lack negatives")
-        # compute ids here, because mini-batches slice the columns, and the encoder's modules may change them
+        # compute ids now: later, columns are sliced into mini-batches, and the encoder's modules may change features
         if self.mask_duplicates:
             texts = torch.stack([text_ids(column) for column in features], dim=1)
         else:
@@ -99,8 +99,8 @@ class InBatchLoss(CachedLoss):
     ) -> Tensor:
         """Return the scalar loss of (B, D) embeddings of the columns.
 
-        `texts` are (B, columns) integers, equal for equal texts in all columns and processes, and MISSING for missing
-        negatives. `ids` are the ids of all processes. Without `texts` and `ids`, no duplicates are masked.
+        `texts` are (B, columns) int64 text ids: equal for equal texts in any column and process, and MISSING for
+        missing negatives. `ids` (see Ids) can replace `texts`. Without `texts` and `ids`, no duplicates are masked.
         """
         rows = [len(column) for column in embeddings]
         if len(rows) < 2 or len(set(rows)) > 1:
@@ -113,12 +113,12 @@ class InBatchLoss(CachedLoss):
         """Return the mean loss over the rows of this process."""
 
     def gather(self, column: Tensor) -> Tensor:
-        """Return the rows of all processes for a column, with gather_across_devices. Columns are gathered one by one,
-        because joined columns would not keep their order."""
+        """Return a column with the rows of all processes, or unchanged without gather_across_devices. Gather columns
+        one by one: if columns are concatenated first, gathering mixes their rows."""
         return gather_rows(column) if self.gather_across_devices else column
 
     def targets(self, own: Tensor) -> Tensor | None:
-        """(B,): indices of this process's rows among the gathered rows. None without gathering: ops sort targets."""
+        """Return (B,) indices of this process's rows in a gathered column. Without gathering, None saves a sort."""
         return own_rows(own) if self.gather_across_devices else None
 
     def contrast(
@@ -129,14 +129,14 @@ class InBatchLoss(CachedLoss):
         directions: tuple[str, ...] = ("query_to_doc",),
         **form: Any,
     ) -> Tensor:
-        """Compute info_nce_loss of this process's rows against the columns of all processes. `guide` has the guide's
-        (B, G) embeddings of each column, and `form` further keywords of info_nce_loss."""
+        """Compute info_nce_loss of this process's rows against the columns of all processes. `guide` is a list of the
+        guide's (B, G) embeddings, one per column; `form` has other keyword arguments of info_nce_loss."""
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
         is_alone = len(positives) == 1 and torch.is_grad_enabled()
         if is_alone and (not columns or (ids is not None and (ids[1][1:] == NO_CANDIDATE).all())):
-            raise ValueError("a batch of one row without negatives has loss 0: use larger batches or drop the last")
-        anchors, rows = None, slice(None) if targets is None else targets  # rows of the op's `anchors`
+            raise ValueError("a batch of one row without negatives has loss 0: use larger batches or drop the last one")
+        anchors, rows = None, slice(None) if targets is None else targets  # rows of `anchors` to contrast
         if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
             anchors, rows = self.gather(own), slice(None)
         if ids is not None:
@@ -150,7 +150,7 @@ class InBatchLoss(CachedLoss):
 
 
 class SigmoidLoss(InBatchLoss):
-    """Train a binary classification of every (anchor, text) pair as positive or not, by ``sigmoid_loss``.
+    """Classify every (anchor, text) pair of the batch as positive or not, by ``sigmoid_loss``.
 
     The value equals that of SigLIP (Zhai et al. 2023) and of open_clip's SigLipLoss if no text occurs twice.
 
@@ -187,20 +187,19 @@ class SigmoidLoss(InBatchLoss):
 
 
 class GISTLoss(InBatchLoss):
-    """InfoNCE without the negatives that a guide encoder finds too similar (GISTEmbed, Solatorio 2024), by
-    ``info_nce_loss``.
+    """InfoNCE that excludes negatives which a guide encoder finds too similar (GISTEmbed, Solatorio 2024).
 
     The value equals that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss, with scale 1 / temperature,
-    if no text occurs twice. The guide reads the columns' texts from labels, as does the teacher of a DistillationLoss.
+    if no text occurs twice. The guide encodes the texts in `labels`, which TextCollator adds.
 
     Args:
-        model, scale, learn_scale, cached: see InBatchLoss. With gather_across_devices, anchors are contrasted with the
-            anchors of all processes (in sentence-transformers, with the anchors of the same process).
+        model, scale, learn_scale, cached: see InBatchLoss. With gather_across_devices, contrast_anchors uses the
+            anchors of all processes. (sentence-transformers uses only the anchors of the same process.)
         embed: function that returns the guide's embeddings of sentences, see DistillationLoss.
         margin_strategy: absolute or relative. If p is the guide's cosine of the positive pair, a negative is excluded
             if its guide cosine exceeds p - margin (absolute) or p - margin x |p| (relative)
-        margin: minimum difference between the guide's cosines of the positive and of a negative. If margin is below 0,
-            the positive pair is kept, whereas sentence-transformers excludes it
+        margin: amount by which the guide's cosine of the positive must exceed that of a negative; other negatives are
+            excluded. If margin is below 0, the positive pair stays in the loss (sentence-transformers excludes it)
         contrast_anchors: also use other anchors as negatives of an anchor
         contrast_positives: also use other positives as negatives of a positive
     """
@@ -230,7 +229,7 @@ class GISTLoss(InBatchLoss):
         self._guided: tuple[Any, list[Tensor]] = (None, [])
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
-        if labels is None or labels is not self._guided[0]:  # a MatryoshkaLoss calls this repeatedly for a batch
+        if labels is None or labels is not self._guided[0]:  # a MatryoshkaLoss calls this once per width
             self._guided = (labels, teacher_embeddings(self._embed, labels, embeddings))
         directions = ["query_to_doc"]
         directions += ["query_to_query"] * self.contrast_anchors + ["positive_to_positive"] * self.contrast_positives
@@ -240,8 +239,8 @@ class GISTLoss(InBatchLoss):
 
 
 def _duplicate_ids(texts: Tensor) -> Ids:
-    """Return the ids of (N, columns) texts, or None if no text occurs twice and no text is missing, as in most batches:
-    without ids, the op skips a pass that compares ids. The check synchronizes a GPU."""
+    """Return Ids from (N, columns) text ids, or None if no text occurs twice or is missing, as in most batches. With
+    None, the op skips a pass that compares ids. On a GPU, this check waits for the device."""
     anchor_ids, column_ids = related_as_ids(texts)
     missing = texts[:, 1:].T.flatten() == MISSING
     duplicates = max(torch.bincount(anchor_ids).max(), torch.bincount(column_ids)[anchor_ids].max()) > 1
@@ -249,8 +248,8 @@ def _duplicate_ids(texts: Tensor) -> Ids:
 
 
 def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int32 ids of anchors (N,) and columns (C,), from (N, columns) ids of the whole batch's texts. Texts get
-    equal ids if a chain of (anchor, positive) pairs links them (connected components): (A, B), (C, B) link A and C."""
+    """Return int32 ids of the anchors (N,) and of all other texts (C,), from (N, columns) text ids of the whole batch.
+    Texts linked by a chain of (anchor, positive) pairs get equal ids: the pairs (A, B) and (C, B) link A and C."""
     number = torch.unique(texts, return_inverse=True)[1]
     root = torch.arange(texts.numel(), device=texts.device)
     first, second = number[:, 0], number[:, 1]
@@ -265,10 +264,10 @@ def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_ids(features: dict[str, Tensor]) -> Tensor:
-    """Return (B,) int64 ids of texts, equal for rows with the same tokens in any column, process and padding.
+    """Return (B,) int64 ids of the texts in a column. Equal tokens give equal ids in any column, process and padding.
 
-    An id is the sum over the tokens of a 64-bit hash (splitmix64's finaliser) of token and position. Two distinct texts
-    have the same id with probability 2^-64.
+    An id is the sum over the text's tokens of a 64-bit hash (splitmix64's finaliser) of token and position. Two
+    distinct texts have the same id with probability 2^-64.
     """
     tokens = features.get("input_ids")
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features
@@ -286,7 +285,7 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
 
 def _hash(tokens: Tensor, positions: Tensor) -> Tensor:
     x = (tokens.long() << 32) + positions + 1
-    # int64 wraps around, and >> keeps the sign, which the masks remove
+    # int64 products wrap around, and >> copies the sign bit, which the masks clear
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
     return x ^ ((x >> 31) & ((1 << 33) - 1))

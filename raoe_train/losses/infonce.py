@@ -19,25 +19,25 @@ Partition = Literal["joint", "per_direction"]
 Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 ONE_WAY: list[Direction] = ["query_to_doc"]
 BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
-CLASSES = (2, 0, 1)  # similarity rank of the columns after the anchor: positive, negative (contradiction), neutral
+CLASSES = (2, 0, 1)  # ranks of positive, negative (contradiction) and neutral by their similarity to the anchor
 
 
 class InfoNCELoss(OneSweep, InBatchLoss):
     """Train each anchor to find its positive among all positives and negatives of the batch, by ``info_nce_loss``.
 
-    With one hard negative, the loss is BeLLM's Eq. 6. If no text occurs twice, the value equals that of
+    With one hard negative, this is Eq. 6 of the BeLLM paper. If no text occurs twice, the value equals that of
     sentence-transformers' MultipleNegativesRankingLoss with cos_sim and the same options.
 
     Args:
-        model, scale, learn_scale, cached: see InBatchLoss and OneSweep. With matryoshka_dims, all widths share one
-            pass, unless an option other than symmetric and mask_duplicates is used: each width then takes a pass.
-        symmetric: also train positives to find their anchors; the loss is the mean of both directions. Same as
+        model, scale, learn_scale, cached: see InBatchLoss and OneSweep. With matryoshka_dims, one pass computes all
+            widths. With several joint directions, hardness_mode or learn_scale, each width takes its own pass.
+        symmetric: also train positives to find their anchors; the loss is the mean of both directions. Short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
-        directions: kinds of similarities in the softmax, see ``info_nce_loss``; query_to_doc is required. GTE's loss
+        directions: kinds of pairs in the softmax, see ``info_nce_loss``; query_to_doc is required. GTE's loss
             (Li et al. 2023) uses query_to_doc, query_to_query, doc_to_query and doc_to_doc
         partition_mode: joint uses one softmax over all directions; per_direction averages one loss per direction, and
             allows only query_to_doc and doc_to_query
-        hardness_mode: negatives whose logits are raised by hardness_strength x their cosine, without gradient;
+        hardness_mode: add hardness_strength x cosine, without gradient, to the logits of these negatives:
             in_batch_negatives (Lan et al. 2025), hard_negatives (the row's own, as in EmbeddingGemma) or all_negatives
         hardness_strength: factor for the cosines of hardness_mode; 9 in Lan et al. 2025, 5 in EmbeddingGemma
     """
@@ -61,9 +61,9 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         if partition_mode not in get_args(Partition):
             raise ValueError(f"partition_mode must be one of {', '.join(get_args(Partition))}, got {partition_mode!r}")
         if partition_mode == "per_direction" and not set(distinct) <= set(BOTH_WAYS):
-            raise ValueError(f"partition_mode per_direction needs query_to_doc and doc_to_query only, got {distinct}")
+            raise ValueError(f"partition_mode per_direction allows only query_to_doc and doc_to_query, got {distinct}")
         if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):
-            raise ValueError("symmetric sets directions and partition_mode: leave these out")
+            raise ValueError("symmetric sets directions and partition_mode: remove directions and partition_mode")
         check_numbers(hardness_strength=hardness_strength)
         self.symmetric = symmetric
         self.both_ways = symmetric or (partition_mode == "per_direction" and len(distinct) == 2)
@@ -80,12 +80,12 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         return torch.stack([self._of_widths(columns, ids, None) for columns in parts]).sum()
 
     def _of_widths(self, embeddings: list[Tensor], ids: Ids, dims: tuple[int, ...] | None) -> Tensor:
-        """Return the loss of the columns, summed over the widths `dims` if there are any."""
+        """Return the loss of the columns' embeddings, summed over the widths `dims`; None is the full width."""
         form: dict[str, Any] = {"scale": self.differentiable_scale(), "dims": dims}
         hardness: dict[str, Any] = {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
         if not self.both_ways:
             return self.contrast(embeddings, ids, directions=self.directions, **form, **hardness).sum()
-        # Do not use the op's `symmetric`, for which every process would compute the rows of all processes.
+        # The op's `symmetric` is not used: with it, every process would compute the rows of all processes.
         swapped_ids = None if ids is None else (ids[1][: len(ids[0])], ids[0])
         forward = self.contrast(embeddings, ids, **form, **hardness)
         return ((forward + self.contrast(embeddings[1::-1], swapped_ids, **form)) / 2).sum()
@@ -96,15 +96,15 @@ class AnglEContrastiveLoss(InfoNCELoss):
     Implementation for Ablations").
 
     The columns are anchor, positive, negative and optionally neutral. InfoNCE uses neutrals as additional hard
-    negatives. The angular part is CoSENT over ``pairwise_angle_sim`` of all pairs (anchor, other column) in the batch:
-    Angle(positive) < Angle(neutral) < Angle(negative), also for different anchors. The appendix has only these two
-    parts. AnglE itself has a third part, CoSENT over the cosines of these pairs, and scale 1 for angles (recipe angle).
+    negatives. The angular part is CoSENT over ``pairwise_angle_sim`` of all pairs (anchor, other column) in the batch.
+    It trains Angle(positive) < Angle(neutral) < Angle(negative), also across anchors. The appendix has only these two
+    parts. AnglE itself adds CoSENT over the cosines of these pairs, and uses scale 1 for angles (recipe `angle`).
 
     Args:
-        model, scale, contrastive: see InfoNCELoss. All parts use scale. A learned scale gets its gradient from InfoNCE
-            only.
+        model, scale, contrastive: see InfoNCELoss. All parts use `scale`, but with learn_scale only InfoNCE trains
+            the scale.
         angle_weight: weight of the angular part
-        angle_scale: scale of the angular part; `scale` if None
+        angle_scale: scale of the angular part; by default, `scale`
         cosine_weight: weight of CoSENT over cosines
     """
 
@@ -131,7 +131,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
         """Return the scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
         if len(embeddings) not in (3, 4):
-            raise ValueError(f"AnglEContrastiveLoss needs anchor, positive, negative (neutral), got {len(embeddings)}")
+            raise ValueError(f"AnglEContrastiveLoss needs 3 columns, or 4 with neutral texts, got {len(embeddings)}")
         loss = super().compute_loss_from_embeddings(embeddings, labels, **texts)
         loss = loss + self.angle_weight * self._order(util.pairwise_angle_sim, embeddings, self.angle_scale)
         if not self.cosine_weight:
@@ -139,7 +139,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
-        """Return CoSENT with CLASSES as scores, over a similarity of two (n, D) tensors, summed over widths."""
+        """Return CoSENT over the similarities of all (anchor, other column) pairs, with CLASSES as scores."""
         anchor, *rest = embeddings
         first, second = anchor.repeat(len(rest), 1), torch.cat(rest)
         widths = self.dims or (anchor.shape[1],)

@@ -12,7 +12,7 @@ Distance = Literal["cosine", "euclidean"]
 
 
 class CosineSimilarityLoss(Loss, losses.CosineSimilarityLoss):
-    """Mean of (cosine - score)²."""
+    """Mean squared error between cosines and scores, the mean of (cosine - score)²."""
 
     reads = COSINES
 
@@ -21,20 +21,20 @@ class CosineSimilarityLoss(Loss, losses.CosineSimilarityLoss):
 
 
 class AutoLoss(Loss):
-    """In recipes, the loss that fits the columns of data.train: PearsonLoss for pairs with scores or NLI labels,
-    InfoNCELoss for rows of queries and passages."""
+    """Placeholder in recipes for the loss that fits the columns of data.train: PearsonLoss for pairs with scores or NLI
+    labels, InfoNCELoss for rows of queries and passages."""
 
     reads = COSINES
 
     def __init__(self, model: Any) -> None:
-        raise TypeError("AutoLoss stands for PearsonLoss or InfoNCELoss in recipes: name one of them")
+        raise TypeError("AutoLoss works only in recipes: use PearsonLoss or InfoNCELoss")
 
 
 class TripletLoss(Loss, losses.TripletLoss):
     """Mean of max(0, distance to the positive - distance to the negative + margin).
 
     Args:
-        margin: minimum difference between the two distances
+        margin: how much farther from the anchor the negative must be than the positive
         distance: distance function of two embeddings
     """
 
@@ -45,10 +45,10 @@ class TripletLoss(Loss, losses.TripletLoss):
 
 
 class _Siamese(Loss):
-    """Base class of the two losses of labelled pairs.
+    """Base class of ContrastiveLoss and OnlineContrastiveLoss.
 
     Args:
-        margin: distance from which dissimilar pairs have loss 0
+        margin: dissimilar pairs at this distance or farther have loss 0
         distance: distance function of two embeddings
     """
 
@@ -64,12 +64,12 @@ class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
 
 
 class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
-    """ContrastiveLoss, summed over only the hard pairs of a batch."""
+    """ContrastiveLoss that sums over the hard pairs of a batch only."""
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):
-    """Cross entropy of the three NLI classes, predicted by a linear classifier from (u, v, |u - v|), as in SBERT
-    (Reimers and Gurevych 2019, section 3). The classifier is trained with the encoder, but is no part of it."""
+    """Cross entropy of a linear classifier that predicts three NLI classes from (u, v, |u - v|), with the embeddings u
+    and v, as in SBERT (Reimers and Gurevych 2019, section 3). The classifier is not saved with the encoder."""
 
     reads = CLASSES
 
@@ -78,7 +78,7 @@ class SoftmaxLoss(Loss, losses.SoftmaxLoss):
 
 
 class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
-    """sentence-transformers' loss, as a baseline. InfoNCELoss also accepts rows without negatives and masks duplicates.
+    """InfoNCE of sentence-transformers for pairs, as a baseline. InfoNCELoss also reads negatives and masks duplicates.
 
     Args:
         scale: inverse temperature

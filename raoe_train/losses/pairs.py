@@ -56,8 +56,8 @@ class LossParts(dict):
 
 class PairLoss(CachedLoss):
     """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns a scalar loss
-    or LossParts from (B,) tensors. label is None unless `needs_label`; see raoe_train.losses for labels. If the
-    subclass is also a OneSweep, similarity can be (K, B), with a loss of shape (K,) for K widths."""
+    or LossParts from (B,) tensors. label is None unless `needs_label`; raoe_train.losses lists the kinds of labels. If
+    the subclass is also a OneSweep, similarity can be (K, B) for K widths, and the loss is then (K,)."""
 
     reads = SCORED_PAIRS
     by_order = False  # True if only the order of scores counts; if False, scores get the dtype of similarity
@@ -65,7 +65,7 @@ class PairLoss(CachedLoss):
     _checked_labels = False
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        # Planned batches are on the CPU. On a GPU, only the first batch is checked, because reading waits for the GPU.
+        # All planned batches (on the CPU) are checked. On a GPU, a check waits, so only the first batch is checked.
         on_gpu = any(getattr(x, "is_cuda", False) for x in features[0].values())
         if labels is not None and not (on_gpu and self._checked_labels):
             self._checked_labels = True
@@ -75,7 +75,7 @@ class PairLoss(CachedLoss):
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
         self._cached_parts: list[Any] = []
         loss = super().forward(sentence_features, labels)
-        if len(self._cached_parts) != 1:  # no parts, or several: one for each dimension of a MatryoshkaLoss
+        if len(self._cached_parts) != 1:  # no parts, or parts for each width of a MatryoshkaLoss
             return loss
         return attach_gradient(self._cached_parts[0], loss)
 
@@ -86,7 +86,7 @@ class PairLoss(CachedLoss):
         return torch.stack(list(loss.values())).sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """Return the loss of two columns of (B, D) embeddings. ValueError for missing labels, NaN or a wrong count."""
+        """Return the loss of two columns of (B, D) embeddings. ValueError for no labels, NaN or a wrong count."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         if isinstance(labels, (list, np.ndarray)):
@@ -110,8 +110,8 @@ class PairLoss(CachedLoss):
         """Return the scalar loss or LossParts of (B,) tensors. label is None unless needs_label."""
 
     def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return (score, label) of a batch from any form of labels. label is None unless needs_label. Values are
-        checked on CPUs."""
+        """Return (score, label), (B,) each, from any kind of labels. label is None unless needs_label. Values are
+        checked only if they are on the CPU."""
         label: Tensor | None = None
         if isinstance(labels, (list, np.ndarray)):
             labels = torch.as_tensor(labels)
@@ -124,8 +124,8 @@ class PairLoss(CachedLoss):
         needs_label = self.needs_label(vars(self))
         if score is None or (needs_label and label is None):
             fields = "a score and an NLI label" if needs_label else "a score"
-            columns = "in columns 'score' and 'label' (of raoe_train.ScoreLabelCollator) or as [label, score]"
-            raise ValueError(f"{type(self).__name__} needs {fields} for each pair, {columns}")
+            columns = "use raoe_train.ScoreLabelCollator with columns 'score' and 'label', or rows [label, score]"
+            raise ValueError(f"{type(self).__name__} needs {fields} for each pair: {columns}")
         for name, column in (("score", score), ("label", label)):
             if column is not None and rows is not None and column.numel() != rows:
                 problem = f"needs {rows} values of {name} (one for each pair), got {column.numel()}"
@@ -144,12 +144,12 @@ class PairLoss(CachedLoss):
 
 
 class CoSENTLoss(OneSweep, PairLoss):
-    """CoSENTLoss of sentence-transformers, with the same arguments and values, plus gradient caching and gathering.
+    """CoSENTLoss of sentence-transformers, with the same arguments and values, plus the arguments of CachedLoss.
 
     Args:
         model, scale, cached: see OneSweep.
-        similarity_fct: (B, D), (B, D) -> (B,). matryoshka_dims work only with the cosine; with another similarity, use
-            a MatryoshkaLoss.
+        similarity_fct: similarity of two tensors, (B, D), (B, D) -> (B,). matryoshka_dims work only with the default,
+            cosines; with another function, use a MatryoshkaLoss.
     """
 
     by_order = True
@@ -202,8 +202,8 @@ class AnglELoss(PairLoss):
 class PearsonLoss(OneSweep, PairLoss):
     """1 - Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
 
-    The loss does not change if all scores are multiplied by a positive number or shifted. So the loss needs neither the
-    range of the scores nor a temperature, and `scale` has no effect. If all scores of a batch are equal, the gradient
+    The loss does not change if all scores are shifted or multiplied by a positive number. So the loss needs neither the
+    range of the scores nor a temperature, and ignores `scale`. If all scores of a batch are equal, the gradient
     is 0.
     """
 
@@ -217,13 +217,13 @@ class PearsonLoss(OneSweep, PairLoss):
 
 
 SCALES = tuple(round(2 ** (k / 4), 2) for k in range(0, 25))  # 1, 1.19, … 64
-PAIRS = 1024  # maximum number of pairs that calibrate reads
+PAIRS = 1024  # calibrate encodes this many pairs, or one batch if a batch is larger
 
 
 def calibrate(
     model: SentenceTransformer, loss: PairLoss, pairs: "Dataset", *, batch_size: int = 64, seed: int = 42, **encode: Any
 ) -> float:
-    """Find the scale, out of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
+    """Find the scale (of 25 values from 1 to 64) at which a loss of scored pairs is smallest before training.
 
     Above this scale, training can lower the loss by making all cosines similar (docs/lab/study.md). The RAOE paper's
     scale of 20 fits scores that another encoder computed. Human scores are noisier and need a smaller scale.
@@ -234,7 +234,7 @@ def calibrate(
         pairs: a datasets.Dataset with two columns of texts, `score` and, if the loss needs it, `label`.
         batch_size: pairs in a batch, as in training.
         seed: seed for drawing pairs.
-        encode: keywords of the model's `encode`, such as the prompt used in training. A value may be {column: value}.
+        encode: arguments of the model's `encode`, such as the prompt used in training. A value can be {column: value}.
 
     Raises:
         ValueError: `loss` is not a loss of scored pairs, or `pairs` lacks a column.
@@ -246,7 +246,7 @@ def calibrate(
     texts = [name for name in pairs.column_names if name not in ("score", "label")]
     if not isinstance(loss, PairLoss) or len(texts) != 2 or "score" not in pairs.column_names:
         names = ", ".join(pairs.column_names)
-        raise ValueError(f"calibrate needs a loss of scored pairs, and pairs with 2 texts and a score; got {names}")
+        raise ValueError(f"calibrate needs a loss of scored pairs, and pairs with 2 texts and score; columns: {names}")
     rows = min(len(pairs), max(PAIRS, batch_size))
     sample = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
 

@@ -17,11 +17,11 @@ Gate = Literal["label+score", "score", "label"]
 
 
 class RankMarginLoss(OneSweep, PairLoss):
-    """RAOE's rank objective (Eq. 2): pairs whose scores rank more than `margin` apart must have cosines in that order.
+    """RAOE's rank objective (Eq. 2): pairs with scores more than `margin` ranks apart must have cosines in that order.
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
-        margin: two pairs are compared only if their score ranks in the (global) batch differ by more than this number
+        margin: two pairs are compared only if their score ranks in the (gathered) batch differ by more than this number
         ties: how to rank equal scores (`method` of scipy's rankdata); only "ordinal" compares pairs with equal scores
     """
 
@@ -46,7 +46,7 @@ class RankMarginLoss(OneSweep, PairLoss):
 
 
 class _Gated(PairLoss):
-    """A loss with a gate. The loss needs labels unless the gate is "score"."""
+    """Base class of losses with the keyword `gate`. They need NLI labels unless `gate` is "score"."""
 
     @classmethod
     def needs_label(cls, keywords: Mapping[str, Any]) -> bool:
@@ -54,13 +54,13 @@ class _Gated(PairLoss):
 
 
 class GatedAngularLoss(OneSweep, _Gated):
-    """RAOE's angular objective (Eq. 3): of two pairs, the one with the larger label and the lower score must have the
-    larger angle.
+    """RAOE's angular objective (Eq. 3): of two pairs, the pair with the larger label and the lower score must
+    have the larger angle.
 
     Args:
         model, scale, cached: see OneSweep and PairLoss; scale multiplies angles in radians.
-        gate: values in which two pairs must differ to be compared; label+score (as in the paper), score or label (as in
-            the paper's Table 8)
+        gate: compare only pairs that differ in label and score (label+score, as in the paper), in score, or in label
+            (as in the paper's Table 8)
 
     Labels are whole numbers from 0, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
@@ -82,9 +82,9 @@ class GatedAngularLoss(OneSweep, _Gated):
 class RAOELoss(RankMarginLoss, _Gated):
     """RAOE (Eq. 1): ``rank_weight`` x RankMarginLoss + ``angle_weight`` x GatedAngularLoss.
 
-    ``forward`` returns both weighted parts as ``{"rank", "angle"}``, and the trainer adds the parts and logs each part.
+    ``forward`` returns both weighted parts as ``{"rank": …, "angle": …}``. The trainer adds the parts and logs each.
     In your own loop, write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size``, the gradient
-    of both parts is attached to ``rank``. Inside a MatryoshkaLoss, only the sum is returned.
+    of both parts is attached to ``rank``, and inside a MatryoshkaLoss, only the sum of both parts is returned.
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
@@ -92,7 +92,7 @@ class RAOELoss(RankMarginLoss, _Gated):
         rank_weight: weight of the rank part
         angle_weight: weight of the angular part
         ties: how to rank equal scores, as `method` of scipy's rankdata
-        gate: values in which the angular part requires two pairs to differ; label+score, score or label
+        gate: the angular part compares only pairs that differ in label and score (label+score), in score, or in label
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCol
 
 logger = logging.getLogger(__name__)
 Table = tuple[Any, dict[str, Any]]
-"""A datasets.Dataset, and counts such as {"dropped": {reason: rows}}."""
+"""(datasets.Dataset, counts), with counts such as {"dropped": {reason: number of rows}}."""
 SENTENCES = ["sentence1", "sentence2"]
 
 
@@ -25,7 +25,7 @@ class Reads:
     """The kind of training data that a loss needs."""
 
     name: str  # for messages, such as "triplets"
-    # (source, data, prompt, with_label): `data` has this source's labels and score_scale, `prompt` is model.prompt
+    # arguments: source; data with this source's labels and score_scale; model.prompt; whether to read NLI labels
     read: Callable[[str, Data, str | None, bool], Table]
     collator: type[SentenceTransformerDataCollator] = RowCollator
 
@@ -37,8 +37,8 @@ def _table(source: str, data: Data, make: Callable[..., Table], *unread: str, **
 
 
 def _scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read columns sentence1, sentence2, score and, if the loss needs it, label. If the prompt has a {condition}, the
-    source is a C-STS file."""
+    """Read the columns sentence1, sentence2, score and, if `with_label`, label. If the prompt has a {condition}, read
+    the source as a C-STS file."""
     if is_conditional(prompt):
         if with_label:
             raise ValueError("C-STS has no NLI labels: use RankMarginLoss or CoSENTLoss, or loss.gate score")
@@ -61,8 +61,8 @@ def _ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool)
 
 
 def _cosines(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read scored pairs to compare with cosines. Scores are mapped from data.score_scale to 0 … 1. If the scale starts
-    below 0 and is within -1 … 1, scores are used as cosines instead."""
+    """Read scored pairs whose scores are targets for cosines. Scores are mapped from data.score_scale to 0 … 1. But if
+    the scale starts below 0 and lies within -1 … 1 (the default), scores are not changed."""
     dataset, counts = _scored_pairs(source, data, prompt, with_label)
     scores = dataset["score"][:]
     lowest, highest = data.score_scale or (-1, 1)
@@ -114,7 +114,7 @@ def _lists(source: str, data: Data, prompt: str | None, with_label: bool) -> Tab
 
 
 SCORED_PAIRS = Reads("scored pairs", _ranked_pairs, ScoreLabelCollator)
-COSINES = Reads("scored pairs", _cosines)  # with RowCollator, where the label is the score
+COSINES = Reads("scored pairs", _cosines)  # RowCollator passes the scores as labels
 ROWS = Reads("rows", _rows)  # anchor, positive, any number of negatives
 ROWS_WITH_TEXTS = Reads("rows", _rows, TextCollator)
 TRIPLETS = Reads("triplets", _triplets)  # with a neutral text if data.neutral is set
@@ -124,4 +124,4 @@ CLASSES = Reads("NLI pairs", partial(_labelled, count=3, rule="classes must be 0
 PAIRS = Reads("pairs", _pairs)  # of an anchor and its positive
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
 LISTS = Reads("lists", _lists, ListCollator)  # raoe_train.training.training_data adds the targets
-RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS, PAIRS_WITH_TEXTS)  # dev sets of these may be rows
+RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS, PAIRS_WITH_TEXTS)  # dev sets may lack scores

@@ -12,7 +12,7 @@ from raoe_train.settings import Training
 from raoe_train.training.run_directory import CHECKPOINTS
 
 RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep")
-BY_PREMISE = "by_premise"  # batch_sampler name of PremiseBatchSampler
+BY_PREMISE = "by_premise"  # value of batch_sampler that selects PremiseBatchSampler
 
 
 def check_training(training: Training, has_dev: bool) -> None:
@@ -27,7 +27,7 @@ def check_training(training: Training, has_dev: bool) -> None:
     loads_best = has_dev and training.eval_strategy != "no" and training.others.get("load_best_model_at_end", True)
     if training.save_strategy == "no" and loads_best:
         raise ValueError(
-            "training.save_strategy no leaves no checkpoint to choose by the dev set: "
+            "training.save_strategy no saves no checkpoints, so the dev set cannot select the best: "
             "remove it, or save the last model with --training.eval_strategy no"
         )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
@@ -36,7 +36,7 @@ def check_training(training: Training, has_dev: bool) -> None:
 
 def trainer_settings(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
     """Return keywords for SentenceTransformerTrainingArguments: the recipe's settings, and defaults for all others.
-    ValueError for settings that the class refuses."""
+    ValueError for settings that this class rejects."""
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
@@ -56,7 +56,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         recipe["bf16"] = multiplies_bfloat16(use_cpu)
     if recipe.get("tf32") == "auto":
         recipe["tf32"] = True if not use_cpu and is_torch_tf32_available() else None
-    # eval_steps without a strategy means steps
+    # if only eval_steps is set, the strategy is steps
     strategy = recipe.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in recipe else "epoch")
     interval = "epoch" if strategy == "no" else strategy  # a checkpoint per evaluation, so that the best can be loaded
     settings = {
@@ -71,7 +71,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         "greater_is_better": True if has_dev else None,
         "dataloader_drop_last": rank_and_world()[1] > 1,  # batches of unequal size would make processes hang
         "dataloader_pin_memory": torch.cuda.is_available(),
-        # 512 short pairs take a worker 90 ms and a GPU 20
+        # a batch of 512 short pairs takes a worker 90 ms, but a GPU only 20 ms
         "dataloader_num_workers": min(4, os.cpu_count() or 1) if torch.cuda.is_available() and not use_cpu else 0,
         # on a CPU, transformers accepts bf16 only with use_cpu
         "use_cpu": use_cpu,
@@ -102,8 +102,8 @@ def multiplies_bfloat16(use_cpu: bool) -> bool:
 
 
 def split_batches(settings: dict[str, Any]) -> dict[str, Any]:
-    """Draw one batch for all processes together, and split it. If each process drew its own batch, the batches of one
-    step could come from several sources, with scores that are not comparable, and depend on the number of processes."""
+    """Return settings that draw one batch for all processes together and split it. If each process drew its own batch,
+    a step could mix sources whose scores are not comparable, and depend on the number of processes."""
     world = rank_and_world()[1]
     if world == 1:
         return settings

@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: costs, log lines, log file, checkpoints at signals, and a check for finite weights."""
+"""Callbacks of the trainer: costs, log lines, log file, checkpoint at SIGINT or SIGTERM, check for finite weights."""
 
 import json
 import logging
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 MAX_ROWS = 16  # number of rows of a batch that an error shows
 STATUS = Path("/proc/self/status")
 EXTRA = "interrupted"  # file in a checkpoint that was written because of a signal
-LEFT = "its gradient left weights that are not finite"
+LEFT = "its gradient made weights NaN or infinite"
 
 
 class Meter(TrainerCallback):
     """Measures the duration of the training loop, without evaluation and checkpoints, and the peak memory of the loop.
 
-    For later callbacks, each log entry also has "pairs_per_second" of all processes since the last entry
-    ("rows_per_second" for batches that are not pairs) and the loss's "scale" ("scale_NAME" with several datasets). The
+    Each log entry that later callbacks get also has "pairs_per_second" of all processes since the last entry
+    ("rows_per_second" for batches that are not pairs), and the loss's "scale" ("scale_NAME" with several datasets). The
     trainer's own log history does not change.
     """
 
@@ -48,7 +48,7 @@ class Meter(TrainerCallback):
         self._since = 0.0
 
     def count(self, inputs: Mapping[str, Any]) -> None:
-        """Count a batch."""
+        """Count the rows of a batch."""
         columns = inputs["plan"].rows if "plan" in inputs else [v for k, v in inputs.items() if k.endswith("input_ids")]
         self.unit = "pairs" if len(columns) == 2 else "rows"
         rows = len(columns[0]) if columns else 0
@@ -61,7 +61,7 @@ class Meter(TrainerCallback):
         self._since = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Evaluation and saving start right after the end of a step or epoch, and reset this clock when they finish.
+        # Evaluation and saving start right after this callback, and restart the clock when they finish.
         now = time.perf_counter()
         self.seconds += now - self._since
         if state.global_step == self.first_step + 1:
@@ -108,7 +108,7 @@ class Meter(TrainerCallback):
         logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
 
     def costs(self) -> dict[str, Any]:
-        """Return {"train_seconds", "train_steps" and "train_rows": number of steps and rows in this time, "left_out":
+        """Return {"train_seconds", "train_steps", "train_rows": numbers of steps and rows in these seconds, "left_out":
         number of rows in no batch of the first epoch, "peak_memory_mb"}."""
         return {
             "train_seconds": round(self.seconds, 3),
@@ -135,7 +135,7 @@ class LogLines(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if "loss" in logs:
-            entry = state.log_history[-1]  # unlike `logs`, without values that other callbacks add for trackers
+            entry = state.log_history[-1]  # unlike `logs`, it lacks values that other callbacks add for trackers
             hidden = ("epoch", "step", "grad_norm", "learning_rate")
             cells = [f"{name} {value:.4g}" for name, value in entry.items() if name not in hidden]
             cells += [f"{value:.4g} {name.removesuffix('_per_second')}/s" for name, value in logs.items()
@@ -170,15 +170,15 @@ class LogFile(TrainerCallback):
 
 
 def _line(entry: dict[str, Any]) -> str:
-    # transformers computes train_loss as the losses since the last resume divided by all steps
+    # leave out train_loss: in a resumed run, transformers divides the losses since the resume by all steps
     return json.dumps({key: value for key, value in entry.items() if key != "train_loss"}) + "\n"
 
 
 class Interruption(TrainerCallback):
     """Context manager in which SIGINT and SIGTERM make the trainer save a checkpoint at the end of the step and
-    stop with KeyboardInterrupt. A second signal stops at once. The checkpoint of the signal is removed before the
-    next regular checkpoint, so that a resumed run keeps the checkpoints of an uninterrupted run. Signals have their
-    usual effect without checkpoints, and with several processes, which would not stop at the same step."""
+    stop with KeyboardInterrupt. A second signal stops at once. A resumed run removes this extra checkpoint before
+    its next regular checkpoint, so that it ends with the checkpoints of an uninterrupted run. If the trainer saves no
+    checkpoints, or has several processes (which would not stop at the same step), signals have their usual effect."""
 
     def __init__(self, args: Any) -> None:
         self.args, self.came, self.handlers = args, False, dict[int, Any]()
@@ -221,9 +221,9 @@ def keep_events(trainer: Any, folder: Path) -> None:
 
 
 class FiniteWeights(TrainerCallback):
-    """Stops before weights that are not finite are saved or evaluated. A loss can be finite while its gradient is not;
-    without this check, the error would name the next step. This callback also clears the gradients of the loss's own
-    parameters, which sentence-transformers does only from 6.2 on."""
+    """Stops training before NaN or infinite weights are saved or evaluated. A finite loss can have a gradient that is
+    not finite; without this check, the error would name the next step. This callback also clears the gradients of the
+    loss's own parameters, which sentence-transformers does only from version 6.2 on."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -249,7 +249,7 @@ def finite_weights(model: Any) -> bool:
 
 
 def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
-    """Return the error for a step whose loss or weights are not finite, with first rows of the batch and advice."""
+    """Return the error for a step whose loss or weights are not finite, with rows of the batch and advice."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
     columns = []
     if "plan" in batch:

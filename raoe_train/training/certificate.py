@@ -1,5 +1,5 @@
-"""Choose the encoder that a run saves: candidates are checkpoints, and mixtures of a checkpoint with the start (the
-encoder before training). The dev set and a guard on other texts decide. The certificate lists all (docs/adapt.md)."""
+"""Choose the encoder that a run saves. Candidates are checkpoints, and mixtures of a checkpoint and the start (the
+encoder before training). Dev set and guard (other texts) decide. A certificate lists all candidates (docs/adapt.md)."""
 
 import math
 import re
@@ -21,7 +21,7 @@ from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import Outcomes, Task, encode_tasks
 
 CERTIFICATE = "certificate.json"
-PHRASES = 1000  # texts of the guard, if data.guard is not set
+PHRASES = 1000  # number of random phrases of the guard, if data.guard is not set
 RESAMPLES = 2000
 SIGNIFICANT = 0.05
 LORA_A = re.compile(r"\blora_(embedding_)?A\b")
@@ -34,8 +34,8 @@ def weights_of(encoder: Any) -> dict[str, torch.Tensor]:
 
 
 def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
-    """Set the trained parameters to share x trained + (1 - share) x start. In a LoRA adapter only B is mixed, because
-    the adapter adds the product B A to the encoder's weights."""
+    """Set the trained parameters to share x trained + (1 - share) x start. In a LoRA adapter, only the matrix B is
+    mixed, because the adapter adds the product B A to the encoder's weights."""
     with torch.no_grad():
         for name, weight in encoder.named_parameters():
             if name in start:
@@ -44,9 +44,9 @@ def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
 
 
 def guard_of(data: Data, encoder: Any, seed: int) -> Task:
-    """Return the task of the guard: the correlation of the cosines of pairs with scores. It is made from data.guard or,
-    if that is not set, from random phrases. Texts are paired at random; the scores are their cosines before training.
-    """
+    """Return the guard as a task: the correlation of pairs' cosines with pairs' scores. The pairs come from data.guard
+    or, if that is not set, from random phrases. Texts without scores are paired at random, and their cosines before
+    training are the scores."""
     sources, columns, generator = data.guard, data.columns, np.random.default_rng(seed)
     if scored := [has_column(source, columns, "score") for source in sources]:
         if all(scored):
@@ -63,12 +63,12 @@ def guard_of(data: Data, encoder: Any, seed: int) -> Task:
 
 
 def random_phrases(tokenizer: Any, generator: np.random.Generator) -> list[str]:
-    """Return texts of four random words of a tokenizer's vocabulary, which belong to no target (docs/lab/adapt.md)."""
+    """Return texts of four random words of a tokenizer's vocabulary: texts outside any target (docs/lab/adapt.md)."""
     vocabulary = tokenizer.get_vocab()
     starts = [token for token in vocabulary if token.startswith(("Ġ", "▁"))]  # tokens that start a word, if marked
     words = sorted({token.lstrip("Ġ▁") for token in starts or vocabulary})
     if not (words := [word for word in words if len(word) > 3 and word.isalpha()]):
-        raise ValueError("the tokenizer's vocabulary has no words, so no phrases for the guard: set data.guard")
+        raise ValueError("the tokenizer's vocabulary has no words for the guard's phrases: set data.guard")
     return [" ".join(row) for row in generator.choice(words, (PHRASES, 4))]
 
 
@@ -78,14 +78,14 @@ def choose(
     """Put the best candidate's weights into the trainer's encoder, and print a table of the candidates.
 
     Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for each share in
-    settings.mixtures. `winner` describes the choice.
+    settings.mixtures. The function `winner` chooses.
 
     Returns:
         The certificate: {"saved": name of the winner, "accepted": False if the start won, "reason": a sentence,
         "metric": dev metric, "examples": number of dev examples, "guard_budget", "candidates": {name: {"share", "dev",
-        "guard", and except for the start "change" on the dev set, "low" and "high" of its 95 % interval, "p"}}}, with
+        "guard" and, except for the start, "change" on dev, "low" and "high" of its 95 % interval, "p"}}}, with
         scores x 100. The one-sided p is the probability that the best candidate gains this many standard errors if none
-        is better.
+        is better than the start.
     """
     encoder: Any = trainer.model
     before, outcomes = _measure(encoder, start, start, 0.0, [*dev, guard], settings.batch_size)
@@ -132,7 +132,7 @@ def _load(trainer: Any, path: Path) -> dict[str, torch.Tensor]:
 def _measure(
     encoder: Any, start: Weights, trained: Weights, share: float, tasks: Sequence[Task], batch_size: int
 ) -> tuple[list[float], list[Outcomes]]:
-    """Return the main metric x 100 of each task for a mixture (NaN if undefined), and the outcomes behind it."""
+    """Return each task's main metric x 100 for a mixture (NaN if undefined), and each task's results per example."""
     mix(encoder, start, trained, share)
     values, outcomes = list[float](), list[Outcomes]()
     for task, rows in zip(tasks, encode_tasks(encoder, tasks, batch_size), strict=True):
@@ -161,7 +161,7 @@ def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.nd
 
 
 def within(rows: Mapping[str, Any], budget: float) -> dict[str, Any]:
-    """Return the rows of the candidates whose guard falls by at most the budget."""
+    """Return the rows of the candidates whose guard score falls by at most `budget`."""
     lowest = rows["start"]["guard"] - budget
     return {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
 
@@ -182,13 +182,13 @@ def _reason(saved: str, rows: Mapping[str, Any], inside: Mapping[str, Any], exam
         p = "p < 0.001" if rows[saved]["p"] < 0.001 else f"p = {rows[saved]['p']:.3f}"
         return f"better than the start on {examples} dev examples ({p}, paired bootstrap), guard within {budget:g}"
     if math.isnan(rows["start"]["guard"]):
-        return "the start gives all pairs of the guard the same cosine: the start is saved"
+        return "the guard is undefined, because the start gives all of its pairs the same cosine: the start is saved"
     if not inside:
         return f"every candidate lowers the guard by more than its budget of {budget:g}: the start is saved"
     best = min(inside.values(), key=lambda row: row["p"])
     outside = "" if len(inside) == len(rows) - 1 else f" within the guard's budget of {budget:g}"
     evidence = f"{best['change']:+.2f}, p = {best['p']:.2f} by the paired bootstrap, {examples} examples"
-    return f"no candidate{outside} is surely better than the start on the dev set ({evidence}): the start is saved"
+    return f"no candidate{outside} is significantly better than the start on dev ({evidence}): the start is saved"
 
 
 def table_of(certificate: Mapping[str, Any]) -> str:

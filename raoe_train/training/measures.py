@@ -16,7 +16,7 @@ from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 from raoe_train.evaluation.tasks import Task, main_score, read_tasks
 from raoe_train.settings import Evaluation, Polarity
 
-# keys of log entries that are not parts of the loss
+# keys of log entries; all other keys of an entry with a loss are parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 BAR_COLOURS = {"before": report.COLOURS[-1], "after": report.COLOURS[1]}
 
@@ -26,7 +26,7 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
     if not evaluation.tasks:
         return {}
     if polarity.reference is None and not model.random_weights and model.name != SCRATCH:
-        start: Any = model  # with the same pooling, prompt, length, revision …
+        start: Any = model  # all settings: pooling, prompt, length, revision …
         polarity = replace(polarity, reference=start)
     return read_tasks(
         evaluation.tasks,
@@ -57,7 +57,7 @@ def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
 
 
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
-    """Return {name: (score before, score after)}, x 100: dev, main metric of each task, and S of polarity tasks."""
+    """Return {name: (score before, after)}, x 100: dev metric, main metric of each task, and S of polarity tasks."""
     before, after = metrics["before"], metrics["after"]
     main = _dev_metric(after)
     table = {"dev": (before.get(main), after[main])} if main in after else {}
@@ -87,9 +87,9 @@ def summary(metrics: dict[str, Any]) -> str:
 
 
 def plot_run(log_history: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any], path: Path) -> list[Path]:
-    """Plot the scores before and after training as bars, if there are any, and below them the losses in the trainer's
-    log over the steps, with the dev metric x 100 on a second axis.
-    Return [path], or [] if no loss was logged. The suffix of `path` sets the format."""
+    """Plot the scores before and after training as bars, if there are scores. Below, plot the logged losses over the
+    steps, and the dev metric x 100 on a second axis. Return [path], or [] if no loss was logged. The suffix of `path`
+    sets the format."""
     from matplotlib.figure import Figure  # does not change the user's pyplot backend
 
     if not any("loss" in entry for entry in log_history):

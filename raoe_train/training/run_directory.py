@@ -76,18 +76,18 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
         if initial.is_dir():
             return
         new.append(load_encoder(model, sentences=texts, seed=seed, train=True))
-        remove(whole := partial(initial))  # left by a killed process
+        remove(whole := partial(initial))  # a killed process may have left it
         new[0].save_pretrained(str(whole), create_model_card=False)
         whole.replace(initial)  # atomically, because half of a tokenizer would load as another tokenizer
 
-    # only rank 0 can create it: this saves files, and in a process group transformers saves only on rank 0
+    # only rank 0 creates the encoder, because transformers saves files only on rank 0 of a process group
     on_rank_zero(make)
     return new[0] if new else load_encoder(replace(model, name=str(initial)), sentences=texts, seed=seed, train=True)
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints, sorted by step. They have trainer_state.json, which is written last."""
-    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # a copy may have no number
+    """Return the complete checkpoints (those with trainer_state.json, which is written last), sorted by step."""
+    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # copies may lack a number
     complete = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
     return sorted(complete, key=lambda path: int(steps[path]))
 
@@ -110,8 +110,8 @@ def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[s
     content of metrics.json) and `plots` (lines of Markdown)."""
     drop_head(encoder)
     card = encoder.model_card_data
-    card.tags = [tag for tag in card.tags if tag != "loss:ByLength"]  # a wrapper; the loss has a tag
-    for dataset in (*card.train_datasets, *card.eval_datasets):  # the card does not escape texts of files
+    card.tags = [tag for tag in card.tags if tag != "loss:ByLength"]  # the wrapped loss has its own tag
+    for dataset in (*card.train_datasets, *card.eval_datasets):  # the card does not escape texts from files
         if dataset.get("name"):
             dataset["name"] = cell(dataset["name"])
         examples = dataset.get("examples") or {}

@@ -1,4 +1,4 @@
-"""A SentenceTransformerTrainer with the collators of raoe's losses, batches by length and a stop at a NaN loss."""
+"""A SentenceTransformerTrainer that uses the collators of raoe's losses, batches by length, and stops at a NaN loss."""
 
 import copy
 import logging
@@ -37,31 +37,31 @@ class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for losses of raoe_train and sentence-transformers: one loss, or one per dataset.
 
     Differences from the base class: The loss determines the collator. If `args` has no prompts, texts get the encoder's
-    own prompts, and the prompts for queries and documents if the first column is anchor, query or question. Batches are
-    encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that shows the
-    rows. Checkpoints include the loss's own parameters (a learned scale, a classifier). Weight decay skips such
-    parameters if they are scalars. The log is printed in lines, and trackers get more values.
+    default prompt or, if the first column is a query (such as anchor or question), its query and document prompts.
+    Batches are encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that
+    shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier). Weight decay skips
+    scalar parameters. The log is printed as lines, and trackers also get speed and scale.
 
     Args:
         model: the encoder.
         args: SentenceTransformerTrainingArguments, which are copied and not changed.
         train_dataset: a datasets.Dataset (or DataFrame) with the columns that the loss reads, or {name: dataset}. Each
-            batch comes from one dataset. Columns of rows (see row_table) can have any order, missing negatives (None)
-            and lists.
+            batch comes from one dataset. In rows (see row_table), columns can have any order, negatives can be
+            missing (None), and a column can have lists of texts.
         eval_dataset: like train_dataset.
         loss: a loss, a function from the model to a loss, or a dict of either by dataset name.
         evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's
-            and must add prompts.
+            collator and must add prompts.
         by_length: False pads every batch to its longest text, as sentence-transformers does.
         packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels. Encoders
-            that do not support packing are trained by length (docs/by-length.md). "auto" packs on CUDA.
+            that do not support packing are trained by length (docs/by-length.md). "auto" packs on CUDA with Triton.
         keep: weight of the regularizer that keeps embeddings close to those before training (`losses.by_length.Keep`).
-            "auto" sets the weight by the scores.
+            "auto" is 0.3 if the scores have only two values, else 0.
 
     Attributes:
         scales: {dataset name, or "train" for a single dataset: current scale of its loss}.
         keep: the weight as a number.
-        meter: the Meter, which has the costs of the training loop.
+        meter: the Meter, which measures time and memory of the training loop.
 
     Raises:
         ValueError: losses that need different collators, a keep below 0, or keep with a loss that does not support it.
@@ -111,7 +111,7 @@ class Trainer(SentenceTransformerTrainer):
         self.meter = Meter(self)
         self.callback_handler.callbacks.insert(0, self.meter)  # first, so that trackers get the values of the meter
         self.add_callback(FiniteWeights(self))
-        # replace the trainer's default callback, which is last; callbacks of users and notebooks stay
+        # replace the trainer's own progress callback, which is last; keep the callbacks of users and notebooks
         own = [each for each in self.callback_handler.callbacks if type(each) in (PrinterCallback, ProgressCallback)]
         if own:
             self.remove_callback(own[-1])
@@ -120,7 +120,7 @@ class Trainer(SentenceTransformerTrainer):
                 self.add_callback(Bar())
 
     def log(self, logs: dict[str, float], *arguments: Any) -> None:
-        # transformers counts no rows of evaluators, and sentence-transformers counts no operations
+        # leave out values that are always 0: rows per second of an evaluator, and operations (flos)
         counted = {name: value for name, value in logs.items() if value or not name.endswith(("_per_second", "_flos"))}
         super().log(counted, *arguments)
 
@@ -148,7 +148,7 @@ class Trainer(SentenceTransformerTrainer):
     def add_model_card_callback(self, *arguments: Any) -> None:
         data: Any = self.train_dataset, self.eval_dataset
         views = (each.with_transform(_without_gaps) if hasattr(each, "with_transform") else each for each in data)
-        self.train_dataset, self.eval_dataset = views  # because statistics in the card read all texts
+        self.train_dataset, self.eval_dataset = views  # the card's statistics read all texts, without None
         super().add_model_card_callback(*arguments)
         self.train_dataset, self.eval_dataset = data
 
@@ -162,7 +162,7 @@ class Trainer(SentenceTransformerTrainer):
                 is_left = hasattr(each, "__len__") and len(each) % size == 1 and not self.args.dataloader_drop_last
                 if is_left and not own:
                     left = f"the last of its {len(each)} rows is alone in a batch and has no negatives"
-                    raise ValueError(f"{name}: {left}: set dataloader_drop_last, or another batch size than {size}")
+                    raise ValueError(f"{name}: {left}: set dataloader_drop_last, or a batch size other than {size}")
                 more = f", up to {own} of its own and {own * (rows - 1)} negatives of other rows" if own else ""
                 print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
                 print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
@@ -177,9 +177,9 @@ class Trainer(SentenceTransformerTrainer):
         return result
 
     def _planning(self, loader: Any) -> Any:
-        """Make a DataLoader plan its batches, unless accelerate cuts them into parts for several processes."""
+        """Make a DataLoader plan its batches, unless accelerate splits each batch among processes after loading."""
         if type(loader).__name__ != "DataLoaderDispatcher":
-            inner = getattr(loader, "base_dataloader", loader)  # accelerate's wrapper iterates over an inner one
+            inner = getattr(loader, "base_dataloader", loader)  # accelerate's wrapper reads an inner DataLoader
             inner.collate_fn = PlanningCollator(inner.collate_fn, self.loss)
         return loader
 
@@ -253,8 +253,8 @@ class Trainer(SentenceTransformerTrainer):
             state = {} if file is None else torch.load(file, map_location="cpu", weights_only=True)
             if {name: value.shape for name, value in state.items()} != {n: value.shape for n, value in target.items()}:
                 raise ValueError(
-                    f"{checkpoint} belongs to another loss: this loss has {', '.join(sorted(target))}, the checkpoint "
-                    f"{', '.join(sorted(state)) or 'nothing'}; resume with the checkpoint's loss, or start over"
+                    f"{checkpoint} belongs to another loss: this loss has {', '.join(sorted(target))}, but the "
+                    f"checkpoint has {', '.join(sorted(state)) or 'nothing'}; resume with its own loss, or start over"
                 )
             for name, value in target.items():
                 value.copy_(state[name])
@@ -274,8 +274,8 @@ class Trainer(SentenceTransformerTrainer):
 
 
 def _in_our_order(data: Any) -> Any:
-    """Order the columns of a dataset, or of {name: dataset}: anchor, positive, negatives, neutral. A list becomes
-    several rows. Renumber NLI labels, because a ClassLabel column may have another order."""
+    """Order the columns of a dataset, or of {name: dataset}: anchor, positive, negatives, neutral. Turn rows
+    with lists of texts into plain rows. Renumber NLI labels, because a ClassLabel column may have another order."""
     if isinstance(data, Mapping):
         for name, each in data.items():
             if not isinstance(each, Dataset | DataFrame):
@@ -285,7 +285,7 @@ def _in_our_order(data: Any) -> Any:
         return kind({name: _in_our_order(each) for name, each in data.items()})
     data = Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
     if not (data is None or hasattr(data, "column_names")):
-        raise ValueError(f"data must be a datasets.Dataset, got {type(data).__name__}: see Dataset.from_list")
+        raise ValueError(f"data must be a datasets.Dataset, got {type(data).__name__}: use Dataset.from_list")
     if {*LISTS} & {*(getattr(data, "column_names", None) or [])}:
         data, counts = row_table(data)
         logger.warning("rows of the dataset: %s", counts)
@@ -310,7 +310,7 @@ def _check_prompts(prompts: Any, *data: Any) -> None:
     mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if columns else []
     for each in mappings:
         if unknown := {*each} - columns - names:
-            raise ValueError(f"prompts: no column or dataset is named {min(unknown)!r}: {', '.join(names | columns)}")
+            raise ValueError(f"prompts: no column or dataset {min(unknown)!r}; names: {', '.join(names | columns)}")
 
 
 def _find_best(folder: Path) -> None:
@@ -325,8 +325,8 @@ def _find_best(folder: Path) -> None:
 
 
 def _own_prompts(model: Any, data: Any) -> Any:
-    """Return the encoder's own prompts for a dataset, or for {name: dataset}: {column: prompt} for rows if the prompts
-    for queries and documents differ, else its default prompt."""
+    """Return the encoder's own prompts for a dataset, or for {name: dataset}: {column: prompt} if the first column is a
+    query and the prompts for queries and documents differ, else the default prompt."""
     if isinstance(data, Mapping):
         own = {name: _own_prompts(model, each) for name, each in data.items()}
         different = [each for each in own.values() if each != next(iter(own.values()))]
@@ -349,7 +349,7 @@ def _without_gaps(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _collator(losses: list[Any]) -> Any:
-    """Return the collator class that all of these losses need. ValueError if they need different collators."""
+    """Return the collator class that all losses need. Raise ValueError if they need different collators."""
     classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {RowCollator}
     if len(classes) > 1:
         names = " and ".join(sorted(each.__name__ for each in classes))

@@ -26,14 +26,14 @@ from raoe_train.evaluation.sts import of_pairs
 from raoe_train.losses.reads import LISTS, RANKING
 from raoe_train.settings import Teacher
 
-FEWEST = 16  # minimum number of rows for holding out a dev set
+FEWEST = 16  # minimum number of rows of data from which a dev set is held out
 DEV_ROWS = 200  # with fewer, a gain of a few points is rarely significant
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
-    """Read the sources of a TrainConfig, and print a line for each.
+    """Read the sources of a TrainConfig, and print a line for each source.
 
-    Return a DatasetDict with one dataset for each source, and all of their sentences. The datasets are Arrow tables in
+    Return (DatasetDict with one dataset per source, all sentences of the datasets). The datasets are Arrow tables in
     memory, with the columns that the loss reads. A teacher's cosines within lists are cached in the folder `cache`.
     """
     data, seed, reads = config.data, config.training.seed, config.loss.chosen.reads
@@ -56,7 +56,7 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
             teacher = config.teacher
             dataset = add_targets(dataset, teacher, Path(teacher.cache or cache), shuffled=shuffled)
         parts = (Path(part).name.partition("#") for part in pool(source))
-        # without folders, suffixes and dots, which torch does not allow in the name of a loss
+        # no folders, suffixes and dots: the name also names the loss module, and torch allows no dots there
         name = "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
         while name in datasets:
             name = f"{name} ({number + 1})"
@@ -72,7 +72,7 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | 
     """Add the targets to a dataset of lists: column `label`, the n x n values of each list, row by row.
 
     `teacher.information` selects the targets: "both" for the teacher's cosines, refined by `teacher.omega`; "semantic"
-    for the plain cosines; "ranking" for no column and no teacher, so that the loss uses the order of each list. If
+    for the unrefined cosines; "ranking" adds no column and needs no teacher: the loss uses the order of each list. If
     `shuffled` is a seed, each list is shuffled first, including its first sentence. The cosines are cached in the
     folder `cache`. In Table 3 of the ranking-sentences paper, (d) is "ranking", (e) is "semantic" and (c) is shuffled.
     """
@@ -144,15 +144,15 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
 
 
 def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[Any, Any]:
-    """Hold out a `share` of the first dataset as a dev set. Return (remaining rows, dev set). "auto" holds out a tenth,
-    or DEV_ROWS rows if these are more, but at most three tenths. All rows with the same first text stay together. Both
-    parts have at least two distinct scores or, without scores, two distinct first texts. ValueError if this is
-    impossible, for labels without scores, and for fewer than FEWEST rows."""
+    """Hold out a `share` of the first dataset as a dev set. Return (datasets without these rows, dev set). "auto" holds
+    out a tenth, or DEV_ROWS rows if these are more, but at most three tenths. All rows with the same first text stay
+    together. Both parts have at least two distinct scores or, without scores, two distinct first texts. ValueError if
+    this is impossible, for labels without scores, and for fewer than FEWEST rows."""
     name, dataset = next(iter(datasets.items()))
     first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
     counted = "score" if "score" in dataset.column_names else first
     if first not in dataset.column_names or (counted == first and "label" in dataset.column_names):
-        raise ValueError("data.dev_share needs scores or positives: name a dev set with --data.dev, or remove it")
+        raise ValueError("data.dev_share needs scores or positives: remove it, or name a dev set with --data.dev")
     if len(dataset) < FEWEST:
         raise ValueError(
             f"{name} has only {len(dataset)} rows: data.dev_share needs at least {FEWEST}; name a dev set, --data.dev"
@@ -163,7 +163,7 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[
     for place, text in enumerate(dataset[first][:]):
         places.setdefault(text, []).append(place)
     dev_rows, distinct, groups, values = set[int](), set[Any](), [*places.values()], dataset[counted][:]
-    for number in np.random.default_rng(seed).permutation(len(groups))[1:]:  # the first is for training
+    for number in np.random.default_rng(seed).permutation(len(groups))[1:]:  # keep one for training
         if len(dev_rows) >= wanted and len(distinct) > 1:
             break
         dev_rows.update(groups[number])
@@ -179,8 +179,8 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[
 
 
 def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
-    """Create a batch sampler over `rows` random rows, redrawn in each epoch: the start of a permutation that the
-    trainer's generator draws by seed and epoch, so that a resumed run draws the same rows."""
+    """Create a batch sampler over `rows` random rows, which are redrawn in each epoch. They are the start of a
+    permutation that the trainer's generator draws from seed and epoch, so a resumed run draws the same rows."""
     sampler = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])
     return DefaultBatchSampler(sampler, **settings)  # type: ignore[arg-type]
 
@@ -210,7 +210,7 @@ def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) ->
             if leave_out and len(places) < len(dataset):
                 kept[key] = dataset.select(places).flatten_indices(keep_in_memory=True)
     if count := sum(pair in shared for pair in pairs):
-        what = "left out of training" if leave_out else "dev scores are too high"
+        what = "left out of training" if leave_out else "dev scores will be too high"
         print(f"warning: {count} of the {len(pairs)} dev pairs of {name} are also training pairs: {what}")
     return DatasetDict(kept)
 
@@ -228,8 +228,8 @@ def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> Non
 class PremiseBatchSampler(DefaultBatchSampler):
     """A batch sampler in random order that keeps rows with the same first text together.
 
-    An NLI premise has three hypotheses. If they share a batch, raoe_train.losses.ByLength encodes the premise once, but
-    the texts in a batch are also more similar (docs/lab/speed.md). Pass the class as batch_sampler of the arguments.
+    An NLI premise has three hypotheses. If these rows share a batch, raoe_train.losses.ByLength encodes the premise
+    only once, but the batch has more similar texts (docs/lab/speed.md). Set args.batch_sampler to this class.
     """
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool, **others: Any) -> None:
@@ -239,7 +239,7 @@ class PremiseBatchSampler(DefaultBatchSampler):
 
 
 class _Grouped(torch.utils.data.Sampler[int]):
-    """Row numbers, with the groups in random order and the rows of a group one after another."""
+    """Sampler of row numbers: groups are in random order, and the rows of a group follow each other."""
 
     def __init__(self, group: torch.Tensor, generator: Any) -> None:
         self.group, self.generator = group.long(), generator

@@ -210,7 +210,7 @@ def test_bad_folders(tmp_path, corpus, queries, qrels, message):
         (
             [*CORPUS, {"_id": "3", "text": "one"}, {"_id": "4", "text": "one"}],
             [("a", "1", 1), ("b", "4", 1)],
-            "2 of 4 passages repeat the text of another one",
+            "2 of 4 passages repeat the text of another passage",
         ),
     ],
 )

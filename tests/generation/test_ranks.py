@@ -20,9 +20,9 @@ def nothing_said(monkeypatch):
     [
         ({}, (0, 1)),
         ({"RANK": "2", "WORLD_SIZE": "3"}, (2, 3)),
-        ({"RANK": "1"}, "RANK must be from 0 to WORLD_SIZE - 1, .* RANK 1 of 1"),
-        ({"WORLD_SIZE": "0"}, "RANK 0 of 0"),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a number, got 'one'"),
+        ({"RANK": "1"}, "RANK must be from 0 to WORLD_SIZE - 1, .* RANK is 1 and WORLD_SIZE is 1"),
+        ({"WORLD_SIZE": "0"}, "RANK is 0 and WORLD_SIZE is 0"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be an integer, got 'one'"),
     ],
 )
 def test_rank_and_world_size(monkeypatch, said, expected):

@@ -154,7 +154,7 @@ def test_teachers():
     for names in (["a"], ["a", "a"], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="two different encoders"):
             resolved(names, {})
-    with pytest.raises(ValueError, match="options for 'c', not one of the teachers"):
+    with pytest.raises(ValueError, match="options for 'c', which is not one of the teachers"):
         resolved(["a", "b"], {"c": {}})
     with pytest.raises(ValueError, match=r"unknown key teacher\.propmt \(did you mean teacher\.prompt\?\)"):
         resolved(["a", "b"], {"a": {"propmt": "x"}})

@@ -51,9 +51,9 @@ def test_where_triton_cannot_run_it_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert _dispatch.triton_missing(gpu) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "need compute capability 8.0, and this GPU has 7.5" in _dispatch.triton_missing(gpu)
+    assert "need compute capability >= 8.0, but this GPU has 7.5" in _dispatch.triton_missing(gpu)
     monkeypatch.setattr(triton, "__version__", "3.3.1")
-    assert "need Triton 3.4 or newer, and Triton 3.3.1" in _dispatch.triton_missing(gpu)
+    assert "need Triton 3.4 or newer, but Triton 3.3.1" in _dispatch.triton_missing(gpu)
 
 
 def test_precedence(monkeypatch):

@@ -83,7 +83,7 @@ def test_a_weight_by_the_scores(tmp_path, capsys):
         ({}, 0),
     ):
         assert weight_for(datasets, "auto") == weight
-        assert capsys.readouterr().out == ("keep 0.3: the scores have two values\n" if weight else "")
+        assert capsys.readouterr().out == ("keep is 0.3, because the scores have only two values\n" if weight else "")
     assert weight_for({"a": classes}, 2.0) == 2 and capsys.readouterr().out == ""
     model, arguments = tiny_encoder(), SentenceTransformerTrainingArguments(str(tmp_path))
     pairs = Dataset.from_dict({"sentence1": SENTENCES[:4], "sentence2": SENTENCES[4:8], "score": [0.0, 1.0, 0.0, 1.0]})

@@ -102,13 +102,13 @@ def test_the_collator():
     for row in ({"sentences": []}, {"sentences": "a b c"}, {"text": "a"}):
         with pytest.raises(ValueError, match="a row must have a column 'sentences', a list of texts"):
             collator([row])
-    with pytest.raises(ValueError, match=r"3 sentences need 3 x 3 values, got 4"):
+    with pytest.raises(ValueError, match=r"3 sentences need 3 x 3 label values, got 4"):
         collator([{"sentences": ["a", "b", "c"], "label": [1.0, 2.0, 3.0, 4.0]}])
 
 
 def test_bad_input():
     loss, column = ListMLELoss(None), embeddings(1, 19)[0]
-    with pytest.raises(ValueError, match=r"needs one column.* use raoe_train.ListCollator; got 2 columns and dict"):
+    with pytest.raises(ValueError, match=r"needs one column and the labels of raoe_train.ListCollator; got 2 columns"):
         loss.compute_loss_from_embeddings([column, column], labels())
     for inputs in (None, torch.ones(4), {"score": torch.ones(4)}):
         with pytest.raises(ValueError, match=r"and 'lengths', .*; got 1 columns and "):

@@ -217,7 +217,7 @@ def test_what_cannot_be_is_refused(model):
         stock.MatryoshkaLoss(model, stock.MultipleNegativesRankingLoss(model), [16]),
     ):  # fmt: skip
         for each in (loss, ByLength(loss)):
-            with pytest.raises(ValueError, match="a row lacks a negative, which only InfoNCELoss, GISTLoss and Sigm"):
+            with pytest.raises(ValueError, match="a row lacks a negative: use InfoNCELoss, GISTLoss or SigmoidLoss"):
                 PlanningCollator(collate, each)([lacks])
     PlanningCollator(collate, ByLength(stock.MatryoshkaLoss(model, InfoNCELoss(model), [16])))([lacks])
     pair = columns_of(collate([{"anchor": "a", "positive": "b"}]))

@@ -154,7 +154,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         r"(\d+) epochs in batches of (\d+), and at least (\d+) steps",
         values("adapt", *SIZES, "training.min_steps"),
     ),
-    ("docs/adapt.md", r"smaller files give (\d+) rows, but at most three tenths", (DEV_ROWS,)),
+    ("docs/adapt.md", r"(\d+) rows are held out, but at most three tenths", (DEV_ROWS,)),
     ("docs/adapt.md", r"may fall by at most (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
     (
         "docs/losses.md",

@@ -75,7 +75,7 @@ def test_the_best_candidate_is_saved_with_its_certificate(tmp_path, capsys, adap
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"seed": 7}, "no candidate is surely better than the start"),
+        ({"seed": 7}, "no candidate is significantly better than the start"),
         ({"evaluation.guard_budget": 0.0}, "every candidate lowers the guard by more than its budget of 0"),
     ],
     ids=["random scores", "no budget"],

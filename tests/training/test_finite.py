@@ -55,8 +55,8 @@ def of_gradient(loss):
     [
         pytest.param(lambda loss: loss * float("nan"), "the loss is nan", 2, marks=pytest.mark.slow),
         (lambda loss: loss / 0, "the loss is inf", "late"),
-        (of_gradient, "its gradient left weights that are not finite", 1),  # seen before the checkpoint of that step
-        (of_gradient, "its gradient left weights that are not finite", 3),  # seen at the next step's loss
+        (of_gradient, "its gradient made weights NaN or infinite", 1),  # seen before the checkpoint of that step
+        (of_gradient, "its gradient made weights NaN or infinite", 3),  # seen at the next step's loss
     ],
 )
 def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):

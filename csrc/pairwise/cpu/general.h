@@ -1,5 +1,5 @@
-// The general case: sums of exponentials beyond the range of double, and any number of labels. One thread with
-// plain loops; O(n) for the rank objective and O(n log K) for the angular one.
+// The general case: sums of exponentials beyond the range of double, and any number of distinct labels (K). One thread
+// with plain loops: O(n) for the rank objective and O(n log K) for the angular objective.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace raoe {
 
-// PlainSum adds numbers. LogSum adds exponentials, represented by their exponents.
+// PlainSum adds numbers. LogSum adds exponentials, which it receives and returns as exponents.
 struct PlainSum {
   double sum = 0;
   void add(double value) { sum += value; }
@@ -34,7 +34,7 @@ struct LogSum {
   static double inverse(double exponent) { return -exponent; }
 };
 
-// Prefix sums over label ids that support insertion (Fenwick, 1994). `tree` has size + 1 entries.
+// Prefix sums over label ids, to which values can be added at any time (Fenwick, 1994). `tree` has size + 1 entries.
 template <class Sum>
 class PrefixSums {
  public:
@@ -55,8 +55,8 @@ class PrefixSums {
   std::uint32_t size_;
 };
 
-// Compute below and above (null if not needed) for any number of classes; id(p) is the number of p's label.
-// gated = false compares all pairs of different scores; then classes is 1 and id is 0.
+// Compute below and above (null if not needed) for any number of classes (distinct labels); id(p) is p's label id.
+// With gated = false, all pairs with different scores are compared; classes is then 1 and every id 0.
 template <class Sum, class T, class Id>
 void angle_sums_by_tree(const T* x, const std::uint8_t* tags, std::int64_t n, const Id& id, std::uint32_t classes,
                         bool gated, Sum* tree, T* below, T* above) {
@@ -100,7 +100,7 @@ inline void rank_log_sums(const double* x, std::int64_t n, double* before, doubl
   }
 }
 
-// Return L, and replace x by exp(x + Q - L) - exp(y + P - L). P and Q are functions of the position.
+// Return L, and replace x by exp(x + Q - L) - exp(y + P - L). `below` and `above` return P and Q of a position.
 template <class P, class Q>
 double log_combine(double* x, std::int64_t n, const P& below, const Q& above, bool need_grad) {
   LogSum z;

@@ -1,4 +1,4 @@
-// Number the distinct labels 0, 1, ... in ascending order. Ids stay below count() even if labels change in the call.
+// Ids 0, 1, ... of the labels in ascending order. Ids stay below count() even if another thread changes labels.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ inline int bit_length(std::uint64_t value) {
 
 class LabelIds {
  public:
-  // Up to `few` distinct values are numbered by their range or by a small table; more than `few` values are
-  // sorted.
+  // Labels in a range of at most `few` integers get their offset from the smallest label as id. Otherwise up to `few`
+  // distinct labels are looked up in a small table, and more are sorted.
   LabelIds(const std::int64_t* labels, std::int64_t n, int few, Team& team) : labels_(labels) {
     if (labels == nullptr) return;
     std::int64_t low = labels[0], high = labels[0];
@@ -35,9 +35,9 @@ class LabelIds {
   }
 
   std::uint32_t count() const { return count_; }
-  // Only valid if count() is more than `few`.
+  // Call this only if count() is more than `few`; otherwise call visit().
   std::uint32_t operator[](std::int64_t i) const { return ids_[i]; }
-  // Calls use(id), where id(i) is the number of i's label. The type of id depends on the case, so that loops over all
+  // Calls use(id), where id(i) is the id of i's label. The type of `id` depends on the case, so that loops over all
   // pairs need no branch.
   template <class Use>
   void visit(const Use& use) const {

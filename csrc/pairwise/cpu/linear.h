@@ -1,4 +1,4 @@
-// The losses in the linear domain: prefix sums of exp(x) in double, if tau x range(c) is small enough.
+// The losses from sums of plain exponentials: prefix sums of exp(x) in double. tau x range(c) must be small enough.
 //
 // Arrays x and y hold exp(x) and its reciprocal exp(y) in type T. All arrays are in sorted order. Chunk borders
 // depend on the data only, so the sums do not depend on the number of threads.
@@ -11,9 +11,9 @@
 
 namespace raoe {
 
-constexpr std::uint8_t run_start = 0x80;  // in `tags`: this pair's score differs from the one before it
+constexpr std::uint8_t run_start = 0x80;  // in `tags`: this pair's score differs from the score before it
 constexpr std::uint8_t label_bits = 0x0f;
-constexpr int max_classes = 16;           // most distinct labels that the running sums support
+constexpr int max_classes = 16;           // largest number of distinct labels that the running sums support
 
 struct Range {
   std::int64_t begin, end;
@@ -66,8 +66,8 @@ RAOE_INLINE RankSums rank_total(const T* __restrict x, const T* __restrict y, st
           sum_of(0, n, [=](std::int64_t p) RAOE_INLINE_LAMBDA { return static_cast<double>(y[p]); })};
 }
 
-// Compute before[p] = sum of x before p, and after[p] (null if not needed) = sum of y from p on. Both share a
-// loop: each is a chain of dependent additions, and two chains take the time of one.
+// Compute before[p] = sum of x before p, and after[p] (null if not needed) = sum of y from p on. Both share a loop:
+// each sum is a chain of dependent additions, and two such chains take the time of one.
 template <class T>
 RAOE_INLINE void rank_sweep(const T* __restrict x, const T* __restrict y, std::int64_t n, RankSums sum,
                             double* __restrict before, double* __restrict after) {

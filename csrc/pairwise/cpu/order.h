@@ -1,4 +1,4 @@
-// The ranges of the inputs, and the partners of each pair in sorted order.
+// Ranges of the inputs, and positions of each pair's partners in the sorted order.
 #pragma once
 
 #include <algorithm>
@@ -60,9 +60,9 @@ Extent<T> extent(const T* values, std::int64_t n, bool finite, Team& team) {
   return total;
 }
 
-// ---- Where each rank prefix ends and each suffix starts ----
+// ---- Partners in the rank objective: where their prefix ends and their suffix starts ----
 
-// A run of equal scores (a single pair under "ordinal") that steps along the order.
+// The current run of equal scores (under "ordinal", a single pair). step() moves to the next run of the order.
 struct Run {
   const std::uint8_t* tags;
   std::int64_t n;

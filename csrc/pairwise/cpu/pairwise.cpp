@@ -7,8 +7,8 @@
 //
 // The sort runs once, the other steps once for each row of similarities.
 //
-// If sums of exponentials exceed the range of double, or if there are many labels, general.h replaces the
-// steps "sums" and "combine".
+// If sums of exponentials exceed the range of double, general.h replaces the steps "sums" and "combine". For more than
+// 16 distinct labels, it replaces the sums of the angular objective.
 #include <limits>
 #include <stdexcept>
 #include <type_traits>
@@ -34,8 +34,8 @@ struct Results {
   double rank_scale = 0, angle_scale = 0;  // factors of the gradients, applied when they are stored
 };
 
-// One row of similarities and the addresses of its results. Results of the angular part
-// are stored `to_angle` losses (or rows of gradients) after those of the rank part.
+// One row of similarities and the addresses of its results. A result of the angular part is stored `to_angle` losses
+// (or rows of gradients) after the same result of the rank part.
 template <class C>
 struct Row {
   const C* similarity;
@@ -59,7 +59,7 @@ class Call {
     sorted_ = radix_sort<K>(key, payload, n_, key_bits, items_, items_ + n_, team_);
   }
 
-  // `log`: compute with exponents instead of exponentials. T must then be double.
+  // `log`: store exponents instead of exponentials, and logarithms of sums. T must then be double.
   void run(const Row<C>& row, bool log) {
     unpack_and_terms(row, log);
     if (!unpacked_) {
@@ -87,7 +87,7 @@ class Call {
     const std::size_t ends = layout.add<std::uint32_t>(rank), starts = layout.add<std::uint32_t>(rank);
     const std::size_t c = layout.add<C>(n_), rank_x = layout.add<T>(rank), angle_x = layout.add<T>(angle);
     const std::size_t below = layout.add<T>(angle), above = layout.add<T>(grad_ ? angle : 0);
-    // One half of the items is free after sorting: exp(y) of both objectives is stored there if it fits.
+    // Half of the items' memory is free after sorting: exp(y) of both objectives is stored there if it fits.
     const bool y_fits = 2 * sizeof(T) <= sizeof(Item<K>);
     const std::size_t rank_y = layout.add<T>(y_fits ? 0 : rank), angle_y = layout.add<T>(y_fits ? 0 : angle);
     const std::size_t after = layout.add<double>(grad_ && args_.rank ? n_ + 1 : 0);
@@ -286,7 +286,7 @@ class Call {
     }
     if (!grad_) return;
     C* const grads = row.grads;
-    // In double: Z may have n^2 terms as large as T holds, and 1 / Z would lose its digits in T.
+    // These factors stay in double: Z may be n^2 times the largest value of T, and 1 / Z would lose its digits in T.
     const double rank_scale = args_.tau * args_.rank_weight * results.rank_scale;
     const double angle_scale = args_.tau * args_.angle_weight * results.angle_scale;
     team_.each((n_ + chunk - 1) / chunk, [&](std::int64_t k) {
@@ -332,7 +332,7 @@ void fill_nan(const PairwiseArgs& args, const Row<C>& row) {
   }
 }
 
-// Return the largest difference of two exponents.
+// Return the largest difference between two exponents of the computed objectives.
 template <class C>
 double reach(const PairwiseArgs& args, const Extent<C>& c) {
   const double cosines = args.rank ? args.tau * (static_cast<double>(c.high) - c.low) : 0;

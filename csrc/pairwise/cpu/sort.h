@@ -21,7 +21,7 @@ struct Digits {
   int passes, width;
 };
 
-// Return the cheapest split of a key with `bits` bits into digits. The cost of a pass grows with items and counters.
+// Return the cheapest split of a key with `bits` bits into digits. A pass costs time for each item and counter.
 inline Digits digits_for(int bits, std::int64_t n) {
   Digits best{0, 1};
   double lowest_cost = 0;
@@ -47,7 +47,7 @@ RAOE_NOINLINE void count_digits(const Keys key, std::int64_t begin, std::int64_t
   }
 }
 
-// Replace counts[part][digit] by the first place for such an item. Places are ordered by digit, then by part.
+// Replace counts[part][digit] by the first place for items of this part and digit. Places go by digit, then by part.
 RAOE_NOINLINE inline void counts_to_places(std::uint32_t* counts, std::size_t buckets, int parts) {
   std::uint32_t place = 0;
   for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
@@ -71,7 +71,7 @@ RAOE_NOINLINE void place(const Items item, std::int64_t begin, std::int64_t end,
 }
 
 // Sort (key(i), payload(i)), i = 0, ..., n - 1, by the digits of key >> low, and return `a` or `b`, whichever holds the
-// result. key(i) must be the same at every call, or places would be out of range; it may be read from `b`.
+// result. key(i) must return the same value at every call, or places would be out of range. It may read keys from `b`.
 template <class K, class Keys, class Payloads>
 Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, int low, Digits digits, Item<K>* a,
                      Item<K>* b, Team& team) {
@@ -139,8 +139,8 @@ Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, i
   return const_cast<Item<K>*>(source);
 }
 
-// Finish the sort of items that are sorted by their high bits only. Returns false if it would take too long; the
-// items are then in an unspecified order.
+// Finish the sort of items that are sorted only by their high bits. Returns false if this would take too long. The
+// order of the items is then unspecified.
 template <class K>
 bool insertion_sort(Item<K>* items, std::int64_t n) {
   std::int64_t budget = n;
@@ -173,7 +173,7 @@ Item<K>* radix_sort(const Keys& key, const Payloads& payload, std::int64_t n, in
     });
     return sort_digits<K>(key_copy, payload, n, low, digits, a, b, team);
   };
-  // For few pairs, two digits usually suffice to order them; an insertion sort handles the remaining digits.
+  // Two digits usually suffice to order few pairs. An insertion sort then handles the remaining digits.
   const int width = n <= 512 ? 8 : n <= 2048 ? 9 : n <= 4096 ? 10 : 11;
   if (n <= (1 << 16) && bits > 2 * width) {
     Item<K>* const sorted = sort(bits - 2 * width, {2, width});

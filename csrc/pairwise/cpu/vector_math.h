@@ -1,6 +1,6 @@
-// exp and acos in double without branches and calls, so that loops over them vectorise.
+// exp and acos in double without branches and function calls, so that the compiler vectorises loops that use them.
 //
-// T is the type in which the result will be stored; it decides the degree of the polynomials. Their error is
+// T is the type in which the caller stores the result. It decides the degree of the polynomials. Their error is
 // 1e-8 for float (a sixth of an ulp) and 1e-16 for double. Coefficients: near-minimax (Chebyshev) fits of
 // (exp(r) - 1 - r) / r^2 on |r| <= ln(2) / 2 and of (asin(s) - s) / (s z), z = s^2, on 0 <= z <= 1/4,
 // computed with mpmath.chebyfit.

@@ -1,4 +1,4 @@
-// The pairwise losses in one launch of one thread block: a sort, then solve.h with all arrays in shared memory.
+// The pairwise losses in one launch of one thread block: first a sort, then solve.h, all in shared memory.
 #pragma once
 
 #include <cub/block/block_radix_sort.cuh>
@@ -22,7 +22,7 @@ struct Shared {
       Bits first[Block + 1];
     };
   };
-  // The members of the union below share memory: each phase overwrites the data of the finished one.
+  // The members of the union below share memory: the tables overwrite the memory of the sort, which has finished.
   struct Tables {
     alignas(16) T before[slots + 4], after[slots + 4];
     alignas(16) Index ends[2 * slots + ENDS_AHEAD / sizeof(Index)];
@@ -48,7 +48,7 @@ __device__ Extent<T> sort_pairs(typename Shared<T, Block>::template Sort<Bits>& 
   Extent<T> extent;
 #pragma unroll
   for (int k = 0; k < items; ++k) {
-    key[k] = ~Bits(0);  // sorts padding behind all pairs, even behind equal keys: the sort is stable
+    key[k] = ~Bits(0);  // padding comes last, even behind pairs with this key: the sort is stable
     my.pair[k] = 0;
     if (k < my.valid) read_pair(work.args, my.base + k, key[k], my.pair[k], extent);
   }

@@ -1,12 +1,12 @@
-// The pairwise losses of more pairs than fit one thread block: write keys, sort device-wide, and run solve.h
-// in one cooperative launch. The host reads nothing back: the device decides what depends on the data.
+// The pairwise losses of more pairs than fit into one thread block: write the keys, sort with the whole GPU, and run
+// solve.h in one cooperative launch. The host reads nothing back: all decisions about the data are made on the device.
 #include "../../cuda_check.h"
 #include "blocks.h"
 
 namespace raoe {
 namespace {
 
-// Lay the arrays out from `base` on and return their size in bytes. With base = null, only the size is valid.
+// Place the arrays in the memory at `base` and return their size in bytes. With base = null, only the size is valid.
 template <class T>
 std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work, unsigned char*& temporary,
                     std::size_t& temporary_bytes) {

@@ -1,4 +1,4 @@
-// The kernels of the pairwise losses with many blocks.
+// The kernels of the pairwise losses for launches of many blocks.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -11,7 +11,7 @@ namespace raoe {
 constexpr int BLOCK = 128, LOADS = 32;
 constexpr unsigned PREPARING_BLOCKS = 1024;
 template <class T>
-constexpr int ITEMS = sizeof(T) == 8 ? LOADS / 2 : LOADS;  // pairs per thread, as many as 255 registers hold
+constexpr int ITEMS = sizeof(T) == 8 ? LOADS / 2 : LOADS;  // pairs per thread: as many as fit into 255 registers
 
 template <class T>
 struct Work {
@@ -20,7 +20,7 @@ struct Work {
   Crossing<T> crossing;
   SortBuffers sort;
   T* converted;         // (n) similarity converted to T, if it has another type
-  Extent<T>* extents;   // (preparing) extent of the inputs that each block of `prepare` has read
+  Extent<T>* extents;   // (preparing) for each block of `prepare`: the extent of the inputs that it has read
   unsigned preparing;
   float room;
 };

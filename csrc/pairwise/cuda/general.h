@@ -1,5 +1,5 @@
-// The pairwise losses in all cases that hot.h does not handle: float64, large exponents, other tie rules, any labels
-// or none, more pairs than fit the GPU's registers. Sums are stored as logarithms, and everything else in memory.
+// The pairwise losses in all cases that hot.h does not handle: float64, large exponents, other tie rules, no labels or
+// other labels, more pairs than fit into the GPU's registers. Sums are logarithms. Arrays are in memory.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace raoe {
 
-// The number sum * exp(max): its logarithm stays in range even if the number does not.
+// Represents the number sum * exp(max), whose logarithm stays in range even if the number does not.
 template <class T>
 struct LogSum {
   T max = T(-INFINITY), sum = T(0);
@@ -34,14 +34,14 @@ __device__ __noinline__ LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
 template <class T>
 struct Segments {
   LogSum<T> sum, retained;
-  std::uint32_t count = 0;               // of runs, or of pairs without the bit
+  std::uint32_t count = 0;               // number of runs, or of pairs whose bit is 0
   std::uint32_t edge = 0;                // 1 + start of the last run (backwards: ~ its end), or 0 for no run
-  std::uint32_t segment = 0, afresh = 0;  // whether a segment begins in this range; whether `retained` starts from it
+  std::uint32_t segment = 0, afresh = 0;  // whether a segment begins in this range; whether before `retained`
 
   __device__ void begin_segment() { sum = LogSum<T>(), segment = 1; }
   __device__ void begin_run(std::uint32_t place) { retained = sum, edge = place, afresh = segment; }
 };
-// Join the span of a with the span b of the positions that follow.
+// Join span a with span b, which covers the positions after a.
 template <class T>
 __device__ __noinline__ Segments<T> operator+(const Segments<T>& a, const Segments<T>& b) {
   Segments<T> all;
@@ -79,9 +79,9 @@ struct General {
     for (std::uint32_t tile = Tiles::Blocks::index(); tile < tiles.count(); tile += Tiles::Blocks::count()) f(tile);
   }
 
-  // ---- Sweeps: sums over all positions, forwards and backwards. walk(reverse, span, count) goes along the thread's
-  // positions: first it adds to `span` only (count = null), then it also writes what depends on the sums so far. `count`
-  // is the span's count over all positions.
+  // ---- Sweeps: sums over all positions, forwards and backwards. walk(reverse, span, count) visits the thread's
+  // positions, twice. The first time, count is null, and walk only adds to `span`. The second time, it also writes what
+  // depends on the sums so far, and `count` is the span's count over all positions.
 
   template <bool Reverse>
   __device__ __noinline__ std::uint32_t scan(Span& span, std::uint32_t tile, bool publish) const {
@@ -118,7 +118,7 @@ struct General {
     tiles.sync();
   }
 
-  // Along the order of the scores: the rank objective's sums, and the ranks.
+  // Walk along the order of the scores: compute the rank objective's sums, and the ranks.
   template <bool Reverse>
   __device__ __forceinline__ void by_score(Span& span, bool write) const {
     const PairwiseArgs& args = tiles.args;
@@ -132,7 +132,7 @@ struct General {
       if (write && !Reverse) {
         if (args.rank) at.before[p] = span.sum.log();
         at.run[p] = static_cast<Index>(span.count - 1);
-        at.rank[p] = static_cast<Index>(span.edge - 1);  // the run's start, until the walk backwards
+        at.rank[p] = static_cast<Index>(span.edge - 1);  // the run's start; the backward walk replaces it by the rank
         if (args.angle) prepare(p, k);
       }
       if (args.rank) span.sum = span.sum + Sum(Reverse ? -own : own);
@@ -155,10 +155,10 @@ struct General {
 
   // ---- The angular objective, bit by bit of the labels.
   //
-  // l_i > l_j exactly if l_i has a 1 at the highest bit where l_i and l_j differ. So for each bit: in a segment
-  // (pairs that agree in all higher bits), pairs with the bit add to the sum, and pairs without it read the
-  // sum. The initial order is the order of the scores. After each bit, pairs without it move first, which keeps
-  // segments together and scores sorted. bit = -1: there are no labels, and all pairs add and read.
+  // l_i > l_j exactly if l_i has a 1 at the highest bit where l_i and l_j differ. So for each bit, in a segment (pairs
+  // that agree in all higher bits), pairs whose bit is 1 add to the forward sum, and pairs whose bit is 0 read it.
+  // Backwards, zeros add and ones read. The first order is that of the scores. After each bit, all zeros move to the
+  // front, which keeps segments together and scores sorted. bit = -1: without labels, all pairs add and read.
 
   struct Entry {
     std::uint32_t position, run;
@@ -194,8 +194,8 @@ struct General {
     }
   }
 
-  // ---- Partners in the rank objective are a prefix and a suffix of the order: the number of positions with a doubled
-  // rank below `bound`.
+  // ---- Partners in the rank objective are a prefix and a suffix of the order. count_below finds their ends: it
+  // returns the number of positions whose doubled rank is below `bound`.
 
   __device__ std::uint32_t count_below(int bound) const {
     std::uint32_t low = 0, high = tiles.n();
@@ -215,7 +215,7 @@ struct General {
       for (int k = 0; k < my.valid; ++k) f(k, my.base + k, static_cast<int>(tiles.at.rank[my.base + k]));
     });
   }
-  // (dL/dx - dL/dy) / scale of a pair with exponent x = -y, from the sums of its partners.
+  // dL/dx - dL/dy of a pair with exponent x = -y, from the log-sums of its partners.
   static __device__ T derivative(T x, T below, T above, T loss) {
     return std::exp(above + x - loss) - std::exp(below - x - loss);
   }
@@ -228,7 +228,7 @@ struct General {
     });
     int bit = -1, which = 0;
     if (args.labels) while (bit < 63 && tiles.label_range() >> (bit + 1)) ++bit;
-    const bool all_equal = args.labels && bit < 0;  // then no pair has partners
+    const bool all_equal = args.labels && bit < 0;  // all labels are equal: no pair has partners
     for (bool more = args.angle && !all_equal; more; more = --bit >= 0, which ^= 1) {
       sweep([&](auto reverse, Span& span, const std::uint32_t* zeros) {
         by_bit<decltype(reverse)::value>(bit, which, span, zeros);

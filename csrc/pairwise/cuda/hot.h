@@ -1,5 +1,5 @@
 // The common case of the pairwise losses: float32, plain sums of exponentials, average ranks, for the angular objective
-// at most three consecutive labels, and one tile a block. A thread's pairs stay in registers, in unrolled loops.
+// at most three consecutive labels, and one tile per block. A thread's pairs stay in registers: loops are unrolled.
 #pragma once
 
 #include "tiles.h"
@@ -19,8 +19,8 @@ __device__ __forceinline__ float power_of_two(float x) {
 #endif
 }
 
-// Partial sums of a range of positions, in one direction. `retained` is `sum` at the start of
-// the range's last run; the pairs of that run read it, because equal scores are not partners.
+// Partial sums of a range of positions, in one direction. `retained` is `sum` at the start of the range's last run.
+// Pairs of that run read `retained`, because pairs with equal scores are not partners.
 template <class Sum>
 struct Columns {
   Sum rank{}, sum[2]{}, retained[2]{};
@@ -32,8 +32,8 @@ struct Columns {
       : rank(other.rank), sum{Sum(other.sum[0]), Sum(other.sum[1])},
         retained{Sum(other.retained[0]), Sum(other.retained[1])}, edge(other.edge) {}
 
-  // Add a pair with label 0, 1 or 2; `place` is the new edge if it begins a run. Returns the sum of its partners, the
-  // earlier pairs of larger labels (Reverse: of smaller ones).
+  // Add a pair with label 0, 1 or 2. If the pair begins a run, `place` is the new edge. Returns the sum of the pair's
+  // partners: of earlier runs and larger labels (Reverse: of later runs and smaller labels).
   template <bool Reverse>
   __device__ __forceinline__ Sum add(bool begins, std::uint32_t place, Sum rank_term, int label, Sum term) {
     rank += rank_term;
@@ -44,7 +44,7 @@ struct Columns {
     return label == (Reverse ? 2 : 0) ? retained[Reverse ? 1 : 0] : Sum(0);
   }
 };
-// Join the span of a with the span b of the positions that follow.
+// Join span a with span b, which covers the positions after a.
 template <class Sum>
 __device__ __forceinline__ Columns<Sum> operator+(const Columns<Sum>& a, const Columns<Sum>& b) {
   Columns<Sum> all;
@@ -62,7 +62,7 @@ template <int Objectives, class Tiles>
 struct Hot {
   static constexpr bool ranked = Objectives & RANK, angled = Objectives & ANGLE;
   static constexpr int Items = Tiles::items;
-  // Slopes are scaled by SMALL, because their products may overflow, and shares by 1 / SMALL, because they may underflow.
+  // Slopes are multiplied by SMALL, as their products may overflow, and shares by 1 / SMALL, as they may underflow.
   static constexpr float SMALL = 0x1p-24f;
   using Index = typename Tiles::Index;
   using Span = Columns<float>;
@@ -73,9 +73,9 @@ struct Hot {
   float angle_x[Items], angle_slope[Items];  // exponent of the angular objective and its derivative
   float rank_grad[Items], angle_grad[Items];
   int rank[Items];                          // doubled rank
-  std::uint64_t labels;                     // minus the smallest label: two bits for each pair
+  std::uint64_t labels;                     // label minus the smallest label, two bits per pair
 
-  // Terms are computed whenever needed, which is cheaper than storing them.
+  // Exponentials are computed again whenever they are needed, which is cheaper than storing them.
   template <bool Inverse>
   __device__ __forceinline__ float term(const float (&exponent)[Items], int k) const {
     return k < my.valid ? power_of_two(Inverse ? -exponent[k] : exponent[k]) : 0.0f;
@@ -110,7 +110,7 @@ struct Hot {
     if (tiles.count() > 1 && threadIdx.x == 0) tiles.template spans<Span>(Reverse)[tile] = total;
   }
 
-  // The tables of the rank objective, and all of the angular one. Elements are stored in groups of 16 bytes or more.
+  // Write the tables of the rank objective; compute the angular objective. Stores are groups of 16 bytes or more.
   __device__ __forceinline__ void write_tables(Span ahead, Span behind, Both<float>& z) {
     constexpr int group = Items < 4 ? Items : 4;
     const Arrays<float, Index>& at = tiles.at;
@@ -154,7 +154,7 @@ struct Hot {
     if (ranked && my.base + Items == tiles.n() && threadIdx.x + 1 == Tiles::Block) at.after[tiles.n()] = 0;
   }
 
-  // Partners in the rank objective are a prefix and a suffix of the order.
+  // The partners in the rank objective are a prefix and a suffix of the order. Read their sums from the tables.
   __device__ __forceinline__ void look_up(Both<float>& z) {
     const int threshold = tiles.threshold(), limit = 2 * static_cast<int>(tiles.n()) - 1;
 #pragma unroll
@@ -194,7 +194,7 @@ struct Hot {
     if (!tiles.args.grads) return;
     const float rank_share = static_cast<float>(tiles.args.tau * tiles.args.rank_weight) * share(z.rank);
     const float angle_share = static_cast<float>(tiles.args.tau * tiles.args.angle_weight) * share(z.angle);
-    tiles.read_pairs(my);  // cheaper than keeping them in registers
+    tiles.read_pairs(my);  // reading the pairs again is cheaper than keeping them in registers
 #pragma unroll
     for (int k = 0; k < Items; ++k) {
       if (k >= my.valid) continue;

@@ -1,4 +1,4 @@
-// The pairs of a tile: how to read them, and the data that threads and blocks hold and share.
+// How to read the pairs of a tile, and the data that threads hold and blocks share.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,7 +9,7 @@
 
 namespace raoe {
 
-constexpr int LABEL_SHIFT = 30;  // a pair holds its index in the low bits, and its label's low bits above
+constexpr int LABEL_SHIFT = 30;  // a payload is index | low bits of the label << 30
 __device__ __forceinline__ std::uint32_t index_of(std::uint32_t pair) { return pair & ((1u << LABEL_SHIFT) - 1); }
 
 template <class T>
@@ -38,7 +38,7 @@ __device__ __forceinline__ Bits load_key(const void* data, Key type, std::uint32
   return static_cast<Bits>(orderable(static_cast<const std::int64_t*>(data)[i]));
 }
 
-// Ranges of similarity and labels, and whether an input is NaN.
+// Ranges of similarities and labels, and whether a similarity or a score is NaN.
 template <class T>
 struct Extent {
   T low = T(INFINITY), high = T(-INFINITY);
@@ -54,7 +54,7 @@ __device__ __forceinline__ Extent<T> operator+(Extent<T> a, const Extent<T>& b) 
   return a;
 }
 
-// Read pair i: return its similarity, sort key and payload, and add it to the extent of all inputs.
+// Read pair i: return its similarity, set its sort key and payload (`pair`), and add the pair to `extent`.
 template <class Bits, class T>
 __device__ __forceinline__ T read_pair(const PairwiseArgs& args, std::uint32_t i, Bits& key, std::uint32_t& pair,
                                        Extent<T>& extent) {
@@ -81,9 +81,9 @@ struct alignas(sizeof(V) * Count < 16 ? sizeof(V) * Count : 16) Neighbours {
 // Arrays with one element per position. Arrays of hot.h have room for whole tiles, and start at multiples of 16 bytes.
 template <class T, class Index>
 struct Arrays {
-  T *before, *after;         // the rank objective's sums before a position, and from it on (one more element)
-  Index* ends;               // hot.h: ends[b]: number of positions with a doubled rank <= b, for every b from -1 on
-  // The rest is for general.h.
+  T *before, *after;         // rank objective: sums before a position, and from a position on (n + 1)
+  Index* ends;               // hot.h: ends[b] is the number of positions whose doubled rank is <= b; b >= -1
+  // The following arrays are for general.h.
   Index *rank, *run;         // doubled rank; number of earlier runs
   std::uint64_t* label;      // label minus the smallest label
   T *term, *below, *above;   // angular objective: the pair's exponent, and its partners' sums
@@ -95,21 +95,21 @@ constexpr std::size_t ENDS_AHEAD = 16;  // bytes before ends[0], so that stores 
 template <class T>
 struct Crossing {
   const void* keys;            // sorted keys
-  const std::uint32_t* pairs;  // in the order of the keys
+  const std::uint32_t* pairs;  // payloads, in the order of the keys
   const T* similarity;         // in the caller's order
   std::uint32_t n, tiles;
   bool wide;                   // whether keys have 64 bits
-  unsigned char* spans;        // (2, tiles + 1) spans: of each tile, forwards and backwards
-  unsigned char* joined;       // (blocks) Both: each block's Z
+  unsigned char* spans;        // (2, tiles + 1): forwards and backwards, the span of each tile, then of all tiles
+  unsigned char* joined;       // (blocks) each block's Z, as Both
   unsigned* arrived;           // number of blocks at the barrier; initially 0
 };
-constexpr std::size_t SPAN_BYTES = 48, BOTH_BYTES = 32;  // sizes of the largest
+constexpr std::size_t SPAN_BYTES = 48, BOTH_BYTES = 32;  // sizes of the largest span and Both
 
 // A thread's part of a tile.
 template <class T, int Items>
 struct ThreadTile {
   std::uint32_t base, heads, tails;  // bit k of heads (tails): a run begins (ends) at base + k
-  int valid;                         // number of pairs, fewer than Items at the end
+  int valid;                         // number of pairs; fewer than Items at the end of the batch
   std::uint32_t pair[Items];
   T c[Items];  // similarity
 

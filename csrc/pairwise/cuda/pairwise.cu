@@ -1,4 +1,4 @@
-// Selects the kernels for a call of the pairwise losses.
+// Choose the kernels for a call of the pairwise losses: one thread block or many.
 #include <stdexcept>
 #include <string>
 

@@ -1,4 +1,4 @@
-// The parts of the CUDA code that are compiled separately, so that several compilers can run in parallel.
+// Functions of the CUDA files, which are compiled separately so that several compilers can run in parallel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,16 +23,16 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int shared_memory() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
-// block_*.cu: one launch of one thread block, without a workspace. Returns false if the pairs do not fit this GPU's
-// shared memory. With losses = null it launches nothing and only returns whether they fit.
+// block_*.cu: one launch of one thread block, without a workspace. Returns false if the pairs do not fit into
+// this GPU's shared memory. With losses = null, it only returns whether they fit, and launches nothing.
 bool one_block_f32(const PairwiseArgs& args, cudaStream_t stream);
 bool one_block_f64(const PairwiseArgs& args, cudaStream_t stream);
 
-// blocks.cu: any number of pairs. Returns the size of the workspace; with workspace = null it launches nothing.
+// blocks.cu: any number of pairs. Returns the workspace's size in bytes. With workspace = null, it launches nothing.
 std::size_t many_blocks(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t stream);
 
 // sort.cu: a stable sort of keys (64-bit if wide, else 32-bit) with their values. Keys and
-// values have two buffers of n elements each; the sorted elements are in [0] afterwards.
+// values have two buffers of n elements each. Afterwards, buffer [0] holds the sorted elements.
 struct SortBuffers {
   void* keys[2];
   std::uint32_t* values[2];

@@ -1,5 +1,5 @@
-// Scans and reductions of a thread block, with fixed summation trees. `shared` holds one V per warp and one more. All
-// threads of the block must call these functions.
+// Scans and reductions of a thread block, which always add in the same order. `shared` has room for one V per warp and
+// one more. All threads of the block must call these functions.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,7 +23,7 @@ __device__ __forceinline__ V from_earlier(V value, int distance) {
   return value;
 }
 
-// Replace `value` by the sum over the lanes before this one (Reverse: after it), and return the sum that includes it.
+// Replace `value` by the sum over the lanes before this one (Reverse: after it), and return the sum with this lane.
 template <bool Reverse, int Lanes, class V>
 __device__ __forceinline__ V warp_scan(V& value, int lane) {
   V all = value;
@@ -58,7 +58,7 @@ __device__ __forceinline__ V block_exclusive(V value, V* shared, V& total) {
   return value;
 }
 
-// Return the sum over the block to every thread.
+// Return the sum over all threads of the block. Every thread gets the sum.
 template <int Block, class V>
 __device__ V block_sum(V value, V* shared) {
   constexpr int warps = Block / 32;

@@ -1,4 +1,4 @@
-// The steps after the sort: decides, from the extent of the inputs, which code computes losses and gradients.
+// The steps after the sort: the extent of the inputs decides whether hot.h or general.h computes the results.
 #pragma once
 
 #include "general.h"
@@ -6,13 +6,13 @@
 
 namespace raoe {
 
-// Not inlined; by value, as references keep variables in memory.
+// Not inlined, and with arguments by value: references would keep the caller's variables in memory.
 template <class Tiles>
 __device__ __noinline__ void solve_generally(Tiles tiles, typename Tiles::Pairs my) {
   General<Tiles>{tiles, my}.run();
 }
 
-// resident: each block has at most one tile. room: see linear_room in formulas.h.
+// resident: whether each block has at most one tile. room: see linear_room in formulas.h.
 template <class Tiles>
 __device__ __forceinline__ void solve(const Tiles& tiles, typename Tiles::Pairs& my, bool resident, float room) {
   const PairwiseArgs& args = tiles.args;

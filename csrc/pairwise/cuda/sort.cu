@@ -22,7 +22,7 @@ void sort(SortBuffers& buffers, std::uint32_t n, void* temporary, std::size_t by
   cub::DoubleBuffer<std::uint32_t> values(buffers.values[0], buffers.values[1]);
   constexpr int bits = static_cast<int>(sizeof(Bits)) * 8;
   check_cuda(cub::DeviceRadixSort::SortPairs(temporary, bytes, keys, values, n, 0, bits, stream), "sorting the scores");
-  // The number of passes decides on the host which of the two buffers holds the result.
+  // CUB's number of passes is fixed, so the host knows which of the two buffers holds the result.
   buffers = {{keys.Current(), keys.Alternate()}, {values.Current(), values.Alternate()}, buffers.wide};
 }
 

@@ -1,8 +1,8 @@
-// The tiles of a launch: their pairs, and sums over all of them.
+// The tiles of a launch: reading their pairs, and sums over all tiles.
 //
 // Positions in the order of the scores are cut into tiles of Block * Items; a thread has Items consecutive positions.
-// Sums over all tiles take three steps: sum each tile, sum the tiles before and after each (one block), and visit each
-// tile again. A launch is either a single thread block, which has one tile and all arrays in shared memory, or
+// Sums over all tiles take three steps: sum each tile; in one block, add up the tiles before and after each tile; visit
+// each tile again. A launch is either a single thread block, which has one tile and all arrays in shared memory, or
 // cooperative, with arrays in the workspace.
 #pragma once
 
@@ -60,10 +60,10 @@ struct Tiles {
   }
   __device__ T middle() const { return T(0.5) * extent.low + T(0.5) * extent.high; }
   __device__ T middle_angle() const { return T(0.5) * (angle(extent.low) + angle(extent.high)); }
-  // Any threshold of 2 n or more means that the rank objective has no pairs.
+  // With a threshold of 2 n or more, the rank objective has no pairs.
   __device__ int threshold() const { return static_cast<int>(args.threshold < 2 * args.n ? args.threshold : 2 * args.n); }
 
-  // ---- Pairs, from the sorted arrays of several blocks. A single block has its pairs from its own sort. ----
+  // ---- Reading pairs. Several blocks read the sorted arrays. A single block keeps the pairs of its own sort. ----
 
   __device__ void place(Pairs& my, std::uint32_t tile) const { my.place((tile * Block + threadIdx.x) * Items, n()); }
   template <class Bits>
@@ -102,7 +102,7 @@ struct Tiles {
     const int tiles = static_cast<int>(count());
     Wide before;
     for (int first = 0; first < tiles; first += Block) {
-      // Threads keep the order of the tiles; a backward scan takes its chunks from the end.
+      // In a chunk of Block tiles, threads follow the order of the tiles. A backward scan begins with the last chunk.
       const int t = static_cast<int>(threadIdx.x) + (Reverse ? tiles - first - Block : first);
       const bool in = t >= 0 && t < tiles;
       Wide total;
@@ -112,7 +112,7 @@ struct Tiles {
     }
     if (threadIdx.x == 0) sums[tiles] = Span(before);
   }
-  // Replace each tile's span by the sum before (after) the tile, added up as Wide, and append the sum of all tiles.
+  // Replace each tile's span by the sum (in type Wide) of the tiles before (after) it, and append the sum of all tiles.
   template <class Span, class Wide>
   __device__ __forceinline__ void join_tiles() const {
     sync();

@@ -1,10 +1,10 @@
-"""info_nce_loss for several widths, a chunk of rows at a time. Each pass multiplies every column once.
+"""info_nce_loss for several widths, a chunk of rows at a time. All widths share their matrix products.
 
-A segment is the columns between two widths. The products dot_s of segments s = 1 … k add up to the logits of width k:
-x_k = scale (dot_1 + … + dot_k) / (|a| |b|), where the norms are those of the prefix. Segment s belongs to the widths k
->= s. If g_k is the gradient of loss L_k with respect to dot_k, the gradient of a's segment is one product, (g_s + … +
-g_K) b, and the gradient of b's segment is the transposed product. The gradient through the norms needs <dL_k/dx_k, x_k>
-of each row and column. So K widths cost three products, like one width.
+A segment is the embedding dimensions between two neighbouring widths. The logits of width k are x_k = scale (dot_1 + …
++ dot_k) / (|a| |b|), where dot_s is the product over segment s, and a and b are the prefixes of width k. All widths k
+>= s include segment s. Let g_k be the gradient of loss L_k with respect to dot_k. Then the gradient of a's segment s is
+one product with b's segment, (g_s + … + g_K) b, and vice versa with the transposed matrix. The gradient through the
+norms needs the sums of dL_k/dx_k * x_k of each row and column. So K widths cost three products, like a single width.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .weights import with_weights
 # Bytes of all widths' logits in a chunk: enough rows for products at full speed, few enough for a last-level cache.
 BUFFER = 24 << 20
 ROWS = 256  # maximum rows of a chunk: more rows do not make the products faster
-# Segments of up to this many columns are stored column by column. If they were stored row by row, with many short rows,
-# products would run at half the speed and sums at a third.
+# Segments of up to this many columns are stored column by column. Stored as many short rows, they would slow down
+# products to half the speed and sums to a third.
 NARROW = 32
 
 
 class _Side(NamedTuple):
     """The rows or the columns of the logits.
 
-    rows      for each segment (n, segment's columns), not normalised, in the dtype of the arithmetic
+    rows      one matrix per segment, (n, width of the segment), not normalised, in the dtype of the arithmetic
     inverse   (K, n): 1 / norm of each prefix, 0 where the prefix counts as zero
-    grads     same shapes as rows: sums of the gradients through the products; [] if not needed
-    along     (K, n): sums of weight dL/dx x over the rows or columns of the other side
-    whole     (n, D): memory of the gradient; the wide segments of `grads` are views of this memory
+    grads     same shapes as `rows`: sums of the gradients through the products; [] if not needed
+    along     (K, n): weight * dL/dx * x, summed over the other side of the logits
+    whole     (n, last width) or None: memory of the gradient; wide segments in `grads` are views of this memory
     """
 
     rows: list[Tensor]
@@ -48,7 +48,7 @@ class _Side(NamedTuple):
 
 
 def sweep(problem: Problem, weights: Tensor, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Compute losses and gradients of all widths, as weights.py describes."""
+    """Compute the losses and gradients of all widths. See weights.Sweep."""
     dims = problem.dims or ()
     a, poison_a = _side((problem.anchors,), dims, needs[0])
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])
@@ -80,8 +80,8 @@ def _direction(
     ignore_mask: Callable[[slice], Tensor | None],
     part: slice,
 ) -> Tensor:
-    """Return the (K,) sums of the rows' losses. Write the gradients, times `weights`, to `row_side`, and add them to
-    `col_side`."""
+    """Return the (K,) sums of the rows' losses. Multiply the gradients by `weights`, write those of the rows to
+    `row_side`, and add those of the columns to `col_side`."""
     anchors, count, like = len(row_side.rows[0]), len(col_side.rows[0]), col_side.rows[0]
     widths = len(col_side.rows)
     step = max(1, min(anchors, ROWS, BUFFER // (widths * count * like.element_size())))
@@ -122,8 +122,8 @@ def _weigh(
     """Return the rows' losses (K, n) from the segments' products (K, n, C).
 
     `of_rows` is scale / |row|, `of_columns` is 1 / |column|, `own` is the column of each row's positive, and `mask` is
-    True for columns that are left out. If `weights` is not None, replace the products by their gradients, summed over
-    the widths. In this case, also return the rows' sums of <dL/dx, x>, and add the columns' sums to `along_columns`.
+    True for columns that are left out. If `weights` is not None, overwrite the products with their gradients, summed
+    over the widths. Then also return the rows' sums of weight * dL/dx * x, and add the columns' sums to along_columns.
     """
     own, row_losses, along_rows = own[:, None], [], []
     for before, after in pairwise(products):
@@ -135,7 +135,7 @@ def _weigh(
         if mask is not None:
             x.masked_fill_(mask, -torch.inf).scatter_(1, own, own_logit)
         shift = x.amax(1, keepdim=True)
-        # Leave the positive out of the sum: the sum is then as small as the loss, and a small loss keeps its digits.
+        # Leave the positive out of the sum: with it, the sum's rounding error could be larger than a small loss.
         neg_sum = x.sub_(shift).exp_().scatter_(1, own, 0).sum(1, keepdim=True)
         own_exp = (own_logit - shift).exp_()
         row_losses.append(losses(neg_sum, own_exp, shift, own_logit)[:, 0])
@@ -172,7 +172,7 @@ def _by_column(columns: Tensor) -> Tensor:
 
 
 def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None:
-    """Return the gradient of a side: subtract the part through the norms, and pad with zeros beyond the last width."""
+    """Return a side's gradient: add the gradient through the norms, and pad with zeros beyond the last width."""
     if side.whole is None:
         return None
     through = from_here_on(side.along * side.inverse.square())
@@ -183,7 +183,7 @@ def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None
 
 
 def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
-    """Return (n, N) bool for the columns `rows`: True for the anchors that exclude the column as a negative."""
+    """Return (n, N) bool for the column indices `rows`: True for anchors that exclude the column by `ignore`."""
     if problem.anchor_ids is not None and problem.column_ids is not None:
         return equal_ids(problem.anchor_ids, problem.column_ids[rows]).T
     return None if problem.ignored is None else problem.ignored[:, rows].T

@@ -1,9 +1,9 @@
-"""Shared by the backends for several widths: the weights of the widths' losses in the gradient.
+"""Shared by the backends for several widths: gradients that weight the K losses by the upstream gradient.
 
-The same matrix products give the gradients of all widths, so these weights (the upstream gradient) must be known before
-the products are computed. On a CPU, forward computes the gradient for equal weights, and backward computes the gradient
-again if the weights differ.
-On a GPU, backward always computes the gradient, because the host would wait for the GPU to compare weights.
+All widths share their matrix products, so the weights of the losses (the upstream gradient) must be known before the
+gradients are computed. On a CPU, forward computes the gradients for equal weights, and backward repeats the computation
+if the weights turn out to differ.
+On a GPU, backward always computes the gradients: to compare the weights, the host would have to wait for the GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def with_weights(sweep: Sweep) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def each_width(module: ModuleType) -> Sweep:
-    """Return a sweep that runs a backend for a single width once for each width."""
+    """Return a sweep that calls a backend for single widths, `module`, once per width."""
 
     def sweep(problem: Problem, weights: Tensor, needs: Needs) -> tuple[Tensor, Gradients]:
         inputs = list(zip(problem.rows, needs, strict=False))

@@ -17,8 +17,8 @@ class BidirectionalConfig(PreTrainedConfig):
 
     Args:
         text_config: the decoder's configuration.
-        bidirectional_layers: number of last layers without a causal mask, possibly 0 (BeLLM's Section 3.2, Eq. 4).
-        base_model: name of the decoder to which an adapter belongs; None for a model with all of its weights.
+        bidirectional_layers: number of last layers that have no causal mask (BeLLM, Section 3.2, Eq. 4); can be 0.
+        base_model: name of the decoder to which an adapter belongs; None for a model that is saved with all weights.
         base_revision: revision of base_model on the hub.
         base_quantization: quantization of base_model, as keys of transformers.BitsAndBytesConfig.
     """
@@ -45,7 +45,7 @@ class BidirectionalConfig(PreTrainedConfig):
         self.base_model = base_model
         self.base_revision = base_revision
         self.base_quantization = base_quantization
-        # transformers also sets the decoder's implementation when it sets this implementation
+        # transformers copies this attention implementation to the decoder's config, so start with the decoder's own
         kwargs.setdefault("attn_implementation", self.text_config._attn_implementation)
         super().__init__(**kwargs)
 
@@ -71,10 +71,10 @@ def check(decoder: PreTrainedConfig, layers: int) -> None:
     if not 0 <= layers <= depth:
         raise ValueError(f"bidirectional_layers must be a whole number from 0 to {depth}, got {layers!r}")
     if getattr(decoder, "use_bidirectional_attention", None) or not getattr(decoder, "is_causal", True):
-        raise ValueError(f"this {decoder.model_type!r} is already bidirectional in all layers")
+        raise ValueError(f"this decoder, a {decoder.model_type!r}, is already bidirectional in all layers")
     unknown = set(getattr(decoder, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise ValueError(f"layers of type {', '.join(sorted(unknown))} cannot become bidirectional")
+        raise ValueError(f"bidirectional layers need full or sliding attention, got {', '.join(sorted(unknown))}")
 
 
 def windows(decoder: PreTrainedConfig) -> list[int | None]:

@@ -1,8 +1,8 @@
 """A decoder whose last layers are bidirectional: a wrapper around any decoder class of transformers.
 
 Hooks on the last layers replace the causal mask by a mask that `forward` of this model builds and passes down as an
-argument. No state is kept between calls, so several forward passes before a backward pass, and gradient checkpointing,
-are correct.
+argument. No state is kept between calls, so gradients are correct after several forward passes before a backward pass,
+and with gradient checkpointing.
 """
 
 import os
@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .configuration import BidirectionalConfig, windows
 
 ADAPTER = "adapter"  # folder of a LoRA adapter in peft's format, next to the configuration
-PACKED, PADDED = "raoe_packed", "raoe_padded"  # attention of raoe_train/encoders/packed.py
+PACKED, PADDED = "raoe_packed", "raoe_padded"  # names of the attention of raoe_train/encoders/packed.py
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
 
@@ -57,7 +57,7 @@ class BidirectionalModel(PreTrainedModel):
 
     @classmethod
     def around(cls, decoder: PreTrainedModel, layers: int, **base: Any) -> "BidirectionalModel":
-        """Wrap a decoder. For the keywords `base`, see BidirectionalConfig."""
+        """Wrap a decoder. `base` has further arguments of BidirectionalConfig."""
         return cls(BidirectionalConfig(decoder.config, layers, **base), decoder)
 
     def forward(
@@ -73,12 +73,12 @@ class BidirectionalModel(PreTrainedModel):
         """Return the decoder's last hidden states, [batch, length, hidden_size].
 
         Args:
-            input_ids: [batch, length] int64, or inputs_embeds [batch, length, hidden_size].
+            input_ids: [batch, length] int64; or pass inputs_embeds, [batch, length, hidden_size], instead.
             attention_mask: [batch, length], 1 or True for a token, 0 for padding; by default, there is no padding.
             position_ids: [batch or 1, length]; by default, the positions that the decoder computes.
         """
         if past_key_values is not None or use_cache:
-            raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
+            raise ValueError("bidirectional layers have no key-value cache: remove past_key_values and use_cache")
         attention = self.decoder.config._attn_implementation
         if attention not in (*ATTENTION, PACKED, PADDED):
             raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION)}, got {attention!r}")
@@ -128,7 +128,7 @@ class BidirectionalModel(PreTrainedModel):
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
     ) -> "BidirectionalModel":
         """Load a saved model as transformers does. For an adapter, also load its base model by name, quantised as in
-        training unless quantization_config is False or another value. merge_adapter=True merges the adapter into it."""
+        training unless quantization_config is set. merge_adapter=True merges the adapter into the unquantised base."""
         merge = kwargs.pop("merge_adapter", False)
         hub: dict[str, Any] = {key: kwargs.pop(key) for key in HUB if key in kwargs}
         source: dict[str, Any] = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
@@ -143,7 +143,7 @@ class BidirectionalModel(PreTrainedModel):
             whole: Any = super().from_pretrained(
                 pretrained_model_name_or_path, *args, config=config, **hub, **source, **kwargs
             )
-            for key in ("hf_quantizer", "is_loaded_in_4bit", "quantization_method"):  # of the decoder
+            for key in ("hf_quantizer", "is_loaded_in_4bit", "quantization_method"):  # copy to the decoder
                 if hasattr(whole, key):
                     setattr(whole.decoder, key, getattr(whole, key))
             return whole
@@ -179,7 +179,7 @@ class BidirectionalModel(PreTrainedModel):
         """Save the model as transformers does. If it has an adapter, save only the adapter and the configuration."""
         if not self.has_adapter:
             if self.is_quantised:
-                raise ValueError("a quantised decoder cannot be saved without an adapter: it has no trained weights")
+                raise ValueError("a quantised decoder without an adapter has no trained weights to save: add LoRA")
             self.config.forget_base()
             super().save_pretrained(save_directory, **kwargs)
             return
@@ -215,7 +215,7 @@ def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None
     if "lifted" not in kwargs:
         raise RuntimeError("call the BidirectionalModel, not its decoder: the decoder alone has no bidirectional masks")
     arguments = {key: value for key, value in kwargs.items() if key != "lifted"}
-    # without is_causal=False, SDPA reads a missing mask as the causal one
+    # without is_causal=False, SDPA treats a missing mask as causal
     return args, {**arguments, "attention_mask": kwargs["lifted"][window], "is_causal": False}
 
 
@@ -233,7 +233,7 @@ def _do_not_miss_quantised(model: BidirectionalModel, keys: Any) -> None:
 
 
 def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
-    """Load a saved adapter in float32, as in training: transformers' load_adapter rounds it to the base's dtype."""
+    """Load a saved adapter in float32, as in training. transformers' load_adapter rounds to the base's dtype."""
     from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
 
     decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
