@@ -97,8 +97,8 @@ class Columns:
         advice = f"map one of these columns with --data.columns {name}=COLUMN: {headers}"
         roles = [next((each for each in NAMES[role] if each in fields), "") for role in ("anchor", "positive")]
         if name == "sentence1" and all(roles):
-            advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; for rows of queries and "
-            advice += "passages, use raoe_train.data.rows.row_table or a loss for rows, such as InfoNCELoss"
+            advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; "
+            advice += "row_table, losses such as InfoNCELoss and tasks retrieval:FILE read queries and passages"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 

@@ -35,7 +35,7 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"no such file: {str(path)!r} (for a dataset on a hub write hub:OWNER/NAME#SPLIT)")
     if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, not a data file")
+        raise ValueError(f"{str(path)!r} is a folder, not a data file: write a saved Dataset as one with to_parquet")
     if not path.is_file():
         raise ValueError(f"{path} is a pipe or a device, which can be read only once: use a file")
     known_kind(path)

@@ -126,8 +126,9 @@ def _parse_row(fields: Mapping[str, Any], source: Source, neutral: bool) -> Row:
 def _is_relevant(column: str, value: Any) -> bool:
     word = as_word(value).lower()
     if word not in ("0", "1", "false", "true"):
-        rule = "1 (the text answers the query) or 0 (a negative); to ignore the column, set --data.columns relevance=none"
-        raise RowProblem(f"{column} is {value!r}; a row of a query and a text needs {rule}", reason="bad relevance")
+        rule = "a row of a query and a text needs 1 (positive) or 0 (negative)"
+        advice = "to ignore the column, set --data.columns relevance=none"
+        raise RowProblem(f"{column} is {value!r}, but {rule}; {advice}", reason="bad relevance")
     return word in ("1", "true")
 
 

@@ -22,8 +22,8 @@ Parsed = TypeVar("Parsed")
 Parse = Callable[[dict[str, Any], Source], Parsed]
 Reader = Callable[[str, Any], Any]
 Counts = dict[str, Any]
-"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, "unread": columns that were not read, if
-there are any}; read = kept + sum of dropped."""
+"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, "unread": columns that were not read,
+if there are any}; read = kept + sum of dropped."""
 Table = tuple["Dataset", Counts]
 
 
@@ -61,7 +61,8 @@ class Tally:
         read = count + self.dropped.total()
         if not count:
             reasons = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items()) or "there are no rows"
-            raise ValueError(f"{source.name}: no usable {noun} in {read} rows: {reasons}{advice}{''.join(self._examples)}")
+            reasons += advice + "".join(self._examples)
+            raise ValueError(f"{source.name}: no usable {noun} in {read} rows: {reasons}")
         unread = source.columns.unread()
         return {"read": read, "kept": count, "dropped": dropped, **({"unread": unread} if unread else {})}
 

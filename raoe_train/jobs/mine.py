@@ -46,7 +46,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 
     For labelled texts (section 3.4 of the margins paper), each sentence is combined with its k nearest sentences of the
     same class and its k nearest sentences of other classes, if their cosines are above a threshold. Each row of OUTPUT
-    is an example for the chosen loss, from a random subset of all examples. For rows without a column label,
+    is an example for the chosen loss, from a random subset of all examples. For rows of queries and passages,
     mine_hard_negatives of sentence-transformers selects negatives among the passages of all rows and of mining.corpus.
     OUTPUT keeps rows without negatives. Embeddings are stored in model.cache, or in OUTPUT.parts/ until the job ends.
 
@@ -63,10 +63,10 @@ def mine(config: MineConfig) -> dict[str, Any]:
     path = Path(require(config.output, "output", "the file to write"))
     known_kind(path)
     loss, has = config.loss, partial(has_column, source, data.columns)
-    is_labelled = has("label") or not has("anchor", "query", "sentence1")
+    is_labelled = not has("anchor") and (has("label") or not has("sentence1"))
     given = {key for key, value in asdict(mining).items() if value != getattr(Mining(), key)} - {"seed"}
     if useless := sorted(given - {*LABELLED} if is_labelled else given & {*LABELLED}):
-        kind = "labelled texts" if is_labelled else "rows without labels"
+        kind = "labelled texts" if is_labelled else "rows of queries and passages"
         raise ValueError(f"mining.{useless[0]} has no effect on {kind}, as in {source}: remove the setting")
     if loss != "mse" or not is_labelled:
         require(model.name, "model.name", "the encoder whose embeddings decide which texts are near each other")

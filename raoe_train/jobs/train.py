@@ -118,6 +118,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
         return {**metrics, **evaluate_tasks(encoder, tasks, config.evaluation.batch_size)} if tasks else metrics
 
     before = measure_encoder(tasks if config.evaluation.before else {})
+    if (value := before.get("spearman") or 0.0) < -20:
+        print(f"warning: dev pairs with larger scores are less similar (spearman {value:.2f}): are they distances?")
     trainer = build_trainer(config, settings, encoder, datasets, evaluator)
     if training.min_steps:
         trainer.args.max_steps = planned_steps(trainer, training)

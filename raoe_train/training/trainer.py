@@ -158,7 +158,11 @@ class Trainer(SentenceTransformerTrainer):
             if isinstance(loss, InBatchLoss):
                 each = data[name] if isinstance(data, Mapping) else data
                 size, world = self.args.train_batch_size, world_size() if loss.gather_across_devices else 1
-                rows, own = size * world, len({*(each.column_names or [])} - {"label", "score"}) - 2
+                columns = {*(each.column_names or [])}
+                if ignored := columns & {"label", "score"}:
+                    advice = "remove it, or convert rows with label 1 and 0 with raoe_train.data.rows.row_table"
+                    raise ValueError(f"{name}: {type(loss).__name__} does not use column {min(ignored)!r}: {advice}")
+                rows, own = size * world, len(columns) - 2
                 is_left = hasattr(each, "__len__") and len(each) % size == 1 and not self.args.dataloader_drop_last
                 if is_left and not own:
                     left = f"the last of its {len(each)} rows is alone in a batch and has no negatives"

@@ -52,7 +52,7 @@ def accounted(counts):
 @pytest.mark.parametrize("names", ["query positive", "anchor positive negative", "question answer", "sent0 sent1"])
 def test_read_pairs_names_the_function_that_reads_rows(names):
     table = Dataset.from_dict({name: ["a", "b"] for name in names.split()})
-    with pytest.raises(ValueError, match=r"row 1: no column for sentence1 .*data\.rows\.row_table reads rows"):
+    with pytest.raises(ValueError, match=r"row 1: no column for sentence1 .*row_table, losses such as InfoNCELoss and"):
         read_pairs(table)
 
 
@@ -177,6 +177,26 @@ def test_scores_and_labels_are_no_rows(tmp_path):
     labelled = write(tmp_path / "b.tsv", "sentence1\tsentence2\tlabel\na\tb\t0\na\tc\t2\n")
     assert rows_of(read_triplets(labelled)) == [("a", "b", "c")]
     assert rows_of(read_triplets(write(tmp_path / "c.tsv", "query\tanswer\tscore\na\tb\t1\n"))) == [("a", "b")]
+
+
+RELEVANCE = [("q", "a", 1), ("q", "b", 0), ("q", "c", 1), ("r", "d", 0), ("s", "e", 1), ("q", "f", 0), ("s", "e", 0)]
+
+
+@pytest.mark.parametrize(
+    "name, value, columns",
+    [("label", int, {}), ("relevance", str, {}), ("relevant", bool, {}), ("clicked", float, {"relevance": "clicked"})],
+)
+def test_texts_with_a_relevance_of_0_are_negatives(tmp_path, name, value, columns):
+    rows = [{"query": query, "passage": text, name: value(relevance)} for query, text, relevance in RELEVANCE]
+    path = jsonl(tmp_path / "a.jsonl", *rows)
+    data, counts = row_table(path, columns=columns)
+    assert rows_of(data) == [("q", "a", "b", "f"), ("q", "c", "b", "f"), ("s", "e", None, None)]
+    assert counts == {"read": 7, "kept": 6, "dropped": {"no positive": 1}, "texts": {"in two roles": 1}}
+    ignored, counts = row_table(path, columns={"relevance": None})
+    assert len(ignored) == 7 and counts["unread"] == [name]
+    for wrong in (2, "entailment", 0.5, None):
+        with pytest.raises(ValueError, match=r"line 1: .* needs 1 \(positive\) or 0 \(negative\); .*relevance=none"):
+            row_table(jsonl(tmp_path / "b.jsonl", {**rows[0], name: wrong}), columns=columns)
 
 
 GOOD = {"query": "good", "pos": ["p"], "neg": ["n"]}

@@ -43,7 +43,7 @@ WRONG = [
     ({"margin_strategy": "none"}, ValueError, "margin_strategy"),
     ({"ignore": torch.ones(3, 5) > 0, "directions": FOUR}, ValueError, "ignore"),
     ({"ignore": torch.ones(3, 5) > 0, "directions": BOTH, "all_anchors": A}, ValueError, "ignore"),
-    ({"dims": (4, 2)}, ValueError, "dims must increase"),
+    ({"dims": (4, 2)}, ValueError, "dims must be strictly increasing"),
     ({"dims": (2,), "directions": ("query_to_doc", "query_to_query")}, ValueError, "dims"),
     ({"dims": (2,), "scale": torch.tensor(20.0)}, ValueError, "dims"),
     ({"dims": (2,), "guide": (A, P, N)}, ValueError, "dims"),

@@ -111,5 +111,5 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"needs one column and the labels of raoe_train.ListCollator; got 2 columns"):
         loss.compute_loss_from_embeddings([column, column], labels())
     for inputs in (None, torch.ones(4), {"score": torch.ones(4)}):
-        with pytest.raises(ValueError, match=r"and 'lengths', .*; got 1 columns and "):
+        with pytest.raises(ValueError, match=r"ListCollator; got 1 columns and "):
             loss.compute_loss_from_embeddings([column], inputs)

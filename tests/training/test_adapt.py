@@ -56,7 +56,8 @@ def test_disabled_adapter_leaves_embeddings_unchanged(tmp_path, encoder):
     [
         (15, {"score": lambda row: row}, "mine has only 15 rows: data.dev_share needs at least 16"),
         (60, {"label": lambda row: row % 2}, "label is 0, and there is no score: map labels to classes"),
-        (60, {"other": lambda row: row}, r"mine\.tsv has no column score, label or query"),
+        (60, {"other": lambda row: row}, r"no column score, .*, but 'sentence1', 'sentence2', 'other': map"),
+        (60, {"a\tb": lambda row: row}, r"mine\.tsv, line 2: 3 fields, but the header has 4"),
     ],
 )
 def test_invalid_use_is_one_sentence(tmp_path, encoder, rows, column, message):
@@ -90,6 +91,14 @@ def test_swapped_dev_pairs_are_reported(tmp_path, encoder, capsys):
     adapt(tmp_path, encoder, source, **{"data.dev": [str(tmp_path / "dev.tsv")]})
     output = capsys.readouterr().out
     assert "warning: 6 of the 7 dev pairs of dev.tsv are also training pairs" in output
+
+
+def test_distances_as_scores_are_reported(tmp_path, encoder, capsys):
+    units = SentenceTransformer(encoder, device="cpu").encode(SENTENCES, normalize_embeddings=True)
+    distances = 1 - units @ units.T
+    source = pairs(tmp_path / "mine.tsv", score=lambda row: distances[row % 11, (row * 7 // 11 + row) % 11])
+    adapt(tmp_path, encoder, source)
+    assert "warning: dev pairs with larger scores are less similar (spearman -" in capsys.readouterr().out
 
 
 def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):

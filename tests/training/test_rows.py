@@ -97,6 +97,9 @@ def test_a_last_batch_of_one_row_is_refused_before_training(tmp_path, drop, size
     data = Dataset.from_dict({"query": SENTENCES[:10], "passage": SENTENCES[1:]})
     args = arguments(tmp_path, per_device_train_batch_size=size, max_steps=1, dataloader_drop_last=drop)
     trainer = rt.Trainer(model, args, data, loss=InfoNCELoss(model))
+    for name in ("label", "score"):
+        with pytest.raises(ValueError, match=rf"train: InfoNCELoss does not use column '{name}': .*row_table"):
+            rt.Trainer(model, args, data.add_column(name, [1, 0] * 5), loss=InfoNCELoss(model)).train()
     if fails:
         with pytest.raises(ValueError, match="train: the last of its 10 rows is alone in a batch and has no"):
             trainer.train()
