@@ -153,7 +153,7 @@ def test_scores_of_a_cross_encoder_replace_cosines(files, monkeypatch):
             {"cross_encoder": "x"},
             "mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin",
         ),
-        ({"k": 3}, "mining.k has no effect on rows without labels"),
+        ({"k": 3}, "mining.k has no effect on rows of queries and passages"),
         ({"max_score": -1.0}, r"rows\.jsonl: no passage is a valid negative: lower the margins or raise max_score"),
         ({"range_min": 5, "range_max": 5}, "range_min must be smaller than range_max"),
     ],
