@@ -47,7 +47,7 @@ def info_nce_loss(
         positives: (P, D), with the dtype and device of anchors.
         negatives: (M, D) hard negatives, or None. M need not be a multiple of N.
         scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a () float tensor, which
-            gets a gradient. On a GPU, a tensor that is not > 0 makes the loss NaN.
+            gets a gradient. On a GPU or compiled, a tensor that is not > 0 makes the loss NaN.
         targets: (N,) integers: for each anchor, the index of the column that is its positive, for example in a gathered
             batch. Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range
             raises ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would

@@ -106,7 +106,7 @@ def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
-    """Return the path of a source that is a file, and its split or "". FileNotFoundError if the file does not exist."""
+    """Return the path of a source that is a file, and its split or "". An error if it is not a data file."""
     text = os.fspath(name)  # a # may be part of the file's name
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split
