@@ -62,8 +62,8 @@ class Columns:
     def find(
         self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
     ) -> dict[str, str]:
-        """Return {raoe's name: column}. RowProblem if a column of `require`, or every column of `one_of`, is missing, and
-        if a column is ambiguous or differs from earlier rows."""
+        """Return {raoe's name: column}. RowProblem if a column of `require`, or every column of `one_of`, is missing,
+        and if a column is ambiguous or differs from earlier rows."""
         key, cache = tuple(fields), self._cache.setdefault(tuple(require), {})
         if key not in cache:
             columns = {name: self.column(fields, name, name in require) for name in (*require, *optional)}
