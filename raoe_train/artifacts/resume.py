@@ -87,7 +87,7 @@ class Output:
             raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")
         if changed and SETTINGS in record and self._exists() and not self.overwrite:
             raise ValueError(
-                f"output {self.path} exists with other settings or inputs (different: {', '.join(changed)}): "
+                f"output {self.path} was made with other settings or inputs (different: {', '.join(changed)}): "
                 "choose another output, or replace it with --overwrite"
             )
         return None

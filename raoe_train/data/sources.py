@@ -155,6 +155,6 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         if not split and len(dataset) == 1:
             split = next(iter(dataset))
         if split not in dataset:
-            raise ValueError(f"{name}: name a split, as hub:{name}#SPLIT; splits: {', '.join(map(str, dataset))}")
+            raise ValueError(f"{name} has the splits {', '.join(map(str, dataset))}: choose one with hub:{name}#SPLIT")
         dataset = dataset[split]
     yield from _named_rows(dataset)

@@ -29,7 +29,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
     Args:
         model: a SentenceTransformer.
-        batch_size: maximum size of a group: the tokens of this many sentences of the longest length.
+        batch_size: a group has at most batch_size x (length of the longest sentence) tokens.
         options: further arguments of the model's `encode`, such as prompt or task.
 
     ValueError if there are no sentences, or if an embedding is not finite.

@@ -1,6 +1,6 @@
 """Prompts with text before and after the sentence: 'Summarize sentence {text} in one word:"'.
 
-The prefix becomes a prompt of sentence-transformers. The tokenizer's post-processor adds the suffix, in the same way as
+The prefix becomes the model's default prompt. The tokenizer's post-processor adds the suffix, in the same way as
 [CLS] or BOS. So truncation leaves room for the suffix. The suffix is saved in tokenizer.json, so a saved model works
 without raoe_train.
 """

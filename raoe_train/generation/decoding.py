@@ -1,10 +1,10 @@
 """Guided decoding of many requests at once. Nearer and farther contexts share one left-padded batch and one KV cache.
 
 Each row of the batch is a context. An answer with guidance has two rows, the nearer context and then the farther
-context, which continue with the same tokens. An answer without guidance has one row. A context can be kept for reuse: a
-chain's farther context is the nearer context of the previous step, and all contexts start with the same instruction. An
-answer does not depend on the rest of the batch: random numbers come from the request's own seed, and transformers'
-processors get only the earlier tokens of the answer's row, without padding.
+context, which continue with the same tokens. An answer without guidance has one row. If a context is kept, later
+requests skip the tokens that they share with it: a chain's farther context is the nearer context of the previous step,
+and all contexts start with the same instruction. An answer does not depend on other requests: random numbers come from
+the request's own seed, and transformers' processors get only the earlier tokens of its row, without padding.
 """
 
 import functools

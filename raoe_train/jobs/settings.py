@@ -275,7 +275,7 @@ class EvaluateConfig:
         suite: standard sets of tasks to evaluate as well; sts, transfer, rerank or all
         classifier: classifier for transfer tasks
         batch_size: sentences in a batch
-        truncate_dim: number of first dimensions of the embeddings to use; by default, all
+        truncate_dim: use only this many leading dimensions of the embeddings; by default, all
         precision: quantization of the embeddings; float32 (none), int8 or ubinary
         output: JSON file to write
         overwrite: replace an output that was made with other settings

@@ -1,4 +1,4 @@
-"""Base classes of all losses: their training data, scale, gradient caching and gathering across processes."""
+"""Base classes of all losses: which data a loss needs, its scale, gradient caching and gathering across processes."""
 
 import inspect
 import math

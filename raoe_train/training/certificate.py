@@ -63,7 +63,7 @@ def guard_of(data: Data, encoder: Any, seed: int) -> Task:
 
 
 def random_phrases(tokenizer: Any, generator: np.random.Generator) -> list[str]:
-    """Return texts of four random words of a tokenizer's vocabulary: texts outside any target (docs/lab/adapt.md)."""
+    """Return default texts for the guard: phrases of four random words of the vocabulary (docs/lab/adapt.md)."""
     vocabulary = tokenizer.get_vocab()
     starts = [token for token in vocabulary if token.startswith(("Ġ", "▁"))]  # tokens that start a word, if marked
     words = sorted({token.lstrip("Ġ▁") for token in starts or vocabulary})

@@ -49,7 +49,7 @@ def test_hub_dataset(monkeypatch):
     assert asked == [("org/nli", "v2")]
     assert data["label"] == [2, 0]
     assert counts["dropped"] == {"no gold label": 1}
-    with pytest.raises(ValueError, match=r"name a split.*train, test"):
+    with pytest.raises(ValueError, match=r"has the splits train, test"):
         read_pairs("nli")
 
 
