@@ -93,12 +93,14 @@ def test_swapped_dev_pairs_are_reported(tmp_path, encoder, capsys):
     assert "warning: 6 of the 7 dev pairs of dev.tsv are also training pairs" in output
 
 
-def test_distances_as_scores_are_reported(tmp_path, encoder, capsys):
+def test_distances_as_scores_and_other_columns_are_reported(tmp_path, encoder, capsys):
     units = SentenceTransformer(encoder, device="cpu").encode(SENTENCES, normalize_embeddings=True)
     distances = 1 - units @ units.T
-    source = pairs(tmp_path / "mine.tsv", score=lambda row: distances[row % 11, (row * 7 // 11 + row) % 11])
-    adapt(tmp_path, encoder, source)
-    assert "warning: dev pairs with larger scores are less similar (spearman -" in capsys.readouterr().out
+    score = {"score": lambda row: distances[row % 11, (row * 7 // 11 + row) % 11], "note": str, "id": str}
+    adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", **score))
+    output = capsys.readouterr().out
+    assert "mine.tsv: 60 scored pairs; columns not read: note, id\n" in output
+    assert "warning: dev pairs with larger scores are less similar (spearman -" in output
 
 
 def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):
