@@ -42,7 +42,7 @@ __all__ = [
 
 
 def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, bool | str]]:
-    """Return which backends can run each function on `device`: {function: {backend: True, or the reason why not}}.
+    """Return which backends can run each function on `device`: {function: {backend: True, or why it cannot run}}.
 
     `device` defaults to "cuda" if torch sees a GPU, else to "cpu".
     """

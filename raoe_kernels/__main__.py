@@ -58,7 +58,7 @@ def devices() -> list[tuple[str, str]]:
 
 
 def table(device: str) -> list[str]:
-    """Return the lines of a table: a row per function, a column per backend. "no (1)" refers to reason (1) below it."""
+    """Return the lines of a table of functions and backends. The cell "no (1)" refers to reason (1) below the table."""
     available = backends(device)
     reasons: list[str] = []
     width = max(map(len, available)) + 2
@@ -78,7 +78,7 @@ def table(device: str) -> list[str]:
 
 
 def tables() -> dict[str, list[str]]:
-    """Return {devices: lines of a table}. GPUs that support the same backends share a table."""
+    """Return {device names: lines of their table}. GPUs that support the same backends share a table."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         groups.setdefault(tuple(table(f"cuda:{index}")), []).append(f"cuda:{index}")

@@ -10,7 +10,7 @@ REBUILD = "build it with `pip install -e .` (or `python setup.py build_ext --inp
 
 
 def info() -> dict[str, Any] | None:
-    """Return the build info, or None if no module was ever built, as in a plain checkout."""
+    """Return the build info, or None if no compiled module was ever built, as in a plain checkout."""
     try:
         return json.loads(files(__package__).joinpath("_build_info.json").read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -6,15 +6,15 @@ A problem is a NamedTuple with the arguments of a call, tensors first. A backend
     backward(problem, saved, upstream, needs, dtype) -> gradients
 
 needs      tuple with a bool for each differentiable field of the problem: whether its gradient is needed
-result     a tensor, whose shape and dtype are declared in `register`
+result     tensor with the shape and dtype that the argument `result` of `register` determines
 saved      tuple of the tensors (or None) that backward reads
 upstream   gradient with respect to the result
-dtype      dtype of the gradients; only the gradients of () tensors have the dtype of the arithmetic
+dtype      dtype of the gradients, except for () tensors: their gradients are float32 or float64 (_dtypes.wide)
 gradients  tuple with a tensor for each differentiable field, or None if its gradient is not needed or is 0
 
 A backend that computes the gradients in forward has no `backward`. Its `saved` are the gradients for an upstream
-gradient of 1, or None where not needed. The backward pass multiplies them by the upstream gradient: it calls the
-backend's `scaled` if that exists, else the `scale` passed to `register`. Both have the signature of `backward`.
+gradient of 1, or None for those not needed. The backward pass multiplies them by the upstream gradient. For this, it
+calls the backend's `scaled` or, if there is none, the op's `scale` (see `register`), with the arguments of `backward`.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def register(
 
     make       the problem's NamedTuple class; the problem's first field determines device and dtype
     gradients  number of differentiable fields, which are the problem's first fields
-    result     function that maps a problem to zeros of the result's shape and dtype: the result of an empty problem
+    result     function(problem) -> zeros of the result's shape and dtype, which are the result of an empty problem
     saved      a function like `result` for each tensor that backward reads; by default one for each gradient
-    scale      replaces `backward` in backends without one; it gets a problem whose tensors are None. Pass None if
-               every backend has a `backward`. With `scale`, torch.compile computes all gradients in forward.
+    scale      function that replaces `backward` in backends without one; all tensors of its problem are None. Pass
+               None if every backend has a `backward`. Otherwise, compiled calls compute all gradients in forward.
     is_empty   function that returns True for an empty problem, for which no backend is called
     name       name of the operator; by default the key of the op
-    forward    name of the backends' forward function, if an op has several
+    forward    name of the backends' forward function, for a backend module that implements several functions
     """
     function = " or ".join(op.functions)
     kinds = [kind.__forward_arg__ for kind in make.__annotations__.values()]  # as strings
@@ -106,7 +106,7 @@ def register(
     def differentiate(
         problem: Any, kept: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype, module: Any
     ) -> Gradients:
-        """Run a backend's own `backward`, and replace None by zeros for gradients that are needed."""
+        """Run a backend's own `backward`. For a gradient that is needed, return zeros if the backend returns None."""
         grads: Gradients = (None,) * gradients
         if any(needs) and not is_empty(problem):
             with without_autocast(problem[0]):
@@ -205,5 +205,5 @@ def _like(inputs: Sequence[Tensor | None], needs: Needs) -> Gradients:
 
 
 def _gradient(problem: Any, i: int) -> Tensor:
-    """Return zeros with the shape of field i, in the dtype of the arithmetic."""
+    """Return zeros with the shape of field i, in the dtype of the arithmetic (float32 or float64)."""
     return problem[i].new_zeros(problem[i].shape, dtype=wide(problem[0].dtype))

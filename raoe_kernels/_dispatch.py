@@ -2,7 +2,7 @@
 
 Order of precedence: the call's `backend=`, the innermost `use_backend` block, the environment variable
 RAOE_KERNELS_BACKEND (read once, only in this module), then the first available entry of AUTO for the device. If a
-backend that was requested by name cannot run, RuntimeError gives the reason, and no other backend is tried.
+backend that was requested by name cannot run, a RuntimeError states why, and no other backend is tried.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ OF_BUILDS = ("RAOE_KERNELS_BUILD", "RAOE_KERNELS_CACHE", "RAOE_KERNELS_CUDA_ARCH
 
 @cache
 def _environment() -> str:
-    """Return the backend that RAOE_KERNELS_BACKEND requests, or "auto". Cached, because reading the variable takes as
-    long as the rest of the selection. Unknown variables with a similar name cause a warning."""
+    """Return the backend that RAOE_KERNELS_BACKEND requests, or "auto". The result is cached: reading the variable
+    takes as long as the rest of the selection. Unknown variables with a similar name cause a warning."""
     ours = [name for name in os.environ if name.startswith(("RAOE_KERNEL", "RAOE_BACKEND"))]
     if unknown := sorted({*ours} - {ENVIRONMENT, *OF_BUILDS}):
         warnings.warn(f"environment variable {unknown[0]} has no effect: did you mean {ENVIRONMENT}?", stacklevel=4)
@@ -43,7 +43,7 @@ _block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None
 
 @dataclass(frozen=True)
 class Backend:
-    """An op's implementation: its module, and missing(device), which returns why it cannot run on `device`, or None."""
+    """A backend of an op: its module, and missing(device), which returns why it cannot run on `device`, or None."""
 
     module: str
     missing: Callable[[torch.device], str | None] = lambda device: None
@@ -59,7 +59,7 @@ def backends(package: str, **missing: Callable[[torch.device], str | None]) -> d
 
 @dataclass
 class Op:
-    """An op: its key in messages, its public functions, and its backends by name.
+    """An op: its name in messages (`key`), its public functions, and {backend name: backend}.
 
     by_case: function that maps a problem to a backend name; called on CUDA if "auto" would select Triton
     """
@@ -75,9 +75,9 @@ class Op:
         return {name: self._missing(name, device) or True for name in NAMES}
 
     def select(self, device: torch.device, backend: str = "auto", problem: Any = None) -> ModuleType:
-        """Return the module that runs a call on `device`."""
+        """Return the module of the backend that runs a call on `device`."""
         name = self.wish(backend)
-        module = self._chosen.get((name, device))  # GPUs of one machine can differ
+        module = self._chosen.get((name, device))  # by device: GPUs of one machine can differ
         if module is None:
             module = self._chosen[name, device] = self._resolve(name, device)
         if device.type == "cuda" and name == "auto" and self.by_case is not None:

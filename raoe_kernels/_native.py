@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._build import why_missing
 
-# Codes of the dtypes, as in csrc/types.h.
+# Codes by which the compiled modules identify dtypes, as in csrc/types.h.
 FLOATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 
@@ -41,7 +41,7 @@ def missing(device: torch.device) -> str | None:
 
 
 def missing_beyond_cpu(device: torch.device) -> str | None:
-    """Like `missing`, for an op that has compiled kernels only for the CPU."""
+    """Return why an op with compiled kernels only for the CPU cannot run them on `device`, or None if it can."""
     return missing(device) if device.type == "cpu" else "its compiled kernels run only on a CPU"
 
 
@@ -55,7 +55,7 @@ def _unusable(index: int) -> str | None:
 
 
 def address(x: Tensor | None) -> int:
-    """Return the address of the tensor's data, or 0 for None."""
+    """Return the address of a tensor's first element, or 0 for None."""
     if x is None:
         return 0
     pointer = x.data_ptr()

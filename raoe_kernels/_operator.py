@@ -26,7 +26,7 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
 
     The operator is needed under torch.compile, for tensors whose memory a kernel cannot read, and for torch.jit.trace
     and make_fx, which record only torch operations. The call runs on the device of tensors[0]. Kernels have no
-    forward-mode derivative, so with forward-mode tangents "auto" selects "scan", and other backends raise RuntimeError.
+    forward-mode derivative: if an input has a forward-mode tangent, "auto" selects "scan", and kernels raise an error.
     """
     if torch.compiler.is_compiling():
         return None
@@ -61,14 +61,14 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _thread_keys(modes: bool) -> tuple[int, int]:
-    """Return the bits of the active dispatcher keys (outside, inside) inference_mode. modes: whether a mode is on."""
+    """Return the bits of a plain call's dispatcher keys (outside, inside) inference_mode. modes: if a mode is on."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]
 
 
 def _mode_traces() -> bool:
-    """Whether an active mode traces calls or replaces tensors by its own. All other modes only observe calls."""
+    """Whether an active dispatch mode traces calls or replaces tensors. All other dispatch modes only observe calls."""
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) for kind in (kinds.PROXY, kinds.FAKE, kinds.FUNCTIONAL))
 
@@ -83,7 +83,7 @@ def operator(
 ) -> Callable[..., Any]:
     """Register and return an operator that takes `arguments` (in schema notation) and the name of a backend.
 
-    run(*arguments, backend)    returns the results; None stands for an empty tensor
+    run(*arguments, backend)    returns `results` tensors; None stands for an empty tensor
     shapes(*arguments)          returns tensors of the results' shapes and dtypes, with None where run returns None
     autograd                    (setup_context, backward) for torch.library.register_autograd
     """

@@ -21,8 +21,8 @@ class _LogCumSumExp(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """Return sum_{i <= k} exp(x_i - S_k) t_i, where S are the outputs and t the tangents. The sums of the positive
-        and the negative t are computed separately."""
+        """Return sum_{i <= k} exp(x_i - S_k) t_i, where S are the outputs and t the tangents. Positive and
+        negative t are summed separately, because each sum is computed as a logarithm."""
         x, sums = ctx.saved_tensors
         sums = sums.masked_fill(sums == -torch.inf, 0)  # -inf marks an empty sum: avoid -inf - (-inf)
         positive, negative = ((x + part.clamp(min=0).log()).logcumsumexp(-1) for part in (tangent, -tangent))

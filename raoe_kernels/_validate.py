@@ -67,7 +67,7 @@ def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Ten
 
 
 def integers(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check that a tensor holds integers (not bool), has `shape`, and is on the device of `to`, as `companion` does."""
+    """Check that a tensor holds integers (not bool). Also check its shape and its device, as `companion` does."""
     value = companion(name, value, shape, of, to)
     if value.dtype == torch.bool:
         raise TypeError(f"{name} must be integers (up to int64), got {describe(value)}")
@@ -78,7 +78,7 @@ def integers(name: str, value: object, shape: tuple[int, ...], of: str, to: Tens
 def target(name: str, value: Tensor) -> Tensor:
     """Check that a tensor does not require grad."""
     if value.requires_grad:
-        raise ValueError(f"{name} must not require grad (it is a target), got {describe(value)}; detach it")
+        raise ValueError(f"{name} must not require grad (it is a target), got {describe(value)}: pass {name}.detach()")
     return value
 
 
@@ -118,8 +118,8 @@ def number(name: str, value: object, *, low: float = -math.inf, strict: bool = F
 def number_or_tensor(
     name: str, value: object, device: torch.device, *, low: float = -math.inf, strict: bool = False
 ) -> float | Tensor:
-    """Check that a value is a `number`, or a () float tensor on `device`, which may be learnable. The value of a tensor
-    is checked only on a CPU: reading a value would wait for a GPU, and a compiled graph cannot branch on values."""
+    """Check that a value is a valid `number` or a () float tensor on `device`, which may be learnable. Tensors' values
+    are checked only on a CPU in eager mode: the host would wait for a GPU, and compiled code cannot branch on them."""
     if not isinstance(value, Tensor):
         return number(name, value, low=low, strict=strict)
     if not value.is_floating_point() or value.ndim != 0 or value.device != device:
@@ -138,7 +138,7 @@ def scale(value: object) -> float:
 
 
 def learnable_scale(value: object, device: torch.device) -> float | Tensor:
-    """Check that a `scale` is a number > 0 or a () float tensor on `device`. Only a number below 1 causes a warning."""
+    """Check that a `scale` is a number > 0 (with a warning below 1), or a () float tensor on `device` (no warning)."""
     if isinstance(value, Tensor):
         return number_or_tensor("scale", value, device, low=0, strict=True)
     return scale(value)
@@ -164,7 +164,7 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
 
 
 def widths(name: str, value: object, columns: int) -> tuple[int, ...]:
-    """Check prefix widths: strictly increasing integers from 1 to `columns`."""
+    """Check that prefix widths are strictly increasing integers from 1 to `columns`, and return them as a tuple."""
     dims = tuple(value) if isinstance(value, (tuple, list)) else ()
     if not dims or not all(isinstance(width, int) and not isinstance(width, bool) for width in dims):
         kind = ValueError if isinstance(value, (tuple, list)) and not dims else TypeError

@@ -1,4 +1,4 @@
-"""Accuracy assertions for tests of kernels: this package's and your own.
+"""Accuracy assertions for tests of this package's kernels and of your own kernels.
 
     err(kernel, truth) <= factor x err(plain, truth) + floor
 
@@ -18,7 +18,7 @@ LOSS_FACTOR, GRADIENT_FACTOR, ULPS = 2.0, 3.0, 4.0
 
 
 def error(actual: Tensor, truth: Tensor) -> float:
-    """Return the largest absolute difference, in float64. If a non-finite element differs, the result is infinite."""
+    """Return the largest absolute difference of two tensors, or infinity if they differ in a non-finite element."""
     if actual.shape != truth.shape:
         raise AssertionError(f"shape {tuple(actual.shape)} differs from the reference's shape {tuple(truth.shape)}")
     if truth.numel() == 0:
@@ -29,7 +29,7 @@ def error(actual: Tensor, truth: Tensor) -> float:
 
 
 def _largest(truth: Tensor) -> float:
-    """Return the largest finite absolute value. The floor is proportional to it: infinity would allow any error."""
+    """Return the largest finite absolute value, which determines the floor: an infinite floor would allow any error."""
     return max(truth[truth.isfinite()].abs().tolist(), default=0.0)
 
 
@@ -50,7 +50,7 @@ def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, 
 def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
     """Assert that a loss's error is at most twice the error of `plain` plus a few rounding errors of the result.
 
-    exponent_range is scale x (max - min) of the values in the exponents of L = log(1 + sum of exp), and 0 for other
+    exponent_range is scale x (max - min) of the values in the exponents of L = log(1 + sum of exp), or 0 for other
     losses. A kernel may compute an exponent as a sum x_i + y_j of two terms that are as large as exponent_range, and
     whose rounding errors are proportional to this size. An error e in the exponents changes L by (1 - exp(-L)) e.
     """
@@ -62,7 +62,7 @@ def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_
 def assert_gradient_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
     """Assert that a gradient's error is at most three times the error of `plain` plus a few rounding errors.
 
-    exponent_range is scale x (max - min) of the values in the exponents, and 0 for ops without exponents.
+    exponent_range is scale x (max - min) of the values in the exponents, or 0 for ops without exponents.
     """
     largest = _largest(truth)
     eps = max(torch.finfo(actual.dtype).eps if exponent_range == 0 else 0.0, torch.finfo(wide(actual.dtype)).eps)

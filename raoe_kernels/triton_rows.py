@@ -23,14 +23,14 @@ def kernel(function: Callable[..., None]) -> Any:
 
 @cache
 def has_99_kib(device: torch.device) -> bool:
-    """Whether a thread block can use only 99 KiB of shared memory, as on compute capability 8.6, 8.9 and 12.x."""
+    """Whether a thread block can use only 99 KiB of shared memory (GPUs of compute capability 8.6, 8.9 and 12.x)."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     return major == 12 or (major, minor) in ((8, 6), (8, 9))
 
 
 @triton.jit
 def root(x):
-    """Square root with the same rounding as torch."""
+    """Square root, rounded as torch rounds it."""
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
@@ -43,14 +43,14 @@ def unit_of(*matrices: Tensor) -> int:
 
 @triton.jit
 def at(row, start, UNIT: tl.constexpr):
-    """Pointer to element `start` of a row. If UNIT is 16, the pointer is 16-byte aligned, which allows wide loads."""
+    """Pointer to element `start` of a row. If UNIT is 16, it is marked as 16-byte aligned, which allows wide loads."""
     return tl.multiple_of(row + start, 16) if UNIT == 16 else row + start
 
 
 @triton.jit
 def tile(matrix, first, row, start, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
-    """Pointers to a tile of ROWS x COLUMNS elements that begins at row `first` and column `start`. `row` and `column`
-    are strides; `column` is used only if UNIT is 1."""
+    """Pointers to a tile of ROWS x COLUMNS elements that begins at row `first` and column `start`. `row` is the row
+    stride divided by UNIT, and `column` the column stride, which is used only if UNIT is 1."""
     rows, lane = tl.arange(0, ROWS)[:, None] * (row * UNIT), tl.arange(0, COLUMNS)[None, :]
     if UNIT == 16:
         return at(matrix + first * row * UNIT, start, UNIT) + rows + lane

@@ -4,8 +4,8 @@
 
 `load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate_model` are for your own scripts. `train`,
 `prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` run the jobs of the command line.
-Each job takes an optional recipe and settings: ``rt.train("adapt", model={"name": "..."}, output="out")``. `run` also
-takes the job's name. See docs/python.md. A name is imported when it is first used, because importing torch is slow.
+Each job takes an optional recipe and settings: ``rt.train("adapt", model={"name": "..."}, output="out")``. `run` takes
+the job's name as its first argument. See docs/python.md. Imports happen at first use, because importing torch is slow.
 """
 
 import importlib

@@ -63,7 +63,7 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
             (``**{"training.seed": 1}``).
 
     Raises:
-        ValueError: an unknown job, recipe or key, an invalid value or row, an output that exists with other settings,
+        ValueError: an unknown job, recipe or key, an invalid value or row, an output made with other settings,
             or several processes for a job that supports only one process.
         OSError: a missing file, model or data set, a file that cannot be written, or a full disk.
     """
@@ -71,7 +71,7 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser. Each key of `config`, a configuration class (or None), becomes an option."""
+    """An argument parser with an option for each key of `config`, a configuration class (None: no such options)."""
 
     def __init__(self, *args: Any, config: Any = None, **settings: Any) -> None:
         settings |= {"argument_default": argparse.SUPPRESS, "formatter_class": argparse.RawDescriptionHelpFormatter}
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words. Accept unknown keys: some sections allow any key, and `merge` reports the other unknown keys."""
+        """Parse words. Unknown keys are accepted here: some sections allow any key, and `merge` rejects the others."""
         unknown = (word.partition("=")[0] for word in args or () if self.keys and word.startswith("--"))
         for option in {*unknown} - {*self._option_string_actions, "--"}:
             self.add_argument(option, action="append", nargs="*")
@@ -120,12 +120,12 @@ def parser() -> Parser:
     jobs = top.add_subparsers(title="jobs", metavar="JOB", dest="job", parser_class=Parser)
     for name, summary in JOBS.items():
         config = config_of(name)
-        positional, count, text = ("NAME", "*", "value for --names") if name == "prepare" else ("RECIPE", "?", recipes)
+        positional, count, text = ("NAME", "*", "same as --names") if name == "prepare" else ("RECIPE", "?", recipes)
         usage = f"raoe-train {name} [{positional}] [--config FILE] [--section.key VALUE ...]"
         example = getattr(config, "example", "")
         job = jobs.add_parser(name, help=summary, description=summary, usage=usage, epilog=example, config=config)
         job.add_argument("positional", nargs=count, metavar=positional, help=text)
-        job.add_argument("--config", action="append", metavar="FILE", help="YAML file of settings; later files win")
+        job.add_argument("--config", action="append", metavar="FILE", help="YAML file of settings; the last file wins")
         job.add_argument("--print_config", action="store_true", help="only print the settings, as a recipe")
         job.add_argument("--traceback", action="store_true", help="show the traceback of an error")
         if name == "train":
@@ -139,7 +139,7 @@ def parser() -> Parser:
 
 
 def configure(words: Sequence[str]) -> tuple[dict[str, Any], Any]:
-    """Parse a command line. Return the options and the job's configuration, before `checked` of raoe_train.config."""
+    """Parse a command line. Return the options, and the job's configuration, which `checked` has not checked yet."""
     if words and not words[0].startswith("-"):
         config_of(words[0])  # raises an error with a hint for an unknown job
     options = vars(parser().parse_args(words))
@@ -164,10 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problem (a full disk, a NaN loss), 3 unexpected error, 130 interrupted, 141 broken pipe."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks must not end a run
+            stream.reconfigure(errors="backslashreplace")  # a character that terminals cannot show must not end a run
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
-    except BrokenPipeError:  # the reader has exited, for example `head`
+    except BrokenPipeError:  # the program that reads the output has ended, for example `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # the shell's status for SIGPIPE
 
@@ -181,7 +181,7 @@ def _main(words: list[str]) -> int:
     try:
         result = _run(words)
         sys.stdout.flush()
-    except SystemExit as end:  # argparse's, after --help or --version
+    except SystemExit as end:  # raised by argparse after --help or --version
         sys.stdout.flush()
         return int(end.code or 0)
     except BrokenPipeError:
@@ -192,7 +192,7 @@ def _main(words: list[str]) -> int:
     except Exception as error:
         if "--traceback" in words:
             raise
-        # invalid input, a missing file or package, a full disk, a NaN loss, out of memory
+        # known problems: invalid input, a missing file or package, a full disk, a NaN loss, out of memory
         is_known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
         print(f"raoe-train: {_explain(error, words[0]) if is_known else _unexpected(error)}", file=sys.stderr)
         return 2 if is_known else 3

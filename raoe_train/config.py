@@ -1,4 +1,4 @@
-"""Settings of jobs: dataclasses that are filled from recipe files, the command line or Python.
+"""Settings of jobs: dataclasses that are filled from recipe files, the command line and Python.
 
 Each job has one configuration class, and `parse` creates an object of this class. Settings are read in this order, and
 later values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords in Python).
@@ -32,7 +32,7 @@ Share = Annotated[float, (">=", 0), ("<", 1)]
 ZeroToOne = Annotated[float, (">=", 0), ("<=", 1)]
 AboveZeroToOne = Annotated[float, (">", 0), ("<=", 1)]
 Cosine = Annotated[float, (">=", -1), ("<", 1)]
-# Types of paths. With them, a job checks that it does not overwrite a file that it reads.
+# Types of paths that a job reads or writes. `check_paths` uses them to reject an output that would overwrite an input.
 Source = Annotated[str, "read"]
 DataSource = Annotated[str, "read", "rows"]
 File = Annotated[str, "written file"]
@@ -48,7 +48,7 @@ shorten.maxstring = shorten.maxother = 200
 
 @dataclasses.dataclass
 class Choice:
-    """A class and the keywords of its constructor. For example, the key `loss` sets the class, and `loss.scale` sets
+    """A class and keywords for its constructor. For example, the key `loss` sets the class, and `loss.scale` sets
     its keyword `scale`. A recipe may instead contain loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
 
     class_path: str
@@ -61,12 +61,12 @@ class Choice:
         return getattr(importlib.import_module(module), name)
 
 
-WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null",
+WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null",
          Choice: "the name of a class"}  # fmt: skip
 
 
 class Key(NamedTuple):
-    """A setting, or a keyword of a class."""
+    """Type, help text and default of a setting, or of a keyword of a class's constructor."""
 
     type: Any
     text: str  # help text
@@ -116,13 +116,13 @@ def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[s
 
 
 def checked(config: T) -> T:
-    """Check settings that libraries declare, with `complete` if the class has it. Return the configuration."""
+    """Return config.complete(), which checks settings of libraries, or `config` if it has no method `complete`."""
     return config.complete() if hasattr(config, "complete") else config
 
 
 def merge(config: type[T], layers: Iterable[Mapping[str, Any]], prefix: str = "") -> T:
-    """Create a configuration object from layers of settings, which override earlier layers and, if `config` is an
-    object, its values. Only `checked` checks the keywords of a Choice and the keys in `others`."""
+    """Create a configuration object from layers of settings; later layers override earlier layers. If `config` is an
+    object, the layers override its values. The keywords of a Choice and the keys in `others` are not checked here."""
     result: Any = config() if isinstance(config, type) else copy.deepcopy(config)
     for layer in layers:
         _apply(result, layer, prefix)
@@ -160,7 +160,7 @@ def _apply(section: Any, settings: Mapping[str, Any], prefix: str) -> None:
 
 
 def _choose(key: str, choice: Choice, value: Any) -> Choice:
-    """Return a Choice with a new class, which clears earlier keywords, or with some keywords changed."""
+    """Return a copy of `choice` with the class or the keywords in `value`. A new class clears earlier keywords."""
     if isinstance(value, str):
         return Choice(value)
     if not isinstance(value, Mapping) or not isinstance(value.get("init_args") or {}, Mapping):
@@ -191,7 +191,7 @@ def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
 
 
 def defaults_of(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {dotted key: default} of all keys; of sections, only those that are unset (None) by default."""
+    """Return {dotted key: default} of all keys. Sections are left out, unless they are unset (None) by default."""
     keys = keys_of(config, prefix).items()
     return {name: key.default for name, key in keys if not dataclasses.is_dataclass(key.default)}
 
@@ -251,7 +251,7 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def _plain(text: str) -> Any:
-    """Parse a string without a type as YAML. Invalid YAML and mappings without braces ("query: ") stay strings."""
+    """Parse a string as YAML. Invalid YAML and mappings without braces ("query: ") stay strings."""
     with contextlib.suppress(ValueError):
         value = read_yaml(text)
         if text.startswith(("[", "{")) or not isinstance(value, list | dict):
@@ -283,7 +283,7 @@ def describe(hint: Any) -> str:
 
 
 def value_of(words: str | Sequence[str] | None, hint: Any) -> Any:
-    """Return the value of the words after a key on the command line. No words mean true; NAME=VALUE is a mapping."""
+    """Convert the words after a key on the command line to a value. No words mean true; NAME=VALUE means a mapping."""
     words = [words] if isinstance(words, str) else words or ["true"]
     words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
     if is_generic(hint, Mapping) and all("=" in word for word in words):
@@ -292,7 +292,7 @@ def value_of(words: str | Sequence[str] | None, hint: Any) -> Any:
 
 
 def keywords_of(of: type) -> dict[str, Key]:
-    """Return the constructor keywords that have defaults, of a class and of the bases that get its ** arguments."""
+    """Return a class's constructor keywords with defaults, and those of base classes that receive its ** arguments."""
     keywords: dict[str, Key] = {}
     for base in of.__mro__:
         if "__init__" in vars(base):
@@ -341,7 +341,7 @@ def to_dict(value: Any) -> Any:
 
 
 def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
-    """Write a configuration object as a YAML recipe that leaves out the keys in `without`."""
+    """Return the text of a YAML recipe with the settings of a configuration object, except the keys in `without`."""
     import yaml
 
     settings = {key: value for key, value in to_dict(config).items() if key not in without}
@@ -349,7 +349,7 @@ def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
 
 
 def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
-    """Read the settings of a recipe; ValueError if the file is not a mapping."""
+    """Read the settings of a recipe. ValueError if the file is not a YAML mapping."""
     path = recipe_path(recipe)
     try:
         values = read_yaml(path.read_text(encoding="utf-8-sig")) or {}
@@ -361,8 +361,8 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML; ValueError if it is invalid. Words that YAML 1.1 reads as numbers or dates, but that users mean as
-    names (007, 1_000, 1:30, 2026-11-26), stay strings."""
+    """Parse YAML. ValueError if it is invalid. Words that YAML 1.1 reads as numbers or dates, although users mean names
+    (007, 1_000, 1:30, 2026-11-26), stay strings."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -30,10 +30,10 @@ class Classifier:
     """The classifier for transfer tasks. The other keys have defaults that depend on classifier.name.
 
     Args:
-        name: scikit-learn (logistic regression), or senteval (a linear layer trained with Adam, as in papers)
+        name: scikit-learn (logistic regression), or senteval (SentEval's linear layer, trained with Adam)
         kfold: number of cross-validation folds
         batch_size: examples per training step
-        tenacity: maximum number of rounds without improvement, in total, before training stops
+        tenacity: number of rounds, in total, that may fail to improve the dev accuracy before training stops
         epoch_size: epochs per round; the dev set is evaluated after each round
     """
 
@@ -57,12 +57,12 @@ class Classifier:
 
 @dataclass
 class Polarity:
-    """Settings of the tasks polarity:NAME.
+    """Settings of polarity tasks (polarity:NAME).
 
     Args:
         reference: encoder that measures similarity; in the job train, the default is the encoder before training
         k: number of sentences to retrieve for each test sentence
-        discount: weights of the retrieved sentences; linear in the rank (Eq. 1 of the margins paper) or none (equal)
+        discount: weights of the retrieved sentences; linear (Eq. 1 of the margins paper: falling with rank) or none
         sources: number of train sentences to retrieve from, as a multiple of the number of test sentences
         max_sentences: maximum number of test sentences, which are sampled at random if there are more
         seed: seed for the random choice of sentences
@@ -112,7 +112,7 @@ class Sampling:
         repetition_penalty: penalty for tokens that already occurred; 1 for no penalty
         no_repeat_ngram_size: size of the n-grams that must not occur twice; 0 allows repetitions
         temperature: temperature of the softmax
-        top_k: sample only from this number of most probable tokens
+        top_k: sample only from this many of the most probable tokens
         top_p: sample only from the most probable tokens whose probabilities sum to this value
         eos_token_id: ids of tokens that end an answer; by default, the end tokens of the model
         stop_strings: texts that end an answer
@@ -142,7 +142,7 @@ class Generation(Sampling):
     Args:
         method: guided, iterative (without guidance) or single-step (one prompt for the whole list)
         steps: number of sentences to generate for each source sentence
-        guidance: with method guided, strength of the push away from the sentence before last; the paper's 1 + lambda
+        guidance: with method guided, how strongly to move away from the sentence before last; the paper's 1 + lambda
         max_new_tokens: maximum number of tokens per sentence; method single-step allows `steps` times as many per list
         batch_size: number of chains to generate at the same time
         verify: check each sentence against rules; with do_sample, a sentence that fails is generated again up to 5
@@ -203,8 +203,8 @@ class Teacher(FrozenEncoder):
     """The frozen encoder that supplies a loss's targets.
 
     Args:
-        cache: directory that keeps the teacher's embeddings (for lists, its cosines) for later runs; for lists, the
-            default is OUTPUT/teacher, which is removed when the run finishes
+        cache: directory in which the teacher's embeddings (for lists, cosines) are cached for later runs; for lists,
+            the default is OUTPUT/teacher, which is removed when the run finishes
         information: what to learn from a list; ranking (its order), semantic (the teacher's cosines) or both
         omega: with information both, how strongly the order of a list changes the teacher's cosines
         second: second teacher, whose cosines are averaged with those of the first teacher
@@ -228,18 +228,18 @@ class Training:
         bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units
         tf32: multiply float32 matrices in TF32; auto uses TF32 on GPUs that support it
         by_length: encode each batch in groups of texts of similar length, which reduces padding
-        packed: join the texts of a batch into one row without padding (attention of raoe_kernels); auto packs on CUDA
+        packed: join a batch's texts into one row without padding (uses raoe_kernels' attention); auto packs on CUDA
         keep: weight of the regularizer that keeps embeddings close to those before training; auto is 0.3 if the
             training scores have only two values, else 0
         patience: number of evaluations without improvement after which training stops
-        min_steps: minimum number of steps; if needed, training takes more epochs
+        min_steps: minimum number of steps; epochs are added if needed
         max_steps: number of steps; overrides num_train_epochs
         per_device_eval_batch_size: rows in an evaluation batch, on each device
         gradient_accumulation_steps: batches per optimizer step; unlike a larger batch with loss.mini_batch_size, this
             adds no in-batch negatives
         warmup_steps: number of warm-up steps; a number below 1 is a share of all steps
         weight_decay: weight decay of AdamW
-        max_grad_norm: maximum gradient norm, for clipping; 0 for no clipping
+        max_grad_norm: maximum gradient norm; gradients with a larger norm are scaled down; 0 turns clipping off
         fp16: train in float16 with loss scaling
         eval_strategy: when to evaluate; by default, after each epoch if there is a dev set
         eval_steps: steps between evaluations; a number below 1 is a share of all steps
@@ -292,15 +292,15 @@ class Evaluation:
     """What to evaluate before and after training.
 
     Args:
-        tasks: evaluation tasks, as in the job evaluate; names are looked up in data.dir
+        tasks: evaluation tasks, named as in the job evaluate; data.dir is the directory to look up names in
         before: also run the evaluation tasks before training
         batch_size: sentences encoded at a time
         classifier: classifier for transfer tasks
         certificate: save a trained encoder only if a paired bootstrap on the dev set finds it better than the encoder
             before training; otherwise save the encoder before training
-        mixtures: with certificate, also try mixtures of trained and start weights, with these shares of trained weights
-        min_gain: with certificate, save the candidate with the highest guard score among those with at least this share
-            of the largest gain on the dev set; 1 saves the candidate with the largest gain
+        mixtures: with certificate, also try the weights x * trained + (1 - x) * before training, for these values of x
+        min_gain: with certificate, save the candidate with the best guard score among those that reach this share of
+            the largest dev gain; 1 saves the candidate with the largest gain
         guard_budget: with certificate, maximum decrease of the guard score (correlation x 100 on data.guard)
     """
 

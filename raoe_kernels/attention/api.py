@@ -31,7 +31,7 @@ def bidirectional_attention(
     """Bidirectional attention over padded or packed sentences: softmax(scale q k^T) v (BeLLM, Eq. 3 and 4).
 
     Every real token attends to all real tokens of its sentence. Padding has no influence: NaN or inf in padding does
-    not spread. Rows of padding are 0 in the result and in the gradients, whatever their upstream gradient is. The
+    not spread. Padding rows are 0 in the result and in the gradients, whatever their upstream gradient is. The
     result for a sentence does not depend on the other sentences of the batch, up to rounding (the README in
     raoe_kernels/attention says when results are bit-identical).
 
@@ -45,8 +45,8 @@ def bidirectional_attention(
             Any pattern is allowed. Pass either lengths or padding_mask, not both.
         cu_seqlens: (b + 1,) non-decreasing int32, required for packed input: sequence i holds the tokens from
             cu_seqlens[i] to cu_seqlens[i + 1] - 1. Tokens outside every sequence are padding.
-        max_seqlen: upper bound on the number of tokens in a sequence, required with cu_seqlens. A violated bound raises
-            an error only on a CPU. On other devices, the results of sequences beyond the bound are undefined.
+        max_seqlen: upper bound on the number of tokens in a sequence, required with cu_seqlens. A longer sequence
+            raises ValueError on a CPU. On other devices, its result is undefined.
         scale: finite number that multiplies the attention scores; 1 / sqrt(d) if None.
         dropout_p: probability, at least 0 and less than 1, that an attention weight is dropped. The remaining weights
             are divided by 1 - dropout_p, as in torch's scaled_dot_product_attention. For evaluation, pass 0: the
@@ -61,8 +61,8 @@ def bidirectional_attention(
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
-        RuntimeError: the requested backend cannot run here, or a second derivative was requested where the backend has
-            none: "triton", and "scan" for padding on a CPU or with FlashAttention.
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested and the backend has
+            none: "triton" never has one, and "scan" has none for padding on a CPU or with FlashAttention.
     """
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be a bool, got {_validate.describe(causal)}")
@@ -90,7 +90,7 @@ def dual_attention(
     Args, Raises: as for bidirectional_attention, without dropout_p and causal. The backend "triton" computes both
     results in one pass over the keys.
 
-    Returns: (causal result, bidirectional result): bidirectional_attention(…, causal=True) and (…, causal=False).
+    Returns: (causal result, bidirectional result), the results of bidirectional_attention with causal=True and False.
     """
     where = lengths, padding_mask, cu_seqlens, max_seqlen
     causal, full = _call(q, k, v, *where, scale, (True, False), 0.0, backend)
@@ -175,7 +175,7 @@ def _packed(q: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> tuple[Tens
     if _readable(cu_seqlens):
         if cu_seqlens[0] < 0 or cu_seqlens[-1] > q.shape[0] or (cu_seqlens.diff() < 0).any():
             got = cu_seqlens.tolist()
-            raise ValueError(f"cu_seqlens must not decrease and must stay within 0 to {q.shape[0]} tokens, got {got}")
+            raise ValueError(f"cu_seqlens must not decrease and must be from 0 to {q.shape[0]} tokens, got {got}")
         if (cu_seqlens.diff() > max_seqlen).any():
             raise ValueError(f"max_seqlen must be at least the longest sequence's length, got {max_seqlen} for "
                              f"cu_seqlens {cu_seqlens.tolist()}")  # fmt: skip

@@ -6,9 +6,9 @@ dropout mask.
 
 A backend in plain torch has one function: forward(q, k, v, padding, options) -> one result for each entry of
 options.causal. A backend with its own gradient has three functions. `spans(q, padding)` prepares the padding for the
-other two, and `forward` also returns the logsumexps that `backward` needs. "last" is the last entry of options.causal:
-    forward(...) -> (causal result, last result, causal logsumexp, last logsumexp); unless the call is dual, the causal
-        result and its logsumexp are None
+other two, and `forward` also returns the logsumexps that `backward` needs. "last" belongs to options.causal[-1]:
+    forward(...) -> (causal result, last result, causal logsumexp, last logsumexp); "causal" is the first result of a
+        dual call; in all other calls, the causal result and its logsumexp are None
     backward(grad causal, grad last, q, k, v, padding, options, *results of forward, needs) -> (dq, dk, dv)
 """
 
@@ -30,7 +30,7 @@ WIDE = 128  # largest head dimension for which the Triton kernels keep their acc
 
 
 class Problem(NamedTuple):
-    """What the choice of a backend depends on. operator: whether the call runs as a torch.library operator."""
+    """Values on which the choice of a backend depends. operator: whether the call runs as a torch.library operator."""
 
     q: Tensor
     padding: Padding
@@ -39,10 +39,10 @@ class Problem(NamedTuple):
 
 
 def by_case(problem: Problem) -> str:
-    """Return the backend of "auto" on CUDA: scan (torch's attention) where it should be at least as fast (see README).
+    """Return the backend of "auto" on CUDA: scan (torch's attention) where it should be as fast as triton (see README).
 
-    In an operator, the backward pass would run scan's forward pass again. For packed sentences, this takes longer than
-    FlashAttention saves. With dropout, `reference` would replace scan and hold all weights in memory.
+    An operator's backward pass has to repeat scan's forward pass. For packed sentences, this costs more time than
+    FlashAttention saves. With dropout, `reference` would replace scan (see _select) and hold all weights in memory.
     """
     q, padding, options, operator = problem
     if operator and options.dropout_p:
@@ -64,7 +64,7 @@ OP = Op(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options, backend: str) -> tuple[Tensor, ...]:
-    """Return one result for each entry of options.causal."""
+    """Return one attention result for each entry of options.causal."""
     if options.dropout_p:  # draw the seed on the device, so that the host does not wait
         options = options._replace(seed=torch.randint(2**63 - 1, (), device=q.device))
     module = eager(OP, backend, (q, k, v, *padding[:3]), Problem(q, padding, options, False))
@@ -88,7 +88,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Optio
 def _select(q: Tensor, padding: Padding, options: Options, backend: str) -> Any:
     """Return the backend for a call through the torch.library operator, as under torch.compile.
 
-    The backward pass of the operator runs scan's forward pass again, for which torch would draw a new dropout mask. So
+    The operator's backward pass repeats the forward pass of `scan`, for which torch would draw another dropout mask. So
     with dropout, `reference` replaces `scan`.
     """
     problem = Problem(q, padding, options, True)

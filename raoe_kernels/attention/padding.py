@@ -17,7 +17,7 @@ class Padding(NamedTuple):
     mask        [b, L] bool: True where a token is real
     cu_seqlens  [b + 1] int32: sequence i of a packed batch is tokens cu_seqlens[i] to cu_seqlens[i + 1] - 1
     longest     L of a padded batch, max_seqlen of a packed batch
-    spans       the positions of the real tokens in the form that a backend needs, computed once per call
+    spans       positions of the real tokens in the form that a backend needs, computed once per call
     """
 
     lengths: Tensor | None
@@ -28,7 +28,7 @@ class Padding(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Settings of a call: scale, causal results and dropout.
+    """Settings of a call: scale, which results are causal, and dropout.
 
     scale      factor for the attention scores q k^T
     causal     whether each result is causal: (False,) or (True,), or (True, False) in a dual call
@@ -63,7 +63,7 @@ def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
 
 
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
-    """Convert q, k and v to [b, heads, L, d] with padding set to 0: NaN there disappears, and gradients there are 0."""
+    """Convert q, k and v to [b, heads, L, d], and set padding to 0: NaN in it disappears, and its gradients are 0."""
     if padding.cu_seqlens is not None:
         place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()

@@ -25,7 +25,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
         before = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         results = []
         for causal in options.causal:
-            # Padding queries may have no real key, which gives NaN. Let them see all keys; unpad zeroes their rows.
+            # The softmax of a query without a real key is NaN. So padding queries get all keys; unpad sets them to 0.
             allowed = (both & before if causal else both) | ~real[:, :, None]
             scores = (q @ k.transpose(2, 3) * options.scale).masked_fill(~allowed[:, None], -torch.inf)
             weights = scores.softmax(-1)
@@ -46,7 +46,7 @@ def kept(seed: Tensor, p: float, real: Tensor, heads: int) -> Tensor:
 
 
 def _fold(key: Tensor, number: Tensor) -> Tensor:
-    """Mix the low 32 bits of `number` into a 32-bit key (in int64) with lowbias32, one-to-one in each argument."""
+    """Mix the low 32 bits of `number` into a 32-bit key (an int64) with lowbias32: one-to-one in key and in number."""
     x = key ^ (number * 0x9E3779B9 & LOW_BITS)
     x = (x ^ x >> 16) * 0x7FEB352D & LOW_BITS
     x = (x ^ x >> 15) * 0x846CA68B & LOW_BITS

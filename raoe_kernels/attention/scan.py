@@ -1,6 +1,6 @@
 """Attention with torch's own functions and torch's dropout. Packed sentences use FlashAttention where it can run. On a
-CPU without dropout, most batches with padding use the kernels behind scaled_dot_product_attention (see sentences.py).
-All other calls use scaled_dot_product_attention. A dual call computes two attentions: torch cannot return both at once.
+CPU without dropout, most batches with padding use Sentences, which calls torch's CPU kernels (see sentences.py).
+All other calls use scaled_dot_product_attention. A dual call computes attention twice, because torch has no dual one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         if len(options.causal) == 1 and takes_packed(q, padding):
             return (_Packed.apply(q, k, v, padding.cu_seqlens, padding.longest, options),)
-        # On a CPU, the kernels behind scaled_dot_product_attention have no dropout.
+        # The CPU kernels that Sentences calls have no dropout.
         if q.device.type == "cpu" and not dropout_p and supports(padding):
             no_grad = not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
             return Sentences.apply(q, k, v, padding, scale, options.causal, no_grad)
@@ -51,7 +51,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
 
 
 def takes_packed(q: Tensor, padding: Padding) -> bool:
-    """Whether FlashAttention can run: packed, half precision, head dimension a multiple of 8, sm_80 or later."""
+    """Whether FlashAttention can run: packed, half precision, head dimension divisible by 8, GPU of sm_80 or later."""
     return (
         padding.cu_seqlens is not None
         and q.device.type == "cuda"
@@ -92,7 +92,7 @@ class _Packed(torch.autograd.Function):
 
 
 def _causal(real: Tensor) -> Tensor:
-    """Return a mask [b, 1, L, L]: True for real keys up to the query, and for its own key, so that no row is empty."""
+    """Return a mask [b, 1, L, L]: True for real keys up to the query, and for each query's own key (no empty rows)."""
     length = real.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=real.device)

@@ -1,9 +1,9 @@
 """Attention on a CPU in runs of sentences of similar length, with the kernels behind torch's
-scaled_dot_product_attention, or with matrix products if the sentences are short and need a gradient.
+scaled_dot_product_attention, or with matrix products if the sentences are short and a gradient is needed.
 
-On a CPU, reading the lengths needs no sync, so most computations with padding can be skipped. Padding inside a run gets
-weights of exactly 0: a mask hides padding keys, and in backward, a logsumexp of inf (or zeroed weights) hides padding
-queries. Padding that might not be finite is set to 0 first, because 0 times inf or NaN is NaN.
+On a CPU, reading the lengths needs no sync, so most computations with padding can be skipped. Padding that remains in a
+run gets weights of exactly 0: a mask hides padding keys, and in backward, a logsumexp of inf (or zeroed weights) hides
+padding queries. Padding that might not be finite is set to 0 first, because 0 times inf or NaN is NaN.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 WASTE = 1 << 17
 # Run lengths are multiples of STEP tokens: the forward kernels take 1.6 times as long for 31 tokens as for 32.
 STEP = 16
-# For sentences of up to SHORT tokens, all attention weights are stored: they are no larger than the result. Matrix
-# products over all heads are faster than a kernel that goes head by head, and a dual call's softmaxes share the scores.
+# For sentences of up to SHORT tokens, all attention weights are stored, because they are no larger than the result.
+# Matrix products over all heads are faster than a kernel that goes head by head, and a dual call computes scores once.
 SHORT = 32
 SAFE_NORM = 1e15  # products of two numbers of at most this size do not overflow
 
@@ -34,10 +34,10 @@ SAFE_NORM = 1e15  # products of two numbers of at most this size do not overflow
 class _Run(NamedTuple):
     """Sentences that are computed together.
 
-    rows    indices of the sentences' rows; in a packed batch, of their tokens [sentences * length], where padding is a
-            repeated token of its sentence; a slice for a single sentence, or for all rows of a padded batch
+    rows    indices of the sentences' rows or, in a packed batch, of their tokens [sentences * length], with a repeated
+            token of the sentence as padding. A slice for a single sentence, or for all rows of a padded batch
     first   position of the sentences' first real token in a padded row
-    length  number of tokens computed for each sentence, at least that of the longest sentence
+    length  number of tokens that are computed for each sentence, at least the length of the longest sentence
     padding [sentences, length] bool: True for padding; None only if all sentences have the same length
     bias    [sentences, 1, 1, length], added to the scores: -inf for padding, else 0
     real    if `rows` repeats tokens as padding: positions of the real tokens in `rows`
@@ -51,7 +51,7 @@ class _Run(NamedTuple):
     real: Tensor | None = None
 
     def take(self, x: Tensor) -> Tensor:
-        """Return x for the sentences of this run, [sentences, heads, length, d]."""
+        """Return the part of x that belongs to this run's sentences, as [sentences, heads, length, d]."""
         if x.ndim == 4:
             x = x[:, :, self.first : self.first + self.length]
         x = x[self.rows] if isinstance(self.rows, slice) else x.index_select(0, self.rows)
@@ -144,7 +144,7 @@ def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def supports(padding: Padding) -> bool:
-    """Whether the batch has padding, but no padding between the tokens of a sentence."""
+    """Whether `Sentences` can run the batch: packed, or padded without padding between the tokens of a sentence."""
     if padding.mask is None:
         return padding.lengths is not None or padding.cu_seqlens is not None
     begins = padding.mask[:, 1:] & ~padding.mask[:, :-1]
@@ -152,7 +152,7 @@ def supports(padding: Padding) -> bool:
 
 
 def _prepare(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list[Tensor]:
-    """Make the last dimension of inputs contiguous. In inputs[first:], also zero padding whose products could
+    """Make the last dimension of inputs contiguous. In inputs[first:], also set padding to 0 if its products could
     overflow."""
     results = []
     for i, x in enumerate(inputs):
@@ -166,7 +166,7 @@ def _prepare(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list
 
 
 def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
-    """Zero the padding of [sentences, heads, length, d] with a bitwise AND: masked_fill_ takes ten times as long."""
+    """Set padding in tensors [sentences, heads, length, d] to 0 by a bitwise AND, ten times as fast as masked_fill_."""
     dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensors[0].itemsize]
     bits = padding.to(dtype).sub_(1)[:, None, :, None]
     for x in tensors:
@@ -176,7 +176,7 @@ def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
 def _multiply(
     inputs: list[Tensor], run: _Run, scale: float, causal: tuple[bool, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the results and the weights of a run of short sentences. Those of padding queries are 0."""
+    """Return the results and the attention weights of a run of short sentences. For padding queries, both are 0."""
     q, k, v = (x.contiguous() for x in inputs)
     scores = (q @ k.mT).mul_(scale)
     if run.bias is not None:
@@ -191,7 +191,7 @@ def _multiply(
 
 
 def _multiply_back(upstream: list[Tensor], weights: list[Tensor], inputs: list[Tensor], scale: float) -> list[Tensor]:
-    """Return the gradients of q, k and v."""
+    """Return the gradients of q, k and v for a run that _multiply has computed."""
     q, k, v = (x.contiguous() for x in inputs)
     upstream = [grad.contiguous() for grad in upstream]
     pairs = list(zip(upstream, weights, strict=True))
@@ -260,7 +260,7 @@ class Sentences(torch.autograd.Function):
                 total = _multiply_back([run.take(grad) for grad in upstream], weights, run_inputs, ctx.scale)
             else:
                 for grad, (is_causal, mask) in zip(upstream, run.modes(ctx.causal), strict=True):
-                    saved = run.take(grad), *run_inputs, next(tensors), next(tensors)  # …, result, logsumexp
+                    saved = run.take(grad), *run_inputs, next(tensors), next(tensors)  # the last two: result, logsumexp
                     parts = _flash_backward(*saved, 0.0, is_causal, attn_mask=mask, scale=ctx.scale)
                     total = [x.add_(part) for x, part in zip(total, parts, strict=True)] if total else list(parts)
             if ctx.one_run:

@@ -1,7 +1,7 @@
-"""Triton backward kernels of attention. Each tile of scores is recomputed once, for both softmaxes.
+"""Triton backward kernels of attention. Each kernel recomputes a tile of scores once, for both softmaxes.
 
 Let p = 2^(score - lse), o the output, g its gradient and delta = g o. Then ds = p (g v - delta), dq = scale ds k,
-dk = scale ds^T q, dv = p^T g. If a query sees a key in both softmaxes, p_full = w p_causal, where w = 2^(lse_causal -
+dk = scale ds^T q, dv = p^T g. If both softmaxes include a key, p_full = w p_causal, where w = 2^(lse_causal -
 lse_full) <= 1 is one number per query. So one product serves both softmaxes. Up to the diagonal, this product uses the
 mixed gradient w g_full + g_causal, the delta mixed in the same way, and the causal logsumexp. Beyond the diagonal, it
 uses the bidirectional gradient, delta and logsumexp. The query kernel runs first and stores the mixed values. Each
@@ -53,7 +53,7 @@ def _masked_tiles(start, begin, end, length, holes, BLOCK: tl.constexpr, OTHER: 
 
 @triton.jit
 def _masked_start(i, low, high, edge, OTHER: tl.constexpr):
-    """Start of the i-th tile that needs a mask."""
+    """Return the start of the i-th tile that needs a mask."""
     before = tl.cdiv(high - low, OTHER)
     return tl.where(i < before, low + i * OTHER, edge + (i - before) * OTHER)
 
@@ -67,7 +67,7 @@ def _count_masked_tiles(low, high, edge, end, OTHER: tl.constexpr):
 def _by_score(
     scores, grad, values, lse, delta, query_keys, key_offsets, threshold, wide: tl.constexpr, DROPOUT: tl.constexpr
 ):  # fmt: skip
-    """Gradient of a tile of scores that has one row per query. The gradient of a score of -inf is 0."""
+    """Return the gradient of a tile of scores [queries, keys]. The gradient of a score of -inf is 0."""
     by_weight = drop(product(grad, values, wide), query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
     return tl.exp2(scores - lse[:, None]) * (by_weight - delta[:, None])
 
@@ -187,7 +187,7 @@ def _by_weight(
     scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, wide: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of a tile of scores with a column per query (0 for a score of -inf), and by_value + p^T g."""
+    """Return the gradient of a tile of scores [keys, queries] (0 for a score of -inf), and by_value + p^T g."""
     p = tl.exp2(scores - lse[None, :])
     weights = drop(p, query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
     by_value = dot(weights.to(grad.dtype), grad, by_value, wide)
@@ -226,7 +226,7 @@ def attention_backward_kv(
     out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
     STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute one query head's contribution to the gradients of a tile of keys and values, which is stored separately.
+    """Compute the gradients of a tile of keys and values from one query head. The caller sums the heads of a group.
 
     No product needs a mask: a padding query is a row of zeros with gradient 0, and the gradient of a padding key is
     set to 0 at the end.

@@ -1,13 +1,13 @@
 """Triton forward kernel of attention, and the functions that it shares with the backward kernels.
 
-One program computes one tile of queries of one head of one sequence. It runs an online softmax in base 2 over tiles of
+A program computes one tile of queries, for one head and one sequence. It runs an online softmax in base 2 over tiles of
 keys: m is the running maximum of the scores, l the sum of 2^(score - m), acc the sum of values with these weights. A
-causal program stops at the keys of its own queries. A dual program processes the keys before its tile and, in its tile,
-the keys up to each query. It then writes the causal result and continues with the later keys. So a dual program needs
-only one softmax state, and computes the scores of every tile once.
+causal program stops after its own tile. A dual program processes the keys before its tile and, in its tile, the keys
+up to each query. It then writes the causal result, and continues the same softmax with the later keys. So a dual
+program needs only one softmax state, and computes the scores of every tile once.
 
 Most tiles of keys need no mask ("clear" tiles). Tiles need a mask at a sequence's end, on the diagonal, or if the
-sequence has holes: padding between real tokens. Positions are counted from a sequence's first real token. So a sentence
+sequence has holes: padding between real tokens. Positions are counted from a sequence's first real token. So a sequence
 has the same tiles in the same order, whether it is left-padded, right-padded or packed, anywhere in the batch.
 
 The dropout mask is a hash of positions (README, Dropout), so the backward kernels can compute the same mask again.
@@ -155,7 +155,7 @@ def stream(seed, head, batch, DROPOUT: tl.constexpr):
 
 @triton.jit
 def drop(x, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr):
-    """Set the elements of a tile that dropout drops to 0. query_keys: fold(stream, offset) of each query."""
+    """Set to 0 the elements of a tile that dropout drops. query_keys: fold(stream, offset) of each query."""
     if DROPOUT:
         x = tl.where(fold(query_keys, key_offsets) >= threshold.to(tl.uint32), x, 0.0)
     return x
@@ -203,8 +203,8 @@ def attention_forward(
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. Mode DUAL also writes the causal result at
-    the diagonal. Mode CAUSAL stops at the diagonal. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
+    """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. Mode CAUSAL stops at the diagonal. Mode DUAL
+    writes the causal result there and goes on. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
     With DROPOUT, weights whose hash is below `threshold` count only in the softmax's sum; `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles

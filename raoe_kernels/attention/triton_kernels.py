@@ -19,14 +19,14 @@ from .padding import Options, Padding
 from .triton_backward import attention_backward_kv, attention_backward_q
 from .triton_forward import attention_forward, attention_spans
 
-# (bytes of the dtype, head dimension rounded up to a power of two) -> one entry each for the forward kernel, the query
-# kernel and the key kernel: own rows (of the program's own tile), other rows (of the tiles that it loops over), warps,
-# pipeline stages. A warp gets 16 own rows, the size of a tensor core instruction: more warps would compute the same
-# products twice. Only float32, which does not use tensor cores, can be split over any number of warps. In half
-# precision, a tile has 64 own rows, the size of Hopper's instruction: more rows would be padding in most sentences. The
-# accumulators (one, or two for keys) and the scores must fit into 255 registers per thread. So tiles with 128 columns
-# have 32 other rows (or 128 keys); with 256 columns or in float64, they do not fit. Sizes were chosen for many rows
-# and few spills on sm_90; speed was not compared. No size depends on lengths: a result is bit-identical in any batch.
+# {(bytes of the dtype, head dimension rounded up to a power of two): entries of the forward, query and key kernel}. An
+# entry is: own rows (of the program's own tile), other rows (of the tiles that it loops over), warps, pipeline stages.
+# A warp gets 16 own rows, the size of a tensor core instruction: more warps would compute the same products twice. Only
+# float32, which does not use tensor cores, can be split over any number of warps. In half precision, a tile has 64 own
+# rows, the size of Hopper's instruction: more rows would be padding in most sentences. The accumulators (one, or two in
+# the key kernel) and scores should fit into 255 registers per thread. So tiles of 128 columns have 32 other rows (or
+# 128 keys on 8 warps); with 256 columns or in float64, they do not fit. Sizes give many rows and few spills on sm_90;
+# speed was not compared. No size depends on lengths, so a sentence's result is bit-identical in any batch.
 TILES = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
@@ -39,9 +39,9 @@ TILES = {
     (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
 }  # fmt: skip
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
-ALIGN = 8  # elements; same as triton_forward.ALIGN, for host code
+ALIGN = 8  # elements; triton_forward.ALIGN as a number for host code
 MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
-MAX_IN_99_KIB = 128  # largest head dimension for which the tiles of all dtypes fit into 99 KiB
+MAX_IN_99_KIB = 128  # largest head dimension for which the tiles of all dtypes fit into 99 KiB of shared memory
 KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
 
 
@@ -53,10 +53,10 @@ def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str,
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Return x, or a copy with columns of zeros, so that rows are 16-byte aligned and have a multiple of 8 columns.
+    """Return x if its rows are 16-byte aligned and have a multiple of 8 columns, else a copy, padded with zeros.
 
     Columns of zeros change neither the scores nor other columns. Kernels for arbitrary strides would load numbers one
-    by one, keep the address of each number in registers, and spill.
+    by one and keep the address of each number in registers, which would spill registers.
     """
     if x.shape[-1] % ALIGN:
         return F.pad(x, (0, -x.shape[-1] % ALIGN))
@@ -128,8 +128,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
     width, dual = q.shape[-1], len(options.causal) == 2
     if width > MAX_IN_99_KIB and has_99_kib(q.device):
         raise RuntimeError(
-            f"backend 'triton' cannot run attention with a head dimension above {MAX_IN_99_KIB} on this GPU, which has "
-            f"99 KiB of shared memory per thread block, got {width}; use backend='scan'"
+            f"backend 'triton' cannot run attention with head dimension {width} on this GPU, whose 99 KiB of shared "
+            f"memory per thread block suffice for at most {MAX_IN_99_KIB}; use backend='scan'"
         )
     call = _Call(q, k, v, padding, options)
     q = call.inputs[0]
@@ -168,7 +168,7 @@ def backward(
     grad_causal = grad_full if grad_causal is None else _aligned(grad_causal.contiguous())
     full, causal = _aligned(full), None if causal is None else _aligned(causal)
     grad_q, grad_k, grad_v = q.new_empty(q.shape), None, None
-    # The query kernel writes these three for the key kernel.
+    # The query kernel writes these three tensors, and the key kernel reads them.
     delta_full, delta_mixed, grad_mixed = torch.empty_like(lse_full), None, None
     if dual:
         delta_mixed, grad_mixed = torch.empty_like(lse_full), q.new_empty(q.shape)

@@ -13,7 +13,7 @@ Saved = tuple[Tensor, Tensor, Tensor]
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
-    """Return c = <a, b> / (|a| |b|) and `saved`, as problem.py describes."""
+    """Return c = <a, b> / (|a| |b|) and `saved`, which problem.py describes."""
     a, b, eps, dims = problem
     if dims is not None:
         prefixes = (forward(Problem(a[:, :width], b[:, :width], eps, None), needs)[1] for width in dims)

@@ -1,5 +1,5 @@
-"""pairwise_cosine in plain torch with its own gradient. It saves no (B, D) tensor except a and b. Forward and backward
-each read every column once, whatever the number of widths."""
+"""pairwise_cosine in plain torch with a hand-written gradient, for which no (B, D) tensor except a and b is saved.
+Forward and backward each read every column once, for any number of widths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reference import Saved
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
-    """Compute the results of reference.forward. With several widths, each width adds one segment to running sums."""
+    """Return the same as reference.forward. With several widths, each width adds one segment to running sums."""
     a, b, eps, dims = problem
     if dims is None:
         return reference.forward(problem, needs)

@@ -3,8 +3,8 @@ processed in blocks of columns and read once per pass.
 
 For several widths, each segment of columns between two widths takes one launch. `sums` passes three numbers per row
 from launch to launch: in forward from narrow to wide widths, in backward from wide to narrow ones. Each launch reads
-one part of `sums` and writes another. All warps of a program read a sum that only one warp stores, so if a launch
-overwrote this sum, a late warp could read the new value.
+one part of `sums` and writes another part: all warps of a program read a number that only one of them writes, so if
+this warp overwrote the number, a late warp could read the new value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..triton_rows import kernel, root, tile, unit_of
 from .problem import Problem
 from .reference import Saved
 
-# (rows, columns) of a step: eight elements per thread, which are 16 bytes in half precision. For at most FEW rows, all
+# (rows, columns) of a step: each thread has eight elements, 16 bytes in half precision. For at most FEW rows, all
 # four warps of a program share a row: an H200 holds 8,448 warps, and one warp per row would leave most of the GPU idle.
 MANY_ROWS, FEW_ROWS = (4, 256), (1, 1024)
 FEW = 2048
@@ -104,7 +104,7 @@ def cosine_backward(
 
 
 def _launch(a: Tensor, b: Tensor, *grads: Tensor) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
-    """Return (grid, columns and strides, constants) for the forward or backward launch."""
+    """Return (grid, number of columns and strides, constants) for a forward launch or, given grads, a backward one."""
     n, columns = a.shape
     unit = unit_of(a, b, *grads)
     rows, step = FEW_ROWS if unit == 16 and n <= FEW else MANY_ROWS

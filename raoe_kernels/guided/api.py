@@ -17,9 +17,9 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
     probabilities of a row do not sum to 1. For finite logits, the result equals that of transformers'
     UnbatchedClassifierFreeGuidanceLogitsProcessor.
 
-    A forbidden token (its logit in current is -inf) gets -inf, whatever its logit in previous is. If only the logit in
+    A logit of -inf in current forbids its token: the result is -inf, whatever previous holds. If only the logit in
     previous is -inf, the result is +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies (transformers
-    gives NaN). A NaN or +inf logit makes all results of its row NaN, except those of forbidden tokens. With guidance =
+    gives NaN). A NaN or +inf logit makes all results of its row NaN, except those of forbidden tokens. If guidance is
     1, previous is ignored. If current and previous are equal, the result is exactly their log_softmax.
 
     Args:
@@ -46,8 +46,8 @@ def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend
     """Index of the token with the largest guided_log_probs, computed without a softmax.
 
     The result is the argmax of guidance x current - (guidance - 1) x previous: greedy decoding with Eq. 4 of the
-    ranking-sentences paper. If several tokens have the largest value, the first of them wins. A token whose logit in
-    current is -inf wins only if all logits in current are -inf; the result is then 0. NaN counts as the largest value,
+    ranking-sentences paper. If several tokens have the largest value, the first one is returned. A logit of -inf in
+    current excludes its token. If all logits in current are -inf, the result is 0. NaN counts as the largest value,
     as in torch.argmax. Values are compared after they are rounded to float32 (float64 for float64 logits).
 
     Args:

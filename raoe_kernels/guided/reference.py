@@ -18,7 +18,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return Eq. 4, guidance p - (guidance - 1) q of log-probabilities p and q, as p + (guidance - 1) (p - q)."""
+    """Return Eq. 4, guidance p - (guidance - 1) q, computed as p + (guidance - 1) (p - q). p, q: log-probabilities."""
     p, q = map(_log_softmax, problem.logits)
     result = p + (problem.guidance - 1) * (p - q)
     return result.masked_fill(problem.current == -INF, -INF), (None, None)
@@ -38,6 +38,6 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the argmax of guidance current - (guidance - 1) previous: Eq. 4 without the terms constant in a row."""
+    """Return the argmax of guidance x - (guidance - 1) y for logits x and y: Eq. 4 without terms constant in a row."""
     x, y = (logits.to(wide(logits.dtype)) for logits in problem.logits)
     return (x + (problem.guidance - 1) * (x - y)).masked_fill(x == -INF, -INF).argmax(-1), ()

@@ -13,7 +13,7 @@ from .._dtypes import wide
 from .problem import Problem
 
 INF = float("inf")
-# Logits per context in a chunk: enough for all of torch's threads, and few enough to stay in the cache for two passes.
+# Logits of each context in a chunk: enough to occupy torch's threads, few enough to stay in the cache for two passes.
 CHUNK = 1 << 18
 
 
@@ -24,28 +24,28 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def _test_first(logits: Tensor) -> bool:
-    """Whether to test if any logit is -inf before handling -inf element by element. The test reads a sum or a
-    minimum, which is then not finite. It saves time on a CPU. On other devices, the host would wait for the result."""
+    """Whether to test if any logit is -inf, and to handle -inf element by element only then. The test reads a sum or
+    a minimum, which -inf makes not finite. It saves time on a CPU. On other devices, the host would have to wait."""
     return logits.device.type == "cpu"
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Compute Eq. 4 as p + (guidance - 1) (p - q) with log-probabilities p and q. For q = p, this form is exactly p."""
+    """Compute Eq. 4 as p + (guidance - 1) (p - q) from log-probabilities p and q. If q = p, the result is exactly p."""
     (current, previous), guidance = problem.logits, problem.guidance
     dtype = wide(current.dtype)
     result, buffer = current.new_empty(current.shape, dtype=dtype), None
     for part in _chunks(current):
         x, y, out = current[part], previous[part], result[part]
         if _test_first(x):
-            # Write p into the result and q into a buffer shared by all chunks: new memory costs as much as the softmax.
+            # Write p into the result and q into a buffer for all chunks: new memory would take as long as the softmax.
             buffer = out.new_empty(out.shape) if buffer is None else buffer[: len(x)]
             p, q = torch.log_softmax(x, -1, dtype, out=out), torch.log_softmax(y, -1, dtype, out=buffer)
             if math.isfinite(torch.lerp(q, p, guidance, out=out).sum()):
                 continue
         p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
-        q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of only -inf
+        q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN if a whole row is -inf
         torch.sub(p, q, out=out).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
-    return result, (None, None)  # save no normalisers: in backward, torch's own softmax is faster
+    return result, (None, None)  # no normalisers: backward calls torch's softmax, which is faster
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
@@ -63,13 +63,13 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
             if out is not None:
                 softmax = logits.softmax(-1, dtype=g.dtype)
                 if has_inf:
-                    softmax.masked_fill_(logits == -INF, 0)  # softmax is NaN for a row of only -inf
+                    softmax.masked_fill_(logits == -INF, 0)  # softmax is NaN if a whole row is -inf
                 torch.add(softmax.mul_(-weight * total), g, alpha=weight, out=out[part])
     return by_current, by_previous
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the argmax of guidance x - (guidance - 1) y, computed as x + (guidance - 1) (x - y): exact if y = x."""
+    """Return the argmax of x + (guidance - 1) (x - y) for logits x and y of both contexts. If y = x, this is exact."""
     (current, previous), guidance = problem.logits, problem.guidance
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):

@@ -1,5 +1,5 @@
-"""Guided ops in Triton: rows are split into slices, and each pass takes two launches. The first computes a sum per
-slice (argmax: the best column). The second joins them per row. Except for argmax, it rereads slices from L2 cache."""
+"""Guided ops in Triton. Rows are split into slices, and each pass takes two launches. The first computes sums per slice
+(argmax: the best column). The second joins the slices of a row and, except in argmax, rereads them from L2 cache."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..triton_rows import at, kernel, unit_of
 from .problem import Problem
 
 # {bytes per logit: columns of a slice}. Each thread loads 64 bytes per context (32 for float64) before it uses the
-# first of them. 8 rows of 128k bfloat16 logits give 128 programs for the 132 multiprocessors of an H200. Smaller slices
+# first value. 8 rows of 128k bfloat16 logits give 128 programs for the 132 multiprocessors of an H200. Smaller slices
 # would spend more instructions on joining sums than on logits.
 COLUMNS = {2: 8192, 4: 4096, 8: 1024}
 WARPS = 8
 # Number of slices that are joined at once: one per thread of a warp, so that no warp needs the data of another warp.
 JOINED = 32
-# Bytes that the first of two launches reads: few enough to be in the L2 cache for the second, along with its output.
+# Bytes that the first of two launches reads. They and the second launch's output should fit into the L2 cache together.
 # An L2 cache has 40 MB on an A100, 50 MB on an H100 and 60 MB on an H200.
 IN_CACHE = 32 << 20
 
@@ -37,7 +37,7 @@ def _place(first, columns, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _exp(x):
-    """exp computed by exp2: tl.exp spends three more instructions on results below 1e-38."""
+    """exp, computed with exp2, because tl.exp spends three more instructions on results below 1e-38."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -52,8 +52,8 @@ def _sum_up(x, sums, place, count, dtype: tl.constexpr):
 
 @triton.jit
 def _normaliser(sums, row, slices, count, JOINED: tl.constexpr, dtype: tl.constexpr):
-    """Return a row's largest x and the log of its sum of exp(x - largest). Both are 0 for a row of only -inf, so that
-    subtracting them from -inf gives -inf. The log is NaN if an x is NaN or +inf."""
+    """Return a row's largest x and the log of its sum of exp(x - largest). Both are 0 if all x are -inf, so that
+    subtracting them from -inf gives -inf. The log is NaN if any x is NaN or +inf."""
     LOWEST: tl.constexpr = -1.7976931348623157e308 if dtype == tl.float64 else -3.4028234663852886e38
     place = sums + row * slices + tl.arange(0, JOINED)
     mask = tl.arange(0, JOINED) < slices
@@ -177,7 +177,7 @@ def guided_backward_mix(
 
 @triton.jit
 def _best(value, index, no_index):
-    """Return the largest value and its smallest `index`. NaN counts as the largest value."""
+    """Return the largest value and the smallest `index` where it occurs. NaN counts as the largest value."""
     is_nan = value != value
     highest = tl.max(tl.where(is_nan, float("inf"), value), 0)
     has_nan = tl.max(is_nan.to(tl.int32), 0) > 0
@@ -221,12 +221,12 @@ def guided_argmax_join(scores, best, result, slices: tl.int64, JOINED: tl.conste
 
 
 def _rows(*logits: Tensor) -> tuple[Tensor, ...]:
-    """Return the logits, with contiguous rows: copies where a row is not contiguous."""
+    """Return each matrix of logits, or a copy if its rows are not contiguous."""
     return tuple(x if x.stride(1) == 1 else x.contiguous() for x in logits)
 
 
 def _groups(rows: int, bytes_a_row: int) -> Iterator[tuple[int, int]]:
-    """Yield (first row, number of rows) for each pair of launches."""
+    """Yield (first row, number of rows) for each group of rows, which takes one pair of launches."""
     step = max(1, IN_CACHE // bytes_a_row)
     return ((first, min(step, rows - first)) for first in range(0, rows, step))
 

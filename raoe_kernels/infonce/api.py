@@ -47,14 +47,14 @@ def info_nce_loss(
         positives: (P, D), with the dtype and device of anchors.
         negatives: (M, D) hard negatives, or None. M need not be a multiple of N.
         scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a () float tensor, which
-            gets a gradient. On a GPU or compiled, a tensor that is not > 0 makes the loss NaN.
+            gets a gradient. On a GPU and under torch.compile, a tensor that is not > 0 makes the loss NaN.
         targets: (N,) integers: for each anchor, the index of the column that is its positive, for example in a gathered
             batch. Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range
             raises ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would
             wait for the device. With all_anchors, hardness_mode, or a direction other than query_to_doc and
             doc_to_query, a target must be the index of a positive.
-        ignore: false negatives, which are left out of an anchor's negatives. Either an (N, P + M) bool mask, True for a
-            column to leave out. Or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)): every column with
+        ignore: false negatives to leave out of an anchor's negatives: an (N, P + M) bool mask, True for a column to
+            leave out, or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). With ids, every column with
             the anchor's id is left out, and columns with id -2**31 are left out for all anchors. An anchor's own
             positive is never left out. Ids work in all directions. A mask works only for query_to_doc and, without
             all_anchors, for doc_to_query.
@@ -66,13 +66,13 @@ def info_nce_loss(
             is required. Optional: "doc_to_query" (an anchor's positive with all anchors), "query_to_query" (an anchor
             with all other anchors), and either "doc_to_doc" (an anchor's positive with the positives and negatives of
             other anchors) or "positive_to_positive" (only with their positives, as in GISTEmbed). If M is a multiple of
-            P, negatives i, P + i, 2 P + i, … belong to the anchor of positive i. Otherwise, they belong to no anchor.
+            P, negatives i, P + i, 2 P + i, … belong to the anchor of positive i. Otherwise, none belongs to any anchor.
         partition_mode: "joint" for one softmax over all directions, or "per_direction" for the mean of one loss per
             direction (query_to_doc and doc_to_query only).
         all_anchors: (P, D), all anchors of the batch, if `anchors` is only a part of them. Row j belongs to positive j.
             The anchor ids in `ignore` and the guide's anchors must then have P rows, one per row of all_anchors.
-        hardness_mode, hardness_strength: add hardness_strength x cosine, as a constant without a gradient, to an
-            anchor's logits of "in_batch_negatives" (the documents of other anchors), "hard_negatives" (the anchor's own
+        hardness_mode, hardness_strength: add hardness_strength x cosine, as a constant without gradient, to an anchor's
+            logits for "in_batch_negatives" (the documents of other anchors), "hard_negatives" (the anchor's own
             negatives) or "all_negatives" (Lan et al. 2025, Eq. 5). The first two modes require M to be a multiple of P.
         guide: (anchors (N, G), positives (P, G)[, negatives (M, G)]): embeddings of the same texts from another encoder
             (the guide), in any float dtype. In every direction, a pair is left out if its cosine under the guide is

@@ -41,13 +41,13 @@ def check_alike(name: str, value: Tensor, anchors: Tensor) -> None:
 
 
 def integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) -> Tensor:
-    """Check an integer tensor of the required shape on the device of anchors, and return it as int64."""
+    """Check that an integer tensor has `shape` and is on the device of anchors, and return it as int64."""
     return _validate.integers(name, value, shape, "anchors", anchors).to(torch.int64)
 
 
 def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)). Two int32 tensors stay
-    int32, because InfoNCE's bfloat16 kernel has few registers left for ids. Other pairs are returned as int64."""
+    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)). If both are int32, they stay
+    int32, because InfoNCE's bfloat16 kernel has few registers left for ids. Other pairs are cast to int64."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{name} must be a pair of integer tensors (anchor_ids, column_ids), got {_validate.describe(value)}"
@@ -105,7 +105,7 @@ def check_directions(directions: object, partition_mode: object, symmetric: obje
         raise ValueError("directions must not contain both doc_to_doc and positive_to_positive (a part of doc_to_doc)")
     if symmetric and (len(names) > 1 or not joint):
         raise ValueError(
-            "symmetric sets directions and partition_mode: leave both at their defaults, "
+            "symmetric=True sets directions and partition_mode: pass neither, "
             f"got {_validate.describe(directions)} and {partition_mode!r}"
         )
     if symmetric:
@@ -131,7 +131,7 @@ def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tens
 def check_guide(
     guide: object, anchors: int, positives: Tensor, negatives: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Check `guide`. Return its rows for anchors, positives and negatives. `anchors` is the number of anchors."""
+    """Check `guide`. Return its rows for anchors, positives and negatives. `anchors`: number of rows for anchors."""
     if guide is None:
         return None, None, None
     counts = {"anchors": anchors, "positives": len(positives)}

@@ -17,8 +17,8 @@ from torch import Tensor
 from .._dtypes import wide
 from .problem import units_of
 
-# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows: it reads and writes the columns' gradient
-# once, which is 8 bytes for 2 ROWS operations. An H200 does 165 operations in the time in which it moves one byte.
+# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows: it moves 8 bytes per number of the columns'
+# gradient, and does 2 ROWS operations for it. An H200 does 165 operations in the time in which it moves one byte.
 BUFFER = 256 << 20
 ROWS = 1024
 # Whether products of half-precision matrices can have float32 results: since torch 2.10, on CUDA devices only.
@@ -75,7 +75,7 @@ def sweep(
 
 
 def even(count: int, most: int) -> int:
-    """Return the smallest chunk size that splits `count` rows into as few chunks as the size `most` does."""
+    """Return the smallest chunk size with which `count` rows need no more chunks than with the size `most`."""
     chunks = -(-count // most)
     return -(-count // max(1, chunks))
 
@@ -98,7 +98,7 @@ class Halves:
 @dataclass(frozen=True, slots=True)
 class UnitRows:
     """Unit rows (n, D). For half precision on a GPU, also `half_rows`, the input rows times powers of two, and
-    `inverse`, 1 / norm of these rows."""
+    `inverse`, 1 / norm of each row of half_rows."""
 
     units: Tensor
     half_rows: Tensor | None = None
@@ -109,7 +109,7 @@ class UnitRows:
         return UnitRows(self.units[place], half_rows, inverse)
 
     def factor(self) -> Tensor | Halves:
-        """Return the unit rows, as the matrix by which weights are multiplied: as Halves if that is faster."""
+        """Return the unit rows in the form in which they are multiplied by weights: as Halves if that is faster."""
         return self.units if self.half_rows is None else halves(self.units)
 
 
@@ -125,12 +125,12 @@ def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
 
 
 def pays(rows: Tensor) -> bool:
-    """Whether Halves save time: 7 bfloat16 products take half as long as 3 float32 products (H200 datasheet)."""
+    """Whether Halves save time: a chunk's 7 bfloat16 products take half as long as 3 float32 ones (H200 datasheet)."""
     return rows.is_cuda and rows.dtype.itemsize == 2 and WIDENS
 
 
 def cosines(rows: UnitRows, columns: UnitRows, factor: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
-    """Return the cosines times `factor`, (n, C)."""
+    """Return the cosines of rows and columns, (n, C), times `factor`."""
     if rows.half_rows is None or rows.inverse is None or columns.half_rows is None or columns.inverse is None:
         return torch.mm(rows.units * factor, columns.units.T, out=out)
     return product(rows.half_rows, columns.half_rows.T, out).mul_(rows.inverse[:, None] * factor).mul_(columns.inverse)
@@ -142,7 +142,7 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """Return x @ y, added to `add` if set. If x or y is a Halves, split both, and add up the products of the halves."""
+    """Return x @ y, added to `add` if set. If x or y is a Halves, split both, and add all products except low @ low."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))

@@ -3,7 +3,7 @@ blocks that all backends share.
 
 A pool holds the logits of one softmax per anchor, and a block of a pool holds the logits of one direction. A block's
 rows are the anchors, or each anchor's positive. Its columns are all anchors, or all documents (positives and
-negatives). The first block contains each row's "own" pair, which consists of an anchor and its positive.
+negatives). A pool's first block contains each row's "own" pair: an anchor and its positive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .._contract import register
 from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
 
-# A row with at most this norm counts as zero. The value is the eps of torch.nn.functional.cosine_similarity.
+# A row with at most this norm counts as a zero row. torch.nn.functional.cosine_similarity has the same eps.
 EPS = 1e-8
 
 # Directions that contain the positive pair come first, because a pool's first block must contain it.
@@ -27,7 +27,7 @@ DIRECTIONS = ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc", "p
 SYMMETRIC = "query_to_doc doc_to_query"
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
-# A column with this id is left out of the negatives of every anchor. It marks rows without a text.
+# A column with this id is left out of the negatives of every anchor. The id marks rows without a text.
 NO_CANDIDATE = -(2**31)
 
 # Up to this scale, exp(+-scale) and its sums are well within float32's range, so no maximum is subtracted before exp.
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
 
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learned_scale   () float, with which `scale` is 1, or None
+    learned_scale   () float tensor, or None; if it is set, `scale` is 1
     targets         (N,) int64: column of each anchor's positive; None: column i for anchor i
     ignored         (N, C) bool or None: True for columns to leave out of an anchor's negatives
     anchor_ids      (A,) and column_ids (C,), both int32 or int64, or None: a row and a column with equal ids are not
@@ -52,7 +52,7 @@ class Problem(NamedTuple):
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): rows of the guide encoder, or None
     directions      names from DIRECTIONS, separated by spaces; joint: True for one softmax over all directions
     hardness        hardness_mode of the call, or ""; strength: hardness_strength of the call
-    margin          guide threshold: c - margin, or c - margin x |c| if `relative`; c: guide cosine of the own pair
+    margin          sets the guide threshold c - margin, or c - margin |c| if `relative`; c: own pair's guide cosine
     dims            K increasing prefix widths for K losses, or None for one loss of the full width
     """
 
@@ -167,7 +167,7 @@ def own_columns(problem: Problem) -> Tensor:
 
 
 def own_anchors(problem: Problem) -> Tensor:
-    """Return (N,) int64, the index of each anchor among the candidate anchors."""
+    """Return (N,) int64, the index of each anchor in all_anchors or, if all_anchors is None, in anchors."""
     if problem.all_anchors is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device)
     return own_columns(problem)
@@ -181,7 +181,7 @@ def is_ignored(problem: Any, rows: slice) -> Tensor | None:
 
 
 def equal_ids(of_rows: Tensor, of_columns: Tensor) -> Tensor:
-    """Return (n, C) bool: True if a row and a column have the same id, or if the column's id is NO_CANDIDATE."""
+    """Return (n, C) bool: True where row and column have the same id, or the column's id is NO_CANDIDATE."""
     return (of_rows[:, None] == of_columns) | (of_columns == NO_CANDIDATE)
 
 
@@ -197,16 +197,16 @@ def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 / |row|, (n,), with 0 for a row that counts as zero; and a () "poison" that is NaN if any row or its
-    norm is not finite, else 0."""
+    """Return 1 / |row| of each row, (n,), or 0 for a zero row; and a () "poison": NaN if any row or its norm is not
+    finite, else 0."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide(rows.dtype))
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the () factor for the sum of the rows' losses: 1 / N, or 1 / (2 N) if symmetric. The factor is NaN if a
-    row, a target or the scale is invalid: an error would be clearer, but to raise it, the host would have to wait for
-    the GPU."""
+    """Return the () factor by which the sum of the rows' losses is multiplied: 1 / N, or 1 / (2 N) if symmetric. It is
+    NaN if a row, a target or the scale is invalid. An error would be clearer, but to raise it, the host would have to
+    wait for the GPU."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
     if problem.learned_scale is not None:
         factor = factor.masked_fill(~(problem.learned_scale > 0), torch.nan)
@@ -227,13 +227,13 @@ def losses(neg_sum: Tensor, own_exp: Tensor, shift: Tensor, own_logit: Tensor) -
 
 
 def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tensor:
-    """Backpropagate through u = x / |x|: replace a gradient g in `grads` by (g - <g, u> u) / |x|, 0 for a zero row."""
+    """Backpropagate through u = x / |x|: replace each gradient g in `grads` by (g - <g, u> u) / |x|, or 0 if x is 0."""
     along = torch.linalg.vecdot(grads, units)
     return grads.addcmul_(units, along[:, None], value=-1).mul_(inverse[:, None])
 
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Add rows[i] to sums[places[i]] in a fixed order, which on a GPU only index_put has: it sorts the indices."""
+    """Add rows[i] to sums[places[i]] in a fixed order. On a GPU, only index_put ensures it, by sorting the indices."""
     if sums.is_cuda:
         sums.index_put_((places,), rows, accumulate=True)
     else:
@@ -264,7 +264,7 @@ class Block(NamedTuple):
 
     @property
     def pairs(self) -> bool:
-        """Whether the block contains the own pairs. If not, it leaves out the columns that belong to the row itself."""
+        """Whether the block contains the own pairs. If not, each row leaves out the columns of its own query."""
         return self.from_documents != self.to_documents
 
 

@@ -1,7 +1,7 @@
 """info_nce_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
 The loss is a mean over the rows, so the forward pass computes a chunk's gradient as soon as its logits are known. Each
-block takes three BLAS products, computed by chunks.py: logits, rows' gradient and columns' gradient.
+block of a chunk takes three products (see chunks.py): logits, gradient of the rows and gradient of the columns.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BUFFER = 64 << 20
 
 
 class _Side(NamedTuple):
-    """Anchors or documents: unit rows and sums of gradients, in the roles of rows and of columns of the logits.
+    """Anchors or documents, as rows and as columns of the logits: their unit rows and the sums of their gradients.
 
     places    index in `rows` of each of the N rows of the logits, or None if row i has index i
     own       index in `columns`, `guide` and `ids` of each of the N rows, or None if row i has index i
-    factor    `columns` as the matrix by which weights are multiplied (UnitRows.factor); part: columns with a gradient
+    factor    `columns` in the form that is multiplied by weights (UnitRows.factor); part: columns with a gradient
     """
 
     rows: UnitRows
@@ -76,7 +76,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     scale = problem.scale if problem.learned_scale is None else problem.learned_scale.to(like.dtype)
     factor = mean_factor(problem, poison)
     by_q = by_a
-    if problem.all_anchors is not None:  # factor * 0: NaN if the loss is NaN, also if no direction uses all_anchors
+    if problem.all_anchors is not None:  # factor * 0 is NaN if the loss is NaN, even if no direction uses all_anchors
         by_q = (factor * 0).expand_as(q.units).clone() if needs[3] else None
 
     targets, positives = None if problem.targets is None else own_columns(problem), len(problem.positives)
@@ -147,7 +147,7 @@ def _products(
     weight: Tensor,
     by_scale: Tensor | None,
 ) -> None:
-    """Add a chunk's gradients of unit rows, columns and scale. The gradient of the logits is `weight` x `parts`."""
+    """Add a chunk's gradients to `sides` and by_scale. `weight` x `parts` is the gradient of the logits."""
     for block, x in zip(pool, parts, strict=True):
         row_side, col_side = sides[block.from_documents], sides[block.to_documents]
         units, weights = rows[block.from_documents].units, halves(x) if isinstance(col_side.factor, Halves) else x
@@ -205,8 +205,8 @@ def _logits(
 def _write_hard_logits(
     problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, scale: float | Tensor, x: Tensor
 ) -> None:
-    """Write the logits of anchors with documents to `x`, and raise those that the hardness mode selects. First
-    compute all logits as for the larger group (raised or not raised), then correct those of the smaller group."""
+    """Write the logits of anchors with documents to `x`, and raise those that the hardness mode selects. All logits
+    are first computed as if they belonged to the larger group (raised or not), then the smaller group is corrected."""
     raised_scale = scale + problem.strength
     documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":

@@ -2,14 +2,14 @@
 logits into weights while the tile is in registers, and writes only the weights (2 bytes each).
 
 A weight w is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
-e = exp(logit). The gradients are products of w with the columns k or the anchors a. In these products, the result or
-the other factor is divided by s:
+e = exp(logit) instead. The gradients are products of w with the columns k or the anchors a. Instead of w, the result
+or the other factor of a product is divided by s:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
-With several directions in one softmax, each direction has its own matrix e, and s is the sum over all
-directions. No maximum is subtracted: up to UNSHIFTED_SCALE, exp(logit) and its sums are well within float32's and
-bfloat16's range.
+If several directions share one softmax, each direction has its own matrix e, and s is the sum over all directions. No
+maximum is subtracted from the logits: up to UNSHIFTED_SCALE, exp(logit) and its sums are well within the range of
+float32 and bfloat16.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def info_nce_products(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of exp(logit) for row_count rows from `first` on. Set it to 0 in a row's ignored columns, in its
-    own column, and in columns at a multiple of `period` from its own column. Write the tile's row sums to `sums` (tiles
+    """Compute a tile of exp(logit) for row_count rows from `first` on. A row is 0 in its ignored columns, in its own
+    column, and in columns at a multiple of `period` from its own column. Write the tile's row sums to `sums` (tiles
     of columns, row_count). With GRADIENT, also write exp(logit) / (norm of the column) to `weights`."""
     tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
     # Programs that run at the same time use the same GROUP tiles of rows, so the columns that they read stay cached.
@@ -122,7 +122,7 @@ def info_nce_shares(
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Write each row's loss to `stats`. With GRADIENT, also write 1 / sum to `shares`, row / (sum x norm) to `scaled`,
-    and the weight at the row's own column to own_weights. copies: how often the own pair is also a negative."""
+    and the weight at the row's own column to own_weights. copies: number of negatives that equal the own pair."""
     line = tl.program_id(0)
     i = (first + line).to(tl.int64)
     target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)

@@ -1,4 +1,4 @@
-"""info_nce_loss in Triton: launch kernels before and after cuBLAS's matrix products. Forward computes the gradient with
+"""info_nce_loss in Triton: kernels before and after cuBLAS's matrix products. Forward computes the gradient with
 respect to the scaled rows, and backward propagates this gradient through the rows' norms."""
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .triton_units import INTERPRETED, Units, add_to_columns, empty_weights, hal
 # A program reads its row of logits twice. With eight elements per thread, two loads of 16 bytes are in flight. With 16
 # warps, few rows are processed at a time: a 50 MB cache serves the second read for up to about 32,768 columns.
 WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
-SHORT = {"BLOCK": 2048, "num_warps": 16}  # for calls with a mask, whose addresses take registers, and for float64
+SHORT = {"BLOCK": 2048, "num_warps": 16}  # for float64, and for calls with a mask, whose addresses take registers
 
 
 def _stretch(problem: Problem) -> float:
-    """Return the factor for weights in float16, which makes them use float16's range. A weight includes 1 / norm of the
-    scaled row and of the scaled column (1 to 2 each), so it is below 4 in each direction. In the second direction, the
+    """Return the factor that makes float16 weights use float16's range. A weight includes 1 / norm of the scaled row
+    and 1 / norm of the scaled column (1 to 2 each), so it is below 4 in each direction. In the second direction, the
     weights of anchors that share a target can add up."""
     if problem.anchors.dtype != torch.float16:
         return 1.0
@@ -62,7 +62,7 @@ def _pass(
     *,
     back: bool = False,
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the callback for `chunks.sweep`, which turns a chunk's logits into losses and, with own_weights, weights.
+    """Return the callback for `chunks.sweep`. It turns a chunk's logits into losses and, with own_weights, weights.
     `back` selects the second direction, in which the rows are the anchors' targets and the columns are the anchors."""
     n, c, anchors = len(problem.anchors), problem.column_count, len(units.columns)
     ids = (problem.anchor_ids, problem.column_ids)
@@ -102,9 +102,9 @@ def _pass(
 
 
 def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
-    """Rearrange the anchors' `logsums`, log(sum of exp(logit)), by column. A column gets the logsum of the anchor with
-    this target, or infinity if no anchor has it. If several anchors share it, their logsums are combined so that
-    exp(x - combined) is the sum of exp(x - logsum)."""
+    """Rearrange the anchors' `logsums`, log(sum of exp(logit)), by column. A column gets the logsum of the anchor whose
+    target it is, or infinity if it is no anchor's target. If several anchors share a target, their logsums are combined
+    so that exp(x - combined) is the sum of exp(x - logsum)."""
     if problem.targets is None:
         return logsums
     targets = own_columns(problem)

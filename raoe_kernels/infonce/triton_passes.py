@@ -40,7 +40,7 @@ def _power_of_two(x):
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Round x to a narrower dtype. Triton's interpreter truncates to bfloat16, so round explicitly there."""
+    """Round x to a narrower dtype. Triton's interpreter truncates to bfloat16, so it needs explicit rounding."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -74,8 +74,8 @@ def info_nce_rows(
 ):  # fmt: skip
     """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with zeros. Write
     1 / norm of each scaled row (without `stretch`) to `inverse`: columns from index 0, anchors from index row_place.
-    The first row_place programs process columns, the later programs anchors. IN_UNIT is `triton_rows.unit_of` of the
-    input matrices."""
+    The first row_place programs process columns, the later programs anchors. IN_UNIT is the UNIT of the input
+    matrices (triton_rows.unit_of)."""
     dtype: tl.constexpr = inverse.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
     index = place
@@ -107,7 +107,7 @@ def info_nce_rows(
 
 @triton.jit
 def leaves_out(mask, row_id, column_ids, column, in_range, mask_column, IGNORE: tl.constexpr):
-    """Whether the caller excludes these columns as negatives of the row, by the row's `mask` or by its id row_id."""
+    """Whether `ignore` excludes these columns as negatives of the row, by the row of `mask` or by its id row_id."""
     if IGNORE == 1:
         return tl.load(mask + column * mask_column, in_range, 0) != 0
     column_id = tl.load(column_ids + column, in_range, 0)
@@ -120,8 +120,8 @@ def _negatives(
     positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
     """Return four blocks for the columns from `start` on: index, 1 / norm, logit (-inf for own and ignored columns,
-    times `raised` where `hard` selects), and logit without these two changes. hard: 0 without hardness, else 1 + the
-    index in problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
+    times `raised` where `hard` applies), and logit without these two changes. hard: 0 for no hardness mode, else 1 +
+    its index in problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
     column = start + tl.arange(0, BLOCK)
     padded_range = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + column, 16), padded_range, 0.0)
@@ -153,12 +153,12 @@ def info_nce_weights(
     row's own column is the largest, so it is written to `own_weights` instead, unrounded. Before exp, the kernel
     subtracts the row's largest logit if SHIFTED, otherwise `limit`.
 
-    back: second direction. The rows are the anchors' targets, and the columns are the anchors. Each row's log(sum of
+    back: compute the second direction. Its rows are the anchors' targets, its columns anchors. Each row's log(sum of
     exp) and own weight are stored in `stats`, from 2 row_count and 3 row_count on. The SYMMETRIC pass that follows adds
     the weights of both directions. by_column (by_column_count,) is described in triton_kernels._by_column.
 
     LEARNED: `scale` is multiplied by the number at `learned`. With GRADIENT, the product of this number and the
-    derivative with respect to it is stored in `stats`, after all else. strength: hardness_strength, divided by the
+    derivative with respect to it is stored at the end of `stats`. strength: hardness_strength, divided by the
     scale unless LEARNED. mask_first: index of the anchor in row 0 of the mask.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
@@ -249,8 +249,8 @@ def info_nce_gradients(
     negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr,
     IN_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of an input row from g, its row of the product with the weights. First add to g the term of
-    the own pair, in which the partner is an anchor's target or, without targets, a column's anchor. Then backpropagate
+    """Compute the gradient of an input row from g, its row of the product with the weights. First add the term of the
+    own pair to g: the partner is an anchor's target or, without targets, a column's anchor. Then backpropagate
     through u = row / norm, which gives g - <g, u> u, and undo the powers of two. The first anchor_grads programs
     process anchors, the later programs columns from first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty

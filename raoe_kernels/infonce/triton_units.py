@@ -19,7 +19,7 @@ from .triton_passes import UNIT, info_nce_gradients, info_nce_rows
 # Launch options of kernels with one program per row. A thread has 8 elements: one 16-byte load in half precision.
 ROWS = {"BLOCK": 1024, "num_warps": 4}
 INTERPRETED = not hasattr(info_nce_rows, "params")
-HALF = 2.0**15  # half of 2^16, where float16's range ends
+HALF = 2.0**15  # half of 2^16, the end of float16's range
 
 Rows = tuple[Tensor, Tensor, Tensor | None]
 
@@ -34,8 +34,8 @@ class Units(NamedTuple):
 
 
 def units_of(inputs: Rows, pad_rows: bool = False, multiple: int = UNIT.value) -> Units:
-    """Scale anchors, positives and negatives, and pad their width to a multiple of `multiple`. With pad_rows, also pad
-    the number of anchors, so that the anchors can serve as columns."""
+    """Scale anchors, positives and negatives, and pad them to a multiple of `multiple` columns. With pad_rows, also pad
+    the number of anchors, so that the anchors can serve as columns of the logits."""
     a, p, n = inputs
     column_count = len(p) + (0 if n is None else len(n))
     n = p if n is None else n
@@ -51,7 +51,7 @@ def units_of(inputs: Rows, pad_rows: bool = False, multiple: int = UNIT.value) -
 
 
 def half(dtype: torch.dtype) -> float:
-    """Return the additional factor of scaled rows, which makes float16 rows use float16's range."""
+    """Return the factor that makes scaled float16 rows use float16's range, or 1 for other dtypes."""
     return HALF if dtype == torch.float16 else 1.0
 
 
@@ -62,7 +62,7 @@ def empty_weights(logits: Tensor, units: Units, gradient: bool) -> Tensor:
 
 
 def add_to_columns(by_columns: Tensor | None, places: Tensor, rows: Tensor, own_weights: Tensor | None) -> None:
-    """Add row i times the weight of its own positive to by_columns[places[i]], if this index is in range."""
+    """Add rows[i] times own_weights[i] to by_columns[places[i]], if this index is in range."""
     if by_columns is not None and own_weights is not None and len(by_columns):
         in_range = (places >= 0) & (places < len(by_columns))
         add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * in_range)[:, None])
@@ -77,8 +77,8 @@ def through_norms(
     dtype: torch.dtype,
     factor: float,
 ) -> Gradients:
-    """Return the gradients of anchors, positives and negatives in `dtype`, multiplied by `factor` and `upstream`.
-    `saved` holds the first four tensors that triton_kernels.forward returns for backward."""
+    """Backpropagate through the rows' norms, and return the gradients of anchors, positives and negatives in `dtype`,
+    times `factor` and `upstream`. `saved`: the first four tensors that triton_kernels.forward returns for backward."""
     by_rows, by_columns, own_weights, loss = saved
     first, second, third = (
         x.new_empty(x.shape, dtype=dtype) if need and x is not None else None

@@ -34,7 +34,7 @@ def list_mle_loss(
         teacher: (R, n) scores of any real dtype, on student's device. They must not require grad. +-inf is allowed.
         scale: number > 0 that multiplies the student's scores, the inverse of a temperature. The paper uses 1 / 0.05.
         mask: (R, n) bool, True where there is an item; None if every position has an item. A position without an item
-            has no influence, even if it holds NaN, and its gradient is exactly 0.
+            has no influence on the loss, even if it holds NaN, and its gradient is exactly 0.
         ties: order of items with equal teacher scores. "ordinal" keeps their order in the list. "random" shuffles them
             anew at every call, as the paper's code does.
         generator: random generator for ties="random"; None selects the device's default generator.
@@ -56,7 +56,7 @@ def list_mle_loss(
     scale = _validate.scale(scale)
     order = None
     if _validate.one_of("ties", ties, TIES) == "random":
-        if generator is None:  # a separate call: dynamo traces torch.rand with a symbolic shape only without generator
+        if generator is None:  # dynamo cannot trace the argument generator=None with a symbolic shape
             order = torch.rand(student.shape, device=student.device)
         else:
             order = torch.rand(student.shape, generator=generator, device=student.device)
@@ -69,9 +69,9 @@ def list_mle_loss(
 def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
     """Refine similarity matrices of ranking sentences: move each similarity towards the value at its true rank.
 
-    Sentences 0 … n - 1 form a chain: they were generated in this order, each less similar to sentence 0 than the one
-    before it. Row j of phi ranks the list of sentences k = j … n - 1, which includes sentence j itself. In this list,
-    the true rank of sentence k is r(k) = k - j. Let `sorted` be the similarities of the list in descending order, and
+    Sentences 0 … n - 1 form a chain: they were generated in this order, each less similar to sentence 0 than its
+    predecessor. Row j of phi ranks the list of sentences k = j … n - 1, which includes sentence j itself. In this list,
+    the true rank of sentence k is r(k) = k - j. Let `sorted` be the list's similarities in descending order, and
     d = sorted[r(k)] - phi[j, k]. Then
 
         refined[j, k] = phi[j, k] + sign(d) log(omega |d| + 1)

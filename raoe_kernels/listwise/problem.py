@@ -1,4 +1,4 @@
-"""Inputs of all backends of the listwise functions (see _contract.py), registration, and the mean over lists."""
+"""Inputs of all backends of the listwise ops (see _contract.py), the ops' registration, and the mean over lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Problem(NamedTuple):
     """Arguments of one call with R lists of n items.
 
     student, teacher  (R, n); mask (R, n) bool, True where there is an item, or None
-    order             (R, n) or None: sort keys (ascending) of items with equal teacher scores
+    order             (R, n) or None: keys by which items with equal teacher scores are sorted (ascending)
     """
 
     student: Tensor
@@ -44,8 +44,8 @@ refine = register(OP, Refinement, gradients=0, result=_refined, name="refine_sim
 
 
 def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[Tensor, Gradients]:
-    """Turn the sum over the lists and its gradient (R, n) into the mean over the lists and its gradient. If a score
-    of any item is NaN, the loss and the gradients of all items are NaN."""
+    """Turn the sum of the lists' losses and its gradient (R, n) into the mean and its gradient. If a score of any
+    item is NaN, the loss and the gradients of all items are NaN."""
     teacher, mask = problem.teacher, problem.mask
     loss = loss / len(teacher)
     if teacher.is_floating_point():

@@ -11,7 +11,7 @@ from .problem import Problem, Refinement, mean_of_lists
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Eq. 8-9: the sum over items of -log(probability that the item is drawn first among the remaining items)."""
+    """Return Eq. 8-9, the mean over lists of: sum over items of -log P(the item is first among the remaining items)."""
     student, teacher, mask, order, scale = problem
     scores = scale * student.to(wide(student.dtype))
     loss = scores.new_zeros(())
@@ -29,7 +29,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Eq. 6-7. The sign of a step compares a sentence's true rank with its rank by similarity (the index in sorted)."""
+    """Return Eq. 6-7: raise a similarity if its true rank is better than its rank by similarity, lower it if worse."""
     phi, mask, omega = problem
     phi = phi.to(wide(phi.dtype))
     refined = torch.zeros_like(phi)

@@ -14,13 +14,13 @@ from .problem import Problem, Refinement, mean_of_lists
 
 INF = float("inf")
 LINEAR = 85.0
-"""If no score is more than LINEAR - ln n below its row's largest, exp and sums of 1 / exp stay in float32's range."""
+"""If no score is more than LINEAR - ln n below its row's maximum, exp and sums of 1 / exp stay in float32's range."""
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """ListMLE loss L and gradient. With scores s sorted by teacher, S_k = logsumexp_{m >= k} s_m: L = sum_k (S_k - s_k)
+    """Return the ListMLE loss L and its gradient. For scores s in the teacher's order, S_k = logsumexp_{m >= k} s_m,
 
-    dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
+    L = sum_k (S_k - s_k), dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1, Q_m = logsumexp_{k <= m} -S_k
 
     On a CPU, plain sums of exponentials are used if they stay in float32's range. This saves a logarithm per term.
     """
@@ -59,7 +59,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
-    """Return the indices that sort each row in descending order. Equal values are sorted by `order`, then position."""
+    """Return the indices that sort each row of teacher in descending order; ties by `order`, then by position."""
     if order is None:
         return teacher.sort(dim=1, descending=True, stable=True).indices
     first = order.argsort(dim=1, stable=True)
@@ -67,8 +67,8 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
 
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Refine all rows at once. The list of row j has the columns k >= j. The other j columns are set to +inf, which
-    sorting moves to the front. The value that belongs to rank k - j is then in column k, as in phi."""
+    """Refine all rows at once. The list of row j has the columns k >= j. The j columns before them are set to +inf,
+    which sorting moves to the front. So the value of rank k - j is in column k after sorting, as in phi."""
     phi, mask, omega = problem
     n = phi.shape[-1]
     phi = phi.to(wide(phi.dtype))
@@ -78,7 +78,7 @@ def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
         in_list = in_list & mask[:, None, :] & mask[:, :, None]
     has_nan = (phi.isnan() & in_list).any(-1, keepdim=True)
     sorted_phi = phi.masked_fill(~in_list, INF).sort(dim=-1, descending=True).values
-    if mask is not None:  # sorting moves masked sentences to the front, which shifts the columns of the others
+    if mask is not None:  # sorting moves masked sentences to the front and so shifts all other columns
         count_mask = mask.long()
         column = (n - count_mask.sum(-1, keepdim=True) + count_mask.cumsum(-1) - 1).clamp(min=0)
         sorted_phi = sorted_phi.gather(-1, column[:, None, :].expand_as(phi))

@@ -35,12 +35,12 @@ def rank_margin_loss(
         similarity: (B,) float16, bfloat16, float32 or float64, any finite values. Usually the cosine of each sentence
             pair, which `pairwise_cosine` computes from (B, D) embeddings. Pass (K, B) for K losses at once.
         scores: (B,) target scores, higher for more similar pairs, in any float or integer dtype except uint64. They are
-            compared exactly, without rounding. +-inf are allowed. Scores must not require grad.
-        margin: number >= 0 (I in the paper). Pairs are compared only if their ranks differ by more than the margin.
+            compared exactly, without rounding. +-inf is allowed. Scores must not require grad.
+        margin: number >= 0 (I in the paper). Two pairs are compared only if their ranks differ by more than the margin.
         scale: number > 0 that multiplies the similarities: tau in the papers, the inverse of a temperature. A value
             below 1 causes a warning, because it looks like a temperature.
         ties: method for the ranks of equal scores, as in scipy.stats.rankdata: "average", "min", "max", "dense" or
-            "ordinal". Pairs with equal scores are compared only under "ordinal", which ranks them in batch order.
+            "ordinal". Only "ordinal" can compare pairs with equal scores, because it ranks them in batch order.
         backend: "auto", "reference", "scan", "triton" or "native".
 
     Returns:
@@ -61,7 +61,7 @@ def rank_margin_loss(
 def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
     """CoSENT loss (Su, 2022): log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))).
 
-    c_i is the similarity and s_i the score of sentence pair i. All pairs with different scores are compared: unlike
+    c_i is the similarity and s_i the score of sentence pair i. Any two pairs with different scores are compared: unlike
     `rank_margin_loss`, this loss has no margin.
 
     Args, Returns, Raises: as for `rank_margin_loss`.
@@ -93,8 +93,8 @@ def gated_angular_loss(
             is no ignore value: -100 is an ordinary label, smaller than 0. (raoe_train's losses refuse negative labels.)
         scale: number > 0 that multiplies the angles. A value below 1 causes a warning.
         gate: condition under which (i, j) is in the sum, with labels l and scores s: "label+score" (l_i > l_j and
-            s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). Scores or labels that the
-            condition does not use are ignored and may be None.
+            s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). If the condition uses no scores
+            or no labels, that argument is ignored and may be None.
         backend: as for `rank_margin_loss`.
 
     Returns, Raises: as for `rank_margin_loss`.
@@ -170,7 +170,7 @@ def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
 def _angle_keys(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the angular objective's sort keys, and the labels that also restrict its pairs (None: no restriction)."""
+    """Return the angular objective's sort keys, and the labels that restrict its pairs, or None for no restriction."""
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None
@@ -178,5 +178,5 @@ def _angle_keys(
     _validate.integer_tensor("labels", labels)
     labels = labels if labels.dtype == torch.int64 else labels.to(torch.int64)
     if gate == "label":
-        return ~labels, None  # ~ reverses the order of labels and, unlike -, cannot overflow
+        return ~labels, None  # ~label = -label - 1 reverses the order and cannot overflow
     return _scores(scores, similarity), labels

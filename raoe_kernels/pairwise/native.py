@@ -12,12 +12,12 @@ from .problem import TIES, Problem, by_row
 
 _WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
-_ONE_BLOCK = 1024  # this many pairs fit into one thread block on every GPU, and need no workspace
+_ONE_BLOCK = 1024  # up to this many pairs fit into one thread block on every GPU, and need no workspace
 _TIES = {name: code for code, name in enumerate(TIES)}
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses and their gradients with respect to similarity. On a CPU, all rows share one sort."""
+    """Return the losses and their gradients with respect to similarity. On a CPU, all K rows share one sort."""
     run = _by_row if problem.similarity.ndim == 2 and problem.similarity.device.type == "cuda" else _forward
     return run(problem, needs)
 
@@ -57,8 +57,8 @@ _by_row = by_row(_forward)
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """Multiply the gradients by the upstream gradient, as problem.scaled does, but in C++ if they are on a CPU.
 
-    A multiplication in torch has more overhead on a CPU. From 2^15 pairs on, it also wakes OpenMP threads, which keep
-    spinning on the cores that the next forward pass needs.
+    On a CPU, torch's multiplication has more overhead. From 2^15 pairs on, it also wakes OpenMP threads, which then
+    keep cores busy that the next forward pass needs.
     """
     (grads,) = saved
     if grads is None or grads.dtype != dtype or grads.device.type != "cpu":

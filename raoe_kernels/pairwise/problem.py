@@ -18,22 +18,22 @@ from .._dtypes import wide
 from .._native import missing as native_missing
 
 TIES = ("average", "min", "max", "dense", "ordinal")
-# Maximum number of pairs in a launch of the Triton kernel. For 4,096 pairs, the registers of sixteen warps would not
-# suffice, and the kernel would take half a minute to compile.
+# Maximum number of pairs in a launch of the Triton kernel. For 4,096 pairs, sixteen warps would not have enough
+# registers, and the kernel would take half a minute to compile.
 ONE_BLOCK = 2048
 ONE_BLOCK_DOUBLE = 1024  # maximum for 64-bit scores (sorted twice) and float64 similarity (2,048 pairs spill registers)
 
 
 class Problem(NamedTuple):
-    """Arguments of one call. The losses have shape (), or (2,) if `parts`; for similarity (K, B), (K,) or (2, K).
+    """Arguments of one call. The losses have shape () or, if `parts`, (2,). For similarity (K, B): (K,) or (2, K).
 
     similarity       (B,) or (K, B); backends are called only if B >= 1
     scores           (B,) float32, float64 or int64
     labels           (B,) int64, or None
     rank, angle      whether to compute the rank-margin and the angular objective
     scale            factor for similarities or angles, > 0
-    threshold        (i, j) is a rank pair if 2 r_j - 2 r_i >= threshold = floor(2 margin) + 1, which is equivalent to
-                     r_j - r_i > margin because twice a rank is an integer under every tie rule
+    threshold        floor(2 margin) + 1: pairs i and j are compared if 2 r_j - 2 r_i >= threshold. This is equivalent
+                     to r_j - r_i > margin, because twice a rank is an integer under every tie rule
     ties             one of TIES
     rank_weight, angle_weight   factors of the two parts
     parts            whether the result is (rank part, angle part) instead of the sum of both parts
@@ -53,7 +53,7 @@ class Problem(NamedTuple):
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Shape of the losses without K: () or (2,). The gradients' shape starts with the same dimensions."""
+        """Shape of the losses without K: () or, with `parts`, (2,). The gradients' shape also starts with it."""
         return (2,) if self.parts else ()
 
     def max_pairs(self) -> int:
@@ -63,7 +63,7 @@ class Problem(NamedTuple):
 
 
 def constants(*values: Any, **options: Any) -> tuple[Any, ...]:
-    """Check the constants of a call (the arguments of `_check`), and return the fields of a Problem from `rank` on."""
+    """Check the options of a call (the arguments of `_check`), and return the fields of a Problem from `rank` on."""
     if torch.compiler.is_compiling():
         return _check(*values, **options)
     try:
@@ -90,7 +90,7 @@ def _check(
         rank,
         angle,
         _validate.number("scale", scale, low=0, strict=True),
-        # Doubled ranks are below 2^62, so a threshold of 2^62 selects no pair, as any larger threshold would.
+        # Doubled ranks are below 2^62, so a threshold of 2^62 or more selects no pair.
         min(math.floor(doubled) + 1, 1 << 62),
         _validate.one_of("ties", ties, TIES),
         _validate.number("rank_weight", rank_weight),
@@ -99,7 +99,7 @@ def _check(
     )
 
 
-# A training run passes the same constants in every step, so cache their check. typed: margin=True must not match 1.
+# A training run passes the same options in every step, so cache their check (typed: True must not match 1).
 _check_cached = lru_cache(maxsize=64, typed=True)(_check)
 
 

@@ -21,7 +21,7 @@ def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
     """Return twice the rank of each score (int64). Ranks start at 0, with the tie rules of scipy.stats.rankdata."""
     index = torch.arange(len(scores), device=scores.device)
     equal = scores[:, None] == scores
-    below = (scores[:, None] > scores).sum(1)  # number of strictly smaller scores
+    below = (scores[:, None] > scores).sum(1)  # number of smaller scores
     if ties == "min":
         return 2 * below
     if ties == "max":
@@ -36,7 +36,7 @@ def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
 
 
 def rank_pairs(scores: Tensor, threshold: int, ties: str) -> Tensor:
-    """Return (B, B) bool: for all pairs (i, j), whether r_j - r_i > margin (Eq. 2)."""
+    """Return (B, B) bool: whether r_j - r_i > margin at element [i, j] (Eq. 2)."""
     ranks = doubled_ranks(scores, ties)
     return ranks - ranks[:, None] >= threshold
 
@@ -44,7 +44,7 @@ def rank_pairs(scores: Tensor, threshold: int, ties: str) -> Tensor:
 def gated_pairs(scores: Tensor, labels: Tensor | None) -> Tensor:
     """Return (B, B) bool: whether l_i > l_j and s_i < s_j (Eq. 3). Without labels: s_i < s_j ("S only" in Table 8).
 
-    For gate="label", api.py passes ~labels in place of the scores, because ~ reverses their order, and labels=None.
+    For gate="label", api.py passes labels=None and, as scores, ~labels: the operator ~ reverses the order of integers.
     """
     lower = scores[:, None] < scores
     return lower if labels is None else lower & (labels[:, None] > labels)
@@ -55,7 +55,7 @@ def log_one_plus_sum_exp(exponents: Tensor, active: Tensor) -> tuple[Tensor, Ten
     if not active.any():
         return exponents.new_zeros(()), torch.zeros_like(exponents)
     log_z = exponents.masked_fill(~active, -torch.inf).flatten().logsumexp(0)
-    # logaddexp keeps the digits of a small Z, which log(1 + Z) loses.
+    # For a small Z, log(1 + Z) would lose the digits of Z, which logaddexp keeps.
     loss = torch.logaddexp(log_z, torch.zeros_like(log_z))
     return loss, (exponents - loss).exp().masked_fill(~active, 0)
 
@@ -79,7 +79,7 @@ def gated_angular(c: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
 
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses and dL/d similarity. The gradients have shape (2, B) if problem.parts, otherwise (B,)."""
+    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,)."""
     c = problem.similarity.to(wide(problem.similarity.dtype))
     parts = []
     if problem.rank:

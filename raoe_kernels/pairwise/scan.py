@@ -1,9 +1,9 @@
 """Pairwise losses with one sort and logcumsumexp in plain torch, without a B x B matrix, on any device.
 
-Let x_i + y_j be the exponent of (i, j). The partners of j are all i for which (i, j) is in the sum. If the pairs are
-sorted by score, j's partners are a prefix of the order (derived in this folder's README). Then:
+Let x_i + y_j be the exponent of (i, j). The partners of j are all i for which (i, j) is in the sum. In the order of the
+scores, j's partners are the pairs up to some position (with labels, some of these; see this folder's README). So:
 
-    P_j = logsumexp of x over j's prefix        log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
+    P_j = logsumexp of x over j's partners      log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
     Q_i = logsumexp of y over i's partners      dL/dx_i = exp(x_i + Q_i - L)          dL/dy_j = exp(y_j + P_j - L)
 
 Every step is a tensor operation of fixed shape, and the host never reads a value from the device.
@@ -20,13 +20,13 @@ from .._running import logcumsumexp
 from .problem import Problem, by_row
 from .reference import CLIP
 
-MASKED_CLASSES = 16  # up to this many distinct labels, one masked cumulative sum per label is the cheapest method
+MASKED_CLASSES = 16  # up to this many distinct labels, the cheapest method is one masked cumulative sum per label
 LEVELS_AT_ONCE = 4  # with more labels: number of label bits that are processed together, to limit the memory
 
 
 @by_row
 def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple[Tensor, Gradients]:
-    """Return the losses and dL/d similarity. The gradients have shape (2, B) if problem.parts, otherwise (B,).
+    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,).
 
     classes: upper bound on the number of distinct labels, if the caller knows one. By default, distinct labels are
     counted on a CPU. On other devices the bound is B, because reading a count would wait for the device.
@@ -66,7 +66,7 @@ def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> Tensor:
-    """Return twice the rank at each sorted position: integers under every tie rule, in non-decreasing order."""
+    """Return twice the rank at each sorted position: non-decreasing, and integers under every tie rule."""
     if ties == "average":
         return first + last
     if ties == "min":
@@ -114,7 +114,7 @@ def _assemble(
     problem: Problem,
     need_grad: bool,
 ) -> tuple[Tensor, Gradients]:
-    """Weight the parts, make all results NaN if a score is NaN, and return the gradient in the caller's order."""
+    """Return the weighted losses, and the gradient in the caller's order. All are NaN if a score is NaN."""
     poison = torch.where(scores[-1].isnan(), torch.nan, 0.0)
     losses = torch.stack([weight * loss + poison for weight, loss, _ in parts])
     if not problem.parts:
@@ -130,8 +130,8 @@ def _assemble(
 def _label_sums(
     x: Tensor, y: Tensor, changes: Tensor, first: Tensor, last: Tensor, labels: Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return P and Q for pairs that are restricted by labels: P_j sums over all i before j's run whose label is larger
-    than j's, and Q_i sums over all j after i's run whose label is smaller than i's."""
+    """Return P and Q if labels restrict the pairs: P_j sums over all i before j's run that have a larger label than
+    j, and Q_i sums over all j after i's run that have a smaller label than i."""
     ids, count = _dense_ids(labels)
     if classes is None:
         classes = int(count) if labels.device.type == "cpu" else len(labels)
@@ -168,8 +168,8 @@ def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) ->
     bits.
 
     l_i > l_j exactly if at some bit l_i has 1, l_j has 0, and all higher bits agree. So for every bit, the pairs are
-    grouped by the higher bits. Within a group, in the order of the scores, P sums over earlier pairs whose bit is 1,
-    for pairs whose bit is 0; Q sums over later pairs whose bit is 0, for pairs whose bit is 1.
+    grouped by the higher bits, and each group is in the order of the scores. A pair whose bit is 0 gets in P the sum
+    over earlier pairs whose bit is 1. A pair whose bit is 1 gets in Q the sum over later pairs whose bit is 0.
     """
     group, order = (ids >> (bits + 1)).sort(dim=1, stable=True)
     bit_set = (ids[order] >> bits) & 1 == 1
@@ -181,12 +181,12 @@ def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) ->
 
 
 def _exclusive(values: Tensor, group: Tensor, run: Tensor) -> Tensor:
-    """Return, for each position of a row, the logsumexp of those values of its group that belong to earlier runs."""
+    """Return, for each position of a row, the logsumexp of the values in earlier runs of the same group."""
     size = values.shape[1]
     empty = values.new_full((values.shape[0], 1), -torch.inf)
     sums = torch.cat([empty, values[:, :-1]], 1).masked_fill(_starts(group), -torch.inf)
     reach = 1
-    while reach < size:  # doubling: sums[p] covers `reach` positions, cut at the start of p's group
+    while reach < size:  # doubling: sums[p] covers up to `reach` positions of p's group
         same_group = group[:, reach:] == group[:, :-reach]
         extended = torch.logaddexp(sums[:, reach:], sums[:, :-reach].masked_fill(~same_group, -torch.inf))
         sums = torch.cat([sums[:, :reach], extended], 1)
@@ -197,5 +197,5 @@ def _exclusive(values: Tensor, group: Tensor, run: Tensor) -> Tensor:
 
 
 def _starts(keys: Tensor) -> Tensor:
-    """Return a mask: True at the start of each row, and where a key differs from the previous key of its row."""
+    """Return a mask of `keys`: True at the start of a row, and where a key differs from the previous key in the row."""
     return torch.cat([torch.ones_like(keys[:, :1], dtype=torch.bool), keys[:, 1:] != keys[:, :-1]], 1)

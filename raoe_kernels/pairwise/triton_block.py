@@ -1,4 +1,4 @@
-"""Operations on the pairs of one block in registers: compute sort keys, look up ranks, and sum partners by label."""
+"""Triton functions on the pairs of one block, in registers: sort keys, searches for ranks, and sums over labels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at(x, index, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def count_below(ascending, bound, BLOCK: tl.constexpr):
-    """Return, for each bound, the number of elements < bound, by bisection in steps of powers of two."""
+    """Return, for each bound, the number of elements of a sorted block that are < bound, by bisection."""
     count = tl.zeros_like(bound).to(tl.int32)
     step = BLOCK
     while step > 0:
@@ -92,8 +92,8 @@ def between(up, down, end, start, linear, BLOCK: tl.constexpr):
 # l_i > l_j exactly if l_i has a 1 at the highest bit where l_i and l_j differ. So for every bit, the pairs are grouped
 # by the higher bits. Within a group, in the order of the scores, pairs whose bit is 0 read sums over pairs whose bit is
 # 1, and vice versa. A scan carries three numbers: the group's sum; this sum without the last run (`seen`), because
-# equal scores are not compared; and flags. In the flags, 1 marks the beginning of a run and 2 that of a group. Bits 2
-# to 15 count the group's ones, and the bits from 16 on count its zeros.
+# equal scores are not compared; and flags. In the flags, bit 0 marks the beginning of a run, and bit 1 that of a group.
+# Bits 2 to 15 count the group's elements whose label bit is 1, and the bits from 16 on count those whose bit is 0.
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def _append(sum_a, seen_a, a, back_a, unseen_a, u, sum_b, seen_b, b, back_b, uns
 
 @triton.jit
 def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
-    """Compute one direction of the scan if sums are logarithms, by doubling as in triton_math._log_running."""
+    """Compute one direction of the scan for sums that are logarithms, by doubling, as triton_math._log_running does."""
     q = tl.arange(0, BLOCK)
     reach = 1
     while reach < BLOCK:
@@ -124,7 +124,7 @@ def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def _partition(zero, flags, marks, BLOCK: tl.constexpr):
-    """Return, for each place of a new order, the current position of its element. In it, a group's zeros come first."""
+    """Return, for each place of a new order, the current position of its element. Zeros come first in each group."""
     q = tl.arange(0, BLOCK)
     zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # counts in the group, up to this element
     of_group = zeros + (marks >> 16) - zero
@@ -148,8 +148,8 @@ def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
     """Return two sums for each pair: of exp(x) = `up` over pairs of earlier runs with larger labels, and of
     exp(-x) over pairs of later runs with smaller labels.
 
-    `first` (below 2^15) identifies a pair's run. The results are both sums, first << 16 | position, and up. Their order
-    differs from that of the arguments, and elements that are not in_batch come last.
+    `first` (below 2^15) identifies a pair's run. The results are both sums, first << 16 | position, and up. They are in
+    another order than the arguments; elements that are not in_batch come last.
     """
     q = tl.arange(0, BLOCK)
     empty = empty_sum(up.dtype, linear)

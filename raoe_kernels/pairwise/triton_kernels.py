@@ -2,7 +2,7 @@
 
 The kernel sorts (score, index) as 64-bit integers. All later steps stay on chip: gathers in shared memory look up the
 partners, and one pass computes loss and gradient. Options (tie rule, labels, objectives, gradient) are run-time
-scalars, so all calls with the same block size and dtype use the same compiled kernel.
+scalars, so all calls with the same block size and the same dtypes use the same compiled kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .triton_math import (
     total,
 )
 
-# Block size -> warps. With four elements per thread, the sort needs only registers and shuffles.
+# {block size: number of warps}. With four elements per thread, the sort needs only registers and shuffles.
 WARPS = {128: 1, 512: 4, 1024: 8, 2048: 16}
 
 
@@ -67,7 +67,7 @@ def one_block(
 
     rank_loss = scalar(0.0, dtype)
     rank_slope = tl.zeros_like(c)
-    if rank:  # Eq. 2: x = scale c over r_j - r_i > margin
+    if rank:  # Eq. 2: x = scale c, for pairs with r_j - r_i > margin
         x, reach = exponents(c, low, high, factor, False)
         linear = reach < scalar(room, dtype)
         number = tl.cumsum(changes.to(tl.int32), 0)
@@ -87,7 +87,7 @@ def one_block(
 
     angle_loss = scalar(0.0, dtype)
     angle_slope = tl.zeros_like(c)
-    if angular:  # Eq. 3: x = -scale theta over s_i < s_j and l_i > l_j
+    if angular:  # Eq. 3: x = -scale theta, for pairs with s_i < s_j and l_i > l_j
         x, reach = exponents(c, low, high, factor, True)
         linear = reach < scalar(room, dtype)
         up = terms(x, in_batch, linear)
@@ -123,7 +123,7 @@ def one_block(
 
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses and dL/d similarity. The gradients have shape (2, B) if problem.parts, otherwise (B,)."""
+    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,)."""
     similarity, scores = problem.similarity.contiguous(), problem.scores.contiguous()
     labels = None if problem.labels is None else problem.labels.contiguous()
     n = similarity.shape[0]
@@ -133,7 +133,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         call = f"a pairwise loss of {n:,} pairs (at most {limit:,} for these dtypes)"
         raise RuntimeError(f"backend 'triton' cannot run {call}; use backend='scan'")
     if similarity.dtype != dtype and scores.dtype != torch.float32:
-        similarity = similarity.to(dtype)  # half precision with 64-bit scores is too rare for a compilation of its own
+        similarity = similarity.to(dtype)  # half precision with 64-bit scores is rare: compile no kernel for it
     losses = torch.empty(problem.leading, dtype=dtype, device=similarity.device)
     grads = torch.empty((*problem.leading, n), dtype=dtype, device=similarity.device) if needs[0] else None
     # Pass unused arguments with the dtype that they have in other calls, so that the kernel is not compiled again.

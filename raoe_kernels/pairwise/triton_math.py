@@ -1,8 +1,8 @@
 """Functions of the pairwise Triton kernels: sums of exponentials, the angle, and the position of a rank in the order.
 
-If scale x range + 2 ln n is within the dtype's exponent range (`linear`), a sum of exponentials is stored as a plain
-number, otherwise as its logarithm. `linear` is the same for a whole launch, and functions that add or multiply test it
-at run time. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have had bugs
+If the exponents x satisfy max x - min x + 2 ln n < the dtype's exponent range (`linear`), a sum of exponentials is
+stored as a plain number, otherwise as its logarithm. `linear` is the same for a whole launch, and is tested at run
+time. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have had bugs
 (triton#4362).
 """
 
@@ -27,8 +27,8 @@ HALF_PI = tl.constexpr(1.5707963267948966)
 
 @triton.jit
 def scalar(value, dtype: tl.constexpr):
-    """Convert a Python number to the compute dtype with all its digits. By default, Triton treats float arguments as
-    float32. Some versions also do so with numbers in tl.minimum or in a comparison."""
+    """Convert a Python number to `dtype` without losing digits. By default, Triton treats float arguments as float32.
+    Some versions of Triton also convert numbers in tl.minimum or in comparisons to float32."""
     return tl.full((), value, dtype)
 
 
@@ -37,7 +37,7 @@ def scalar(value, dtype: tl.constexpr):
 
 @triton.jit
 def exponents(c, low, high, scale, angular: tl.constexpr):
-    """Return the exponent x of each pair relative to the middle of the range, and the range: largest minus smallest x.
+    """Return the exponent x of each pair, with the midpoint of all x subtracted; and the largest minus the smallest x.
 
     x is clamped to half of the dtype's range, so that the sum of two exponents is finite.
     """
@@ -50,7 +50,7 @@ def exponents(c, low, high, scale, angular: tl.constexpr):
 
 @triton.jit
 def empty_sum(dtype: tl.constexpr, linear):
-    """Return the empty sum: 0 if linear, else a number that is less than the logarithm of any sum."""
+    """Return the empty sum: 0 if linear, else a number below the logarithm of any sum."""
     lowest: tl.constexpr = -1.6e308 if dtype == tl.float64 else -3.2e38
     return tl.where(linear, scalar(0.0, dtype), scalar(lowest, dtype))
 
@@ -106,7 +106,7 @@ def _add_two(a, b, c, d):
 
 @triton.jit
 def _log_running(x):
-    """Inclusive prefix sums of logarithms, by doubling. A scan would be faster, but takes a minute to compile."""
+    """Inclusive prefix sums in logarithms, by doubling. A scan would run faster, but would take a minute to compile."""
     q = tl.arange(0, x.shape[0])
     reach = 1
     while reach < x.shape[0]:
@@ -157,7 +157,7 @@ def log_one_plus(z, linear):
 
 @triton.jit
 def slope(up, down, before, behind, z, loss, linear):
-    """dL/dx - dL/dy = (exp(x) Q - exp(y) P) / (1 + Z), where y = -x."""
+    """Return dL/dx - dL/dy = (exp(x) Q - exp(y) P) / (1 + Z), where y = -x, P = before and Q = behind (see scan.py)."""
     if linear:
         result = (up * behind - down * before) * (1.0 / (1.0 + z))
     else:
@@ -196,7 +196,7 @@ def _asin_series(u):
 
 @triton.jit
 def angle(c):
-    """arccos of the clipped similarity: pi/2 - asin(c) for |c| <= 0.5, otherwise from the asin of half the angle."""
+    """arccos of the clipped c: pi/2 - asin(c) if |c| <= 0.5, else from half the angle, asin(sqrt((1 - |c|) / 2))."""
     limit = scalar(UNCLIPPED, c.dtype)
     c = tl.minimum(tl.maximum(c, -limit), limit)
     size = tl.abs(c)
@@ -226,10 +226,10 @@ def doubled_rank(first, last, ties):
 
 @triton.jit
 def count_at_most(first, last, bound, ties):
-    """Number of positions whose doubled rank is <= bound. The run at position bound // 2 is from `first` to `last`.
+    """Number of positions whose doubled rank is <= bound. `first` and `last`: ends of the run at position bound // 2.
 
-    All runs before this run have doubled ranks below 2 * (bound // 2), and all runs after it have doubled ranks above
-    `bound`. So only the doubled rank of the run at bound // 2 is compared with `bound`.
+    All earlier runs have doubled ranks below 2 * (bound // 2), and all later runs have doubled ranks above `bound`. So
+    only the doubled rank of the run at bound // 2 has to be compared with `bound`.
     """
     count = tl.where(doubled_rank(first, last, ties) <= bound, last + 1, first)
     return tl.where(bound < 0, 0, count)

@@ -63,6 +63,6 @@ def sigmoid_loss(
 
 
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
-    """Return a () tensor in the dtype of the arithmetic. new_full avoids waiting for the device."""
+    """Return a () tensor: float64 for float64 anchors, otherwise float32. new_full does not make the host wait."""
     dtype = wide(anchors.dtype)
     return value.to(dtype) if isinstance(value, Tensor) else anchors.new_full((), value, dtype=dtype)

@@ -1,7 +1,7 @@
 """sigmoid_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
 The loss is a sum over the pairs, so the forward pass computes a chunk's gradient as soon as the chunk's logits are
-known. A chunk takes three BLAS products: logits, rows' gradient and columns' gradient.
+known. A chunk takes three BLAS products: logits, gradient of the rows and gradient of the columns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .problem import Problem, is_grouped, mean_factor, own_columns
 
 # Bytes of the buffer: large enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20
-# Bytes of a block of the buffer. All elementwise passes run on a block before the next block, to use the cache.
+# Bytes of a block of the buffer. All elementwise passes over one block run before the next block, to use the cache.
 BLOCK = 1 << 20
 # Above LINEAR, softplus(x) = log(1 + exp(x)) is computed as x, which is equal within float64's precision.
 LINEAR = 80.0
@@ -67,7 +67,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def _flip_positives(x: Tensor, column: Tensor, own_logit: Tensor, has_own: Tensor | None, group: Tensor | None) -> None:
-    """Negate x in place in the columns of the row's group, and write -own_logit to `column` if the row has_own."""
+    """In place, negate x in the columns of the row's group, and set its column `column` to -own_logit if has_own."""
     if group is not None:
         torch.where(group, -x, x, out=x)
     x.scatter_(1, column, -own_logit if has_own is None else torch.where(has_own, -own_logit, x.gather(1, column)))

@@ -30,14 +30,14 @@ WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
 
 
 def _stretch(problem: Problem) -> float:
-    """Return the factor that makes float16 weights, which are at most 4 (including 1 / norms), use float16's range."""
+    """Return the factor that makes float16 weights use float16's range. They include 1 / norms and are at most 4."""
     return HALF / 4 if problem.anchors.dtype == torch.float16 else 1.0
 
 
 def _pass(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the callback for `sweep`, which turns a chunk's logits into losses and, with own_weights, weights."""
+    """Return the callback for `sweep`. It turns a chunk's logits into losses and, with own_weights, into weights."""
     gradient, mask = own_weights is not None, problem.ignored
     tensors = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
     targets, *ids = integers_or(stats, problem.targets, *tensors)

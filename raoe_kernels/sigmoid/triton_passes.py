@@ -1,5 +1,5 @@
-"""Triton kernel that sigmoid_loss runs between its matrix products. A program reads one row of logits once and writes
-weights. The products use rows scaled by powers of two, see infonce.triton_passes. Every sum has a fixed order."""
+"""Triton kernel that sigmoid_loss runs between its matrix products. A program reads one row of logits once, and writes
+its weights. The rows in the products are scaled, as in infonce.triton_passes. Every sum has a fixed order."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def sigmoid_weights(
     shrink: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, GROUPED: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT, also write to `stats` (from row_count
-    and 2 row_count on) the derivatives of scale and bias, and to `weights` the derivatives of the products of scaled
-    rows, times `stretch` and without the factor `scale`. The derivative at a row's own column goes to
+    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT, also write the derivatives with respect
+    to scale and bias to `stats` (from row_count and 2 row_count on), and those with respect to the products of scaled
+    rows to `weights`, times `stretch` and without the factor `scale`. The derivative at a row's own column goes to
     `own_weights` instead, unrounded. A product times `shrink` and times both rows' `inverse` is the cosine."""
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
@@ -76,7 +76,7 @@ def sigmoid_weights(
             out = tl.multiple_of(weights + column, 16)
             tl.store(out, narrow(tl.where(own, 0.0, w) * factor, weights.dtype.element_ty, INTERPRETED), padded_range)
 
-    poison = tl.where(legal, row_inverse * 0, float("nan"))  # a NaN row counts even if all its columns are left out
+    poison = tl.where(legal, row_inverse * 0, float("nan"))  # NaN for a NaN row, even if all its columns are left out
     tl.store(stats + i, tl.sum(total, 0) + poison)
     if GRADIENT:
         tl.store(stats + row_count + i, tl.sum(by_scale, 0) + poison)

@@ -49,7 +49,7 @@ def on_rank_zero(work: Callable[[], T]) -> T:
 
 
 def end_group() -> None:
-    """Destroy the process group, if there is one. If a group still exists when a process ends, gloo's threads sometimes
+    """Destroy torch's process group, if there is one. If a group still exists when a process ends, threads of gloo may
     abort the process (pytorch issue 190489)."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
@@ -58,7 +58,7 @@ def end_group() -> None:
 
 @contextlib.contextmanager
 def print_on_rank_zero() -> Iterator[None]:
-    """In this block, print only on rank 0."""
+    """Print only on rank 0 while the `with` block (or the decorated function) runs."""
     if rank_and_world()[0] == 0:
         yield
         return

@@ -14,7 +14,7 @@ from raoe_train.artifacts.writing import read_json
 
 PICTURE = "run.png"  # plot of a training run
 METADATA_FILES = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", PICTURE)
-EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files, which `fingerprint` skips, too
+EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files; `fingerprint` skips them and METADATA_FILES
 
 
 def versions() -> dict[str, str]:
@@ -27,9 +27,9 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(model: str) -> str | None:
-    """Return a digest of a local model folder: of the names and contents of its files (links are followed), and of an
-    adapter's base model. The digest changes when the model is trained again, but not when the folder moves. Return None
-    for a name on a hub, where name and revision identify a model."""
+    """Return a digest of a local model folder: its file names, file contents (links are followed) and, for an adapter,
+    its base model. The digest changes when the model is trained again, but not when the folder moves. Return None for
+    a name on a hub, where name and revision identify a model."""
     folder = Path(model).expanduser()
     if not model or not folder.is_dir():
         return None

@@ -1,4 +1,4 @@
-"""Plots (without a display) and Markdown for reports."""
+"""Write plots (no display is needed) and Markdown for reports."""
 
 import logging
 import re
@@ -24,7 +24,7 @@ def pictures(draw: Callable[[], list[Path]]) -> list[str]:
     """Draw plots and return the Markdown lines that show them. If matplotlib fails, return [] and log a warning."""
     try:
         return [line for plot in draw() for line in ("", f"![{plot.stem}]({plot.name})")]
-    except Exception as error:  # such as a name read as a formula: the job must go on
+    except Exception as error:  # a plot must not stop the job; matplotlib may read a name as a formula
         logger.warning("cannot draw plots: %s", error)
         return []
 
@@ -36,7 +36,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Escape a text for a Markdown page: on one line, without parts that are read as Markdown, HTML or a URL."""
+    """Escape a text for Markdown. Return one line, no part of which is read as Markdown, HTML or a URL."""
     escaped = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;"))
     line = " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
     return re.sub(r"^(\d*)([#>]|[-+](?=\s|$|--)|(?<=\d)[.)](?=\s|$))", r"\1\\\2", line)  # heading, list or quote

@@ -2,8 +2,8 @@
 
 An output is a file or a folder with a *record*, a JSON file: OUTPUT.json next to a file, OUTPUT/made_from.json in a
 folder. The record has the settings (everything that determines the result, as plain values) and, once the output is
-finished, the result. Unfinished work for a file is stored in OUTPUT.parts/, in a folder named after the digest of its
-settings, so that different work never mixes. A file without a record was not written by raoe and is never replaced.
+finished, the result. Unfinished work for a file is stored in OUTPUT.parts/DIGEST/, where DIGEST is computed from
+the settings, so that other settings never use it. A file without a record was not written by raoe: it is not replaced.
 """
 
 import json
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
-NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files, as well as an empty log, of a run that has not trained yet
+NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files of a run that has no work to resume
 BESIDE = (".json", ".parts", ".failed.jsonl", ".mteb", ".examples.npz")  # suffixes of paths beside an output file
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
 SHARD = 4096  # sentences or pairs per shard; a killed process loses at most one shard
@@ -46,11 +46,11 @@ class Output:
 
     Args:
         path: the file, or the folder if `folder` is True. Links are followed.
-        settings: everything that determines the result, as plain values: nested settings, and digests of inputs.
-        overwrite: whether an output with other settings may be replaced.
-        folder: whether the output is a folder. Only files that its record names are ever removed.
+        settings: everything that determines the result (nested settings and digests of inputs), as plain values.
+        overwrite: whether to replace an output that was made with other settings.
+        folder: whether the output is a folder. Only files that its record lists are ever removed.
         own_record: whether the output is a JSON file that is its own record.
-        defaults: {dotted key: default}. A setting that is missing in an older record has its default.
+        defaults: {dotted key: default}. If an older record lacks a setting, the default is assumed.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Output:
         With `say`, print how to repeat finished work.
 
         Raises:
-            ValueError: the path has the wrong type, has files without a record or, if `overwrite` is False, has an
-                output with other settings.
+            ValueError: the path is a folder instead of a file (or the reverse), the output has no record, or its
+                record has other settings and `overwrite` is False.
         """
         if self.path.exists() and self.path.is_dir() != self.folder:
-            raise ValueError(f"output {self.path} is {'a folder: name a file' if self.path.is_dir() else 'a file'}")
+            raise ValueError(f"output {self.path} is a {'folder' if self.path.is_dir() else 'file'}: choose another")
         record = read_json(self.record)
         changed = self._changed(record)
         if not changed and record.get(FINISHED) and self._exists():
@@ -99,16 +99,16 @@ class Output:
         return SETTINGS in record and bool(self._changed(record))
 
     def _changed(self, record: Mapping[str, Any]) -> list[str]:
-        """Return the dotted keys of settings whose values in a record are different."""
+        """Return the dotted keys of the settings in which a record differs from this output."""
         return different(explicit(record.get(SETTINGS), self.defaults), explicit(self.settings, self.defaults))
 
     def begin(self, *files: str) -> None:
-        """Write the record; call this right before writing the output. In a folder whose record has other settings,
-        remove the files that the record names. `files`: names in the folder that a later `overwrite` may remove."""
+        """Write the record; call this right before writing the output. If the record of a folder is finished or has
+        other settings, remove the files that it names. `files`: files in the folder that a later run may remove."""
         record = read_json(self.record)
         if record.get(FINISHED) or self._changed(record):
             if self.folder:
-                if FINISHED in record:  # first, so that a killed process leaves no finished record
+                if FINISHED in record:  # before removing files: a killed process must leave no finished record
                     write_json(self.record, {**record, FINISHED: False})
                 for path in (self.path / name for name in record.get(FILES, [])):
                     if self.path in path.parent.resolve().joinpath(path.name).parents:  # only inside the folder
@@ -122,7 +122,7 @@ class Output:
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write and return the record of a complete output (result, settings, versions), and remove unfinished work."""
         record = {"output": self.user_path, **result, SETTINGS: self.settings, "versions": versions()}
-        names = read_json(self.record).get(FILES, [])  # for folders, list each file: users may add their own files
+        names = read_json(self.record).get(FILES, [])  # expand folders to their files: users may add files later
         files = [str(path.relative_to(self.path)) for name in names for path in _files(self.path / name)]
         write_json(self.record, {**record, FINISHED: True, FILES: files})
         shutil.rmtree(self.all_parts, ignore_errors=True)
@@ -148,8 +148,8 @@ class Output:
 
 @contextmanager
 def lock_output(path: str | Path, wait: bool = False) -> Iterator[None]:
-    """In this block, hold a lock file next to an output. The lock is released if the process dies. If another process
-    holds the lock, wait if `wait` is True, else raise ValueError. All links to an output share its lock."""
+    """Hold a lock file next to an output during the `with` block. The lock is released if the process dies. If another
+    process holds the lock, wait if `wait` is True, else raise ValueError. All links to an output share its lock."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -222,8 +222,8 @@ def different(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 def explicit(settings: Any, defaults: Mapping[str, Any], prefix: str = "") -> Any:
-    """Return nested settings without default values and without empty sections, so that a setting that a later version
-    adds does not change the comparison. `defaults` is {dotted key: default}."""
+    """Return nested settings without default values and without empty sections, so that settings that a later version
+    of raoe adds do not affect comparisons. `defaults` is {dotted key: default}."""
     if not isinstance(settings, dict):
         return settings
     result = {}
@@ -235,8 +235,8 @@ def explicit(settings: Any, defaults: Mapping[str, Any], prefix: str = "") -> An
 
 
 def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:
-    """Write this process's share of the missing shards: `make(size items)` each. Return the paths of all shards, for
-    `gather`. The content of a shard does not depend on the number of processes."""
+    """Write this process's share of the missing shards, and return the paths of all shards, for `gather`. Each shard is
+    the result of `make` for `size` items, and does not depend on the number of processes."""
     rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
     missing = [number for number in range(rank, len(paths), world) if not _sound(paths[number])]
@@ -245,12 +245,12 @@ def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], 
             logger.warning("%s is damaged: computing it again", paths[number])
         with replacing(paths[number]) as temporary:
             np.save(temporary, make(items[number * size : (number + 1) * size]))
-            write_text(beside(paths[number], SUM), file_digest(temporary))  # before the shard, which must not lack it
+            write_text(beside(paths[number], SUM), file_digest(temporary))  # before the shard: a shard needs a digest
     return paths
 
 
 def gather(paths: Sequence[Path]) -> np.ndarray:
-    """Wait for the other processes, and concatenate the shards of all processes."""
+    """Wait until all processes have written their shards, and return all shards, concatenated."""
     for path in paths:
         while not _sound(path):
             time.sleep(POLL)
@@ -264,7 +264,7 @@ def _sound(shard: Path) -> bool:
 
 
 class SharedRows:
-    """Rows that several processes write, each a JSON file in the parts folder of an output.
+    """Rows that several processes write. Each row is a JSON file in the parts folder of an output.
 
     A file is replaced atomically, so a killed process loses no written row. Processes never wait for each other: the
     last process to finish merges all rows. Rows with a "reason" are failures and go to OUTPUT.failed.jsonl.

@@ -1,4 +1,4 @@
-"""Write files completely or not at all, read them back, and explain a full disk."""
+"""Write files completely or not at all, read JSON files, and explain errors of a full disk."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise ValueError, naming `key`, if a folder cannot be created. An existing folder may be read-only."""
+    """Raise ValueError with the setting's `key` if a folder cannot be created. Read-only folders are accepted."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{key} {path} cannot be written: {existing} is a file; choose another folder")
@@ -25,7 +25,7 @@ def check_writable(path: Path, key: str) -> None:
 
 
 def partial(path: Path) -> Path:
-    """Return the temporary path for writing a file or folder. The next run overwrites what a killed process left."""
+    """Return the temporary path for writing a file or folder. The next run overwrites what a killed job left there."""
     # a prefix, not a suffix, because the suffix sets the format
     return path.with_name(f".partial.{path.name}")
 
@@ -56,7 +56,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file. Return {} if the file does not exist or has no valid object."""
+    """Read a JSON file that holds an object. Return {} if the file does not exist or holds no valid object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(output: str | None) -> Iterator[None]:
-    """In this block, replace full-disk errors with an OSError that says what to do. Other errors do not change."""
+    """Replace full-disk errors in the `with` block with an OSError that says what to do. Other errors do not change."""
     try:
         yield
     except Exception as error:

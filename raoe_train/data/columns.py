@@ -6,7 +6,7 @@ from typing import Any
 
 from raoe_train.config import nearest
 
-LISTS = ("positives", "pos", "positive_passages", "negatives", "neg", "negative_passages")  # columns of lists of texts
+LISTS = ("positives", "pos", "positive_passages", "negatives", "neg", "negative_passages")  # columns that hold lists
 NAMES: dict[str, tuple[str, ...]] = {
     "sentence1": ("sentence1", "premise", "text1", "sentence_A", "question1"),
     "sentence2": ("sentence2", "hypothesis", "text2", "sentence_B", "question2"),
@@ -19,17 +19,17 @@ NAMES: dict[str, tuple[str, ...]] = {
     "query": ("query",),
     "image": ("image", "image_id", "image_name", "filename"),
     "caption": ("caption", "comment", "sentence", "text"),
-    # columns of rows; SimCSE has sent0, sent1 and hard_neg, and MTEB has query, positive and negative
+    # in rows with anchor and positive; SimCSE's names: sent0, sent1, hard_neg; MTEB's: query, positive, negative
     "anchor": ("anchor", "query", "question", "sentence0", "sent0"),
     "positive": ("positive", "answer", "passage", "document", "sentence1", "sent1", *LISTS[:3]),
     "negative": ("negative", "sentence2", "hard_neg", *LISTS[3:]),
     "neutral": ("neutral",),
     "relevance": ("relevance", "relevant", "is_relevant", "label"),
 }
-"""{raoe's column: its names in files}. Except for FIRST, a row must have only one name of a column."""
-FIRST = ("sentence", "image", "caption")  # a row may have several names of these; the first is used
+"""{raoe's column: its names in files}. A row may have only one of a column's names, unless the column is in FIRST."""
+FIRST = ("sentence", "image", "caption")  # if a row has several names of such a column, the first in NAMES is used
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related; RAOE's gate compares classes
-LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class; None drops rows}
+LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {label: class, or None to skip its rows}
 NO_GOLD_LABEL = ("-", "-1", "")
 LONGEST = 500  # maximum length of a message in characters
 
@@ -56,14 +56,14 @@ class Columns:
             name: None if column is None or str(column).lower() in nulls else str(column)
             for name, column in (mapping or {}).items()
         }
-        self._cache: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # keys: required columns, fields
-        self.seen, self.read = dict[str, None](), set[str]()  # all columns of the rows so far, in order; those read
+        self._cache: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # {required: {fields: result}}
+        self.seen, self.read = dict[str, None](), set[str]()  # columns of all rows so far; columns that were read
 
     def find(
         self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
     ) -> dict[str, str]:
-        """Return {raoe's name: column}. RowProblem if a column of `require`, or every column of `one_of`, is missing,
-        and if a column is ambiguous or differs from earlier rows."""
+        """Return {raoe's name: column of the row}. RowProblem if a name in `require` or all names in `one_of` have no
+        column, if a name could be several columns, or if earlier rows have columns for other names."""
         key, cache = tuple(fields), self._cache.setdefault(tuple(require), {})
         if key not in cache:
             columns = {name: self.column(fields, name, name in require) for name in (*require, *optional)}
@@ -79,11 +79,11 @@ class Columns:
         return cache[key]
 
     def unread(self) -> list[str]:
-        """Return the columns of the rows so far that were not read."""
+        """Return the columns that occurred in a row so far, but were not read."""
         return [name for name in self.seen if name not in {*self.read, self.mapping.get("split") or "split"}]
 
     def column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
-        """Return the column for a name of raoe, or None. RowProblem if it is ambiguous, or missing and required."""
+        """Return the column for one of raoe's names, or None. RowProblem if ambiguous, or if required but missing."""
         mapped, aliases = self.mapping.get(name), NAMES[name]
         if name in self.mapping:
             present = [mapped] if mapped in fields else []
@@ -91,7 +91,7 @@ class Columns:
             present = [column for column in aliases if column in fields and column not in self.mapping.values()]
         if len(present) > 1 and name not in FIRST:
             choices = " and ".join(map(str, present))
-            raise RowProblem(f"columns {choices} could both be {name}: choose with --data.columns {name}=COLUMN")
+            raise RowProblem(f"columns {choices} could both be {name}: choose one with --data.columns {name}=COLUMN")
         if present or (mapped is None and not required):
             return present[0] if present else None
         expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, fields))
@@ -99,37 +99,37 @@ class Columns:
         roles = [next((each for each in NAMES[role] if each in fields), "") for role in ("anchor", "positive")]
         if name == "sentence1" and all(roles):
             advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; "
-            advice += "row_table, losses such as InfoNCELoss and tasks retrieval:FILE read queries and passages"
+            advice += "for queries and passages, use a loss such as InfoNCELoss or a task retrieval:FILE"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 
 def parse_sentence(column: str, value: Any) -> str:
-    """Return a value that is a non-empty text. RowProblem for any other value."""
+    """Return `value` if it is a non-empty string, else raise RowProblem."""
     try:
         value.encode()  # fails for a lone surrogate, which is possible in JSON, but not in tokenizers and tables
     except (AttributeError, UnicodeEncodeError):
-        raise RowProblem(f"{column} is {value!r}, not a text") from None
+        raise RowProblem(f"{column} is {value!r}, not a string") from None
     if not value.strip():
         raise RowProblem(f"{column} is empty", reason="empty sentence")
     return value
 
 
 def as_word(value: Any) -> str:
-    """Convert a label or name to a text. Return "" for a missing value and for lists, dicts and bytes."""
-    if isinstance(value, float):  # in a table with missing values, 1 is 1.0 and the missing ones are NaN
+    """Convert a label or name to a string. Return "" for a missing value and for lists, dicts and bytes."""
+    if isinstance(value, float):  # in a column with missing values, pandas stores 1 as 1.0 and missing values as NaN
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
     return "" if value is None or isinstance(value, (list, dict, bytes)) else str(value).strip()
 
 
 def parse_word(column: str, value: Any) -> str:
-    """Convert a label or name to a text. RowProblem if the value is missing, or is a list, dict or bytes."""
+    """Convert a label or name to a string. RowProblem if the value is missing, or is a list, dict or bytes."""
     if not (word := as_word(value)):
         raise RowProblem(f"{column} is {value!r}, not a name or label")
     return word
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
-    """Convert a score to a float. RowProblem if it is not a finite number, or is outside `scale`, (lowest, highest)."""
+    """Convert a score to a float. RowProblem if it is not finite, or not within `scale`, a pair (lowest, highest)."""
     try:
         if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
             raise TypeError
@@ -160,7 +160,7 @@ def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
     """Return the class of a label. RowProblem for a label that label_map maps to None or does not contain."""
     word = as_word(value)
-    if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # in a table with missing values, 1 is 1.0
+    if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # pandas may store 1 as 1.0
         word = number
     if not isinstance(value, bool) and word.lower() in label_map:
         label = label_map[word.lower()]

@@ -23,7 +23,7 @@ Row = tuple[int, dict[str, Any] | RowProblem]
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
-    """Return the format (a value of KINDS) for a file name's suffix, without .gz. None for an unknown suffix."""
+    """Return the format (a value of KINDS) of a file by its suffix, ignoring .gz. None for an unknown suffix."""
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
     return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet files are compressed already
@@ -35,7 +35,7 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"no such file: {str(path)!r} (for a dataset on a hub write hub:OWNER/NAME#SPLIT)")
     if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, not a data file: write a saved Dataset as one with to_parquet")
+        raise ValueError(f"{str(path)!r} is a folder, not a data file: convert a saved Dataset with to_parquet()")
     if not path.is_file():
         raise ValueError(f"{path} is a pipe or a device, which can be read only once: use a file")
     known_kind(path)
@@ -45,7 +45,7 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 def known_kind(path: Path) -> str:
     """Return the format of a data file, as data_kind does. ValueError for an unknown suffix."""
     if (kind := data_kind(path)) is None:
-        suffixes = f"{', '.join(KINDS)}, all but parquet also with .gz"
+        suffixes = f"{', '.join(KINDS)}; all but parquet may be followed by .gz"
         raise ValueError(f"{path}: unknown format; the suffix must be one of {suffixes}")
     return kind
 
@@ -203,7 +203,7 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         if kind == "parquet":
             import pyarrow.parquet
 
-            table_rows = list(values)  # all rows, because a column's type depends on all values
+            table_rows = list(values)  # keep all rows, because a column's type depends on all of its values
             table = pyarrow.table({name: [row[place] for row in table_rows] for place, name in enumerate(columns)})
             pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
             return
@@ -246,7 +246,7 @@ def cell(value: Any, kind: str) -> str:
         raise ValueError(f"a {kind} file cannot store {value!r:.200}: write .jsonl instead")
     text = str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        raise ValueError(f"a TSV file without quoting cannot store {text!r:.200}: write .jsonl or .parquet instead")
+        raise ValueError(f"a TSV cell cannot store tabs and line breaks, as in {text!r:.200}: write .jsonl or .parquet")
     if kind == "csv" and len(text) > csv.field_size_limit():  # Python could not read it back
         raise ValueError(f"a CSV cell cannot store {len(text)} characters: write .jsonl or .parquet instead")
     return text

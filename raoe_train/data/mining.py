@@ -41,7 +41,7 @@ def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
-    """Remove duplicate texts and texts with several labels. Return (rows, `counts` updated with removed rows)."""
+    """Remove duplicate texts, and texts with several labels. Return (remaining rows, `counts` with removed rows)."""
     texts, labels = data["text"][:], data["label"][:]
     first_row: dict[str, int] = {}
     ambiguous = {text for k, text in enumerate(texts) if labels[first_row.setdefault(text, k)] != labels[k]}
@@ -73,7 +73,7 @@ def make_draw(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] indices: anchor, neighbour of its class, neighbour of another class; number of all triplets)."""
+    """Return ([m, 3] indices: anchor, neighbour of its class, of another class; number of triplets before `draw`)."""
     sizes = near.own_count * near.others_count
     ends = np.cumsum(sizes)
     picks = draw(int(ends[-1]))
@@ -84,7 +84,7 @@ def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] indices of a sentence and a neighbour, and 1 for the same class, else 0; number of all pairs).
+    """Return ([m, 3] indices of a sentence and a neighbour, and 1 for the same class, else 0; number before `draw`).
     Without `others`, return only pairs of the same class. Mutual neighbours are returned as one pair."""
     sides = []
     for indices, counts, label in ((near.own, near.own_count, 1), (near.others, near.others_count, 0)):
@@ -102,7 +102,7 @@ def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, in
 
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
     """Draw distinct pairs, half within a class and half across classes. Return ([m, 3] indices of two sentences, and 1
-    for the same class, else 0; number of all pairs). SetFit trains on such pairs, repeated (Tunstall et al. 2022)."""
+    for the same class, else 0; number of possible pairs). SetFit (Tunstall et al. 2022) also repeats pairs."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same_class = [(place, place) for place in members]
     mixed_class = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]
@@ -115,7 +115,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
         block = np.searchsorted(ends, picks, side="right")
         for number, (a, b) in enumerate(blocks):
             inside = picks[block == number] - (ends[number] - sizes[number])
-            if a is b:  # list each pair once: members on a circle at distance 1, then 2, …
+            if a is b:  # each pair once: place the members on a circle; take distance 1, then 2, …
                 first, second = inside % len(a), (inside + inside // len(a) + 1) % len(a)
             else:
                 first, second = np.divmod(inside, len(b))

@@ -1,4 +1,4 @@
-"""Read sentence pairs with similarity scores and NLI labels, Conditional STS, and pairs to score."""
+"""Read sentence pairs with similarity scores or NLI labels, Conditional STS, and pairs for the job `score`."""
 
 import hashlib
 import json
@@ -54,8 +54,8 @@ def read_pairs(
         score_scale: (lowest, highest) possible score. With None or (), any finite score is valid.
         on_error: "raise" stops with an error at a malformed row, "skip" skips and counts such rows.
         require: list of the columns that must exist, from "score", "label" and "subset". If the required "score" is
-            missing, scores are computed from labels, evenly spaced from 1 for class 0 to 0 for the largest class.
-            Numeric labels must then be in `labels`.
+            missing, scores are computed from labels, evenly spaced from 1 for class 0 to 0 for the largest class. In
+            this case, numeric labels need an entry in `labels`.
 
     Rows without a gold label ("-", -1 or empty, as in SNLI) are always dropped and counted.
 
@@ -81,8 +81,8 @@ def pair_table(
     any_labels: bool = False,
     **options: Any,
 ) -> Table:
-    """Read pairs like read_pairs, and return (table, counts). `names` are the columns to keep, which must exist; None
-    keeps all. With `any_labels`, labels of scored pairs are ignored. `options` are keywords of read_table."""
+    """Read pairs as read_pairs does. Return (table, counts). `names`: columns to keep, all of which must exist; None
+    keeps all columns. With `any_labels`, labels of scored pairs are ignored. `options`: keywords of read_table."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
@@ -107,7 +107,7 @@ def pair_table(
         if labels is None and as_word(fields[column]).removesuffix(".0").isdigit():
             raise RowProblem(
                 f"{column} is {fields[column]}, and there is no score: map labels to classes, larger = less related, "
-                f'with labels {{"1": 0, "0": 1}}; or, if they are scores, use columns score={column}'
+                f'with labels {{"1": 0, "0": 1}}; or, if the numbers are scores, use columns score={column}'
             )
         row = by_label(fields, source)
         return {**row, "score": 1 - row["label"] / max(largest, 1)}
@@ -122,7 +122,7 @@ def is_conditional(prompt: str | None) -> bool:
 
 
 def split_conditional(prompt: str) -> tuple[str, str]:
-    """Split a prompt at {text}. The encoder adds the second part, which does not depend on the condition. BeLLM's
+    """Split a prompt at {text}. The second part, which has no {condition}, is added by the encoder. BeLLM's
     prompt (Li and Li 2024, section 5.1): 'Given the context {condition}, summarize the sentence {text} in one word:"'.
     """
     fields = re.findall(r"{(.*?)}", prompt)
@@ -135,9 +135,9 @@ def split_conditional(prompt: str) -> tuple[str, str]:
 
 
 def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **options: Any) -> Table:
-    """Read C-STS (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts): sentence1, sentence2 and, if
-    `scored`, score, from labels 1 to 5. Rows with hidden labels (-1, in the test set) are malformed. The part of
-    `prompt` before {text}, with the row's condition, precedes each sentence. The encoder adds the part after {text}."""
+    """Read C-STS rows (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts) as sentence1, sentence2 and, if
+    `scored`, score (their label, 1 to 5). Rows with hidden labels (-1, in the test set) are malformed. Each sentence
+    starts with the part of `prompt` before {text}, with the row's condition; the encoder adds the part after {text}."""
     template, _ = split_conditional(prompt)
     labels: dict[str, Reader] = {"label": _conditional_label} if scored else {}
     parse_columns = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
@@ -169,12 +169,12 @@ def read_scored(
     else:
         pairs, _ = conditional_table(source, str(prompt), **options)
     if len(pairs.unique("score")) < 2:
-        raise ValueError(f"{source}: all scores are equal, so no correlation is defined")
+        raise ValueError(f"{source}: all scores are equal, so the correlation is undefined")
     return pairs
 
 
 class PairsToScore:
-    """Pairs to score, with all columns of the input for writing them to the output. Rows without a gold label are kept.
+    """Pairs to score, and the input's other columns, to be copied to the output. Rows without a gold label are kept.
     ValueError for a value that the format `kind` cannot represent, and for a column in `added` that already exists.
 
     Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if missing), `columns` (all,
@@ -193,7 +193,7 @@ class PairsToScore:
             try:
                 labels.append(parse_label("label", fields[names["label"]] if "label" in names else None, label_map))
             except RowProblem:
-                labels.append(-1)  # scoring needs no label; training will report the problem
+                labels.append(-1)  # scoring needs no label; training reports invalid labels
             columns.update(dict.fromkeys(fields))
             sha256.update(json.dumps(fields, sort_keys=True, default=str).encode())
             return {**row, "fields": pickle.dumps(fields)}

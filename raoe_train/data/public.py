@@ -1,5 +1,5 @@
-"""Find and read public data sets by name: the sets of public.yaml, and SentEval's folders (Conneau and Kiela 2018), as
-data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval downloads them."""
+"""Find and read the public data sets of public.yaml. SentEval's folders (Conneau and Kiela 2018) must be as
+data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval writes them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ PAPERS = {
 
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return {set: entry in public.yaml} for names of sets and papers."""
+    """Return {set: its entry in public.yaml} for names of sets, and for all sets of a named paper."""
     catalog = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
     entries: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -69,7 +69,7 @@ def _file(path: Path, columns: dict[str, str] | None) -> Source:
 
 
 def public_rows(entry: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all splits with raoe's column names and their split, if it has a name; count dropped rows."""
+    """Yield the rows of all splits, with raoe's column names and the split's name, if any. Count dropped rows."""
     readers: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
     parsers = {name: readers.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
     parse = parse_list if entry["kind"] == "lists" else by_column(parsers, entry["columns"])
@@ -98,7 +98,7 @@ Rows = Callable[[Path], Iterator[Row]]
 
 
 def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
-    """Return {split: rows with a column split} of a set in SentEval's layout, or {"": rows} for a set without splits.
+    """Return {split: rows with a column split} of a set in SentEval's layout, or {"": rows} if it has no splits.
     Return None if the set is not in SETS, or has no folder in any of ROOTS below `folder`."""
     place, splits = SETS.get(name, ("", {}))
     base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)

@@ -29,7 +29,7 @@ CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, neg
 ADVICE = """
   A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. If your labels are
   other words, map them with data.labels. Without hard negatives, train on entailed pairs with in-batch negatives."""
-SHORTEST = 3  # minimum number of sentences in a list: two cannot be ranked
+SHORTEST = 3  # minimum number of sentences in a list: the source sentence and at least two to rank
 Row = tuple[str, Sequence[str], Sequence[str], Sequence[str]]  # anchor, positives, negatives, at most one neutral
 
 
@@ -45,18 +45,18 @@ def row_table(
 ) -> Table:
     """Read rows of an anchor, a positive and any number of negatives, or build such rows from NLI pairs.
 
-    The columns are anchor and positive (or other NAMES of them; or sentence1 and sentence2, if there is no score and no
-    label) and negative, negative_1, negative_2, …, which may have empty cells. Columns named in LISTS hold lists of
+    The columns are anchor and positive (or other names in NAMES; or sentence1 and sentence2, if there is no score and
+    no label) and negative, negative_1, negative_2, …, which may have empty cells. Columns named in LISTS hold lists of
     texts or of {"title", "text"}. Each positive of a query becomes one row. A negative is left out if it equals the
     query or any positive of the query. If a row has more than num_negatives negatives, num_negatives are drawn at
-    random with a fixed seed. If there is a column of `relevance`, rows with 0 have a negative in place of a positive;
+    random with a fixed seed. If there is a column relevance, the passage of a row with relevance 0 is not a positive:
     it becomes a negative in all rows of the same query.
 
-    Any other source must have NLI pairs of premise, hypothesis and label. Pairs are grouped by the exact text of the
-    premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default, each premise gives one triplet: with two of
-    them in a batch, a positive of the premise would also be a negative. `pairing` "one" pairs the first entailed
-    with the first contradicting hypothesis of a premise in file order; "zip" pairs the i-th entailed with the i-th
-    contradicting hypothesis; "all" makes every combination.
+    A source without these columns must have NLI pairs of premise, hypothesis and label. Pairs are grouped by the exact
+    text of the premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default, each premise gives one triplet:
+    of two triplets in a batch, the positive of one would be an in-batch negative of the other. `pairing` "one" pairs
+    the first entailed with the first contradicting hypothesis of a premise in file order; "zip" pairs the i-th entailed
+    with the i-th contradicting hypothesis; "all" makes every combination.
 
     The result has the columns anchor, positive, negative, negative_2, … (None for missing negatives) and, with
     `neutral`, a neutral text. For other arguments, see read_pairs. Dropped rows are counted by reason: "no positive",
@@ -68,7 +68,7 @@ def row_table(
         raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
     label_map = resolve_labels(labels)
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
-        raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
+        raise ValueError(f"labels must map to 0 (entailment), 1 (neutral) or 2 (contradiction); got {labels}")
     parse_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
     kinds: list[bool] = []  # [whether the first row, and so all rows, are NLI pairs]
 
@@ -100,7 +100,7 @@ def row_table(
 
 
 def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> bool:
-    """Whether the first row of a source has anchor and positive. Without sentence0, sentence1 may be the anchor."""
+    """Whether a source's first row has an anchor, not an NLI pair. If sentence1 is the anchor, add it to `mapping`."""
     names = {*fields}
     if {*ROLES} & {*mapping} or {*NAMES["anchor"]} & names:
         return True
@@ -160,7 +160,7 @@ def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter
         shared.setdefault(anchor, []).extend([] if positives else negatives)
     for anchor, positives, negatives, rest in parsed:
         if not positives and negatives and len(known[anchor]) > 1:
-            continue  # its negatives are in the other rows of the query
+            continue  # its negatives go to the rows of this query that have a positive
         negatives = [*negatives, *shared[anchor]]
         usable = [text for text in dict.fromkeys(positives) if text != anchor]
         kept = [text for text in dict.fromkeys(negatives) if text not in known[anchor]]
@@ -208,7 +208,7 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of sentences, the source sentence first, as a column `sentences`. Repeated ids are malformed rows."""
+    """Read lists of sentences, the source sentence first, as a column `sentences`. A repeated id is an error."""
     names: set[str] = set()
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Settings of data: the section `data` of recipes, and its parts in other jobs."""
+"""Settings of the section `data`: the class Data for recipes, and smaller classes for the other jobs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ class Rows:
     """How to read rows.
 
     Args:
-        columns: names of the columns in your files, as OUR_NAME=YOUR_NAME ...
+        columns: names of columns in your files, as OUR_NAME=YOUR_NAME ...
         on_error: what to do with a malformed row; raise (stop with an error) or skip (skip and count it)
     """
 
@@ -26,7 +26,7 @@ class Input(Rows):
     """Data to read.
 
     Args:
-        input: data to read; FILE, FILE#SPLIT, a built-in or a hub data set
+        input: data to read; FILE, FILE#SPLIT, builtin#SPLIT or hub:OWNER/NAME#SPLIT
     """
 
     input: DataSource | None = None
@@ -76,7 +76,7 @@ class Data(Rows):
         guard: with evaluation.certificate, texts or scored pairs whose similarities must stay close to those before
             training; by default, random words of the encoder's vocabulary
         dev_share: share of the first training source to hold out as dev set, if data.dev is not set; auto holds out a
-            tenth, but at least 200 rows; if three tenths are fewer than 200 rows, it holds out three tenths
+            tenth, or 200 rows if a tenth is less, but at most three tenths
         score_scale: lowest and highest possible score of data.train; two numbers, or two numbers per source
         max_rows: maximum number of rows of each source, drawn at random with training.seed
         redraw: draw a new random choice of max_rows rows in each epoch

@@ -12,18 +12,18 @@ from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Row, class_labels, data_kind, existing_file, name_classes, read_rows
 
 BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
-"""The built-in corpus (tests/data/builtin_corpus.py): scored pairs, and premises with one hypothesis for each label."""
+"""The built-in corpus (written by tests/data/builtin_corpus.py): scored pairs; premises with a hypothesis per label."""
 
 
 @dataclass
 class Source:
-    """The rows of the selected split with their numbers. A Source can be iterated once."""
+    """Rows to read, with their numbers: a whole source or one split. The rows can be iterated once."""
 
     name: str  # for messages
     unit: str  # unit of the row numbers: "line" or "row"
     columns: Columns  # finds raoe's columns among the columns of the source
     rows: Iterator[Row]
-    line: int = 0  # number of the current row, in units of `unit`
+    line: int = 0  # line or row number (see `unit`) of the current row
 
     def __str__(self) -> str:
         return self.name
@@ -98,7 +98,7 @@ def join_sources(name: str, sources: Sequence[Source], columns: Columns) -> Sour
 
 
 def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return all that determines a file's rows: SHA-256, format and split. None for a source that is not a file."""
+    """Return what determines a file's rows: SHA-256, format and split. None for a source that is not a file."""
     if not is_file(name):
         return None
     path, split = file_and_split(name)
@@ -106,7 +106,7 @@ def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
-    """Return the path of a source that is a file, and its split or "". An error if it is not a data file."""
+    """Return (path, split or "") of a source that is a file. FileNotFoundError or ValueError if it is no data file."""
     text = os.fspath(name)  # a # may be part of the file's name
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split
@@ -116,13 +116,13 @@ def _split_rows(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row
     column = source.columns.mapping.get("split") or NAMES["split"][0]
     splits: Counter[str] = Counter()
     for line, fields in rows:
-        if isinstance(fields, RowProblem):  # the split of a malformed row is unknown: the caller decides
+        if isinstance(fields, RowProblem):  # its split is unknown: the caller handles the problem
             yield line, fields
             continue
         if column not in fields:
             names = ", ".join(map(repr, fields))
             place = f"{source.name}, {source.unit} {line}"
-            raise ValueError(f"{place}: no column {column!r} for #{split}, only {names}")
+            raise ValueError(f"{place}: no column {column!r}, which #{split} needs; columns: {names}")
         splits[str(fields[column])] += 1
         if str(fields[column]) == split:
             yield line, fields

@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 BATCH = 4096  # number of rows to hold as Python objects at a time
 Parsed = TypeVar("Parsed")
-# (fields of a row, its source) -> parsed row, and (column of the source, value) -> parsed value; may raise RowProblem
+# Parse: (fields of a row, its source) -> parsed row. Reader: (column, value) -> parsed value. Errors: RowProblem.
 Parse = Callable[[dict[str, Any], Source], Parsed]
 Reader = Callable[[str, Any], Any]
 Counts = dict[str, Any]
-"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, "unread": columns that were not read,
-if there are any}; read = kept + sum of dropped."""
+"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, all as numbers; "unread": names of
+columns that were not read, if there are any}. read = kept + sum of dropped."""
 Table = tuple["Dataset", Counts]
 
 
@@ -36,7 +36,7 @@ class Tally:
         self.on_error, self.dropped, self._examples = on_error, Counter[str](), list[str]()
 
     def parse_rows(self, source: Source, parse: Parse[Parsed]) -> Iterator[Parsed]:
-        """Yield each parsed row. ValueError, with file and line, for a malformed row, unless on_error is skip."""
+        """Yield each parsed row. ValueError, with file and line, for a malformed row unless on_error is "skip"."""
         for line, row in source.rows:
             source.line = line
             try:
@@ -68,7 +68,7 @@ class Tally:
 
 
 def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
-    """Create a parser from a row to {raoe's column: parsed value}. Columns in `require` (None: all) must exist."""
+    """Create a function that parses a row to {raoe's column: value}. Columns in `require` (None: all) must exist."""
     required = tuple(readers if require is None else require)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -156,4 +156,4 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
         except RowProblem as error:
             raise ValueError(f"{stream.place()}: {error}") from None
         text = fields[column]
-        yield stream.place(), text if isinstance(text, str) else RowProblem(f"{column} is {text!r}, not a text")
+        yield stream.place(), text if isinstance(text, str) else RowProblem(f"{column} is {text!r}, not a string")

@@ -1,4 +1,4 @@
-"""Compute embeddings with a loaded encoder, or a frozen encoder and a cache. Find nearest neighbours by cosine."""
+"""Compute embeddings with a loaded encoder, or with a frozen encoder and a cache. Find nearest neighbours by cosine."""
 
 import functools
 import sys
@@ -52,7 +52,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
 
 def prompt_of(model: Any, kind: str) -> str | None:
-    """Return a SentenceTransformer's own prompt for a kind of text in PROMPTS, else the default prompt, else None."""
+    """Return a SentenceTransformer's prompt for queries or for documents, else its default prompt, else None."""
     named = (model.prompts.get(name) for name in (*PROMPTS[kind], model.default_prompt_name))
     return next(filter(None, named), None)
 
@@ -83,9 +83,9 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
 def reduce(
     embeddings: np.ndarray, n_queries: int = 0, truncate_dim: int | None = None, precision: Precision = "float32"
 ) -> np.ndarray:
-    """Truncate [n, d] embeddings and quantize the unit rows with sentence-transformers' quantize_embeddings. Return
-    float32. The int8 ranges come from the rows after the first `n_queries`. The bits of ubinary become -1 and 1, so
-    that cosines rank texts as Hamming distances do. ValueError if d is below truncate_dim."""
+    """Truncate [n, d] embeddings to truncate_dim dimensions and, unless precision is float32, quantize their unit rows
+    with sentence-transformers' quantize_embeddings. Return float32. The rows after the first n_queries set the range of
+    int8. Bits of ubinary become -1 and 1, so cosines rank as Hamming distances do. ValueError if d < truncate_dim."""
     if (truncate_dim or 0) > embeddings.shape[1]:
         raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {embeddings.shape[1]} dimensions")
     if precision == "float32":
@@ -176,7 +176,7 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def rounding(embeddings: np.ndarray) -> float:
-    """Return a bound on rounding errors in cosines of [n, d] embeddings, by the smallest dtype that holds them."""
+    """Return a bound on rounding errors of cosines, from the smallest dtype that holds [n, d] embeddings exactly."""
     # MiniLM's cosines of 300 pairs differ between batch sizes 64 and 3 by 2.5e-3 (bf16), 3.1e-4 (fp16), 3.9e-7 (fp32).
     if not (embeddings.astype(np.float32).view(np.uint32) & 0xFFFF).any():
         return 2**-8
@@ -217,7 +217,7 @@ def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _best(cosines: Any, k: int) -> Neighbours:
-    """Return the k highest cosines in each row and their columns. Of equal cosines, the first columns are chosen."""
+    """Return (columns, cosines) of the k highest cosines in each row. Of equal cosines, the first ones are chosen."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
     last = values[:, -1:]
     tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk selects any of equal values

@@ -32,7 +32,7 @@ class Runs(NamedTuple):
 
 
 def forward_cost(model: Any, tensor_cores: bool = False) -> int:
-    """Return the fixed cost of a forward pass, as a number of tokens that take equally long (estimated on a GPU)."""
+    """Return the fixed cost of a forward pass, as a number of tokens encoded in the same time (estimated on a GPU)."""
     weight: Any = next(model.parameters(), None)
     if weight is None or weight.device.type == "cpu":
         return CPU_FORWARD
@@ -121,7 +121,7 @@ def by_length(
 @contextmanager
 def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
     """Context manager in which a SentenceTransformer's forward encodes texts by length and returns only embeddings. A
-    run has at most as many tokens as `batch_size` texts of the longest length."""
+    run has at most batch_size x (length of the longest text) tokens."""
     forward, instance_forward = model.forward, vars(model).get("forward")  # accelerate may set an instance's forward
     keywords = keywords_of(model)
 
@@ -154,8 +154,8 @@ def change(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 @contextmanager
 def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
-    """Context manager in which all runs of a batch share one look-up of word embeddings, because the gradient of each
-    look-up is as large as the embedding table. `ids` has the runs' distinct tokens, ascending; None shares nothing."""
+    """Context manager in which all runs of a batch share one look-up of word embeddings. Each look-up has a gradient as
+    large as the embedding table. `ids` are the runs' distinct tokens, ascending; with None, no look-up is shared."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
@@ -171,7 +171,7 @@ def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
 
 
 def counts_leading_padding(model: Any) -> bool:
-    """Whether padding before a text may shift the model's positions. Rotary (relative) positions are not affected."""
+    """Whether padding before a text may shift the positions of its tokens. Rotary (relative) positions do not shift."""
     config = getattr(getattr(model, "transformers_model", None), "config", None)
     return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
 

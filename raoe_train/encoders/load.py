@@ -45,8 +45,8 @@ def load_encoder(
 
     Args:
         encoder: path or hub name, or a section of a recipe. A saved SentenceTransformer keeps its pooling by default.
-            Without saved pooling, the pooling is cls for ModernBERT (the RAOE paper's Table 5) and for names of SimCSE
-            models, and mean for others, with a warning unless the encoder is a well-known language model.
+            Without saved pooling, the pooling is cls for ModernBERT (the RAOE paper's Table 5) and models with a SimCSE
+            name, and mean for all others, with a warning unless the encoder is a well-known language model.
         sentences: texts to train the tokenizer on, if the model is created from scratch.
         seed: seed for new weights of a random model or an adapter.
         train: prepare for training: add the adapter `lora`, and convert trainable weights saved in 16 bits to float32
@@ -62,7 +62,7 @@ def load_encoder(
     _check(spec, train)
     if spec.name == SCRATCH:
         if sentences is None:
-            raise ValueError(f"model.name {SCRATCH!r} creates a new model, which only the job train accepts")
+            raise ValueError(f"model.name {SCRATCH!r} creates a new model, which only train supports: name an encoder")
         transformer = scratch_transformer(spec.scratch or Scratch(), sentences, spec.max_seq_length)
         pooling = Pooling(transformer.get_embedding_dimension(), POOLING[spec.pooling or "mean"])
         model: Any = SentenceTransformer(modules=[transformer, pooling], device=spec.device)
@@ -111,7 +111,7 @@ def low_precision(model: Any) -> dict[str, torch.dtype]:
 
 
 def convert_parameters(model: Any, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Convert the parameters that `dtypes` names, in place."""
+    """Convert parameters in place. `dtypes` is {parameter name: new dtype}."""
     for name, weight in model.named_parameters():
         weight.data = weight.data.to(dtypes.get(name, weight.dtype))
 
@@ -129,17 +129,17 @@ def warn_without_end(model: Any) -> None:
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:
-    """Raise ValueError for an incomplete encoder, whose missing weights would be random. The tokenizer must have at
-    least half as many words as the embedding table, because transformers replaces a missing tokenizer by an empty one.
+    """Raise ValueError for an incomplete encoder, whose missing weights would be random. The tokenizer needs at least
+    half as many tokens as the embedding table has rows: transformers replaces a missing tokenizer by an empty one.
 
-    A pooler may be missing, because embeddings do not use it. A `foreign` class may set weights later: only warn.
+    A pooler may be missing, because embeddings do not use it. `foreign` code may set weights later, so only warn.
     """
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter is checked while loading
         return
     words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
     if 2 * words < rows and not foreign:
-        raise ValueError(f"{name} is incomplete: its tokenizer has {words} words, but its embeddings have {rows} rows")
+        raise ValueError(f"{name} is incomplete: its tokenizer has {words} tokens, its embedding table has {rows} rows")
     # transformers marks loaded weights; weights that a device_map left on disk are on the meta device
     parameters = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     unset = [key for key, each in parameters if not getattr(each, "_is_hf_initialized", False)]

@@ -21,14 +21,14 @@ OFFSET = ("camembert", "roberta", "xlm-roberta")  # positions start after the pa
 ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 ENDS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # keywords of transformers for FlashAttention
-OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features of packed rows only
+OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features that only packed rows have
 
 
 class Packing(NamedTuple):
     """How a model reads packed rows.
 
     offset      position id of a text's first token
-    window      maximum length of a text that fits into the sliding windows, in tokens, or None
+    window      maximum number of tokens of a text that fits into the sliding windows, or None without windows
     is_flash    whether the model's own FlashAttention reads the row, instead of the attention PACKED
     """
 
@@ -41,8 +41,8 @@ class Packing(NamedTuple):
         return bool(texts.real.all()) and (self.window is None or int(texts.lengths.max()) <= self.window)
 
     def row(self, starts: np.ndarray, lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, dict[str, Any]]:
-        """Pack texts into one row. Text i has lengths[i] tokens, the first at index starts[i]. Return (indices of the
-        row's tokens, (1, tokens); its other features). max_length_q is rounded up to a multiple of `multiple`."""
+        """Pack texts into one row. Text i has lengths[i] tokens, the first at index starts[i]. Return ((1, tokens)
+        indices of the row's tokens, its other features). max_length_q is rounded up to a multiple of `multiple`."""
         text = np.repeat(np.arange(len(lengths)), lengths)
         ends = np.concatenate([[0], lengths.cumsum()])
         position = np.arange(len(text)) - ends[text]

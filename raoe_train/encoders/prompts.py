@@ -41,7 +41,7 @@ def parse_template(template: str) -> tuple[str, str]:
 def apply_template(model: Any, template: str) -> None:
     """Change a SentenceTransformer in place, so that it inserts every text into `template` (see parse_template).
 
-    The prefix becomes the default prompt, and that of queries and documents without one of their own. The suffix's
+    The prefix becomes the default prompt, and the prompt for queries and documents if they have none. The suffix's
     tokens follow the text (in a pair, the second text), come before special tokens at the end ([SEP], EOS), and
     replace the suffix of an earlier template. With last-token pooling, special tokens at the end are left out, so that
     the suffix's last token is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
@@ -58,14 +58,14 @@ def apply_template(model: Any, template: str) -> None:
     if suffix or suffix_of(model):
         poolings = [module for module in model.modules() if isinstance(module, Pooling)]
         if suffix and not all(pooling.include_prompt for pooling in poolings):  # pooling would drop tokens at the start
-            raise ValueError("a prompt with a suffix cannot be excluded from pooling: set include_prompt to True")
+            raise ValueError("pooling cannot exclude a prompt that has a suffix: set include_prompt of Pooling to True")
         # pooling_mode is a name or a tuple of names
         last = any("lasttoken" in pooling.pooling_mode for pooling in poolings)
         changed = _with_suffix(tokenizer, suffix, last)
         _check_reload(model[0].config, tokenizer, changed, prefix)
         tokenizer = changed
     if prefix and tokenizer.truncation_side != "right":
-        raise ValueError("the tokenizer truncates at the left, which cuts the prompt: set its truncation_side to right")
+        raise ValueError("the tokenizer truncates on the left, which cuts the prompt: set its truncation_side to right")
     backend = _backend(tokenizer)
     length = max(len(backend.encode(prefix + probe).ids) for probe in _PROBES[:2]) - 1
     if tokenizer.model_max_length is not None and length >= tokenizer.model_max_length:
@@ -109,7 +109,7 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
 
 
 def suffix_ids(backend: Any, suffix: str) -> list[int]:
-    """Return the token ids of a suffix after a word. ValueError if it has no tokens, or if these depend on the word."""
+    """Return the token ids that a suffix has after a word. ValueError if there are none, or they vary with the word."""
     endings = set()
     for probe in _PROBES:  # alone, the suffix would get SentencePiece's marker for the start of a text
         word = backend.encode(probe, add_special_tokens=False).ids
@@ -122,7 +122,7 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
 
 
 def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
-    """Return backend's post-processor with the suffix after the text. If `last`, no special token follows it."""
+    """Return backend's post-processor with the suffix after the text. `last` removes special tokens after it."""
     special = {_KEY: {"id": _KEY, "ids": suffix, "tokens": [backend.id_to_token(number) for number in suffix]}}
 
     def pieces(*texts: str) -> list[dict[str, Any]]:

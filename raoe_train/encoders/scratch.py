@@ -37,7 +37,7 @@ def scratch_transformer(sizes: Scratch, sentences: Iterable[str], max_seq_length
 
 
 def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
-    """Train a lower-casing WordPiece tokenizer. Return its words, sorted by id; all processes get equal words."""
+    """Train a lower-casing WordPiece tokenizer. Return its vocabulary, sorted by id and equal in all processes."""
     normalizer = normalizers.BertNormalizer(lowercase=True)
     lines = [normalizer.normalize_str(sentence) for sentence in sentences]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -99,7 +99,7 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
         changed = [key for key in settings if getattr(adapter, key) != getattr(config, key) and key != "target_modules"]
         if changed:
             advice = "set model.lora to its settings, or merge it first with raoe-train export --merge"
-            raise ValueError(f"the model has a LoRA adapter with another {', '.join(changed)}: {advice}")
+            raise ValueError(f"the model has a LoRA adapter with other values of {', '.join(changed)}: {advice}")
     else:
         if getattr(model, "is_loaded_in_4bit", False):  # also converts norms and embeddings to float32
             prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

@@ -45,7 +45,7 @@ class Encoder:
         name: encoder or SentenceTransformer, by path or hub name
         pooling: pooling of token states; by default, the saved pooling; without a saved pooling, cls for ModernBERT and
             SimCSE models, and mean for all other models
-        prompt: template for every text, such as 'query: {text}', which is saved with the model
+        prompt: template for every text, such as 'query: {text}'; saved with the model
         max_seq_length: maximum number of tokens; longer texts are truncated
         trust_remote_code: run custom code from the model's repository
         revision: branch, tag or commit on the hub
@@ -89,7 +89,7 @@ class Model(Encoder):
         random_weights: use the architecture and tokenizer of model.name, but draw new weights
         dtype: dtype of the weights; by default, the saved dtype
         device_map: device_map of transformers; auto spreads the model over all GPUs
-        bidirectional_layers: number of a decoder's last layers that attend in both directions, or all
+        bidirectional_layers: number of a decoder's last layers (or all) that attend in both directions
         load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); fast only on a GPU
         lora: train a LoRA adapter with these fields of peft.LoraConfig, such as r
         training_head: during training, add SimCSE's linear layer and tanh on top of the embedding
@@ -108,7 +108,7 @@ class Model(Encoder):
 
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:
-    """Convert an encoder's name, or an Encoder section with other keys, to a Model, and apply `changes` to it."""
+    """Convert an encoder's name, or another Encoder section (such as a FrozenEncoder), to a Model; apply `changes`."""
     if isinstance(encoder, Model) and not changes:
         return encoder
     settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}

@@ -26,7 +26,7 @@ def read_captions(source: str, **options: Any) -> dict[str, list[str]]:
 
 
 def read_caption_task(name: str, reading: Reading) -> Task:
-    """Read a caption task: the first five captions of each image."""
+    """Read a caption task. It uses the first five captions of each image."""
     source = find_task(name, reading.data_dir, "captions")
     images = read_captions(source, **reading.rows)
     for image, captions in images.items():
@@ -39,9 +39,9 @@ def read_caption_task(name: str, reading: Reading) -> Task:
 
 
 def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[str, Any], Outcomes]:
-    """Return ({"accuracy", "images", "captions", "retrieved"}, Outcomes: 100 for a correct image, else 0). An image is
-    correct if the four captions nearest to its first caption are its other four captions. Ties count as wrong.
-    "retrieved" has, for the first LISTED images, [{"query", "captions": nearest four, "own": [is of this image]}]."""
+    """Return ({"accuracy" (x100), "images", "captions", "retrieved"}, Outcomes: 100 for a correct image, else 0). An
+    image is correct if the four captions nearest to its first caption are its other four captions. Ties count as wrong.
+    "retrieved": for each of the first LISTED images, {"query", "captions": nearest four, "own": [is of the image]}."""
     # compute one column per distinct text, so that equal captions have exactly the same similarity
     _, first, place = np.unique(np.asarray(captions, dtype=object), return_index=True, return_inverse=True)
     unit = unit_rows(embeddings)

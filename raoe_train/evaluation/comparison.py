@@ -13,7 +13,7 @@ DRAWS = 2**20  # number of indices that the bootstrap draws at a time
 
 
 def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], resamples: int, seed: int) -> np.ndarray:
-    """Return a statistic on paired bootstrap samples, [resamples], with NaN where the statistic is undefined.
+    """Return the values of a statistic on paired bootstrap samples, [resamples]; NaN where it is undefined.
 
     Args:
         data: arrays [n]. A bootstrap sample draws the same indices from each array.
@@ -30,14 +30,14 @@ def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], r
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the percentile interval of bootstrap values. NaN values are ignored."""
+    """Return the LEVEL % percentile interval of bootstrap values, (low, high). NaN values are ignored."""
     tail = (100 - LEVEL) / 2
     low, high = np.nanpercentile(values, [tail, 100 - tail])
     return float(low), float(high)
 
 
 def spearman(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Spearman's correlation x 100 along an axis; NaN where all values are equal."""
+    """Return Spearman's correlation x 100 along an axis; NaN where all values of `a` or all of `b` are equal."""
     x, y = (ranks - ranks.mean(axis, keepdims=True) for ranks in (stats.rankdata(of, axis=axis) for of in (a, b)))
     spread = np.sqrt((x * x).sum(axis) * (y * y).sum(axis))
     return np.divide(100 * (x * y).sum(axis), spread, out=np.full(np.shape(spread), np.nan), where=spread > 0)

@@ -1,4 +1,4 @@
-"""The evaluator that measures the dev set during training."""
+"""The evaluator that scores an encoder on the dev set during training."""
 
 import math
 import re
@@ -19,9 +19,9 @@ NOT_SHOWN = re.compile("^eval_|_spearman_cosine|_cosine")  # parts of metric nam
 
 
 class DevEvaluator(SentenceEvaluator):
-    """Evaluates tasks of one kind for the trainer. Returns NAME_spearman_cosine or NAME_cosine_ndcg@10, which selects
-    the best model, and the other METRICS (at most 1, or NaN). With several tasks, these are means, and each task also
-    has NAME_TASK_spearman_cosine …. Embeddings truncated to a width in `widths` have metrics NAME_WIDTH_…."""
+    """Evaluates tasks of one kind for the trainer. Returns {NAME_METRIC: mean over tasks} for METRICS, with values up
+    to 1, or NaN. NAME_spearman_cosine or NAME_cosine_ndcg@10 selects the best model. With several tasks,
+    NAME_TASK_METRIC is the value of one task. NAME_WIDTH_METRIC is for embeddings truncated to a width in `widths`."""
 
     def __init__(self, tasks: Mapping[str, Task], batch_size: int, name: str, widths: Sequence[int] = ()) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tasks of MTEB (Muennighoff et al. 2023) by their names in mteb, which loads the data and evaluates the tasks."""
+"""Tasks of MTEB (Muennighoff et al. 2023) by name. The package mteb loads their data and evaluates them."""
 
 import sys
 from functools import partial
@@ -27,7 +27,7 @@ def make_task(task: Any, cache: Path | None = None) -> Task:
 
 def _run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str, Any]:
     """Return {"main_score": mean over splits and subsets, "metric": its name, "scores": {split: {subset: main score}}},
-    and for reranking tasks "map" and "mrr" over all candidates, all x100. Cached results are reused."""
+    and for reranking tasks "map" and "mrr" over all candidates. All scores are x100. Cached results are reused."""
     import mteb
 
     show_bar, training = sys.stderr.isatty(), model.training

@@ -1,5 +1,5 @@
-"""Polarity and semantic scores, and the tasks `polarity:NAME` (Eq. 1 and 2 of the margins paper). The scores measure
-whether the sentences that an encoder retrieves have the query's class and topic."""
+"""Polarity and similarity scores, and the tasks `polarity:NAME` (Eq. 1 and 2 of the margins paper). The scores measure
+whether the sentences that an encoder retrieves have the class of the query (polarity) and its topic (similarity)."""
 
 import random
 from collections.abc import Sequence
@@ -40,14 +40,14 @@ class PolarityEvaluator(SentenceEvaluator):
     Args:
         sentences, labels: n texts and their classes. There may be any number of classes; they are compared with ==.
         source_sentences, source_labels: m texts to retrieve from, at least k, and their classes.
-        reference: a SentenceTransformer, or its [n + m, d] embeddings of sentences, then source sentences.
+        reference: a SentenceTransformer, or its [n + m, d] embeddings: of the sentences, then of the source sentences.
         k, discount: number of sentences to retrieve, and their weights, see `weights`.
         batch_size: sentences to encode at a time.
         name: prefix of the names of the scores.
 
     Raises:
-        ValueError: texts without labels, too few source sentences, a class without source sentences, or embeddings that
-            are not finite.
+        ValueError: unequal numbers of texts and labels, too few source sentences, a class without source sentences, or
+            embeddings that are not finite.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PolarityEvaluator(SentenceEvaluator):
         if not isinstance(reference, np.ndarray):
             reference = encode_sentences(reference, self.texts, batch_size)
         if (rows := len(reference)) != len(self.texts):
-            raise ValueError(f"reference has {rows} rows for {len(self.texts)} sentences and source sentences")
+            raise ValueError(f"reference has {rows} rows for {len(self.texts)} texts (sentences, source_sentences)")
         self.reference = unit_rows(reference)
         self.primary_metric = f"{name}_polarity" if name else "polarity"
 
@@ -144,7 +144,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
     test, train = _sample(test, options.max_sentences, options.seed), distinct(train, {})[0]
     count = options.sources * len(test)
     if len(train) < count:
-        message = f"{options.sources} times the {len(test)} sentences of test are {count}, but train has {len(train)}"
+        message = f"train must have {count} sentences ({options.sources} x {len(test)} of test), but has {len(train)}"
         raise ValueError(f"{source}: {message}: lower polarity.sources or polarity.max_sentences")
     sources = _sample(train, count, options.seed)
     (texts, labels), (corpus, classes) = ((data["text"][:], data["label"][:]) for data in (test, sources))

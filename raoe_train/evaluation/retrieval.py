@@ -18,7 +18,7 @@ from raoe_train.encoders.embed import nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
 
 logger = logging.getLogger(__name__)
-K = 10  # number of ranks that metrics use
+K = 10  # number of top-ranked passages that the metrics use
 
 
 def read_retrieval(name: str, reading: Reading) -> Task:
@@ -66,7 +66,7 @@ def _file(folder: Path, *names: str) -> Path:
 
 
 def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> dict[str, str]:
-    """Read {_id: title and text} of a corpus. A row without _id gets its place as id, such as "line 1"."""
+    """Read {_id: text} of a corpus; a title is put before its text. A row without _id gets an id such as "line 1"."""
     texts: dict[str, str] = {}
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
@@ -106,7 +106,7 @@ def measure(
     """Return ({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", all x100, "queries", "passages"}, Outcomes: nDCG@10 of
     each query). `embeddings` has a row for each query, then for each distinct text. Passage i has the text row_of[i].
     The passages targets[j] are relevant to query j."""
-    # do not normalise rows of equal norm: dot products of integers are exact, so equal cosines stay equal
+    # leave rows of equal norm (ubinary) as they are: dot products of integers are exact, so ties remain ties
     unit = embeddings if np.ptp(np.linalg.norm(embeddings, axis=1)) == 0 else unit_rows(embeddings)
     queries, texts = np.split(unit, [len(targets)])
     ranked, _ = nearest(queries, texts, K, row_of if len(row_of) > len(texts) else None)

@@ -27,7 +27,7 @@ def of_pairs(pairs: Any) -> Task:
 
 
 def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-    """Return ({"spearman", "pearson", "pairs"}, the cosines with their scores). The correlations, x100, are over all
+    """Return ({"spearman", "pearson", "pairs"}, Outcomes: cosines and scores). The correlations, x100, are over all
     pairs together ("all" in Gao et al. 2021, Appendix B). With several subsets, the dict also has "subsets" ({name:
     {"spearman", "pearson", "pairs"}}) and "mean" (the unweighted mean of the subsets' correlations)."""
     similarity, noise = cosines(*np.split(embeddings, 2)), rounding(embeddings)
@@ -53,13 +53,13 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """Return the prompt of a model's settings. If it is unset, return the saved prompt with a {condition}, or None."""
+    """Return the prompt set for a model or, if none is set, the model's saved prompt with a {condition}, or None."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:
         return model.prompt
     else:
         path = Path(model.name).expanduser() / "config_sentence_transformers.json"
-        prompts = read_json(path).get("prompts")  # loading the model reports a damaged file
+        prompts = read_json(path).get("prompts")  # if the file is damaged, load_encoder raises an error
     prefix = prompts.get(CONDITIONAL) if isinstance(prompts, dict) else None
     return prefix + "{text}" if isinstance(prefix, str) else None

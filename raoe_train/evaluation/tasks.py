@@ -32,7 +32,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "sts": STS,
     "transfer": TRANSFER,
     "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
-}  # task names that need no KIND: prefix; the tasks of rerank are mteb's
+}  # task names that need no KIND: prefix; the tasks of rerank are mteb tasks
 DEFAULT = "sts"  # kind of all other names without a KIND: prefix
 ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
@@ -40,7 +40,7 @@ EXAMPLES = ".examples.npz"
 
 @dataclass(frozen=True)
 class Reading:
-    """How tasks are read."""
+    """Options for reading tasks."""
 
     data_dir: str | Path | None = None  # folder in which task names are looked up
     columns: Mapping[str, Any] | None = None  # {raoe's column name: column in files}
@@ -57,15 +57,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """An encoder's results for each of n examples of a task, with which two encoders can be compared."""
+    """An encoder's result for each of the n examples of a task, for comparing two encoders."""
 
-    values: np.ndarray  # [n] float64: without gold, their mean is the main metric x100; with gold, similarities
+    values: np.ndarray  # [n] float64: scores whose mean is the main metric x100 or, with gold, similarities
     gold: np.ndarray | None = None  # [n] float64, whose Spearman correlation with values is the main metric
 
 
 @dataclass(frozen=True)
 class Task:
-    """Data with a metric, which `score` computes from the embeddings of `sentences`, or `run` with the encoder."""
+    """A task: `score` computes metrics from embeddings of `sentences`, or `run` computes them with the encoder."""
 
     kind: str  # name of the kind in KINDS
     main: str  # name of the main metric (x100, higher is better); averages are means of main metrics
@@ -74,10 +74,10 @@ class Task:
     # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
     score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]] | None = None
     run: Callable[[Any, int], dict[str, Any]] | None = None  # (SentenceTransformer, batch size) -> {metric: value}
-    n_queries: int = 0  # in retrieval: the first n sentences are queries, the others passages, with their own prompts
+    n_queries: int = 0  # only in retrieval: the first n_queries sentences are queries, the rest are passages
 
     def by_prompt(self, model: Any) -> list[tuple[str | None, list[str]]]:
-        """Return [(prompt or None, the sentences that a SentenceTransformer reads after this prompt)]."""
+        """Group the sentences by the prompt of a SentenceTransformer. Return [(prompt or None, sentences)]."""
         if not (n := self.n_queries):
             return [(model.prompts.get(model.default_prompt_name), self.sentences)]
         return [(prompt_of(model, "query"), self.sentences[:n]), (prompt_of(model, "document"), self.sentences[n:])]
@@ -93,7 +93,7 @@ class NoSuchTask(ValueError):
 
 
 def suite_tasks(suites: Sequence[str]) -> list[str]:
-    """Return the tasks of the named suites, each task once. "all" means all SUITES."""
+    """Return the task names of suites, without duplicates. The suite "all" means all SUITES."""
     for name in suites:
         if name not in (*SUITES, "all"):
             raise ValueError(f"suite must be one of {', '.join(SUITES)}, all; got {name!r}")
@@ -127,7 +127,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
     for word in dict.fromkeys(tasks):
         kind, name = split_word(word)
         if is_conditional(reading.prompt) and kind != "sts":
-            raise ValueError(f"task {word!r}: the prompt has a {{condition}}, which tasks of kind {kind} do not have")
+            raise ValueError(f"task {word!r}: the prompt has a {{condition}}, but {kind} tasks have no conditions")
         try:
             by_word[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
         except NoSuchTask as error:
@@ -139,7 +139,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
     """Find the source of a task NAME, NAME#SPLIT or NAME-all: the file data_dir/NAME.* or data_dir/KIND/NAME.*, else
-    data_dir/*/NAME.*. NAME selects the test split unless `whole`. A file or hub name is returned unchanged."""
+    data_dir/*/NAME.*. NAME alone means its test split, unless `whole`. A file or hub name is returned unchanged."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
@@ -168,7 +168,7 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
                 return f"{file}#{TEST}"
     if len(splits) > 1:
         names = ", ".join(splits)
-        raise ValueError(f"{file} has splits {names}, but no {TEST!r}; name {file}#SPLIT or {task}{ALL_PAIRS}")
+        raise ValueError(f"{file} has splits {names}, but no {TEST!r}: use {file}#SPLIT or {task}{ALL_PAIRS}")
     return file
 
 
@@ -200,7 +200,7 @@ def evaluate_tasks(
     outcomes: dict[str, Outcomes] | None = None,
     **reduction: Any,
 ) -> dict[str, Any]:
-    """Evaluate a SentenceTransformer. Return "tasks", "average" and "averages" as in the job `evaluate`. Outcomes of
+    """Evaluate a SentenceTransformer. Return {"tasks", "average", "averages"} as the job `evaluate` does. Outcomes of
     tasks with a `score` are added to the dict `outcomes`. `reduction`: keywords of `reduce` for the embeddings."""
     parts = encode_tasks(model, [task for task in tasks.values() if task.score], batch_size)
     results: dict[str, dict[str, Any]] = {}

@@ -1,5 +1,5 @@
-"""Transfer tasks: a classifier on frozen embeddings, by SentEval's protocol (Conneau and Kiela 2018; the BeLLM paper's
-Section 5.2), which fixes the folds, the order of examples and the choice of the regularization ("penalty"). The
+"""Transfer tasks: train a classifier on frozen embeddings with SentEval's protocol (Conneau and Kiela 2018; BeLLM,
+section 5.2). It fixes the folds, the order of examples and how the regularization ("penalty") is selected. The
 classifier is scikit-learn's logistic regression, or SentEval's linear layer (senteval/tools/validation.py,
 classifier.py)."""
 
@@ -41,10 +41,10 @@ def read_transfer(name: str, reading: Reading) -> Task:
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
-    """Classify the examples of a task. Return ({"accuracy", x100, "dev_accuracy": best validation accuracy, which chose
-    the penalty, "examples": number tested, …}, Outcomes: 100 for a correct example, else 0, in a fixed order). The
-    result also has "f1", x100, for a test split of pairs with classes 0 and 1, and "classifier" for classifiers other
-    than scikit-learn.
+    """Classify the examples of a task. Return ({"accuracy", x100, "dev_accuracy": validation accuracy of the selected
+    penalty, "examples": number tested, …}, Outcomes: 100 for a correct example, else 0, in a fixed order). The
+    result also has "f1", x100, for a test split of pairs with classes 0 and 1, and "classifier" (the settings) if the
+    classifier is not scikit-learn's.
 
     - With splits train, dev and test, the classifier is trained on train and tested on test; dev selects the penalty.
     - With splits train and test, cross-validation on train selects the penalty.
@@ -91,11 +91,11 @@ def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None
     splits = set(split)
     has_splits = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (has_splits and splits - {TRAIN, TEST, *DEV} == set()):
-        choices = f"{TRAIN} and {TEST}, optionally {' or '.join(DEV)}; for {kfold} folds of one split, pass FILE#SPLIT"
+        choices = f"{TRAIN} and {TEST}, optionally {' or '.join(DEV)}; for {kfold} folds on one split, use FILE#SPLIT"
         raise ValueError(f"{source} has splits {', '.join(sorted(splits))}; they must be {choices}")
     counts = Counter(label for label, part in zip(labels, split, strict=True) if part == TRAIN or not has_splits)
     if len(counts) < 2:
-        raise ValueError(f"{source}: all training examples are of class {next(iter(counts))!r}: add another class")
+        raise ValueError(f"{source}: all training examples are of class {next(iter(counts))!r}: add other classes")
     if unknown := sorted(set(labels) - set(counts)):
         raise ValueError(f"{source}: class {unknown[0]!r} has no training example: add one, or remove the class")
     label, fewest = min(counts.items(), key=lambda item: item[1])
@@ -114,7 +114,7 @@ def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> 
 
 class LinearLayer:
     """SentEval's classifier: a linear layer trained with cross entropy. The weights of the round with the best dev
-    accuracy are kept. All penalties have the same initial weights and batches, so one pass trains all layers."""
+    accuracy are kept. All penalties use the same initial weights and batches, so their layers are trained together."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         with_ones = np.column_stack([features, np.ones(len(features))])
@@ -122,7 +122,7 @@ class LinearLayer:
         self.grid = self.split_grid = [10.0**power for power in range(-5, -1)]
 
     def validate(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
-        """Return [folds, penalties] accuracies, from 0 to 1, on the second part of each fold."""
+        """Return the accuracies [folds, penalties], from 0 to 1, on the test rows of each fold."""
         return np.array([self._fit(train, grid, dev)[0] for train, dev in folds])
 
     def predict(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
@@ -131,7 +131,7 @@ class LinearLayer:
         return (self.features[test] @ weight.T).argmax(1)
 
     def _fit(self, train: np.ndarray, penalties: Sequence[float], dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ([penalties] best dev accuracies, [penalties, classes, columns] weights of those rounds)."""
+        """Return each penalty's best dev accuracy, [penalties], and its weights, [penalties, classes, columns]."""
         settings, random = self.settings, np.random.RandomState(SEED)
         if not len(dev):
             dev, train = np.split(train[random.permutation(len(train))], [int(HELD_OUT * len(train))])

@@ -83,7 +83,7 @@ class Answer:
     ids: list[int]  # generated tokens, including the end token if there is one
     text: str  # decoded without special tokens, up to a stop string ("" without a tokenizer)
     finish: str  # "eos", "stop" (a stop string) or "length" (reached max_new_tokens)
-    # the nearer context if the request sets keep; None if the cache keeps only a window
+    # the nearer context if the request sets keep; always None with a sliding-window cache
     context: Context | None = field(default=None, compare=False)
 
 
@@ -122,7 +122,7 @@ class Batch:
         return [row.slot for row in self.rows if not row.far]
 
     def context(self, slot: Slot) -> Context | None:
-        """Return a copy of an answer's nearer context if the request sets keep. A view would hold the whole cache."""
+        """Return a copy of an answer's nearer context if the request sets keep. A view would hold all of the cache."""
         if slot.logits is None:
             return None
         place, row = next((place, row) for place, row in enumerate(self.rows) if row.slot is slot and not row.far)
@@ -151,7 +151,7 @@ class GuidedDecoder:
 
     Args:
         model: a transformers causal language model, in eval mode, on its device.
-        tokenizer: decodes texts and finds stop strings. With None, answers have only ids.
+        tokenizer: decodes answers to texts and finds stop strings. With None, answers have only ids.
         sampling: how tokens are chosen; the default is greedy. sampling.eos_token_id replaces the model's end tokens.
     """
 
@@ -174,7 +174,7 @@ class GuidedDecoder:
 
     @property
     def can_join(self) -> bool:
-        """Whether `add` can be called now. A cache that keeps only a window cannot take requests during others."""
+        """Whether `add` can be called now. A sliding-window cache accepts no requests while others are in progress."""
         return self._batch is None or not self._windows
 
     @torch.no_grad()
@@ -345,7 +345,7 @@ def _answer_of_rows(batch: Batch) -> list[int]:
 
 
 def _guided(batch: Batch) -> Iterator[tuple[float, list[int], list[int]]]:
-    """Yield (guidance, indices of the answers with it, rows of their farther contexts) for each guidance."""
+    """Yield (guidance, indices of the answers with this guidance, rows of their farther contexts) for each guidance."""
     answers = _answer_of_rows(batch)
     for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
         far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]

@@ -22,7 +22,7 @@ class Chain:
     """A chain in progress."""
 
     key: int
-    sentences: list[str]  # the source sentence and the sentences so far
+    sentences: list[str]  # the source sentence, then the generated sentences
     instructions: Instructions
     generation: Generation
     reason: str | None = field(default=None, init=False)  # why the chain failed, if it did
@@ -81,8 +81,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate at most `slots` chains at a time, and yield a chain after each answer. Waiting chains join the others
-    once they are a quarter of the active chains. If requests cannot join, all chains take each step together."""
+    """Generate at most `slots` chains at a time, and yield a chain after each answer. Waiting chains join the
+    running batch once they are a quarter of all active chains. If they cannot join it, all chains step together."""
     active: dict[int, Chain] = {}
     ready: list[Chain] = []
     latest: Context | None = None

@@ -36,7 +36,7 @@ class Instructions:
     Args:
         tokenizer: a tokenizer of transformers.
         method: guided, iterative or single-step.
-        steps: number of sentences in a chain. The single-step prompt has this number and an example as long (up to 32).
+        steps: number of sentences in a chain. The single-step prompt states it and has an example this long (up to 32).
         template: a prompt with {sentence} and optionally {steps} and {example}, which replaces the paper's prompt; or
             FEW_SHOT, a prompt of examples that the model continues.
         chat: True requires a chat template, False ignores it, and None uses it if it exists (not for FEW_SHOT).
@@ -54,7 +54,7 @@ class Instructions:
             raise ValueError(f"generation.prompt must contain {{sentence}} in place of the sentence; got {template!r}")
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if chat and not has_template:
-            raise ValueError("generation.chat is true, but the model's tokenizer has no chat template")
+            raise ValueError("generation.chat is true, but the model's tokenizer has no chat template: set it to false")
         self.tokenizer, self.chat = tokenizer, has_template if chat is None else chat
         full = texts()["example"]
         count, last = min(steps, len(full)), len(full) - 1
@@ -135,8 +135,8 @@ def unfinished(finish: str) -> str | None:
 
 
 def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | None:
-    """Return the problem with a chain (the source sentence, then the generated sentences), or None. Pass `steps`, the
-    number of generated sentences that it must have, for a finished chain."""
+    """Return the problem with a chain (the source sentence, then the generated sentences), or None. For a
+    finished chain, pass `steps`, the number of generated sentences that it must have."""
     if steps is not None and len(sentences) != steps + 1:
         return f"not complete: {len(sentences) - 1} of {steps} sentences"
     counts: Counter[str] = Counter()

@@ -33,7 +33,7 @@ def load_language_model(model: LanguageModel) -> Any:
         result: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
     network, info = result
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{model.name} is an incomplete language model without the weights {', '.join(missing[:3])}")
+        raise ValueError(f"{model.name} is not a complete language model: it lacks weights {', '.join(missing[:3])}")
     return network.eval()
 
 

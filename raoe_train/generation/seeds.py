@@ -1,4 +1,4 @@
-"""Source sentences of chains: all usable rows, or some of each cluster (section 4.1 of the ranking-sentences paper)."""
+"""Source sentences of chains: all usable rows, or a few per cluster (section 4.1 of the ranking-sentences paper)."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ from raoe_train.settings import Seeds
 
 
 def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """Read at most data.max_rows sentences. Return ([(row number from 1, sentence)], {reason: skipped rows}).
+    """Read at most data.max_rows sentences. Return ([(row number from 1, sentence)], {reason: number of skipped rows}).
 
     Empty rows, duplicates, texts of several lines or without letters, and texts for which `accept` returns a reason are
     skipped. Raises ValueError for a row that is not a text (invalid UTF-8, a missing field) unless data.on_error is
@@ -85,7 +85,7 @@ def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
 
 
 def draw_from_clusters(vectors: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:
-    """Cluster [n, d] embeddings by direction, and draw up to `per_cluster` per cluster. Return sorted indices."""
+    """Cluster [n, d] embeddings by direction, and draw up to `per_cluster` from each cluster. Return sorted indices."""
     from sklearn.cluster import MiniBatchKMeans
 
     rows = unit_rows(np.asarray(vectors, dtype=np.float64))

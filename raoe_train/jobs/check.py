@@ -1,6 +1,6 @@
 """The job `check`: test whether the embedding of a sentence depends on the rest of its batch.
 
-An embedding depends on the batch if the model attends to padding, or ignores the mask of batches without padding.
+An embedding depends on the batch if the model attends to padding, or attends differently in batches without padding.
 """
 
 from typing import Any
@@ -28,13 +28,13 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2
 def check(config: CheckConfig) -> dict[str, Any]:
     """Check that the embeddings of a saved encoder do not depend on padding and batch size.
 
-    Also check that tokens attend to later tokens if and only if the model's configuration has bidirectional layers.
+    For a decoder of raoe, also check that tokens attend to later tokens if and only if it has bidirectional layers.
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "seen"}, "model",
         "versions"}. A difference is the largest absolute difference, in one dimension, between the normalised
-        embeddings of a sentence alone and in a batch. "seen" is whether a token's state depends on later tokens. The
-        check fails if "seen" contradicts the configuration. Raises the errors of load_encoder.
+        embeddings of a sentence encoded alone and encoded in a batch. "seen" tells whether a token's state depends on
+        later tokens. The check fails if "seen" contradicts the configuration. Raises the errors of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
 

@@ -21,8 +21,8 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     """Read sentences from a file, and write their embeddings to a .npy file.
 
     OUTPUT is a .npy file, float32 [sentences, d], with row i for sentence i. The input is a .txt file (also .gz) with
-    one sentence per line, or a data file with a column `sentence` or `text` (data.columns maps other names). An
-    interrupted job resumes from the finished embeddings, which OUTPUT.parts/ stores until OUTPUT is written.
+    one sentence per line, or a data file with a column `sentence` or `text` (data.columns maps other names). Until
+    OUTPUT is written, OUTPUT.parts/ stores finished embeddings, from which an interrupted job resumes.
 
     Returns:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.

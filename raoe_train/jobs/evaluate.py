@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluate an encoder on similarity, transfer, caption, polarity, retrieval and MTEB tasks.
 
-    The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz has the per-example
-    results behind the main metrics, and OUTPUT.mteb/ has the results of finished mteb tasks.
+    The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores results per
+    example, from which main metrics are computed. OUTPUT.mteb/ stores the results of finished mteb tasks.
 
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
@@ -51,7 +51,7 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         columns=data.columns,
         on_error=data.on_error,
         prompt=conditional_prompt(config.model if model is None else model),
-        # one folder per state of the model, because mteb's own cache uses the name, which retraining does not change
+        # one folder per version of a model: mteb's cache is keyed by the model's name, which retraining does not change
         cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and model is None else None,
         polarity=config.polarity,
         classifier=config.classifier,

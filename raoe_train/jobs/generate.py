@@ -1,4 +1,4 @@
-"""The job `generate`: generate chains of ranking sentences, many at once (see raoe_train.generation.growth)."""
+"""The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.growth)."""
 
 import json
 import time
@@ -30,7 +30,7 @@ SILENT = 30.0  # seconds between progress lines if there is no progress bar
 
 @job(together=True)
 def generate(config: GenerateConfig) -> dict[str, Any]:
-    """Generate chains of sentences, each of which moves step by step away from a source sentence.
+    """Generate chains of sentences that move away from a source sentence step by step.
 
     Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}, where
     `id` is the row number of the source in the input, from 1. A chain that breaks a rule stops at this step and goes to
@@ -111,8 +111,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
 
 
 def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
-    """Return the ids of the sentences that clustering selects. One process selects for all processes. The selection is
-    stored for reruns, because it may depend on the number of threads."""
+    """Return the ids of the sentences that clustering selects. One process selects for all processes. It stores the ids
+    for reruns, because a new selection may differ with the number of threads."""
     check_clusters(sentences, seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
@@ -153,6 +153,6 @@ def _print(result: dict[str, Any]) -> None:
         if result[counts]:
             print(label, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
     if result["failed"]:
-        print("few chains passed: for small models try --generation.prompt few-shot --generation.do_sample")
+        print("few chains passed all checks: for small models try --generation.prompt few-shot --generation.do_sample")
     if run:
         print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} per second")

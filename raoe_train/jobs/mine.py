@@ -1,4 +1,4 @@
-"""The job `mine`: mine examples from labelled texts, or hard negatives for rows, with a frozen encoder."""
+"""The job `mine`: with a frozen encoder, mine examples from labelled texts, or hard negatives for queries."""
 
 import random
 from collections import Counter
@@ -46,7 +46,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 
     For labelled texts (section 3.4 of the margins paper), each sentence is combined with its k nearest sentences of the
     same class and its k nearest sentences of other classes, if their cosines are above a threshold. Each row of OUTPUT
-    is an example for the chosen loss, from a random subset of all examples. For rows of queries and passages,
+    is an example for the chosen loss. OUTPUT has a random subset of all examples. For rows of queries and passages,
     mine_hard_negatives of sentence-transformers selects negatives among the passages of all rows and of mining.corpus.
     OUTPUT keeps rows without negatives. Embeddings are stored in model.cache, or in OUTPUT.parts/ until the job ends.
 
@@ -55,7 +55,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
         counts of the rows, "settings", "versions"}; for labelled texts {"output", "examples", "available": examples
         before the random choice, "labels": {"1": pairs of one class, "0": other pairs} for losses of labelled pairs,
         "anchors": distinct first sentences, "classes": {class: sentences}, "read": counts of the rows, "settings",
-        "versions"}; except for mse also "neighbours": {"own", "others"} (mean numbers) and "without": number of
+        "versions"}; except for mse also "neighbours": {"own", "others"} (means per text) and "without": number of
         sentences without neighbours. The result is also written to OUTPUT.json.
     """
     data, model, mining = config.data, config.model, config.mining
@@ -67,7 +67,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
     given = {key for key, value in asdict(mining).items() if value != getattr(Mining(), key)} - {"seed"}
     if useless := sorted(given - {*LABELLED} if is_labelled else given & {*LABELLED}):
         kind = "labelled texts" if is_labelled else "rows of queries and passages"
-        raise ValueError(f"mining.{useless[0]} has no effect on {kind}, as in {source}: remove the setting")
+        raise ValueError(f"mining.{useless[0]} has no effect on {kind} ({source}): remove the setting")
     if loss != "mse" or not is_labelled:
         require(model.name, "model.name", "the encoder whose embeddings decide which texts are near each other")
     elif mining.count is None:
@@ -125,8 +125,8 @@ def mine(config: MineConfig) -> dict[str, Any]:
 
 
 def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str) -> Neighbours:
-    """Find the neighbours of each text with cosines above mining.threshold. `unit` has [n, d] unit rows, `classes` is
-    [n]. ValueError if no text has the neighbours that an example of the loss needs."""
+    """Find each text's neighbours with cosines above mining.threshold, from [n, d] unit embeddings and [n] classes.
+    ValueError if no text has the neighbours that an example of the loss needs."""
     (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
     first, second = near[:, 0], near_others[:, 0]  # the highest cosines
@@ -134,7 +134,7 @@ def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str)
     highest = usable.get(loss, np.maximum(first, second)).max()
     if highest <= mining.threshold:
         advice = f"set it below {highest:.4f}" if np.isfinite(highest) else "no class has two texts"
-        raise ValueError(f"no {loss} example is above mining.threshold {mining.threshold:g}: {advice}")
+        raise ValueError(f"no {loss} example has cosines above mining.threshold {mining.threshold:g}: {advice}")
     return Neighbours(own, others, own_count, others_count)
 
 
@@ -143,7 +143,7 @@ def _print(result: dict[str, Any], count: int | None) -> None:
     kinds = f" ({labels['1']} pairs of one class, {labels['0']} of two classes)" if labels else ""
     print(f"{result['examples']} of {result['available']} examples{kinds} -> {result['output']}")
     if count is not None and result["examples"] < count:
-        print(f"fewer than mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
+        print(f"fewer examples than mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
     if result.get("without"):
         print(f"{result['without']} sentences have no neighbour above mining.threshold")
 

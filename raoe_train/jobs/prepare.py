@@ -18,8 +18,8 @@ from raoe_train.jobs.shared import job, require
 def prepare(config: PrepareConfig) -> dict[str, Any]:
     """Download public data sets, check their numbers of rows and write one file per set.
 
-    Each file has a column split. A JSON file next to it has a summary with licence and source. To use the sets in other
-    jobs, set data.dir of these jobs to the output of prepare. Finished sets are skipped.
+    Each file has a column split. A JSON file next to it has a summary with licence and source. To use the sets in
+    another job, set its data.dir to the output of prepare. Finished sets are skipped.
 
     Returns:
         {"sets": {name: {"output": its file, "rows": {split: rows}, "left_out": {reason: rows}, "licence", "page",

@@ -34,8 +34,8 @@ jina-embeddings-v3 it uses. text-matching is the adapter for similarity. Both te
 def score(config: ScoreConfig) -> dict[str, Any]:
     """Add the score S = (S1 + S2) / 2 of two teacher encoders to sentence pairs (Eq. 4 of the RAOE paper).
 
-    OUTPUT has all rows of data.input unchanged, even rows without a gold label, and three more columns: score_1 and
-    score_2, the raw cosines of the teachers, and score, the mean of score_1 and score_2. OUTPUT.json is a summary,
+    OUTPUT has all rows of data.input, even rows without a gold label, and three more columns: score_1 and score_2 (the
+    raw cosines of the two teachers) and score (the mean of score_1 and score_2). OUTPUT.json is a summary,
     grouped by label if the rows have NLI labels.
 
     The teachers accept all settings of a frozen encoder. Scores are stored in OUTPUT.parts/ until OUTPUT is
@@ -90,8 +90,8 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
 def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
     """Return the two teachers with their settings; by default, the RAOE paper's teachers. ValueError for unknown
-    settings, for the paper's teachers without trust_remote_code, and if a local folder has the name of one of these
-    teachers."""
+    settings, for the paper's teachers without trust_remote_code, and if one of the paper's teachers has the same name
+    as a local folder."""
     names, options, trust = config.teachers, config.teacher, config.trust_remote_code
     if not names and not trust and not any(each.get("trust_remote_code") for each in options.values()):
         raise ValueError(

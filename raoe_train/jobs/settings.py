@@ -41,12 +41,12 @@ NO_KEYS = ("self", "model", "embed", "similarity_fct")  # constructor arguments 
 
 @dataclass
 class Mining:
-    """How to mine examples. For labelled texts, use k, threshold, drop and count. For rows of queries and passages,
-    use corpus and all settings listed after corpus.
+    """How to mine examples. k, threshold, drop and count are for labelled texts; corpus and the settings after it are
+    for rows of queries and passages.
 
     Args:
-        k: number of nearest neighbours of each sentence in its class, and also in all other classes together
-        threshold: the cosine of a sentence and a neighbour must be above this value
+        k: number of nearest neighbours to find in a sentence's own class, and again in all other classes together
+        threshold: cosine that a sentence and its neighbour must exceed
         drop: share of all examples to drop at random
         count: maximum number of examples, drawn at random
         seed: seed for the random choice of examples
@@ -84,8 +84,8 @@ class TrainConfig:
     Args:
         loss: class of raoe_train.losses, or import path of your own class; --loss.ARGUMENT VALUE sets an argument
         output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
-        overwrite: replace the output of a run with other settings
-        dry_run: only train a few steps to measure memory and time; no files are written
+        overwrite: replace an output that was made with other settings
+        dry_run: train only a few steps, to measure memory and time; no files are written
     """
 
     essentials: ClassVar[tuple[str, ...]] = (
@@ -106,12 +106,12 @@ class TrainConfig:
 
     @property
     def needs_library(self) -> bool:
-        """Whether `complete` checks a setting for which it must import torch."""
+        """Whether `complete` must import torch to check these settings."""
         return self.loss != type(self)().loss or bool(self.training.others)
 
     def complete(self) -> "TrainConfig":
-        """Check the loss, its keywords and the keys that the library declares, and add the keywords' defaults. Checks
-        that do not import torch run first."""
+        """Check the loss, its keywords and the training arguments of sentence-transformers. Return settings with the
+        defaults of all keywords. Checks that do not import torch run first."""
         path, given, others = self.loss.class_path, self.loss.init_args, self.training.others
         outline, name = loss_outline(), path.removeprefix("raoe_train.losses.")
         names = outline[name] if name in outline else [*loss_keywords(loss_class(path))]
@@ -131,7 +131,7 @@ class TrainConfig:
 
 
 def training_fields() -> list[str]:
-    """Return the keys of the section `training`. Read the libraries' sources: importing them takes seconds."""
+    """Return the keys of the section `training`. Read source files, because importing the libraries takes seconds."""
     names = [*hints_of(settings.Training)]
     try:
         for package, file in ARGUMENTS:
@@ -147,7 +147,7 @@ def training_fields() -> list[str]:
 
 @functools.cache
 def loss_outline() -> dict[str, list[str]]:
-    """Return {loss: its keywords}. Read the source of raoe_train.losses, because importing it takes seconds."""
+    """Return {loss: its keywords}. Read source files, because importing raoe_train.losses takes seconds."""
     files = Path(settings.__file__).with_name("losses").glob("*.py")
     nodes = [node for file in files for node in ast.parse(file.read_bytes()).body]
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
@@ -190,8 +190,8 @@ class PrepareConfig:
     """The public data sets to prepare.
 
     Args:
-        names: names of data sets, or of papers (raoe, bellm, ranking, margins) for all sets of a paper
-        copies: directory of earlier downloads; publishers' files, SentEval's folders, or hub data sets as OWNER/NAME
+        names: names of data sets or papers; a paper (raoe, bellm, ranking, margins) means all of its sets
+        copies: directory with earlier downloads; publishers' files, SentEval's folders, or hub data sets as OWNER/NAME
         counts: check that each set has the published number of rows
         output: directory for the files nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ...
         overwrite: replace files that were written with other settings or from another version
@@ -272,7 +272,7 @@ class EvaluateConfig:
     Args:
         tasks: tasks, each as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
             captions, mteb, polarity or retrieval
-        suite: standard sets of tasks to evaluate as well; sts, transfer, rerank or all
+        suite: standard suites of tasks, evaluated in addition to `tasks`; sts, transfer, rerank or all
         classifier: classifier for transfer tasks
         batch_size: sentences in a batch
         truncate_dim: use only this many leading dimensions of the embeddings; by default, all

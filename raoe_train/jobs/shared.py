@@ -1,4 +1,4 @@
-"""The wrapper that turns functions into jobs, and the check of the paths that a job writes."""
+"""The decorator `job`, which turns functions into jobs, and checks of settings that all jobs share."""
 
 import contextlib
 import functools
@@ -18,11 +18,11 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
     """Turn a function that takes a configuration object into a job. A running job locks its output.
 
     A job is called with a recipe (a YAML file or the name of a shipped recipe) and settings that override the recipe,
-    nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``). The recipe can be a configuration object.
+    nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``). A recipe may be a configuration object.
 
     Args:
-        function: the function. Its parameter `config` is a dataclass, which may have fields `output` and `overwrite`.
-        together: whether several processes (of torchrun) can share the job. If not, each of them raises ValueError.
+        function: the job. Its parameter `config` is a dataclass, which may have fields `output` and `overwrite`.
+        together: whether several processes (of torchrun) can share the job. If not, each process raises ValueError.
     """
     if function is None:
         return functools.partial(job, together=together)
@@ -37,9 +37,9 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
         if not together and world > 1:
             raise ValueError(f"{work.__name__} runs in one process: start it without torchrun")
         check_paths(config)
-        # On a CPU, torch compiles a kernel per shape of a matrix product, and keeps up to 1,024 in each of two caches.
+        # On a CPU, torch compiles a kernel per shape of a matrix product. Each of two caches keeps up to 1,024 kernels.
         for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-            os.environ.setdefault(name, "64")  # torch reads this variable at the first matrix product
+            os.environ.setdefault(name, "64")  # torch reads these variables at the first matrix product
         output = getattr(config, "output", None)
         lock: Any = lock_output(output) if output and rank == 0 else contextlib.nullcontext()
         with explained(output), lock:

@@ -72,13 +72,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
     Returns:
         The content of metrics.json: {"before": {"spearman", "pearson" on the dev set (for rows: "ndcg@10", "recall@10",
         "mrr@10", "accuracy@1"), "tasks": …} before training, "after": the same keys for the saved encoder, "steps",
-        "seconds", the costs of Meter, "versions", …}.
+        "seconds", the keys of Meter.costs, "versions", …}.
 
     Raises:
         FloatingPointError: the loss is NaN or infinite. The message names the step and shows the rows of its batch.
 
     With evaluation.certificate, the result also has "certificate" (see raoe_train.training.certificate.choose; also
-    written to certificate.json) and "failed", which is 1 if the encoder before training was saved.
+    written to certificate.json). "failed" is 1 if the certificate rejects the run or, without one, the dev score fell.
     """
     config = by_data(config)
     data, training, seed = config.data, config.training, config.training.seed
@@ -109,7 +109,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         settings = {"metric_for_best_model": evaluator.primary_metric, **settings}
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     first_encoder = None if config.model.name == SCRATCH else start()
-    on_rank_zero(lambda: output.begin(*FILES))  # removes a run to overwrite, after all inputs were read
+    on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, once all inputs are read
     on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run"))))
     encoder = start() if first_encoder is None else first_encoder
 
@@ -119,7 +119,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     before = measure_encoder(tasks if config.evaluation.before else {})
     if (value := before.get("spearman") or 0.0) < -20:
-        print(f"warning: dev pairs with larger scores are less similar (spearman {value:.2f}): are they distances?")
+        print(f"warning: dev pairs with high scores have low cosines (spearman {value:.2f}): are the scores distances?")
     trainer = build_trainer(config, settings, encoder, datasets, evaluator)
     if training.min_steps:
         trainer.args.max_steps = planned_steps(trainer, training)
@@ -146,7 +146,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     if certified:
         tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
         chosen = certificate.choose(trainer, weights, tried, [*dev.values()], guard, config.evaluation)
-    convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, so that `after` describes these
+    convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, so that `after` describes them
     convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
     after, best_step = measure_encoder(tasks), trainer.state.best_global_step
     worse = measures.lower(after, before)
@@ -255,7 +255,7 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
     """Train for STEPS steps, and estimate time and memory of the whole run, without evaluations.
 
     Return {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": estimated duration of the run,
-    "peak_memory_mb": peak of these steps, as in metrics.json}. A later batch of longer texts needs more memory.
+    "peak_memory_mb": peak during these steps, as in metrics.json}. A batch with longer texts may need more memory.
     """
     seed, folder = config.training.seed, Path(on_rank_zero(tempfile.mkdtemp))
     set_seed(seed)
@@ -304,7 +304,7 @@ def build_trainer(
 
 
 def planned_steps(trainer: Trainer, training: Training) -> int:
-    """Return the number of steps of the whole run: max_steps if set, else that of all epochs, at least min_steps."""
+    """Return the number of steps of the whole run: max_steps or, if unset, all epochs' steps but at least min_steps."""
     epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
     return training.max_steps or max(training.min_steps, math.ceil(epoch_steps * training.num_train_epochs))
 
@@ -323,7 +323,7 @@ def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
 
 
 def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, int]:
-    """Print and return how many texts of each source the encoder truncates."""
+    """Print and return {source: number of its texts that the encoder truncates}."""
     encoder: Any = trainer.model
     cut = dict[str, int]()
     prompts: Any = trainer.args.prompts or ""

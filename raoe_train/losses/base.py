@@ -43,7 +43,7 @@ class CachedLoss(CachedLossMixin, Loss):
     """A loss that can encode its batch in mini-batches (gradient caching) and compare the texts of all processes.
 
     A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``, which returns the scalar loss of a whole
-    batch from the (B, D) embeddings of each column. Its constructor stores keywords as attributes, for model cards.
+    batch from the (B, D) embeddings of each column. The constructor stores keywords as attributes for model cards.
 
     Args:
         model: the encoder.
@@ -80,7 +80,7 @@ class CachedLoss(CachedLossMixin, Loss):
 
     @property
     def current_scale(self) -> Any:
-        """The current scale. It differs from the start value `scale` if the loss learns its scale."""
+        """The current scale. It differs from `scale`, the initial value, if the loss learns its scale."""
         return self.scale
 
     @property
@@ -91,7 +91,7 @@ class CachedLoss(CachedLossMixin, Loss):
         return "\n" + "".join(f"{entries[key]}\n" for key in self.cites)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
-        """Return the scalar loss of a batch, or a dict of its named parts.
+        """Return the scalar loss of a batch, or a dict of the loss's named parts.
 
         Args:
             sentence_features: tokenised columns, with B rows each.
@@ -106,7 +106,7 @@ class CachedLoss(CachedLossMixin, Loss):
         return self.compute_loss_from_embeddings(embed_columns(self.model, features), **arguments)
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        """Return the keyword arguments of compute_loss_from_embeddings. Called before the encoder reads the batch."""
+        """Return keywords for compute_loss_from_embeddings. The loss calls this before the encoder reads the batch."""
         return {"labels": labels}
 
     @abstractmethod
@@ -114,7 +114,7 @@ class CachedLoss(CachedLossMixin, Loss):
         """Return the scalar loss, or a dict of its named parts, from the (B, D) embeddings of each column."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """CachedLossMixin's hook: return the loss from mini-batches of embeddings. labels: the result of `beside`."""
+        """Hook of CachedLossMixin: return the loss from mini-batches of embeddings. `labels` come from `beside`."""
         loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
         if with_backward:
             loss.backward()
@@ -135,10 +135,10 @@ class CachedLoss(CachedLossMixin, Loss):
 
 class OneSweep(CachedLoss):
     """A loss of cosines that can be summed over Matryoshka widths (numbers of leading dimensions of an embedding). The
-    sum equals the value of a MatryoshkaLoss around this loss, but needs little more time and memory than one width.
+    sum equals the value of a MatryoshkaLoss around this loss, but takes little more time and memory than one width.
 
     Args:
-        model, scale, cached: see CachedLoss.
+        model, scale, **cached: arguments of CachedLoss.
         matryoshka_dims: numbers of leading dimensions to train, in any order; by default, only whole embeddings
 
     Attributes:
@@ -152,7 +152,7 @@ class OneSweep(CachedLoss):
         widths = sorted(matryoshka_dims)
         size = getattr(model, "get_embedding_dimension", lambda: None)()
         if len(set(widths)) < len(widths) or not all(0 < width <= (size or width) for width in widths):
-            limit = "" if size is None else f" up to the model's {size}"
+            limit = "" if size is None else f" up to the model's {size} dimensions"
             raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {list(matryoshka_dims)}")
         if widths and size not in (None, widths[-1]):
             warnings.warn(f"matryoshka_dims {widths} lacks {size}, so whole embeddings are not trained", stacklevel=2)
@@ -161,7 +161,7 @@ class OneSweep(CachedLoss):
 
 
 def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (prefix of its parameter names, module) for a loss and for all modules inside it, except encoders."""
+    """Yield (prefix of the module's parameter names, module) for a loss and all modules inside it, except encoders."""
     yield where, loss
     for name, child in loss.named_children():
         if name not in ENCODERS:
@@ -169,9 +169,9 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
-    """Return the scalar loss of `cached`, which runs its own backward pass. The gradients of the loss's own parameters
-    are attached to the returned value, so that later factors of the loss (1/n in gradient accumulation, a gradient
-    scaler) also apply to these gradients."""
+    """Call `cached`, which computes the scalar loss and runs a backward pass, and return the loss. The gradients of the
+    loss's own parameters (such as a learned scale) are attached to the returned value. So if the loss is multiplied
+    later (by 1/n in gradient accumulation, or by a gradient scaler), these gradients are multiplied, too."""
     parameters = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -193,7 +193,7 @@ def attach_gradient(parts: dict[str, Tensor], loss: Tensor) -> Any:
 
 
 def check_numbers(zero: bool = True, **numbers: float | None) -> None:
-    """Raise ValueError for a number below 0, infinite or NaN and, if not `zero`, also for 0. None is allowed."""
+    """Raise ValueError for a number that is negative, infinite, NaN or, if `zero` is False, 0. None is allowed."""
     for name, value in numbers.items():
         if value is not None and (isinstance(value, str) or not 0 <= value < math.inf or not (zero or value)):
             raise ValueError(f"{name} must be a number {'of at least' if zero else 'above'} 0, got {value!r}")

@@ -1,5 +1,5 @@
-"""ByLength, a wrapper of losses that encodes each distinct text of a batch once, in groups of similar length or packed
-into one row. And Keep, a regularizer that keeps embeddings close to those before training."""
+"""ByLength wraps a loss and encodes each distinct text of a batch once, in groups of similar length or packed into one
+row. Keep is a regularizer that keeps embeddings close to those before training."""
 
 import copy
 import functools
@@ -52,8 +52,8 @@ def embeds_columns(loss: Any) -> bool:
 
 
 def fits(loss: Any) -> bool:
-    """Whether ByLength can wrap a loss, because it needs only embeddings from its model. This holds for EMBED_COLUMNS,
-    and if `forward` belongs to sentence-transformers or raoe_train and calls compute_loss_from_embeddings."""
+    """Whether ByLength can wrap a loss, that is, whether the loss needs only embeddings. True for EMBED_COLUMNS and for
+    losses whose `forward` is that of sentence-transformers or raoe_train and calls compute_loss_from_embeddings."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
     if embeds_columns(loss):
@@ -66,10 +66,10 @@ def fits(loss: Any) -> bool:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of `beside` or, if the loss has
-    none, the batch's labels. `tokens` has the tokenised columns, for a loss with a guide."""
+    """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's method
+    `beside` or, without this method, the batch's labels. `tokens` are tokenised columns, for a loss with a guide."""
     if isinstance(loss, MatryoshkaLoss) and loss.uses_gradient_cache and embeds_columns(loss.loss):
-        loss = loss.loss  # MatryoshkaLoss has replaced loss.loss.calculate_loss: it sums over all widths
+        loss = loss.loss  # its calculate_loss already sums over all widths, because MatryoshkaLoss replaced it
     if isinstance(loss, MatryoshkaLoss):
         widths = [*zip(loss.matryoshka_dims, loss.matryoshka_weights, strict=True)]
         if 0 < loss.n_dims_per_step < len(widths):
@@ -100,15 +100,15 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
-    """Cut labels to a width if the loss's labels are embeddings. (Other labels can have the same shape by chance.)"""
+    """Truncate labels to `width` if they are embeddings. The loss's class decides, because a shape can mislead."""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
     """Return the regularizer's weight `keep` as a number. "auto" is 0.3 if the scores have only two values, as with two
-    classes, and 0 otherwise. With more values, mixing the trained and initial weights after training protects other
-    texts equally well, and gains more on the target (docs/adapt.md).
+    classes, and 0 otherwise. With more values, averaging the weights before and after training keeps scores on
+    other texts equally high, and raises scores on the target more (docs/adapt.md).
     """
     if keep != "auto":
         return keep
@@ -148,7 +148,7 @@ class Keep:
 
 
 class Embedded(nn.Module):
-    """Replacement of the model if the columns already are embeddings, (B, 1, D)."""
+    """Replacement for the model if the columns already are (B, 1, D) embeddings."""
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         return {**features, "sentence_embedding": features["embeddings"][:, 0]}
@@ -184,19 +184,19 @@ class ByLength(CachedLossMixin, nn.Module):
     SentenceTransformerTrainer, write loss=ByLength(loss).
 
     If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the groups are its mini-batches: a group
-    has at most mini_batch_num_tokens tokens, padding included, or mini_batch_size times the longest text's tokens. With
+    has at most mini_batch_num_tokens or mini_batch_size x (length of the longest text) tokens, including padding. With
     DDP or FSDP, all processes make the same number of forward passes. Batches of images go to the loss unchanged.
 
     Args:
-        loss: a loss of sentence embeddings (see `fits`) of raoe_train or sentence-transformers, or MatryoshkaLoss.
-        keep: the regularizer that keeps embeddings close to those before training. With `keep`, the result is
-            LossParts: "keep" and the parts of the loss, or "target" if the loss has no parts.
+        loss: a loss of raoe_train or sentence-transformers that needs only embeddings (see `fits`), or MatryoshkaLoss.
+        keep: the regularizer that keeps embeddings close to those before training. With `keep`, `forward`
+            returns LossParts with "keep" and the parts of the loss (a loss without parts becomes the part "target").
         packed: pack all texts into one row (raoe_train.encoders.packed); "auto" packs on CUDA with Triton. If
             the model does not support packing, a warning gives the reason, and texts are encoded in padded groups. A
             model with FlashAttention always packs.
 
     Attributes:
-        compiled, tensor_cores: whether the model is compiled, and trains in 16 bits or TF32. The Trainer sets both.
+        compiled, tensor_cores: whether the model is compiled, and whether it trains in 16 bits or TF32. Set by Trainer.
     """
 
     mini_batch_size = 1  # forward_cached gets one run at a time
@@ -304,7 +304,7 @@ class ByLength(CachedLossMixin, nn.Module):
             return self._embedded(run), state
 
     def _embedded(self, run: dict[str, Any], model: Any = None) -> Tensor:
-        return (model or self.model)(dict(run))["sentence_embedding"]  # a copied dict, because modules write to it
+        return (model or self.model)(dict(run))["sentence_embedding"]  # a copy, because modules write to the dict
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """Hook of CachedLossMixin: return the loss of all runs' embeddings. `labels` is the Batch."""

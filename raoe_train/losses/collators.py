@@ -1,5 +1,5 @@
-"""Collators for pairs with a score and an NLI label, for rows that lack negatives, for rows with their texts, for lists
-of sentences, and a collator that plans batches for ByLength."""
+"""Collators for pairs with scores and NLI labels, for rows that lack negatives, for losses that also need the texts,
+and for lists of sentences. Also a collator that plans batches for ByLength."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,8 +15,8 @@ from raoe_train.data.columns import NLI_LABELS
 class RowCollator(SentenceTransformerDataCollator):
     """sentence-transformers' collator, extended to rows in which negatives are missing (None).
 
-    If negatives are missing, the labels of the batch are {"missing": bool (B, columns)}. The positive of another row,
-    which is encoded anyway, fills the place of a missing negative. ValueError if the first or second text is missing.
+    If negatives are missing, the batch's labels are {"missing": bool (B, columns)}, True for each missing text. The
+    positive of another row, which is encoded anyway, takes its place. ValueError if a first or second text is missing.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class ScoreLabelCollator(RowCollator):
     does not support both columns. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``, without
     the key of a column that the dataset lacks.
 
-    Labels must be whole numbers (larger = less related) or NLI words, and scores must be numbers, otherwise ValueError.
+    ValueError if a label is neither a whole number (larger = less related) nor an NLI class, or a score is no number.
     Datasets without a score are collated as in sentence-transformers.
 
     raoe_train.Trainer uses this collator for pair losses. For another trainer, pass the prompts of its arguments:
@@ -64,9 +64,9 @@ class ScoreLabelCollator(RowCollator):
 
 class TextCollator(RowCollator):
     """Collator that adds the texts of the columns, for losses with a teacher or guide. The labels of a batch are
-    {"texts": [B texts of the first column, …] without prompts, "missing": see RowCollator}.
+    {"texts": a list of B texts per column, without prompts, "missing": see RowCollator}.
 
-    Create it like a ScoreLabelCollator.
+    The constructor takes the arguments of ScoreLabelCollator.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -87,8 +87,8 @@ class ListCollator(SentenceTransformerDataCollator):
     (B,), "teacher": float32 (B, m, m)}. m is the length of the longest list, and shorter lists are padded with 0.
     Without `label` there is no "teacher".
 
-    Create it like a ScoreLabelCollator. ValueError for a missing column `sentences`, an empty list, or a wrong number
-    of teacher values.
+    The constructor takes the arguments of ScoreLabelCollator. ValueError for a missing column `sentences`, an empty
+    list, or a wrong number of teacher values.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class ListCollator(SentenceTransformerDataCollator):
 
 def columns_of(batch: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
     """Return the tokenised columns and the labels of a collated batch."""
-    # collect_features does not use self. It also returns negative_2_input_ids as feature 2_input_ids of `negative`.
+    # collect_features does not use self. It wrongly adds negative_2_input_ids to `negative`, as feature 2_input_ids.
     columns, labels = SentenceTransformerTrainer.collect_features(None, batch)  # type: ignore[arg-type]
     return [{name: value for name, value in each.items() if not name[0].isdigit()} for each in columns], labels
 

@@ -30,11 +30,11 @@ def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list
 
 
 class DistillationLoss(CachedLoss):
-    """Base class: a frozen teacher encodes the texts of each batch, with the teacher's own tokenizer and prompt. The
-    labels are {"texts": two lists of B strings, one list per column}, from raoe_train.TextCollator.
+    """Base class of losses with a frozen teacher, which encodes the texts of a batch with its own tokenizer and prompt.
+    The labels are {"texts": two lists of B strings, one list per column}, from raoe_train.TextCollator.
 
     Args:
-        model, scale, cached: see CachedLoss; gather_across_devices is not supported and raises ValueError.
+        model, scale, **cached: arguments of CachedLoss, except gather_across_devices, which raises ValueError.
         embed: a function from n sentences to the teacher's embeddings, [n, D'] float32, of any dimension D'. The
             teacher is not a submodule of the loss, so it is not trained, moved to a device or saved. Create `embed`
             with raoe_train.encoders.embed.embedder, or in a recipe with the section `teacher`.
@@ -81,7 +81,7 @@ class RankDistillationLoss(DistillationLoss):
 
     Applies ``list_mle_loss`` to the model's B x B cosines times `scale`; the teacher's cosines set the target order.
     This is the rank distillation of RankCSE (Liu et al. 2023, section 3.3), for two columns instead of two dropout
-    views. RankCSE excludes the diagonal, which pairs a sentence with itself; this loss includes it.
+    views. RankCSE excludes the diagonal (a sentence with itself). This loss includes it (the two sentences of a row).
     """
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ class RankDistillationLoss(DistillationLoss):
 class ListMLELoss(CachedLoss):
     """Train each sentence of a list to rank the list in the teacher's order, by ``list_mle_loss``.
 
-    Row j has the model's cosines of x_j with *every* sentence of its list, including x_j (Eq. 8 and 9 of the
-    ranking-sentences paper: s_j = [s_j,1 … s_j,n], as in the paper's code). The target of row j is row j of the
+    A list of n sentences gives n rows. Row j has the model's cosines of x_j with *every* sentence of the list, also x_j
+    itself (Eq. 8 and 9 of the ranking-sentences paper, and the paper's code). The target of row j is row j of the
     teacher's symmetric matrix refine_similarity(phi, omega). Without a teacher ("ranking only"), the target for x_k in
     row j is -|k - j|: sentences nearer to x_j in the list rank first (Eq. 5).
 
@@ -104,11 +104,11 @@ class ListMLELoss(CachedLoss):
     number of sentences in each list, "teacher": (B, n, n), where n is the longest list and padding is ignored}.
 
     Args:
-        model, scale, cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
+        model, scale, **cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
             gather_across_devices, a process's loss is weighted by its number of sentences, so the mean over processes
             and DistributedDataParallel's gradient equal loss and gradient of the whole batch. Texts are not gathered.
         ties: how to order sentences with equal teacher values; ordinal keeps the order of the list, random shuffles
-            them at every call, as the paper's code does. Without a teacher, x_j-1 and x_j+1 always tie
+            them at every call, as the paper's code does. Without a teacher, both neighbours of x_j always tie
     """
 
     reads = LISTS
@@ -127,7 +127,7 @@ class ListMLELoss(CachedLoss):
         return {"labels": labels}
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """Return the scalar loss of one column of (N, D) embeddings. ValueError for missing labels."""
+        """Return the scalar loss of one column of (N, D) embeddings. ValueError for other columns, or no lengths."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             got = f"{len(embeddings)} columns and {type(labels).__name__} labels"
             raise ValueError(f"ListMLELoss needs one column and the labels of raoe_train.ListCollator; got {got}")

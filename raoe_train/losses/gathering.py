@@ -28,8 +28,8 @@ def gather_rows(own: Tensor) -> Tensor:
 
 
 def average_gradient(parameter: Tensor) -> Tensor:
-    """Return a parameter of the loss, such that the backward pass averages its gradient over processes, because
-    DistributedDataParallel wraps only the encoder. All processes must call this function equally often."""
+    """Return a parameter of the loss whose gradient the backward pass averages over processes. DistributedDataParallel
+    averages only gradients of the encoder. All processes must call this function equally often."""
     return parameter if world_size() == 1 else gather_rows(parameter[None]).mean(0)
 
 

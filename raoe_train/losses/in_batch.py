@@ -23,7 +23,7 @@ MISSING = torch.iinfo(torch.int64).min  # text id of a missing negative
 ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
 MarginStrategy = Literal["absolute", "relative"]
 Ids = tuple[Tensor, Tensor] | None
-"""(ids of anchors, ids of other texts) in all processes; equal ids are no negatives. None if all texts are distinct."""
+"""(ids of anchors, ids of other texts) in all processes; texts with equal ids are no negatives. None if all differ."""
 
 
 class InBatchLoss(CachedLoss):
@@ -33,9 +33,9 @@ class InBatchLoss(CachedLoss):
     negatives (see RowCollator). Logits are computed in chunks and not stored, so memory grows linearly with the batch.
 
     Args:
-        model, scale, cached: see CachedLoss. With gather_across_devices, the texts of all processes are negatives, and
-            duplicates are masked across processes. Each process returns the mean over its own pairs. So the mean of all
-            processes' losses, and DistributedDataParallel's gradient, equal those of the whole batch.
+        model, scale, **cached: see CachedLoss. With gather_across_devices, texts of all processes are negatives, and
+            duplicates are masked across processes. Each process returns the mean over its own pairs, so the mean over
+            processes and DistributedDataParallel's gradient equal loss and gradient of the whole batch.
         learn_scale: learn the scale, which starts at `scale` and stays between 1 and 100 as in CLIP. The parameter
             `log_scale` is its logarithm. Give log_scale a larger learning rate with training.learning_rate_mapping
         mask_duplicates: exclude false negatives: texts that equal the anchor or its positive, or that a chain of
@@ -118,7 +118,7 @@ class InBatchLoss(CachedLoss):
         return gather_rows(column) if self.gather_across_devices else column
 
     def targets(self, own: Tensor) -> Tensor | None:
-        """Return (B,) indices of this process's rows in a gathered column. Without gathering, None saves a sort."""
+        """Return (B,) indices of this process's rows in a gathered column; None without gathering, to save a sort."""
         return own_rows(own) if self.gather_across_devices else None
 
     def contrast(
@@ -135,7 +135,7 @@ class InBatchLoss(CachedLoss):
         positives, *columns = map(self.gather, embeddings[1:])
         is_alone = len(positives) == 1 and torch.is_grad_enabled()
         if is_alone and (not columns or (ids is not None and (ids[1][1:] == NO_CANDIDATE).all())):
-            raise ValueError("a batch of one row without negatives has loss 0: use larger batches or drop the last one")
+            raise ValueError("a one-row batch without negatives has loss 0: use larger batches or dataloader_drop_last")
         anchors, rows = None, slice(None) if targets is None else targets  # rows of `anchors` to contrast
         if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
             anchors, rows = self.gather(own), slice(None)
@@ -155,7 +155,7 @@ class SigmoidLoss(InBatchLoss):
     The value equals that of SigLIP (Zhai et al. 2023) and of open_clip's SigLipLoss if no text occurs twice.
 
     Args:
-        model, scale, cached: see InBatchLoss.
+        model, scale, **contrastive: arguments of InBatchLoss.
         bias: offset added to scale x cosine. At -10, nearly all pairs are classified as negatives at first, which suits
             batches with one positive per anchor
         learn_scale: learn scale and bias, as parameters `log_scale` and `logit_bias`. Set their learning rate, for
@@ -187,19 +187,19 @@ class SigmoidLoss(InBatchLoss):
 
 
 class GISTLoss(InBatchLoss):
-    """InfoNCE that excludes negatives which a guide encoder finds too similar (GISTEmbed, Solatorio 2024).
+    """InfoNCE without the negatives that are too similar according to a guide encoder (GISTEmbed, Solatorio 2024).
 
     The value equals that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss, with scale 1 / temperature,
     if no text occurs twice. The guide encodes the texts in `labels`, which TextCollator adds.
 
     Args:
-        model, scale, learn_scale, cached: see InBatchLoss. With gather_across_devices, contrast_anchors uses the
+        model, scale, **contrastive: arguments of InBatchLoss. With gather_across_devices, contrast_anchors uses the
             anchors of all processes. (sentence-transformers uses only the anchors of the same process.)
         embed: function that returns the guide's embeddings of sentences, see DistillationLoss.
         margin_strategy: absolute or relative. If p is the guide's cosine of the positive pair, a negative is excluded
             if its guide cosine exceeds p - margin (absolute) or p - margin x |p| (relative)
-        margin: amount by which the guide's cosine of the positive must exceed that of a negative; other negatives are
-            excluded. If margin is below 0, the positive pair stays in the loss (sentence-transformers excludes it)
+        margin: by how much the guide's cosine of the positive pair must exceed the cosine of a negative; otherwise the
+            negative is excluded. If margin is below 0, the positive pair is kept (sentence-transformers excludes it)
         contrast_anchors: also use other anchors as negatives of an anchor
         contrast_positives: also use other positives as negatives of a positive
     """
@@ -264,7 +264,7 @@ def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_ids(features: dict[str, Tensor]) -> Tensor:
-    """Return (B,) int64 ids of the texts in a column. Equal tokens give equal ids in any column, process and padding.
+    """Return (B,) int64 ids of a column's texts. Equal tokens give equal ids for any column, process and padding side.
 
     An id is the sum over the text's tokens of a 64-bit hash (splitmix64's finaliser) of token and position. Two
     distinct texts have the same id with probability 2^-64.

@@ -29,8 +29,8 @@ class InfoNCELoss(OneSweep, InBatchLoss):
     sentence-transformers' MultipleNegativesRankingLoss with cos_sim and the same options.
 
     Args:
-        model, scale, learn_scale, cached: see InBatchLoss and OneSweep. With matryoshka_dims, one pass computes all
-            widths. With several joint directions, hardness_mode or learn_scale, each width takes its own pass.
+        model, scale, **contrastive: see InBatchLoss and OneSweep. With matryoshka_dims, one pass computes all widths,
+            except with several joint directions, hardness_mode or learn_scale, which take one pass per width.
         symmetric: also train positives to find their anchors; the loss is the mean of both directions. Short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
         directions: kinds of pairs in the softmax, see ``info_nce_loss``; query_to_doc is required. GTE's loss
@@ -63,7 +63,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         if partition_mode == "per_direction" and not set(distinct) <= set(BOTH_WAYS):
             raise ValueError(f"partition_mode per_direction allows only query_to_doc and doc_to_query, got {distinct}")
         if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):
-            raise ValueError("symmetric sets directions and partition_mode: remove directions and partition_mode")
+            raise ValueError("symmetric already sets directions and partition_mode: remove these two settings")
         check_numbers(hardness_strength=hardness_strength)
         self.symmetric = symmetric
         self.both_ways = symmetric or (partition_mode == "per_direction" and len(distinct) == 2)
@@ -101,7 +101,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     parts. AnglE itself adds CoSENT over the cosines of these pairs, and uses scale 1 for angles (recipe `angle`).
 
     Args:
-        model, scale, contrastive: see InfoNCELoss. All parts use `scale`, but with learn_scale only InfoNCE trains
+        model, scale, **contrastive: see InfoNCELoss. All parts use `scale`, but with learn_scale only InfoNCE trains
             the scale.
         angle_weight: weight of the angular part
         angle_scale: scale of the angular part; by default, `scale`

@@ -60,11 +60,11 @@ class _Siamese(Loss):
 
 
 class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
-    """Half of the mean of distance² for similar pairs and max(0, margin - distance)² for other pairs."""
+    """Half of the mean, over pairs, of distance² (similar pair) or max(0, margin - distance)² (dissimilar pair)."""
 
 
 class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
-    """ContrastiveLoss that sums over the hard pairs of a batch only."""
+    """Sum of distance² or max(0, margin - distance)², as in ContrastiveLoss, over only the hard pairs of a batch."""
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):

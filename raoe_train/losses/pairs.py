@@ -65,7 +65,7 @@ class PairLoss(CachedLoss):
     _checked_labels = False
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        # All planned batches (on the CPU) are checked. On a GPU, a check waits, so only the first batch is checked.
+        # On the CPU, all batches are checked. On a GPU, a check would wait for the device: check only the first batch.
         on_gpu = any(getattr(x, "is_cuda", False) for x in features[0].values())
         if labels is not None and not (on_gpu and self._checked_labels):
             self._checked_labels = True
@@ -86,7 +86,7 @@ class PairLoss(CachedLoss):
         return torch.stack(list(loss.values())).sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """Return the loss of two columns of (B, D) embeddings. ValueError for no labels, NaN or a wrong count."""
+        """Return the loss of two columns of (B, D) embeddings. ValueError unless there are B labels without NaN."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         if isinstance(labels, (list, np.ndarray)):
@@ -147,9 +147,9 @@ class CoSENTLoss(OneSweep, PairLoss):
     """CoSENTLoss of sentence-transformers, with the same arguments and values, plus the arguments of CachedLoss.
 
     Args:
-        model, scale, cached: see OneSweep.
-        similarity_fct: similarity of two tensors, (B, D), (B, D) -> (B,). matryoshka_dims work only with the default,
-            cosines; with another function, use a MatryoshkaLoss.
+        model, scale, **cached: arguments of OneSweep.
+        similarity_fct: function from two (B, D) tensors to (B,) similarities. matryoshka_dims work only with the
+            default, cosines; with another function, use a MatryoshkaLoss.
     """
 
     by_order = True

@@ -17,10 +17,10 @@ Gate = Literal["label+score", "score", "label"]
 
 
 class RankMarginLoss(OneSweep, PairLoss):
-    """RAOE's rank objective (Eq. 2): pairs with scores more than `margin` ranks apart must have cosines in that order.
+    """RAOE's rank objective (Eq. 2): order cosines like scores, for pairs with scores more than `margin` ranks apart.
 
     Args:
-        model, scale, cached: see OneSweep and PairLoss.
+        model, scale, **cached: arguments of OneSweep.
         margin: two pairs are compared only if their score ranks in the (gathered) batch differ by more than this number
         ties: how to rank equal scores (`method` of scipy's rankdata); only "ordinal" compares pairs with equal scores
     """
@@ -58,7 +58,7 @@ class GatedAngularLoss(OneSweep, _Gated):
     have the larger angle.
 
     Args:
-        model, scale, cached: see OneSweep and PairLoss; scale multiplies angles in radians.
+        model, scale, **cached: arguments of OneSweep; scale multiplies angles in radians.
         gate: compare only pairs that differ in label and score (label+score, as in the paper), in score, or in label
             (as in the paper's Table 8)
 
@@ -87,7 +87,7 @@ class RAOELoss(RankMarginLoss, _Gated):
     of both parts is attached to ``rank``, and inside a MatryoshkaLoss, only the sum of both parts is returned.
 
     Args:
-        model, scale, cached: see OneSweep and PairLoss.
+        model, scale, **cached: arguments of OneSweep.
         margin: the rank part compares two pairs only if their score ranks differ by more than this number
         rank_weight: weight of the rank part
         angle_weight: weight of the angular part

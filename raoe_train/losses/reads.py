@@ -41,7 +41,7 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool)
     the source as a C-STS file."""
     if is_conditional(prompt):
         if with_label:
-            raise ValueError("C-STS has no NLI labels: use RankMarginLoss or CoSENTLoss, or loss.gate score")
+            raise ValueError("C-STS has no NLI labels: use RankMarginLoss or CoSENTLoss, or set loss.gate to score")
         return _table(source, data, conditional_table, prompt=prompt)
     names = [*SENTENCES, "score", *(["label"] if with_label else [])]
     options = {"names": names, "labels": data.labels, "score_scale": data.score_scale or None}

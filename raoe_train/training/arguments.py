@@ -16,19 +16,19 @@ BY_PREMISE = "by_premise"  # value of batch_sampler that selects PremiseBatchSam
 
 
 def check_training(training: Training, has_dev: bool) -> None:
-    """Raise ValueError for evaluation settings that would have no effect."""
+    """Raise ValueError for settings of evaluation and checkpoints that have no effect or contradict each other."""
     if training.patience is not None and not has_dev:
-        raise ValueError("training.patience needs a dev set, data.dev or data.dev_share, to measure improvement")
+        raise ValueError("training.patience needs a dev set to measure improvement: set data.dev or data.dev_share")
     if training.eval_strategy not in (None, "no") and not has_dev:
         raise ValueError(
-            f"training.eval_strategy {training.eval_strategy} needs a dev set, data.dev or data.dev_share; "
-            "to train without a dev set and save the last model, use --training.eval_strategy no"
+            f"training.eval_strategy {training.eval_strategy} needs a dev set: set data.dev or data.dev_share, "
+            "or save the last model without evaluation, with --training.eval_strategy no"
         )
     loads_best = has_dev and training.eval_strategy != "no" and training.others.get("load_best_model_at_end", True)
     if training.save_strategy == "no" and loads_best:
         raise ValueError(
-            "training.save_strategy no saves no checkpoints, so the dev set cannot select the best: "
-            "remove it, or save the last model with --training.eval_strategy no"
+            "training.save_strategy no saves no checkpoints, so the dev set cannot select the best one: "
+            "remove save_strategy, or save the last model with --training.eval_strategy no"
         )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
         raise ValueError("training.eval_steps has no effect with eval_strategy epoch: remove one of them")

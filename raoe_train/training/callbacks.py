@@ -44,7 +44,7 @@ class Meter(TrainerCallback):
         self.first_step, self.last_step = 0, 0
         self.rows, self.unit, self.logged = 0, "rows", 0.0
         self.total_rows, self.warned = 0, False
-        self.left_out: int | None = None  # number of rows in no batch of the first epoch
+        self.left_out: int | None = None  # number of rows that no batch of the first epoch had
         self._since = 0.0
 
     def count(self, inputs: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ class Meter(TrainerCallback):
 
     def costs(self) -> dict[str, Any]:
         """Return {"train_seconds", "train_steps", "train_rows": numbers of steps and rows in these seconds, "left_out":
-        number of rows in no batch of the first epoch, "peak_memory_mb"}."""
+        number of rows that no batch of the first epoch had, "peak_memory_mb"}."""
         return {
             "train_seconds": round(self.seconds, 3),
             "train_steps": self.last_step - self.first_step,

@@ -1,5 +1,5 @@
-"""Choose the encoder that a run saves. Candidates are checkpoints, and mixtures of a checkpoint and the start (the
-encoder before training). Dev set and guard (other texts) decide. A certificate lists all candidates (docs/adapt.md)."""
+"""Choose the encoder that a run saves, by scores on the dev set and the guard (other texts). Candidates are checkpoints
+and mixtures of a checkpoint and the start (the encoder before training). A certificate lists all (docs/adapt.md)."""
 
 import math
 import re
@@ -44,8 +44,8 @@ def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
 
 
 def guard_of(data: Data, encoder: Any, seed: int) -> Task:
-    """Return the guard as a task: the correlation of pairs' cosines with pairs' scores. The pairs come from data.guard
-    or, if that is not set, from random phrases. Texts without scores are paired at random, and their cosines before
+    """Return the guard, a task that correlates the cosines of pairs with their scores. The texts come from data.guard
+    or, if that is not set, are random phrases. Texts without scores are paired at random, and their cosines before
     training are the scores."""
     sources, columns, generator = data.guard, data.columns, np.random.default_rng(seed)
     if scored := [has_column(source, columns, "score") for source in sources]:
@@ -84,8 +84,8 @@ def choose(
         The certificate: {"saved": name of the winner, "accepted": False if the start won, "reason": a sentence,
         "metric": dev metric, "examples": number of dev examples, "guard_budget", "candidates": {name: {"share", "dev",
         "guard" and, except for the start, "change" on dev, "low" and "high" of its 95 % interval, "p"}}}, with
-        scores x 100. The one-sided p is the probability that the best candidate gains this many standard errors if none
-        is better than the start.
+        scores x 100. The one-sided p is the probability that the best candidate gains at least as many standard
+        errors as this one if, in truth, none is better than the start.
     """
     encoder: Any = trainer.model
     before, outcomes = _measure(encoder, start, start, 0.0, [*dev, guard], settings.batch_size)
@@ -146,7 +146,7 @@ def _measure(
 
 def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> None:
     """Add "change", "low", "high" and "p" to the rows of candidates, from bootstrap samples of their changes. p is
-    corrected for the number of candidates: max t of Westfall and Young (1993), section 2.5."""
+    corrected for the number of candidates with the max-t method of Westfall and Young (1993), section 2.5."""
     largest, ts = np.full(RESAMPLES, -np.inf), dict[str, float]()
     for name, values in samples.items():
         row = rows[name]
@@ -170,7 +170,7 @@ def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
     """Return the name of the candidate to save, or "start" if no candidate is significantly better (paired bootstrap).
 
     The gain of a candidate is its dev score minus `start`. Of the candidates that gain at least min_gain x the largest
-    gain, the candidate with the highest guard wins, because it changes other texts least.
+    gain, the candidate with the highest guard score wins, because it changes other texts least.
     """
     gains = {name: row["dev"] - start for name, row in candidates.items() if row["p"] < SIGNIFICANT}
     enough = [name for name, gain in gains.items() if gain >= min_gain * max(gains.values())]

@@ -50,7 +50,7 @@ def _dev_metric(after: Mapping[str, Any]) -> str:
 
 
 def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """ Return "spearman falls from 73.63 to 30.40:" if the dev score is lower than before training, else ""."""
+    """Return a text such as "spearman falls from 73.63 to 30.40:" if training lowered the dev score, else ""."""
     name = _dev_metric(after)
     old, new = before.get(name), after.get(name)
     return "" if old is None or new is None or new >= old else f"{name} falls from {old:.2f} to {new:.2f}:"

@@ -28,15 +28,15 @@ EVENTS = "tensorboard"
 FILES = (RECIPE, METRICS, LOG, CERTIFICATE, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
 STATE = "trainer_state.json"  # file in each checkpoint
 HEADING = "\n## Model Details\n"  # raoe's section is inserted before this heading of sentence-transformers' card
-# Settings that do not affect results, by full key, because keys in mappings (data.labels) may have any name.
+# Settings that do not affect results. These are full keys, because data.labels could have a label named "device".
 WHERE_IT_RUNS = {"output", "overwrite", "dry_run", "model.device", "model.device_map", "teacher.device",
                  "teacher.cache", "teacher.second.device", "teacher.second.cache", "polarity.reference.device",
                  "polarity.reference.cache", "training.report_to", "training.dataloader_num_workers"}  # fmt: skip
 
 
 def settings_of(config: Any, tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """Return everything that determines a run's result: its recipe, and the contents of local data, encoders and tasks
-    (None for hub names and built-in data)."""
+    """Return everything that determines a run's result: its recipe, and fingerprints of local data, encoders and
+    tasks (None for hub names and built-in data)."""
     second = config.teacher.second
     encoders = {"model.name": config.model.name, "teacher.name": config.teacher.name}
     if second is not None:
@@ -65,7 +65,7 @@ def clear_unfinished(output: Path) -> None:
 
 
 def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
-    """Load the encoder to train. A new encoder from scratch is saved in `initial`, for resuming."""
+    """Load the encoder to train. A new encoder is saved in `initial`, from where a resumed run loads it."""
     from raoe_train.encoders.load import load_encoder
 
     if model.name != SCRATCH:

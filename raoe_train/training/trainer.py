@@ -1,4 +1,4 @@
-"""A SentenceTransformerTrainer that uses the collators of raoe's losses, batches by length, and stops at a NaN loss."""
+"""A SentenceTransformerTrainer that uses the losses' collators, encodes texts by length, and stops at a NaN loss."""
 
 import copy
 import logging
@@ -49,12 +49,12 @@ class Trainer(SentenceTransformerTrainer):
             batch comes from one dataset. In rows (see row_table), columns can have any order, negatives can be
             missing (None), and a column can have lists of texts.
         eval_dataset: like train_dataset.
-        loss: a loss, a function from the model to a loss, or a dict of either by dataset name.
+        loss: a loss, a function that creates a loss from the model, or {dataset name: loss or function}.
         evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's
             collator and must add prompts.
         by_length: False pads every batch to its longest text, as sentence-transformers does.
         packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels. Encoders
-            that do not support packing are trained by length (docs/by-length.md). "auto" packs on CUDA with Triton.
+            that do not support packing get padded groups (docs/by-length.md). "auto" packs on CUDA with Triton.
         keep: weight of the regularizer that keeps embeddings close to those before training (`losses.by_length.Keep`).
             "auto" is 0.3 if the scores have only two values, else 0.
 
@@ -314,7 +314,7 @@ def _check_prompts(prompts: Any, *data: Any) -> None:
     mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if columns else []
     for each in mappings:
         if unknown := {*each} - columns - names:
-            raise ValueError(f"prompts: no column or dataset {min(unknown)!r}; names: {', '.join(names | columns)}")
+            raise ValueError(f"prompts: {min(unknown)!r} is no column or dataset; use {', '.join(names | columns)}")
 
 
 def _find_best(folder: Path) -> None:
@@ -329,8 +329,8 @@ def _find_best(folder: Path) -> None:
 
 
 def _own_prompts(model: Any, data: Any) -> Any:
-    """Return the encoder's own prompts for a dataset, or for {name: dataset}: {column: prompt} if the first column is a
-    query and the prompts for queries and documents differ, else the default prompt."""
+    """Return the encoder's own prompts for the columns of a dataset, or of {name: dataset}. If the first column has no
+    queries, or the prompts for queries and documents are equal, return the default prompt."""
     if isinstance(data, Mapping):
         own = {name: _own_prompts(model, each) for name, each in data.items()}
         different = [each for each in own.values() if each != next(iter(own.values()))]

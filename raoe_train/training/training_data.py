@@ -98,8 +98,8 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | 
 def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
     """Return the teacher's raw cosines within each list, [n, n] float32 each, with 0 for a zero embedding.
 
-    The cache stores these cosines and not embeddings. They take 4 n^2 bytes for each list (4 kB for 33 sentences), and
-    runs with another omega, ablation or seed can share them.
+    The cache stores these cosines, not embeddings: 4 n^2 bytes for each list (4 kB for 33 sentences). Runs with another
+    omega, ablation or seed can share the cache.
     """
     size = max(1, resume.SHARD // 16)  # number of lists in a shard, for lists of about 16 sentences
     key = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
@@ -155,7 +155,7 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[
         raise ValueError("data.dev_share needs scores or positives: remove it, or name a dev set with --data.dev")
     if len(dataset) < FEWEST:
         raise ValueError(
-            f"{name} has only {len(dataset)} rows: data.dev_share needs at least {FEWEST}; name a dev set, --data.dev"
+            f"{name} has only {len(dataset)} rows: data.dev_share needs at least {FEWEST}; set data.dev instead"
         )
     rows = len(dataset)
     wanted = max(rows / 10, min(DEV_ROWS, 0.3 * rows)) if share == "auto" else max(2, share * rows)
@@ -179,8 +179,8 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[
 
 
 def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
-    """Create a batch sampler over `rows` random rows, which are redrawn in each epoch. They are the start of a
-    permutation that the trainer's generator draws from seed and epoch, so a resumed run draws the same rows."""
+    """Create a batch sampler over `rows` random rows, which are redrawn in each epoch. They depend only on the seed and
+    the epoch, so a resumed run draws the same rows."""
     sampler = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])
     return DefaultBatchSampler(sampler, **settings)  # type: ignore[arg-type]
 
@@ -228,7 +228,7 @@ def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> Non
 class PremiseBatchSampler(DefaultBatchSampler):
     """A batch sampler in random order that keeps rows with the same first text together.
 
-    An NLI premise has three hypotheses. If these rows share a batch, raoe_train.losses.ByLength encodes the premise
+    An NLI premise occurs in three rows. If these rows are in one batch, raoe_train.losses.ByLength encodes the premise
     only once, but the batch has more similar texts (docs/lab/speed.md). Set args.batch_sampler to this class.
     """
 

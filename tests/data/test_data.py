@@ -45,7 +45,7 @@ def test_split(tmp_path):
     with pytest.raises(ValueError, match=r"no split 'test'; splits: train \(2\), dev \(1\)"):
         read_pairs(path + "#test")
     nosplit = write(tmp_path / "b.tsv", "sentence1\tsentence2\na\tb\n")
-    with pytest.raises(ValueError, match="no column 'split' for #train"):
+    with pytest.raises(ValueError, match="no column 'split', which #train needs"):
         read_pairs(nosplit + "#train")
     mapped = write(tmp_path / "c.tsv", "sentence1\tsentence2\tfold\na\tb\tx\nc\td\ty\n")
     assert read_pairs(mapped + "#y", columns={"split": "fold"})["sentence1"] == ["c"]
@@ -169,7 +169,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
     [
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n[1]\n', "line 2: a JSON list"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n\n{"sentence1": \n', "line 3: not JSON"),
-        ("a.jsonl", '{"sentence1": "a", "sentence2": 3}\n', "line 1: sentence2 is 3, not a text"),
+        ("a.jsonl", '{"sentence1": "a", "sentence2": 3}\n', "line 1: sentence2 is 3, not a string"),
         ("a.jsonl", '{"sentence1": "a", "score": 1, "score": 2}\n', "line 1: .*duplicate key among sentence1, score"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "\\ud83d"}\n', "line 1: invalid Unicode .lone surrogate"),
         ("a.tsv", b"sentence1\tsentence2\na\tb\n\xff\tb\n", "line 3: not UTF-8"),
@@ -199,7 +199,7 @@ def test_writing_what_a_format_cannot_hold(tmp_path):
     assert list(tmp_path.iterdir()) == []
     write_rows(tmp_path / "a.csv", ["text"], [{"text": "a" * 131072}])
     assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"text": "a" * 131072}]
-    with pytest.raises(ValueError, match="all but parquet also with"):
+    with pytest.raises(ValueError, match="all but parquet may be followed by"):
         write_rows(tmp_path / "a.parquet.gz", ["text"], [{"text": "a"}])
 
 

@@ -244,12 +244,12 @@ def test_texts_that_are_left_out(tmp_path, rows, expected, texts):
     ("row", "message"),
     [
         ({"query": "q", "pos": "p"}, "pos is 'p', not a list of texts"),
-        ({"query": ["q"], "pos": ["p"]}, r"query is \['q'\], not a text"),
+        ({"query": ["q"], "pos": ["p"]}, r"query is \['q'\], not a string"),
         ({"query": "q", "pos": ["p", ""]}, "text 2 of pos is empty"),
-        ({"query": "q", "positive_passages": [{"title": "t"}]}, "text 1 of positive_passages is None, not a text"),
+        ({"query": "q", "positive_passages": [{"title": "t"}]}, "text 1 of positive_passages is None, not a string"),
         ({"query": "", "pos": ["p"]}, "query is empty"),
         ({"query": "q", "neg": ["n"]}, "no column for positive"),
-        ({"query": "q", "pos": ["p"], "answer": "a"}, "columns answer and pos could both be positive: choose"),
+        ({"query": "q", "pos": ["p"], "answer": "a"}, "columns answer and pos could both be positive: choose one"),
     ],
 )
 def test_malformed_rows(tmp_path, row, message):
@@ -270,7 +270,7 @@ def test_pairs_mapped_and_with_other_labels(tmp_path):
         read_triplets(path, columns=columns)
     data = read_triplets(path, columns=columns, labels={"yes": 0, "maybe": 1, "no": 2}, neutral=True)
     assert rows_of(data) == [("p", "e", "c", "n")]
-    with pytest.raises(ValueError, match="labels must map to 0 entailment, 1 neutral, 2 contradiction"):
+    with pytest.raises(ValueError, match=r"labels must map to 0 \(entailment\), 1 \(neutral\) or 2 \(contradiction\)"):
         read_triplets(path, columns=columns, labels={"yes": 0, "maybe": 1, "no": 3})
 
 

@@ -194,7 +194,7 @@ QUERIES = [{"_id": "a", "text": "first"}, {"_id": "b", "text": "second"}]
         (CORPUS, QUERIES, [("c", "1", 1)], r"line 2: 'c' is not an _id in queries\.jsonl"),
         (CORPUS, QUERIES, [("a", "1", 0), ("b", "2", -1)], r"test\.tsv: no query has a relevant passage"),
         (CORPUS, QUERIES, [("a", "1", "x")], r"test\.tsv, line 2: score is 'x', not a number"),
-        ([{"_id": "1", "text": 5}], QUERIES, [], r"corpus\.jsonl, line 1: text is 5, not a text"),
+        ([{"_id": "1", "text": 5}], QUERIES, [], r"corpus\.jsonl, line 1: text is 5, not a string"),
     ],
 )
 def test_bad_folders(tmp_path, corpus, queries, qrels, message):

@@ -44,7 +44,7 @@ WRONG = [
     ((P, P, P), {"cu_seqlens": ENDS.long(), "max_seqlen": 4}, TypeError, "cu_seqlens"),
     ((P, P, P), {"cu_seqlens": ENDS[None], "max_seqlen": 4}, ValueError, "cu_seqlens"),
     ((P, P, P), {"cu_seqlens": ENDS.flip(0), "max_seqlen": 4}, ValueError, "cu_seqlens must not decrease"),
-    ((P, P, P), {"cu_seqlens": ENDS + 1, "max_seqlen": 4}, ValueError, "must stay within 0 to 6"),
+    ((P, P, P), {"cu_seqlens": ENDS + 1, "max_seqlen": 4}, ValueError, "must be from 0 to 6"),
     ((Q, K, K), {"scale": float("nan")}, ValueError, "scale"),
     ((Q, K, K), {"dropout_p": 1}, ValueError, "dropout_p"),
     ((Q, K, K), {"dropout_p": -0.1}, ValueError, "dropout_p"),

@@ -60,7 +60,7 @@ def test_one_width_less_than_all():
     ("settings", "message"),
     [
         ({"matryoshka_dims": [4, 4]}, r"matryoshka_dims must be distinct numbers from 1.*16, got \[4, 4\]"),
-        ({"matryoshka_dims": [16, 17]}, r"up to the model's 16, got \[16, 17\]"),
+        ({"matryoshka_dims": [16, 17]}, r"up to the model's 16 dimensions, got \[16, 17\]"),
         ({"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims work only with cosines"),
     ],
 )

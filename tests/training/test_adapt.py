@@ -100,7 +100,7 @@ def test_distances_as_scores_and_other_columns_are_reported(tmp_path, encoder, c
     adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", **score))
     output = capsys.readouterr().out
     assert "mine.tsv: 60 scored pairs; columns not read: note, id\n" in output
-    assert "warning: dev pairs with larger scores are less similar (spearman -" in output
+    assert "warning: dev pairs with high scores have low cosines (spearman -" in output
 
 
 def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):

@@ -4,7 +4,7 @@ A segment is the embedding dimensions between two neighbouring widths. The logit
 + dot_k) / (|a| |b|), where dot_s is the product over segment s, and a and b are the prefixes of width k. All widths k
 >= s include segment s. Let g_k be the gradient of loss L_k with respect to dot_k. Then the gradient of a's segment s is
 one product with b's segment, (g_s + … + g_K) b, and vice versa with the transposed matrix. The gradient through the
-norms needs the sums of dL_k/dx_k * x_k of each row and column. So K widths cost three products, like a single width.
+norms needs the sums of dL_k/dx_k * x_k over each row and column. So K widths need three products, as one width does.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .weights import with_weights
 
 # Bytes of all widths' logits in a chunk: enough rows for products at full speed, few enough for a last-level cache.
 BUFFER = 24 << 20
-ROWS = 256  # maximum rows of a chunk: more rows do not make the products faster
-# Segments of up to this many columns are stored column by column. Stored as many short rows, they would slow down
-# products to half the speed and sums to a third.
+ROWS = 256  # maximum number of rows in a chunk: more rows do not make the products faster
+# Segments of up to this many columns are stored column by column. If they were stored as many short rows, matrix
+# products would take twice as long, and sums three times as long.
 NARROW = 32
 
 
 class _Side(NamedTuple):
     """The rows or the columns of the logits.
 
-    rows      one matrix per segment, (n, width of the segment), not normalised, in the dtype of the arithmetic
+    rows      one matrix per segment, (n, width of the segment), not normalised, float32 or float64
     inverse   (K, n): 1 / norm of each prefix, 0 where the prefix counts as zero
     grads     same shapes as `rows`: sums of the gradients through the products; [] if not needed
-    along     (K, n): weight * dL/dx * x, summed over the other side of the logits
+    along     (K, n): weight * dL/dx * x, summed over the columns (for rows) or the rows (for columns) of the logits
     whole     (n, last width) or None: memory of the gradient; wide segments in `grads` are views of this memory
     """
 
@@ -154,7 +154,7 @@ def _weigh(
 
 
 def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -> tuple[_Side, Tensor]:
-    """Return a side, and a (K,) "poison": NaN if any prefix of this width or its norm is not finite, else 0."""
+    """Return a side, and a (K,) "poison": NaN for each width at which a prefix or its norm is not finite, else 0."""
     matrices = [x[:, : dims[-1]] for x in parts if x is not None]
     whole = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
     whole = whole.to(wide(whole.dtype))
@@ -183,7 +183,7 @@ def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None
 
 
 def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
-    """Return (n, N) bool for the column indices `rows`: True for anchors that exclude the column by `ignore`."""
+    """Return (n, N) bool for the column indices `rows`: True for anchors for which `ignore` excludes the column."""
     if problem.anchor_ids is not None and problem.column_ids is not None:
         return equal_ids(problem.anchor_ids, problem.column_ids[rows]).T
     return None if problem.ignored is None else problem.ignored[:, rows].T

@@ -1,8 +1,8 @@
-"""Shared by the backends for several widths: gradients that weight the K losses by the upstream gradient.
+"""Functions that all backends for several widths share: weight the gradients of K losses by the upstream gradient.
 
 All widths share their matrix products, so the weights of the losses (the upstream gradient) must be known before the
-gradients are computed. On a CPU, forward computes the gradients for equal weights, and backward repeats the computation
-if the weights turn out to differ.
+gradients are computed. On a CPU, forward computes the gradients for equal weights. If the weights are not equal,
+backward repeats the computation.
 On a GPU, backward always computes the gradients: to compare the weights, the host would have to wait for the GPU.
 """
 

@@ -71,7 +71,7 @@ def check(decoder: PreTrainedConfig, layers: int) -> None:
     if not 0 <= layers <= depth:
         raise ValueError(f"bidirectional_layers must be a whole number from 0 to {depth}, got {layers!r}")
     if getattr(decoder, "use_bidirectional_attention", None) or not getattr(decoder, "is_causal", True):
-        raise ValueError(f"this decoder, a {decoder.model_type!r}, is already bidirectional in all layers")
+        raise ValueError(f"all layers of this decoder ({decoder.model_type!r}) are already bidirectional")
     unknown = set(getattr(decoder, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if unknown:
         raise ValueError(f"bidirectional layers need full or sliding attention, got {', '.join(sorted(unknown))}")

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .configuration import BidirectionalConfig, windows
 
 ADAPTER = "adapter"  # folder of a LoRA adapter in peft's format, next to the configuration
-PACKED, PADDED = "raoe_packed", "raoe_padded"  # names of the attention of raoe_train/encoders/packed.py
+PACKED, PADDED = "raoe_packed", "raoe_padded"  # attentions that raoe_train/encoders/packed.py registers
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
 
@@ -219,8 +219,8 @@ def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None
     return args, {**arguments, "attention_mask": kwargs["lifted"][window], "is_causal": False}
 
 
-# A trainer loads checkpoints by load_state_dict, which fails for quantised weights. With an adapter, quantised weights
-# never change, so the state leaves them out.
+# A trainer loads checkpoints with load_state_dict, which fails for quantised weights. If there is an adapter, quantised
+# weights never change, so they are left out of the state.
 def _leave_out_quantised(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     if model.is_quantised and model.has_adapter:
         for key in [key for key in state if key.startswith(prefix) and "lora_" not in key]:
@@ -233,7 +233,7 @@ def _do_not_miss_quantised(model: BidirectionalModel, keys: Any) -> None:
 
 
 def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
-    """Load a saved adapter in float32, as in training. transformers' load_adapter rounds to the base's dtype."""
+    """Load a saved adapter in float32, as in training. transformers' load_adapter rounds it to the base's dtype."""
     from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
 
     decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
