@@ -1,9 +1,9 @@
 """One training step of all-MiniLM-L6-v2 (forward, backward, AdamW), our losses against sentence-transformers' own.
 
-Texts come from the built-in corpus, have nearly the same length, and are tokenised beforehand, so this compares losses;
+Texts come from the built-in corpus, have nearly the same length, and are tokenized beforehand, so this compares losses;
 benchmarks/train_step.py measures the cost of padding. If the package with MiniLM is not installed, an encoder of its
 shape with random weights replaces it, and the title says so. Contenders "of it" are parts of RAOELoss's step, timed
-separately: the loss with the gradient of the embeddings, collation with tokenisation, and writing one log entry, which
+separately: the loss with the gradient of the embeddings, collation with tokenization, and writing one log entry, which
 `raoe-train` does every 10 steps. Peak memory includes activations, gradients and the loss, but not weights and
 optimizer, which exist before. GB/s and GFLOP/s are those of a whole step, also for its parts.
 """

@@ -221,7 +221,7 @@ def drawn(source: str, pairs: int) -> list[np.ndarray]:
 
 
 def rows_of(lengths: np.ndarray, device: str) -> dict[str, Any]:
-    """Return tokenised texts with random ids and these lengths, padded to the longest."""
+    """Return tokenized texts with random ids and these lengths, padded to the longest."""
     generator = torch.Generator().manual_seed(int(lengths.sum()))
     mask = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
     ids = torch.randint(1000, 30000, mask.shape, generator=generator) * mask

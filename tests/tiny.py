@@ -66,7 +66,7 @@ def saved_encoder(folder: Path) -> str:
 
 
 def batch(model: Any, rows: int = 9) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Two tokenised columns of `rows` sentences, with scores (one tie) and labels of three classes."""
+    """Two tokenized columns of `rows` sentences, with scores (one tie) and labels of three classes."""
     first = [SENTENCES[row % len(SENTENCES)] for row in range(rows)]
     second = [SENTENCES[(3 * row + 1) % len(SENTENCES)] for row in range(rows)]
     generator = torch.Generator().manual_seed(5)

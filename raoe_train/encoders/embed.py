@@ -14,7 +14,7 @@ from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
 from raoe_train.encoders.settings import Encoder, Precision, identity
 
-SORTED = 4096  # number of sentences that are tokenised and sorted by length together
+SORTED = 4096  # number of sentences that are tokenized and sorted by length together
 CHUNK = 1 << 24  # number of cosines in memory at a time, 64 MiB
 NONE = -1  # index of a missing neighbour
 # {kind of text: names that its prompt can have}, as in encode_query and encode_document of sentence-transformers

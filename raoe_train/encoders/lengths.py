@@ -62,7 +62,7 @@ def by_length(
     packing: Packing | None = None,
     forward: int | None = None,
 ) -> Runs | None:
-    """Divide tokenised columns into groups of similar length. Return None for columns that are not tokens (images).
+    """Divide tokenized columns into groups of similar length. Return None for columns that are not tokens (images).
 
     Equal texts are encoded once. But equal texts within a row are encoded separately, because SimCSE needs two dropout
     views. Groups are padded on the right.

@@ -15,7 +15,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
 
     A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. To
     load a model with bidirectional layers, call `raoe_train.register()` first, or use trust_remote_code without raoe.
-    An adapter that was trained on 4-bit weights is merged into the unquantised weights of its base model.
+    An adapter that was trained on 4-bit weights is merged into the unquantized weights of its base model.
 
     Returns:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}.

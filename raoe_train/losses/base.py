@@ -94,7 +94,7 @@ class CachedLoss(CachedLossMixin, Loss):
         """Return the scalar loss of a batch, or a dict of the loss's named parts.
 
         Args:
-            sentence_features: tokenised columns, with B rows each.
+            sentence_features: tokenized columns, with B rows each.
             labels: labels as the collator `reads.collator` returns them; see the docstring of the loss class.
         """
         features = list(sentence_features)

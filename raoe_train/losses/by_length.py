@@ -67,7 +67,7 @@ def fits(loss: Any) -> bool:
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
     """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's method
-    `beside` or, without this method, the batch's labels. `tokens` are tokenised columns, for a loss with a guide."""
+    `beside` or, without this method, the batch's labels. `tokens` are tokenized columns, for a loss with a guide."""
     if isinstance(loss, MatryoshkaLoss) and loss.uses_gradient_cache and embeds_columns(loss.loss):
         loss = loss.loss  # its calculate_loss already sums over all widths, because MatryoshkaLoss replaced it
     if isinstance(loss, MatryoshkaLoss):
@@ -162,7 +162,7 @@ class Batch:
     rows: list[Tensor]  # for each column, the indices of its texts among the encoded texts
     labels: Any
     words: Tensor | None = None  # distinct tokens of all runs, if there are several runs
-    tokens: list[dict[str, Any]] | None = None  # tokenised columns, for losses with a guide
+    tokens: list[dict[str, Any]] | None = None  # tokenized columns, for losses with a guide
     before: Tensor | None = None  # embeddings before training, for `keep`
 
     def to(self, device: Any, **_: Any) -> "Batch":
@@ -223,7 +223,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return getattr(innermost(self.loss), "uses_gradient_cache", False)
 
     def plan(self, features: Iterable[dict[str, Any]], labels: Any = None) -> Batch | None:
-        """Plan a batch of tokenised columns on the CPU: which texts each forward pass encodes, and what the loss needs
+        """Plan a batch of tokenized columns on the CPU: which texts each forward pass encodes, and what the loss needs
         besides embeddings. Return None for columns that are not rows of tokens."""
         columns, inner = [*features], innermost(self.loss)
         guided = embeds_columns(inner) and hasattr(inner, "guide")  # the guide reads padded tokens
@@ -247,7 +247,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return limits
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
-        """Return the loss of a planned batch, or of tokenised columns. `labels` has the format of the wrapped loss."""
+        """Return the loss of a planned batch, or of tokenized columns. `labels` has the format of the wrapped loss."""
         features = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
         planned = features if isinstance(features, Batch) else self.plan(features, labels)
         if planned is None and self.keep is not None:

@@ -83,7 +83,7 @@ class ListCollator(SentenceTransformerDataCollator):
     """Collator for lists of sentences, for ListMLELoss.
 
     Rows have a column `sentences`, a list of n texts, and optionally `label`, the teacher's n x n values as a flat
-    list. A batch is one tokenised column with the sentences of all lists in order, and the labels {"lengths": int64
+    list. A batch is one tokenized column with the sentences of all lists in order, and the labels {"lengths": int64
     (B,), "teacher": float32 (B, m, m)}. m is the length of the longest list, and shorter lists are padded with 0.
     Without `label` there is no "teacher".
 
@@ -113,7 +113,7 @@ class ListCollator(SentenceTransformerDataCollator):
 
 
 def columns_of(batch: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
-    """Return the tokenised columns and the labels of a collated batch."""
+    """Return the tokenized columns and the labels of a collated batch."""
     # collect_features does not use self. It wrongly adds negative_2_input_ids to `negative`, as feature 2_input_ids.
     columns, labels = SentenceTransformerTrainer.collect_features(None, batch)  # type: ignore[arg-type]
     return [{name: value for name, value in each.items() if not name[0].isdigit()} for each in columns], labels

@@ -28,7 +28,7 @@ from raoe_train.losses import (
     SigmoidLoss,
 )
 from tests.forked import together
-from tests.losses.test_infonce_loss import GTE, ROWS, tokenised
+from tests.losses.test_infonce_loss import GTE, ROWS, tokenized
 from tests.losses.test_listmle_loss import LISTS, collated, teachers
 from tests.losses.test_ragged_rows import letters
 from tests.tiny import REPLAYS_IN_DOUBLE, SENTENCES, batch, tiny_encoder, total
@@ -84,7 +84,7 @@ def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[A
             labels["texts"] = [[SENTENCES[row[n]] for row in rows] for n in range(columns)]
         if (loss, arguments, columns) in RAGGED:
             labels["missing"] = torch.tensor([[False, False, n % 3 == 0, n % 4 < 2] for n in range(len(rows))])
-        inputs.append((loss, arguments, (tokenised(model, columns, rows), labels or None)))
+        inputs.append((loss, arguments, (tokenized(model, columns, rows), labels or None)))
     for loss, arguments, (features, labels) in inputs:
         made.append((loss, arguments, (features, labels), _parts(features, labels, SIZES[world])))
     for shares in LISTS_OF[world]:

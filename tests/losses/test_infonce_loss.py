@@ -26,7 +26,7 @@ def model():
     return tiny_encoder()
 
 
-def tokenised(model, columns=4, rows=ROWS):
+def tokenized(model, columns=4, rows=ROWS):
     return [model.preprocess([SENTENCES[row[column]] for row in rows]) for column in range(columns)]
 
 
@@ -87,8 +87,8 @@ def test_scaled_loss_scales_the_gradient_of_what_it_learns(model, kind, wrapped)
         around = {"plain": lambda: loss, "by length": lambda: ByLength(loss),
                   "matryoshka": lambda: ByLength(MatryoshkaLoss(model, loss, [16, 4]))}[wrapped]()  # fmt: skip
         model.zero_grad()
-        (factor * around(tokenised(model), None)).backward()
-        (factor * around(tokenised(model), None)).backward()  # of a second batch on top
+        (factor * around(tokenized(model), None)).backward()
+        (factor * around(tokenized(model), None)).backward()  # of a second batch on top
         return torch.stack([x.grad for name, x in loss.named_parameters() if not name.startswith("model.")])
 
     whole = gradient(1.0)

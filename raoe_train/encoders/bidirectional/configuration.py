@@ -55,7 +55,7 @@ class BidirectionalConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()
-        # With these keys, transformers would expect quantised weights, so base_quantization replaces these keys.
+        # With these keys, transformers would expect quantized weights, so base_quantization replaces these keys.
         for key in ("quantization_config", "_pre_quantization_dtype"):
             values["text_config"].pop(key, None)
         return values

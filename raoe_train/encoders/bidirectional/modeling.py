@@ -49,9 +49,9 @@ class BidirectionalModel(PreTrainedModel):
         lifted = list(zip(self.decoder.layers, windows(inner), strict=True))[-count:] if count else []
         for layer, window in lifted:
             layer.register_forward_pre_hook(partial(lift, window=window), with_kwargs=True)
-        self.register_state_dict_post_hook(_leave_out_quantised)
+        self.register_state_dict_post_hook(_leave_out_quantized)
         self.register_load_state_dict_pre_hook(lambda module, *_: module._unpack())
-        self.register_load_state_dict_post_hook(_do_not_miss_quantised)
+        self.register_load_state_dict_post_hook(_do_not_miss_quantized)
         if decoder is None:
             self.post_init()
 
@@ -112,11 +112,11 @@ class BidirectionalModel(PreTrainedModel):
     def _unpack(self) -> None:
         # On a CPU with AVX512-BF16, bitsandbytes 0.50 repacks 4-bit weights during evaluation, and products with
         # repacked weights have no gradient: training after an evaluation would use wrong gradients.
-        if self.is_quantised and self.decoder.device.type == "cpu":
+        if self.is_quantized and self.decoder.device.type == "cpu":
             self.decoder.state_dict()  # unpacks the weights
 
     @property
-    def is_quantised(self) -> bool:
+    def is_quantized(self) -> bool:
         return getattr(self.decoder, "hf_quantizer", None) is not None
 
     @property
@@ -127,8 +127,8 @@ class BidirectionalModel(PreTrainedModel):
     def from_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
     ) -> "BidirectionalModel":
-        """Load a saved model as transformers does. For an adapter, also load its base model by name, quantised as in
-        training unless quantization_config is set. merge_adapter=True merges the adapter into the unquantised base."""
+        """Load a saved model as transformers does. For an adapter, also load its base model by name, quantized as in
+        training unless quantization_config is set. merge_adapter=True merges the adapter into the unquantized base."""
         merge = kwargs.pop("merge_adapter", False)
         hub: dict[str, Any] = {key: kwargs.pop(key) for key in HUB if key in kwargs}
         source: dict[str, Any] = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
@@ -178,8 +178,8 @@ class BidirectionalModel(PreTrainedModel):
     ) -> None:
         """Save the model as transformers does. If it has an adapter, save only the adapter and the configuration."""
         if not self.has_adapter:
-            if self.is_quantised:
-                raise ValueError("a quantised decoder without an adapter has no trained weights to save: add LoRA")
+            if self.is_quantized:
+                raise ValueError("a quantized decoder without an adapter has no trained weights to save: add LoRA")
             self.config.forget_base()
             super().save_pretrained(save_directory, **kwargs)
             return
@@ -219,16 +219,16 @@ def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None
     return args, {**arguments, "attention_mask": kwargs["lifted"][window], "is_causal": False}
 
 
-# A trainer loads checkpoints with load_state_dict, which fails for quantised weights. If there is an adapter, quantised
+# A trainer loads checkpoints with load_state_dict, which fails for quantized weights. If there is an adapter, quantized
 # weights never change, so they are left out of the state.
-def _leave_out_quantised(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    if model.is_quantised and model.has_adapter:
+def _leave_out_quantized(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    if model.is_quantized and model.has_adapter:
         for key in [key for key in state if key.startswith(prefix) and "lora_" not in key]:
             del state[key]
 
 
-def _do_not_miss_quantised(model: BidirectionalModel, keys: Any) -> None:
-    if model.is_quantised and model.has_adapter:
+def _do_not_miss_quantized(model: BidirectionalModel, keys: Any) -> None:
+    if model.is_quantized and model.has_adapter:
         keys.missing_keys[:] = [key for key in keys.missing_keys if ".decoder." not in f".{key}" or "lora_" in key]
 
 
