@@ -67,7 +67,7 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
 
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Refine all rows at once. The list of row j has the columns k >= j. The j columns before them are set to +inf,
+    """Refine all rows at once. In row j of phi, the columns k >= j are list j. The j columns before are set to +inf,
     which sorting moves to the front. So the value of rank k - j is in column k after sorting, as in phi."""
     phi, mask, omega = problem
     n = phi.shape[-1]

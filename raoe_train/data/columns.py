@@ -99,7 +99,7 @@ class Columns:
         roles = [next((each for each in NAMES[role] if each in fields), "") for role in ("anchor", "positive")]
         if name == "sentence1" and all(roles):
             advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; "
-            advice += "for queries and passages, use a loss such as InfoNCELoss or a task retrieval:FILE"
+            advice += "row_table, losses such as InfoNCELoss and tasks retrieval:FILE read queries and passages"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 

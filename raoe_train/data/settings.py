@@ -79,7 +79,7 @@ class Data(Rows):
             tenth, or 200 rows if a tenth is less, but at most three tenths
         score_scale: lowest and highest possible score of data.train; two numbers, or two numbers per source
         max_rows: maximum number of rows of each source, drawn at random with training.seed
-        redraw: draw a new random choice of max_rows rows in each epoch
+        redraw: draw a new random sample of max_rows rows in each epoch
         pairing: triplets to build for each NLI premise; one, zip (i-th entailed with i-th contradicting hypothesis) or
             all (every combination)
         neutral: also use a neutral hypothesis of the NLI premise, as a second hard negative

@@ -97,9 +97,9 @@ class PolarityEvaluator(SentenceEvaluator):
         return is_same @ w, cosines.astype(np.float64) @ w
 
     def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> tuple[dict[str, Any], np.ndarray]:
-        """Return ({"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class":
-        {class: the first five keys}, "curve": {k: {"polarity", "similarity"}}}, with scores in percent; P of each
-        sentence, [n] from 0 to 1)."""
+        """Return (result, P of each sentence: [n] from 0 to 1). The result has scores in percent: {"polarity",
+        "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class": {class: values of the
+        first five keys}, "curve": {k: {"polarity", "similarity"}}}."""
         polarity, similarity = self.scores(embeddings)
         labels = np.array(list(map(str, self.labels)))
 
