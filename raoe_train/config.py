@@ -91,7 +91,7 @@ def recipe_path(recipe: str | Path) -> Path:
 
 
 def nearest(word: str, candidates: Iterable[Any]) -> str:
-    """ Return " (did you mean WORD?)" with the most similar candidate, or "" if no candidate is similar."""
+    """Return " (did you mean WORD?)" with the most similar candidate, or "" if no candidate is similar."""
     section, dot, key = word.rpartition(".")
     names = {str(name).lower(): str(name) for name in candidates}
     close = [low for low, name in names.items() if dot and name.startswith(section + dot) and key.rstrip("s") in low]

@@ -14,7 +14,7 @@ from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
-from raoe_train.config import PositiveFloat, PositiveInt
+from raoe_train.config import PositiveFloat, PositiveInt, convert
 from raoe_train.losses.reads import Reads
 
 ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoders in losses
@@ -149,14 +149,14 @@ class OneSweep(CachedLoss):
         self, model: Any, scale: PositiveFloat = 20.0, *, matryoshka_dims: Sequence[PositiveInt] = (), **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
-        widths = sorted(matryoshka_dims)
+        widths = sorted(dims := convert("matryoshka_dims", matryoshka_dims, list[int]))
         size = getattr(model, "get_embedding_dimension", lambda: None)()
         if len(set(widths)) < len(widths) or not all(0 < width <= (size or width) for width in widths):
             limit = "" if size is None else f" up to the model's {size}"
-            raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {list(matryoshka_dims)}")
+            raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {dims}")
         if widths and size not in (None, widths[-1]):
             warnings.warn(f"matryoshka_dims {widths} lacks {size}: whole embeddings are not trained", stacklevel=2)
-        self.matryoshka_dims = list(matryoshka_dims)
+        self.matryoshka_dims = dims
         self.dims = tuple(widths) or None
 
 
@@ -195,5 +195,5 @@ def attach_gradient(parts: dict[str, Tensor], loss: Tensor) -> Any:
 def check_numbers(zero: bool = True, **numbers: float | None) -> None:
     """Raise ValueError for a number that is below 0, infinite or NaN, and for 0 unless `zero`. None is allowed."""
     for name, value in numbers.items():
-        if value is not None and (isinstance(value, str) or not 0 <= value < math.inf or not (zero or value)):
+        if value is not None and (not hasattr(value, "__float__") or not 0 <= value < math.inf or not (zero or value)):
             raise ValueError(f"{name} must be a number {'of at least' if zero else 'above'} 0, got {value!r}")

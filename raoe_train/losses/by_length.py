@@ -136,7 +136,7 @@ class Keep:
 
     def __init__(self, model: Any, weight: float) -> None:
         check_numbers(keep=weight)
-        self.weight = weight
+        self.weight = float(weight)
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:

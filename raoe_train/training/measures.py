@@ -29,11 +29,7 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
         start: Any = model  # with the same pooling, prompt, length, revision …
         polarity = replace(polarity, reference=start)
     return read_tasks(
-        evaluation.tasks,
-        data.dir,
-        prompt=model.prompt,
-        polarity=polarity,
-        classifier=evaluation.classifier,
+        evaluation.tasks, data.dir, prompt=model.prompt, polarity=polarity, classifier=evaluation.classifier
     )
 
 
@@ -50,7 +46,7 @@ def _dev_metric(after: Mapping[str, Any]) -> str:
 
 
 def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """ Return "spearman falls from 73.63 to 30.40:" if the dev score is lower than before training, else ""."""
+    """Return "spearman falls from 73.63 to 30.40:" if the dev score is lower than before training, else ""."""
     name = _dev_metric(after)
     old, new = before.get(name), after.get(name)
     return "" if old is None or new is None or new >= old else f"{name} falls from {old:.2f} to {new:.2f}:"

@@ -1,7 +1,5 @@
 """bidirectional_attention and dual_attention: every backend x dtype against the float64 reference, and their edges."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from itertools import product
 
