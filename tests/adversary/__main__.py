@@ -1,4 +1,4 @@
-"""``python -m tests.adversary [--cases N] [--seed S]``: invalid commands."""
+"""``python -m tests.adversary [--kind calls] [--cases N] [--seed S]``: invalid commands, or calls in Python."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ import contextlib
 import io
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from pathlib import Path
 
+import torch
+
 from raoe_train.cli import main
+from tests.adversary.calls import NAMES, calls
 from tests.adversary.cases import Case, cases
 
+RIDDLES = re.compile("unsupported operand|object is not|has no attribute|'NoneType' object|must be str, not|unhashable|"
+                     "not supported between|argument of type|values to unpack")  # fmt: skip
+KINDS = {"commands": cases, "calls": calls}
 KEPT = {"thesis/chapter.tex": b"two years", "data.tsv": b"sentence1\tsentence2\n"}  # no case may change it
 
 
@@ -38,6 +46,8 @@ def ends(case: Case, folder: Path) -> str:
     signal.alarm(60)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(output):
+            if case.call:
+                return called(case)
             status = main(list(case.words))
     except BaseException as error:  # everything printed here is what a user would see
         return f"crash ({type(error).__name__})"
@@ -57,6 +67,25 @@ def ends(case: Case, folder: Path) -> str:
     return "error" if not case.words or (last and len(output.getvalue()) < 20_000) else "unclear"
 
 
+def called(case: Case) -> str:
+    """How a call ends. A TypeError of Python itself is as good as ours, but for settings that we declare."""
+    try:
+        result = eval(case.call, dict(NAMES))
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        ours = any(name in at.filename for name in ("/raoe_", "/adversary/", "<string>"))
+        known = isinstance(error, ValueError | OSError | ImportError | FloatingPointError)
+        known |= isinstance(error, TypeError | RuntimeError) and ours
+        is_clear = known and not RIDDLES.search(str(error)) and len(str(error)) < 20_000
+        if is_clear or (isinstance(error, TypeError) and case.call.startswith(("trained", "rt.read", "rt.cal"))):
+            return "error"
+        return f"riddle ({Path(at.filename).name}:{at.lineno} {type(error).__name__}: {str(error)[:150]!a})"
+    values = result.values() if isinstance(result, dict) else result if isinstance(result, list | tuple) else [result]
+    numbers = [torch.as_tensor(each) for each in values if isinstance(each, float | torch.Tensor)]
+    finite = "nan" in case.call or all(bool(each.isfinite().all()) for each in numbers)
+    return "silent" if not case.may else "done" if finite else "not finite"
+
+
 def tried(chosen: list[Case]) -> tuple[Counter[str], list[tuple[str, Case]]]:
     """Return (counts of endings, cases with a wrong ending)."""
     result: Counter[str] = Counter()
@@ -65,14 +94,14 @@ def tried(chosen: list[Case]) -> tuple[Counter[str], list[tuple[str, Case]]]:
         for case in chosen:
             end = ends(case, Path(folder) / "here")
             result[end] += 1
-            if end != "error":
+            if end not in ("error", "done"):
                 bad.append((end, case))
     return result, bad
 
 
-def sample(count: int | None, seed: int) -> list[Case]:
-    """Draw `count` cases with `seed`."""
-    every = list(cases())
+def sample(count: int | None, seed: int, kind: str) -> list[Case]:
+    """Draw `count` cases of KINDS with `seed`."""
+    every = list(KINDS[kind]())
     return every if count is None or count >= len(every) else random.Random(seed).sample(every, count)
 
 
@@ -80,9 +109,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS, default="commands")
     options = parser.parse_args()
-    counts, failed = tried(sample(options.cases, options.seed))
+    counts, failed = tried(sample(options.cases, options.seed, options.kind))
     for end, case in failed:
-        print(f"{end}: raoe-train {' '.join(word[:60] for word in case.words)!a} {list(case.files)}")
+        words = case.call[:500] or f"raoe-train {' '.join(word[:60] for word in case.words)!a} {list(case.files)}"
+        print(f"{end}: {words}")
     print(", ".join(f"{count} {end}" for end, count in counts.most_common()))
     sys.exit(bool(failed))
