@@ -1,7 +1,5 @@
 """Settings of every job: layers, types, errors that name the key, and help."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

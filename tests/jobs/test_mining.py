@@ -1,7 +1,5 @@
 """Mining: neighbours against brute force, hand-computed examples, the job and invalid input."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

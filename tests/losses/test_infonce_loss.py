@@ -1,8 +1,6 @@
 """InfoNCELoss and SigmoidLoss: ids of texts, learned scales, wrong input. Their formula, cached, by length and of
 several widths: test_ragged_rows.py."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Losses that compute all Matryoshka widths in one sweep, against a MatryoshkaLoss around them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
