@@ -114,7 +114,8 @@ def wrong(function: str, valid: dict[str, str], names: Iterable[str] = (), stric
     for name in dict.fromkeys([*valid, *names]):
         tensors = [valid[name] + each for each in TENSORS] if valid.get(name) in ("A", "C", "L", "P", "Q") else []
         for value in (*VALUES, *tensors):
-            yield case(function, valid, not strict or value not in NEVER, **{name: value})
+            if value != "10**30" or not name.endswith("_steps"):  # which trains for ever
+                yield case(function, valid, not strict or value not in NEVER, **{name: value})
         yield case(function, valid, False, **{f"{name}x": valid.get(name, "1")})
         yield case(function, {key: value for key, value in valid.items() if key != name})
 

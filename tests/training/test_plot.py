@@ -18,7 +18,6 @@ TASKS = {
     "after": {"tasks": {"sick": {"spearman": 72.5}, "a$b_c$": {"spearman": None}}},
 }
 BOTH = {when: DEV[when] | TASKS[when] for when in DEV}
-NONE: dict[str, dict] = {"before": {}, "after": {}}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ NONE: dict[str, dict] = {"before": {}, "after": {}}
         (LOG, BOTH, {"dev": ("55.00", "61.00"), "sick": ("70.00", "72.50"), "a$b_c$": ("", "")}, [61.0]),
         (LOG, DEV, {"dev": ("55.00", "61.00")}, [61.0]),
         (LOG[::2], TASKS, {"sick": ("70.00", "72.50"), "a$b_c$": ("", "")}, None),
-        (LOG, NONE, {}, [61.0]),
+        (LOG, {"before": {}, "after": {}}, {}, [61.0]),
     ],
     ids=["both", "dev", "tasks", "none"],
 )
