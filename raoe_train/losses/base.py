@@ -1,7 +1,6 @@
 """Base classes of all losses: their training data, scale, gradient caching and gathering across processes."""
 
 import inspect
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,13 +69,12 @@ class CachedLoss(CachedLossMixin, Loss):
         super().__init__()
         if isinstance(model, str):
             raise TypeError(f"a loss needs an encoder, not its name: pass rt.load_encoder({model!r})")
-        check_numbers(False, scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)
         self.model = model
-        self.scale: Any = scale
-        self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
-        self.mini_batch_num_tokens = mini_batch_num_tokens
+        self.scale: Any = convert("scale", scale, PositiveFloat)
+        self.mini_batch_size = convert("mini_batch_size", mini_batch_size, PositiveInt | None)
+        self.mini_batch_num_tokens = convert("mini_batch_num_tokens", mini_batch_num_tokens, PositiveInt | None)
         self.gather_across_devices = gather_across_devices
-        self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
+        self.uses_gradient_cache = self.mini_batch_size is not None or self.mini_batch_num_tokens is not None
 
     @property
     def current_scale(self) -> Any:
@@ -190,10 +188,3 @@ def attach_gradient(parts: dict[str, Tensor], loss: Tensor) -> Any:
     values = {name: part.detach() for name, part in parts.items()}
     first = next(iter(values))
     return type(parts)({**values, first: values[first] + (loss - loss.detach())})
-
-
-def check_numbers(zero: bool = True, **numbers: float | None) -> None:
-    """Raise ValueError for a number that is below 0, infinite or NaN, and for 0 unless `zero`. None is allowed."""
-    for name, value in numbers.items():
-        if value is not None and (not hasattr(value, "__float__") or not 0 <= value < math.inf or not (zero or value)):
-            raise ValueError(f"{name} must be a number {'of at least' if zero else 'above'} 0, got {value!r}")

@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from raoe_kernels import cosent_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat, convert
-from raoe_train.losses.base import OneSweep, check_numbers
+from raoe_train.losses.base import OneSweep
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 from raoe_train.losses.pairs import AnglELoss
@@ -69,13 +69,12 @@ class InfoNCELoss(OneSweep, InBatchLoss):
             raise ValueError(f"partition_mode per_direction needs query_to_doc and doc_to_query only, got {distinct}")
         if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):
             raise ValueError("symmetric sets directions and partition_mode: leave these out")
-        check_numbers(hardness_strength=hardness_strength)
         self.symmetric = symmetric
         self.both_ways = symmetric or (partition_mode == "per_direction" and len(distinct) == 2)
         self.directions = distinct
         self.partition_mode = partition_mode
         self.hardness_mode = hardness_mode
-        self.hardness_strength = hardness_strength
+        self.hardness_strength: float = convert("hardness_strength", hardness_strength, NonNegativeFloat)
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         one_sweep = (self.both_ways or len(self.directions) == 1) and not (self.hardness_mode or self.learn_scale)

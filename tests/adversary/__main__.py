@@ -61,13 +61,11 @@ def ends(case: Case, folder: Path) -> str:
         return "lost"
     if (folder / "ran").exists():
         return "ran code"
-    if end:
-        return end
     last = [line for line in output.getvalue().splitlines() if line.startswith("raoe-train: ")]
     if status == 3:
         return f"unforeseen ({last[-1].split(':')[1].strip() if last else '?'})"
     if status == 0:
-        return "silent"
+        return end or "silent"
     return "error" if not case.words or (last and len(output.getvalue()) < 20_000) else "unclear"
 
 

@@ -93,9 +93,9 @@ def test_a_weight_by_the_scores(tmp_path, capsys):
 
 def test_invalid_keep(tmp_path):
     model = tiny_encoder()
-    with pytest.raises(ValueError, match="keep must be a number of at least 0, got -1"):
+    with pytest.raises(ValueError, match="keep must be a number at least 0, got -1"):
         Keep(model, -1)
-    with pytest.raises(ValueError, match="keep must be a number of at least 0, got 'maybe'"):  # not auto
+    with pytest.raises(ValueError, match="keep must be a number at least 0, got 'maybe'"):  # not auto
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=theirs.CoSENTLoss(model), keep="maybe")
     with pytest.raises(ValueError, match="keep needs batches by length"):
         arguments = SentenceTransformerTrainingArguments(str(tmp_path))
