@@ -1,7 +1,5 @@
 """``python -m tests.adversary [--kind calls] [--cases N] [--seed S]``: invalid commands, or calls in Python."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
@@ -84,7 +82,7 @@ def called(case: Case) -> str:
         return f"riddle ({Path(at.filename).name}:{at.lineno} {type(error).__name__}: {str(error)[:150]!a})"
     values = result.values() if isinstance(result, dict) else result if isinstance(result, list | tuple) else [result]
     numbers = [torch.as_tensor(each) for each in values if isinstance(each, float | torch.Tensor)]
-    finite = "nan" in case.call or all(bool(each.isfinite().all()) for each in numbers)
+    finite = any(word in case.call for word in ("nan", "meta")) or all(bool(each.isfinite().all()) for each in numbers)
     return "silent" if not case.may else "done" if finite else "not finite"
 
 

@@ -1,7 +1,5 @@
 """Python calls of careless users: wrong keywords and types, rows of any shape, prompts, dtypes."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import tempfile

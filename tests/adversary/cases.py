@@ -1,7 +1,5 @@
 """Input of careless or hostile users: words for options, files for data, recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

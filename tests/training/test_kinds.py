@@ -194,6 +194,18 @@ def test_batch_sizes_are_not_searched(tmp_path):
         rt.Trainer(tiny_encoder(double=False), arguments, Dataset.from_dict(MANY))
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"args": {}}, "SentenceTransformerTrainingArguments, got {}"), ({"model": "minilm"}, "Module, got 'minilm'"),
+     ({"loss": "CoSENTLoss"}, r"pass rt\.losses\.CoSENTLoss\(model\)")],
+)  # fmt: skip
+def test_names_are_no_objects(changes, named):
+    with pytest.raises(ValueError, match=named):
+        rt.Trainer(**{"model": tiny_encoder(double=False), "train_dataset": Dataset.from_dict(MANY), **changes})
+    with pytest.raises(ValueError, match="needs a loaded encoder, got 'minilm'"):
+        rt.evaluate_model("minilm", tasks=["a.tsv"])
+
+
 def test_a_setting_of_a_later_version_changes_no_output(tmp_path, monkeypatch, capsys):
     """A finished and an unfinished run of the version before; another value of the setting is another run."""
     made = settings(tmp_path)
