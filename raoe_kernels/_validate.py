@@ -52,6 +52,8 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
     if not value.is_floating_point() or value.dtype.itemsize < 2:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {describe(value)}")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got {value.layout}: pass .to_dense()")
     if value.ndim != ndim:
         raise ValueError(f"{name} must have {ndim} dimension{'s' * (ndim > 1)}, got {describe(value)}")
 

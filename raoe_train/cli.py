@@ -257,5 +257,3 @@ def _explain(error: Exception, job: str) -> str:
 def _no_memory(error: Exception) -> bool:
     words = ("out of memory", "can't allocate memory")
     return isinstance(error, MemoryError) or any(each in str(error) for each in words)
-
-

@@ -38,8 +38,8 @@ DataSource = Annotated[str, "read", "rows"]
 File = Annotated[str, "written file"]
 Folder = Annotated[str, "written folder"]
 
-SIGNS = {">": (operator.gt, "above"), ">=": (operator.ge, "at least"),
-         "<": (operator.lt, "below"), "<=": (operator.le, "at most")}  # fmt: skip
+SIGNS = {">": (operator.gt, "above"), ">=": (operator.ge, "of at least"),
+         "<": (operator.lt, "below"), "<=": (operator.le, "of at most")}  # fmt: skip
 RECIPES = Path(__file__).with_name("recipes")
 OTHERS = "others"  # name of the field for keys that a section accepts in addition to its own fields
 shorten = reprlib.Repr()  # for messages: the repr of nested YAML aliases could be huge

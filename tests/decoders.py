@@ -85,9 +85,7 @@ def saved_decoder(folder: Path, kind: str = "llama") -> str:
         model, tokenizer = small_llama(SENTENCES, 48, **sizes)
     name, inner = str(folder / kind), model.model
     if kind != "llama":
-        config = CONFIG_MAPPING[kind](
-            **{key: getattr(inner.config, key) for key in SIZES}, tie_word_embeddings=True
-        )
+        config = CONFIG_MAPPING[kind](**{key: getattr(inner.config, key) for key in SIZES}, tie_word_embeddings=True)
         inner = AutoModel.from_config(config)
     inner.save_pretrained(name)
     tokenizer.save_pretrained(name)

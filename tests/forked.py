@@ -3,8 +3,6 @@
 Importing sentence-transformers takes longer than most tests that need a process.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 `python -m tests.pages PAGE…` (`make tutorials`: all of docs/tutorials) runs pages and writes the outputs they keep.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

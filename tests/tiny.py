@@ -39,9 +39,7 @@ def load(job: str, recipe: Any = None, settings: Any = None) -> Any:
 
 def tiny_encoder(dropout: float = 0.0, double: bool = True, **settings: Any) -> Any:
     """A SentenceTransformer of one layer on the CPU."""
-    scratch = Scratch(
-        vocab_size=120, hidden_size=16, layers=1, heads=2, intermediate_size=16, dropout=dropout
-    )
+    scratch = Scratch(vocab_size=120, hidden_size=16, layers=1, heads=2, intermediate_size=16, dropout=dropout)
     config = Model(name="scratch", device="cpu", max_seq_length=16, scratch=scratch, **settings)
     model = load_encoder(config, sentences=SENTENCES)
     return (model.double() if double else model).train()

@@ -113,6 +113,8 @@ def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, causal,
     scale = q.shape[-1] ** -0.5 if scale is None else _validate.number("scale", scale)
     if q.dtype != torch.float64 and (dtype := autocast_dtype(q)) is not None:
         q, k, v = (x.to(dtype) for x in (q, k, v))
+    if scale <= 0:  # on a CPU, torch's causal mask is -inf times the scale
+        q, scale = q * scale, 1.0
     return attention(q, k, v, padding, Options(scale, causal, dropout_p), backend)
 
 

@@ -126,7 +126,9 @@ def raoe_loss(
 
     Returns: the weighted sum. With return_parts=True: (rank part, angle part), each weighted and differentiable.
     """
-    fields = constants(True, True, scale, margin, ties, rank_weight, angle_weight, bool(return_parts))
+    if not isinstance(return_parts, bool):
+        raise TypeError(f"return_parts must be True or False, got {_validate.describe(return_parts)}")
+    fields = constants(True, True, scale, margin, ties, rank_weight, angle_weight, return_parts)
     _check_similarity(similarity)
     rank_keys = _scores(scores, similarity)
     angle_keys, labels = _angle_keys(similarity, scores, labels, gate)

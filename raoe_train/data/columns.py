@@ -148,6 +148,8 @@ def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
     """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer of at least 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
+    if not isinstance(labels, Mapping):
+        raise ValueError(f"labels must be a mapping of words or numbers to classes, got {labels!r}")
     for word, label in labels.items():
         if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
             classes = "classes 0, 1, ..., or to null to skip rows with the label"

@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS, is_sentence_transformer_model
 from transformers import AutoModel, BitsAndBytesConfig
+from typing_extensions import Unpack
 
 from raoe_train.data.pairs import is_conditional, split_conditional
 from raoe_train.encoders import preflight
@@ -22,7 +23,7 @@ from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalMode
 from raoe_train.encoders.packed import pack
 from raoe_train.encoders.prompts import apply_template
 from raoe_train.encoders.scratch import add_head, add_lora, scratch_transformer
-from raoe_train.encoders.settings import CONDITIONAL, SCRATCH, Encoder, Model, Scratch, as_model
+from raoe_train.encoders.settings import CONDITIONAL, SCRATCH, Changes, Encoder, Model, Scratch, as_model
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def load_encoder(
     sentences: Iterable[str] | None = None,
     seed: int = 42,
     train: bool = False,
-    **settings: Any,
+    **settings: Unpack[Changes],
 ) -> SentenceTransformer:
     """Load an encoder as a SentenceTransformer.
 

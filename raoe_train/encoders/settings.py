@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, Source, merge
@@ -12,6 +12,12 @@ WHERE_IT_RUNS = ("device", "device_map", "training_head")  # settings of a model
 CONDITIONAL = "conditional"  # name of the prompt with {condition} in a model's `prompts`
 Dtype = Literal["float32", "bfloat16", "float16"]
 Precision = Literal["float32", "int8", "ubinary"]
+Changes = TypedDict("Changes", {  # fields of Model, for type checkers  # noqa: UP013
+    "name": str, "pooling": Literal["mean", "weighted_mean", "cls", "max", "last"] | None, "prompt": str | None,
+    "max_seq_length": int | None, "trust_remote_code": bool, "revision": str | None, "attention": str | None,
+    "device": str | None, "random_weights": bool, "dtype": Dtype | None, "device_map": str | None, "load_in_4bit": bool,
+    "bidirectional_layers": int | Literal["all"] | None, "lora": dict[str, Any], "training_head": bool, "scratch": Any,
+}, total=False)  # fmt: skip
 
 
 @dataclass

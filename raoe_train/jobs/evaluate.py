@@ -34,6 +34,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
 def evaluate_model(model: "SentenceTransformer", **settings: Any) -> dict[str, Any]:
     """Evaluate a SentenceTransformer in memory, with the settings of the job `evaluate`. An earlier result is never
     reused, because the job cannot tell whether the weights in memory have changed."""
+    if not hasattr(model, "prompts"):
+        raise ValueError(f"evaluate_model needs a loaded encoder, got {model!r}: pass rt.load_encoder(name)")
     config = parse(EvaluateConfig, None, settings)
     check_paths(config)
     return _evaluate(config, model)

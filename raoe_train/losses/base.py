@@ -1,7 +1,6 @@
 """Base classes of all losses: which data a loss needs, its scale, gradient caching and gathering across processes."""
 
 import inspect
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
-from raoe_train.config import PositiveFloat, PositiveInt
+from raoe_train.config import PositiveFloat, PositiveInt, convert
 from raoe_train.losses.reads import Reads
 
 ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoders in losses
@@ -70,13 +69,12 @@ class CachedLoss(CachedLossMixin, Loss):
         super().__init__()
         if isinstance(model, str):
             raise TypeError(f"a loss needs a loaded encoder, got a name: pass rt.load_encoder({model!r})")
-        check_numbers(False, scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)
         self.model = model
-        self.scale: Any = scale
-        self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
-        self.mini_batch_num_tokens = mini_batch_num_tokens
+        self.scale: Any = convert("scale", scale, PositiveFloat)
+        self.mini_batch_size = convert("mini_batch_size", mini_batch_size, PositiveInt | None)
+        self.mini_batch_num_tokens = convert("mini_batch_num_tokens", mini_batch_num_tokens, PositiveInt | None)
         self.gather_across_devices = gather_across_devices
-        self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
+        self.uses_gradient_cache = self.mini_batch_size is not None or self.mini_batch_num_tokens is not None
 
     @property
     def current_scale(self) -> Any:
@@ -149,14 +147,14 @@ class OneSweep(CachedLoss):
         self, model: Any, scale: PositiveFloat = 20.0, *, matryoshka_dims: Sequence[PositiveInt] = (), **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
-        widths = sorted(matryoshka_dims)
+        widths = sorted(dims := convert("matryoshka_dims", matryoshka_dims, list[int]))
         size = getattr(model, "get_embedding_dimension", lambda: None)()
         if len(set(widths)) < len(widths) or not all(0 < width <= (size or width) for width in widths):
             limit = "" if size is None else f" up to the model's {size} dimensions"
-            raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {list(matryoshka_dims)}")
+            raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {dims}")
         if widths and size not in (None, widths[-1]):
             warnings.warn(f"matryoshka_dims {widths} lacks {size}, so whole embeddings are not trained", stacklevel=2)
-        self.matryoshka_dims = list(matryoshka_dims)
+        self.matryoshka_dims = dims
         self.dims = tuple(widths) or None
 
 
@@ -190,10 +188,3 @@ def attach_gradient(parts: dict[str, Tensor], loss: Tensor) -> Any:
     values = {name: part.detach() for name, part in parts.items()}
     first = next(iter(values))
     return type(parts)({**values, first: values[first] + (loss - loss.detach())})
-
-
-def check_numbers(zero: bool = True, **numbers: float | None) -> None:
-    """Raise ValueError for a number that is negative, infinite, NaN or, if `zero` is False, 0. None is allowed."""
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, str) or not 0 <= value < math.inf or not (zero or value)):
-            raise ValueError(f"{name} must be a number {'of at least' if zero else 'above'} 0, got {value!r}")

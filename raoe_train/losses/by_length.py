@@ -18,9 +18,10 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch import Tensor, nn
 from torch.nn import functional
 
+from raoe_train.config import NonNegativeFloat, convert
 from raoe_train.encoders.lengths import by_length, change, keywords_of, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
-from raoe_train.losses.base import CachedLoss, attach_gradient, check_numbers, with_own_gradients
+from raoe_train.losses.base import CachedLoss, attach_gradient, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
@@ -96,7 +97,12 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
         return value.detach() + sum(((x - x.detach()) * leaf.grad).sum() for x, leaf in pairs)
     if isinstance(loss, CachedLoss):
         return loss.compute_loss_from_embeddings(columns, **labels)
-    return loss.compute_loss_from_embeddings(columns, labels)
+    try:
+        return loss.compute_loss_from_embeddings(columns, labels)
+    except ValueError as error:
+        if "values to unpack" not in str(error):
+            raise
+        raise ValueError(f"{type(loss).__name__} cannot read {len(columns)} columns of texts") from None
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
@@ -135,8 +141,7 @@ class Keep:
     """
 
     def __init__(self, model: Any, weight: float) -> None:
-        check_numbers(keep=weight)
-        self.weight = weight
+        self.weight: float = convert("keep", weight, NonNegativeFloat)
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:

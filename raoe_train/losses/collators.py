@@ -22,6 +22,9 @@ class RowCollator(SentenceTransformerDataCollator):
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         others = (*self.valid_label_columns, "dataset_name")
         names = [name for name in (features[0] if features else ()) if name not in others]
+        numbers = [name for name, value in (features[0] if features else {}).items() if isinstance(value, int | float)]
+        if len(numbers) > 1 or {*numbers} - {*others}:
+            raise ValueError(f"columns {', '.join(numbers)} hold numbers, not texts: keep at most one label or score")
         missing = torch.tensor([[row[name] is None for name in names] for row in features], dtype=torch.bool)
         if not missing.any():
             return super().__call__(features)

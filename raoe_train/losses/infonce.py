@@ -1,14 +1,15 @@
 """InfoNCE with all options of sentence-transformers, and AnglE's extension of InfoNCE."""
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
+from typing_extensions import Unpack
 
 from raoe_kernels import cosent_loss
-from raoe_train.config import NonNegativeFloat, PositiveFloat
-from raoe_train.losses.base import OneSweep, check_numbers
+from raoe_train.config import NonNegativeFloat, PositiveFloat, convert
+from raoe_train.losses.base import OneSweep
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 from raoe_train.losses.pairs import AnglELoss
@@ -18,6 +19,10 @@ Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_do
 Partition = Literal["joint", "per_direction"]
 Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 ONE_WAY: list[Direction] = ["query_to_doc"]
+Contrastive = TypedDict("Contrastive", {  # keywords of InfoNCELoss's base classes, for type checkers  # noqa: UP013
+    "learn_scale": bool, "mask_duplicates": bool, "matryoshka_dims": list[int] | tuple[int, ...],
+    "mini_batch_size": int | None, "mini_batch_num_tokens": int | None, "gather_across_devices": bool,
+}, total=False)  # fmt: skip
 BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
 CLASSES = (2, 0, 1)  # ranks of positive, negative (contradiction) and neutral by their similarity to the anchor
 
@@ -54,23 +59,22 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         partition_mode: Partition = "joint",
         hardness_mode: Hardness | None = None,
         hardness_strength: NonNegativeFloat = 0.0,
-        **contrastive: Any,
+        **contrastive: Unpack[Contrastive],
     ) -> None:
         super().__init__(model, scale, **contrastive)
-        distinct = tuple(dict.fromkeys(directions))
+        distinct = tuple(dict.fromkeys(convert("directions", directions, list[Direction])))
         if partition_mode not in get_args(Partition):
             raise ValueError(f"partition_mode must be one of {', '.join(get_args(Partition))}, got {partition_mode!r}")
         if partition_mode == "per_direction" and not set(distinct) <= set(BOTH_WAYS):
             raise ValueError(f"partition_mode per_direction allows only query_to_doc and doc_to_query, got {distinct}")
         if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):
             raise ValueError("symmetric already sets directions and partition_mode: remove these two settings")
-        check_numbers(hardness_strength=hardness_strength)
         self.symmetric = symmetric
         self.both_ways = symmetric or (partition_mode == "per_direction" and len(distinct) == 2)
         self.directions = distinct
         self.partition_mode = partition_mode
         self.hardness_mode = hardness_mode
-        self.hardness_strength = hardness_strength
+        self.hardness_strength: float = convert("hardness_strength", hardness_strength, NonNegativeFloat)
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         one_sweep = (self.both_ways or len(self.directions) == 1) and not (self.hardness_mode or self.learn_scale)
@@ -122,11 +126,9 @@ class AnglEContrastiveLoss(InfoNCELoss):
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)
-        check_numbers(angle_weight=angle_weight, cosine_weight=cosine_weight)
-        check_numbers(False, angle_scale=angle_scale)
-        self.angle_weight = angle_weight
-        self.angle_scale = angle_scale
-        self.cosine_weight = cosine_weight
+        self.angle_weight: float = convert("angle_weight", angle_weight, NonNegativeFloat)
+        self.angle_scale: float | None = convert("angle_scale", angle_scale, PositiveFloat | None)
+        self.cosine_weight: float = convert("cosine_weight", cosine_weight, NonNegativeFloat)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
         """Return the scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""

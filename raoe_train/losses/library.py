@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from sentence_transformers.sentence_transformer import losses
 
-from raoe_train.config import NonNegativeFloat, PositiveFloat
+from raoe_train.config import NonNegativeFloat, PositiveFloat, convert
 from raoe_train.losses.base import Loss
 from raoe_train.losses.reads import CLASSES, COSINES, LABELLED_PAIRS, ONE_NEGATIVE, PAIRS
 
@@ -41,7 +41,8 @@ class TripletLoss(Loss, losses.TripletLoss):
     reads = ONE_NEGATIVE
 
     def __init__(self, model: Any, margin: NonNegativeFloat = 5.0, distance: Distance = "euclidean") -> None:
-        super().__init__(model, getattr(losses.TripletDistanceMetric, distance.upper()), margin)
+        metric = getattr(losses.TripletDistanceMetric, convert("distance", distance, Distance).upper())
+        super().__init__(model, metric, convert("margin", margin, NonNegativeFloat))
 
 
 class _Siamese(Loss):
@@ -55,8 +56,9 @@ class _Siamese(Loss):
     reads = LABELLED_PAIRS
 
     def __init__(self, model: Any, margin: NonNegativeFloat = 0.5, distance: Distance = "cosine") -> None:
-        metric = losses.SiameseDistanceMetric
-        super().__init__(model, metric.COSINE_DISTANCE if distance == "cosine" else metric.EUCLIDEAN, margin)  # type: ignore
+        name = "COSINE_DISTANCE" if convert("distance", distance, Distance) == "cosine" else "EUCLIDEAN"
+        metric, margin = getattr(losses.SiameseDistanceMetric, name), convert("margin", margin, NonNegativeFloat)
+        super().__init__(model, metric, margin)  # type: ignore
 
 
 class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
@@ -87,4 +89,4 @@ class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
     reads = PAIRS
 
     def __init__(self, model: Any, scale: PositiveFloat = 20.0) -> None:
-        super().__init__(model, scale=scale)
+        super().__init__(model, scale=convert("scale", scale, PositiveFloat))

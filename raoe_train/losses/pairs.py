@@ -241,6 +241,8 @@ def calibrate(
     """
     from datasets import Dataset
 
+    if not hasattr(model, "training"):
+        raise ValueError(f"calibrate needs a loaded encoder, got {model!r}: pass rt.load_encoder(name)")
     if not isinstance(pairs, Dataset):
         raise ValueError(f"pairs must be a datasets.Dataset, got {type(pairs).__name__}")
     texts = [name for name in pairs.column_names if name not in ("score", "label")]

@@ -8,8 +8,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
-from raoe_train.config import NonNegativeFloat, PositiveFloat
-from raoe_train.losses.base import OneSweep, check_numbers
+from raoe_train.config import NonNegativeFloat, PositiveFloat, convert
+from raoe_train.losses.base import OneSweep
 from raoe_train.losses.pairs import LossParts, PairLoss
 
 Ties = Literal["average", "min", "max", "dense", "ordinal"]
@@ -37,8 +37,7 @@ class RankMarginLoss(OneSweep, PairLoss):
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, **cached)
-        check_numbers(margin=margin)
-        self.margin = margin
+        self.margin: float = convert("margin", margin, NonNegativeFloat)
         self.ties = ties
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
@@ -107,9 +106,8 @@ class RAOELoss(RankMarginLoss, _Gated):
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, margin, ties, **cached)
-        check_numbers(rank_weight=rank_weight, angle_weight=angle_weight)
-        self.rank_weight = rank_weight
-        self.angle_weight = angle_weight
+        self.rank_weight: float = convert("rank_weight", rank_weight, NonNegativeFloat)
+        self.angle_weight: float = convert("angle_weight", angle_weight, NonNegativeFloat)
         self.gate = gate
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> LossParts:

@@ -29,11 +29,7 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
         start: Any = model  # all settings: pooling, prompt, length, revision …
         polarity = replace(polarity, reference=start)
     return read_tasks(
-        evaluation.tasks,
-        data.dir,
-        prompt=model.prompt,
-        polarity=polarity,
-        classifier=evaluation.classifier,
+        evaluation.tasks, data.dir, prompt=model.prompt, polarity=polarity, classifier=evaluation.classifier
     )
 
 

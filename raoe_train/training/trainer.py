@@ -83,6 +83,9 @@ class Trainer(SentenceTransformerTrainer):
         keep: float | Literal["auto"] = 0.0,
         **others: Any,
     ) -> None:
+        for value, kind in ((model, torch.nn.Module), (args, SentenceTransformerTrainingArguments)):
+            if not isinstance(value, kind | None):
+                raise ValueError(f"rt.Trainer needs a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed = by_length, packed
         train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
@@ -126,6 +129,8 @@ class Trainer(SentenceTransformerTrainer):
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
         """Create the loss if it is a function of the model, and wrap it in ByLength if it fits."""
+        if isinstance(loss, str):
+            raise ValueError(f"loss must be a loss, not its name: pass rt.losses.{loss}(model)")
         loss = super().prepare_loss(loss, model)
         inner = loss.loss if isinstance(loss, ByLength) else loss
         if self.by_length and fits(inner):

@@ -1,20 +1,21 @@
 """Input of careless or hostile users: words for options, files for data, recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from raoe_train.cli import JOBS, job_of
+from raoe_train.cli import JOBS, config_of
+from raoe_train.config import keys_of
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command in a folder with these files, which must end with a one-sentence error."""
+    """A command, or a call in Python, in a folder with these files. It ends with a one-sentence error, or if it `may`,
+    with a result of finite numbers."""
 
     words: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
+    call: str = ""
+    may: bool = False
 
 
 # Options that every job needs before it reads files. The models do not exist, so no case can succeed.
@@ -79,20 +80,10 @@ RECIPES = {
 }
 
 
-def keys(config: Any, where: str = "") -> Iterator[str]:
-    """The dotted keys of a configuration object."""
-    for each in fields(config):
-        value = getattr(config, each.name)
-        if is_dataclass(value) and each.name != "loss":
-            yield from keys(value, f"{where}{each.name}.")
-        else:
-            yield where + each.name
-
-
 def cases() -> Iterator[Case]:
     """All cases, always in the same order."""
     for job, needs in NEEDS.items():
-        for key in keys(job_of(job).config()):  # type: ignore[attr-defined]
+        for key in keys_of(config_of(job)):
             taken = {f"--{key}"} & set(needs)
             for word in WORDS if not taken else ():
                 yield Case((job, *needs, f"--{key}={word}"))

@@ -1,12 +1,13 @@
-"""Invalid commands end with a one-sentence error: some of the cases of ``python -m tests.adversary``."""
+"""Invalid commands, and calls in Python, end with a one-sentence error: some cases of ``python -m tests.adversary``."""
 
-from __future__ import annotations
+import pytest
 
-from tests.adversary.__main__ import sample, tried
+from tests.adversary.__main__ import KINDS, sample, tried
 
-CASES = 300
+CASES = 250
 
 
-def test_every_error_is_one_sentence():
-    counts, bad = tried(sample(CASES, seed=0))
-    assert not bad and counts["error"] == CASES
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_is_one_sentence(kind):
+    counts, bad = tried(sample(CASES, 0, kind))
+    assert not bad and counts["error"] >= CASES * (1 if kind == "commands" else 0.7)

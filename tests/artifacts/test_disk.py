@@ -5,8 +5,6 @@ place of a folder, which stops root too; where mounting is allowed (root, in Lin
 that is mounted read-only.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

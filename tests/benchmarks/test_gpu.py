@@ -1,7 +1,5 @@
 """`make gpu` without a GPU: time limits, failures, finished steps, and one whole run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

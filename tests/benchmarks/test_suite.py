@@ -1,7 +1,5 @@
 """The benchmark suite itself, on trivial contenders. No test checks a time."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -13,10 +11,7 @@ from benchmarks import chains, equal_lengths, forms, gate, generation, gpu, ledg
 from benchmarks.case import Case
 from raoe_train.encoders import packed
 
-TESTS = {
-    "passes": "def test_it():\n    assert True\n",
-    "fails": "def test_it():\n    assert False\n",
-}
+TESTS = {"passes": "def test_it():\n    assert True\n", "fails": "def test_it():\n    assert False\n"}
 
 
 @pytest.fixture

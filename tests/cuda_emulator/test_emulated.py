@@ -1,7 +1,5 @@
 """csrc's CUDA kernels under the conformance suite, run by a CPU: emulate.py says what this shows and what it cannot."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Decoders with bidirectional layers: against explicit masks, independent of padding, and invalid input."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -244,9 +244,7 @@ def test_the_bellm_recipe_trains_qlora(tmp_path, caplog, monkeypatch):
 
 def test_4_bit_weights_have_gradients_after_evaluation(tmp_path):
     """bitsandbytes packs them for a forward in evaluation, on some CPUs, and forgets the gradient of what it packed."""
-    config = Model(
-        name=saved_decoder(tmp_path), device="cpu", load_in_4bit=True, lora=LORA, bidirectional_layers=1
-    )
+    config = Model(name=saved_decoder(tmp_path), device="cpu", load_in_4bit=True, lora=LORA, bidirectional_layers=1)
     gradients = []
     for evaluated in (False, True):
         model = load_encoder(config, train=True)

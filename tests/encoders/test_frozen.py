@@ -1,7 +1,5 @@
 """Frozen encoders: names and sections, loading, encoding and the cache."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decoders with bidirectional layers on a CUDA device; `make gpu PARTS=train` runs this."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -12,10 +10,7 @@ from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from tests.decoders import padded, saved_decoder, sequences, tiny_decoder
 from tests.encoders.test_bidirectional_saving import recipe_settings, trained, write_triplets
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])

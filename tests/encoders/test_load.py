@@ -1,7 +1,5 @@
 """Creating, loading and saving encoders: pooling, random weights, chat templates."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -15,8 +13,7 @@ from tests.tiny import SENTENCES
 
 
 @pytest.mark.parametrize(
-    ("pooling", "saved"),
-    [(None, "mean"), ("last", "lasttoken"), ("weighted_mean", "weightedmean")],
+    ("pooling", "saved"), [(None, "mean"), ("last", "lasttoken"), ("weighted_mean", "weightedmean")]
 )
 def test_pooling_is_saved(tmp_path, pooling, saved):
     model = load_encoder(Model(name="scratch", pooling=pooling, device="cpu", max_seq_length=16), sentences=SENTENCES)

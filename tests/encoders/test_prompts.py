@@ -1,7 +1,5 @@
 """Prompts with text on both sides of the sentence: token ids, truncation, padding, and saved models."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

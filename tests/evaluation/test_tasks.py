@@ -9,13 +9,7 @@ from raoe_train.cli import main
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation import tasks
 from raoe_train.evaluation.sts import of_pairs
-from raoe_train.evaluation.tasks import (
-    SUITES,
-    read_tasks,
-    split_word,
-    suite_tasks,
-    table,
-)
+from raoe_train.evaluation.tasks import SUITES, read_tasks, split_word, suite_tasks, table
 from raoe_train.training.measures import summary
 from tests.tiny import SENTENCES, evaluate_encoder, tiny_encoder
 
@@ -102,14 +96,13 @@ def test_subsets_of_sts_by_hand():
     assert result["spearman"] == pytest.approx(100 * (1 - 48 / 210)) and result["pairs"] == 6
     # a: ranks 1 2 3 against 3 1 2, 1 - 6 x 6 / 24 = -0.5; b: 1 2 3 against 1 3 2, 1 - 6 x 2 / 24 = 0.5
     assert {name: subset["spearman"] for name, subset in result["subsets"].items()} == {
-        "a": pytest.approx(-50), "b": pytest.approx(50)
+        "a": pytest.approx(-50),
+        "b": pytest.approx(50),
     }
     assert result["mean"]["spearman"] == pytest.approx(0) and result["subsets"]["b"]["pairs"] == 3
     # one pair alone has no correlation, and the mean none either
     result, _ = task(["a", "a", "a", "a", "a", "b"]).score(np.concatenate([first, second]))
-    assert result["subsets"]["b"]["spearman"] is None and result["mean"] == {
-        "spearman": None, "pearson": None
-    }
+    assert result["subsets"]["b"]["spearman"] is None and result["mean"] == {"spearman": None, "pearson": None}
     assert "subsets" not in task(["a"] * 6).score(np.concatenate([first, second]))[0]
 
 

@@ -64,9 +64,7 @@ def test_pairs_have_the_features_of_senteval_and_an_f1(tmp_path):
         ]
 
     # true positives 3, false negatives 1, false positives 1: precision and recall are 3/4
-    expected = {
-        "accuracy": pytest.approx(80.0), "dev_accuracy": 100.0, "examples": 10, "f1": pytest.approx(75.0)
-    }
+    expected = {"accuracy": pytest.approx(80.0), "dev_accuracy": 100.0, "examples": 10, "f1": pytest.approx(75.0)}
     # only |u - v| tells these apart, all products are 0
     assert score(read(tmp_path, pairs(("near", "near"), ("near", "far"))), at) == expected
     # and only u * v these, all differences are 0
@@ -136,8 +134,7 @@ def test_sentevals_protocol_step_by_step(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "chosen"),
-    [([0.70001, 0.70004, 0.7], 0.25), ([0.7, 0.70006, 0.7], 0.5), ([0.7, 0.6, 0.8], 1.0)],
+    ("accuracies", "chosen"), [([0.70001, 0.70004, 0.7], 0.25), ([0.7, 0.70006, 0.7], 0.5), ([0.7, 0.6, 0.8], 1.0)]
 )
 def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, monkeypatch):
     """70.00, 70.00 and 70.00 per cent; 70.00, 70.01 and 70.00."""
@@ -176,6 +173,4 @@ REAL = Path(__file__).parents[3] / "shared" / "data"
 def test_real_sets_have_the_sizes_of_senteval():
     tasks = read_tasks(["mr", "cr", "sst2", "trec", "mrpc"], REAL)
     sizes = {name: (len(task.content[0]), task.content[3].count("test")) for name, task in tasks.items()}
-    assert sizes == {
-        "mr": (10662, 0), "cr": (3771, 0), "sst2": (9613, 1821), "trec": (5952, 500), "mrpc": (5801, 1725)
-    }
+    assert sizes == {"mr": (10662, 0), "cr": (3771, 0), "sst2": (9613, 1821), "trec": (5952, 500), "mrpc": (5801, 1725)}

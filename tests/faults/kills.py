@@ -120,9 +120,7 @@ def _draw(rng: random.Random, seconds: float, operations: int) -> Moment:
     return Moment(operation=rng.randint(1, operations), delay=rng.choice([0, rng.randint(1, LONGEST)]))
 
 
-def _do(
-    name: str, keys: dict[str, Any], folder: str, moment: Moment, operations: Any, place: Any, log: str
-) -> None:
+def _do(name: str, keys: dict[str, Any], folder: str, moment: Moment, operations: Any, place: Any, log: str) -> None:
     """In the child: run the job, count its file operations, and exit at `moment`."""
     from raoe_train.artifacts import resume
     from raoe_train.cli import run

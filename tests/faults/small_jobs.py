@@ -1,7 +1,5 @@
 """The jobs to kill, with small inputs, and the results to compare."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every resumable job, killed a few times. KILLS=20 kills each 20 times; FAULTS_SEED sets the seed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

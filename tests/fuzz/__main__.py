@@ -4,8 +4,6 @@ A case is right where the reading ends in rows whose counts add up, or in an err
 file. What the rows of a valid file are: tests/data.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

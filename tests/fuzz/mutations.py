@@ -1,7 +1,5 @@
 """Mutations of valid files: damaged values, columns and bytes."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

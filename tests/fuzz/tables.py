@@ -1,7 +1,5 @@
 """The kinds of tables: valid rows, and the reader under test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Some of the cases of ``python -m tests.fuzz``. FUZZ_SEED sets the seed."""
 
-from __future__ import annotations
-
 import os
 
 from tests.fuzz.__main__ import tried

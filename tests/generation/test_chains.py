@@ -1,7 +1,5 @@
 """The job generate with a tiny language model: output, resuming and several processes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -32,17 +32,13 @@ def ids(answers) -> list[list[int]]:
 
 
 def generated(model, context, **options) -> list[int]:
-    result = model.generate(
-        torch.tensor([context]), max_new_tokens=NEW, do_sample=False, pad_token_id=0, **options
-    )
+    result = model.generate(torch.tensor([context]), max_new_tokens=NEW, do_sample=False, pad_token_id=0, **options)
     return result[0, len(context) :].tolist()
 
 
 def with_guidance(model, request: Request, **options) -> list[int]:
     negative = torch.tensor([request.far])
-    return generated(
-        model, request.near, guidance_scale=request.guidance, negative_prompt_ids=negative, **options
-    )
+    return generated(model, request.near, guidance_scale=request.guidance, negative_prompt_ids=negative, **options)
 
 
 # Of each kind of attention one is quick.

@@ -1,7 +1,5 @@
 """Rank and GPU of a process, from torchrun's environment."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Instructions, rules, starts and seeds of chains."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Settings of every job: layers, types, errors that name the key, and help."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -86,8 +84,8 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--print_config=skip_default", "argument --print_config"),
         ("--data.train+ x", "unknown key data.train+ (did you mean data.train?)"),
         ("--data.train+=x", "unknown key data.train+ (did you mean data.train?)"),
-        ("--training.keep null", "training.keep must be a number at least 0 or auto, got 'null'"),
-        ("--training.seed -1", "training.seed must be an integer at least 0 and below 4294967296, got '-1'"),
+        ("--training.keep null", "training.keep must be a number of at least 0 or auto, got 'null'"),
+        ("--training.seed -1", "training.seed must be an integer of at least 0 and below 4294967296, got '-1'"),
         ("--training.eval_strategy never", "must be one of no, steps, epoch or null, got 'never'"),
         ("--polarity.reference x", "polarity.reference is a section: set --polarity.reference.KEY VALUE"),
         ("--model.name a b", "unknown recipe 'b'"),

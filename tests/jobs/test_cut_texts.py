@@ -1,7 +1,5 @@
 """Each job says once a source how many of its texts the encoder cuts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -11,7 +9,7 @@ from transformers import AutoTokenizer
 
 from raoe_train import run
 from raoe_train.encoders.embed import print_cut
-from tests.tiny import tiny_encoder
+from tests.tiny import saved_encoder, tiny_encoder
 
 SHORT = ["a dog", "a train", "the dog", "the train", "two dogs", "dinner", "music", "people", "a man", "birds", "snow"]
 LONG = ["the dog runs " * 9 + end for end in ("once", "twice", "again")]  # 28 words, so more than 16 tokens
@@ -39,14 +37,21 @@ def lines(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if "max_seq_length" in line]
 
 
-def test_encode(encoder, texts, tmp_path, capsys):
-    run("encode", None, **{"model.name": encoder, "data.input": texts, "output": str(tmp_path / "x.npy")})
-    assert lines(capsys) == [f"{texts}: 3 of 10 texts are longer than max_seq_length 16, and are truncated"]
-
-
-def test_evaluate(encoder, pairs, capsys):
-    run("evaluate", None, **{"model.name": encoder, "tasks": [pairs], "data.columns": {"score": "gold"}})
-    assert lines(capsys) == [f"{pairs}: 3 of 24 texts are longer than max_seq_length 16, and are truncated"]
+@pytest.mark.parametrize("job", ["encode", "evaluate", "mine", "score"])
+def test_jobs(encoder, texts, pairs, tmp_path, capsys, job):
+    """Each frozen encoder counts for itself."""
+    other = saved_encoder(tmp_path / "other")
+    options = {
+        "encode": {"data.input": texts, "output": str(tmp_path / "x.npy")},
+        "evaluate": {"tasks": [pairs], "data.columns": {"score": "gold"}},
+        "mine": {"data.input": texts, "loss": "triplet", "output": str(tmp_path / "x.tsv"), "mining.threshold": 0.0},
+        "score": {"teachers": [encoder, other], "data.input": pairs, "output": str(tmp_path / "x.tsv")},
+    }
+    run(job, None, **({} if job == "score" else {"model.name": encoder}), **options[job])
+    sources = {"encode": [texts], "evaluate": [pairs], "mine": [f"reference {encoder}"],
+               "score": [f"teacher {encoder}", f"teacher {other}"]}[job]  # fmt: skip
+    said = f"3 of {10 if job in ('encode', 'mine') else 24} texts are longer than max_seq_length 16, and are truncated"
+    assert lines(capsys) == [f"{source}: {said}" for source in sources]
 
 
 def test_train(encoder, pairs, tmp_path, capsys):

@@ -1,12 +1,11 @@
 """Kinds of faults in jobs, each with several members: settings that match nothing, configuration objects with keywords,
 inputs that are no files, what a failed job leaves, and how jobs look to tools."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,9 +18,11 @@ from transformers import PreTrainedTokenizerFast
 import raoe_train as rt
 from raoe_train import cli
 from raoe_train.artifacts import resume
-from raoe_train.config import nearest
+from raoe_train.config import hints_of, keywords_of
 from raoe_train.data.settings import Data
+from raoe_train.encoders.settings import Changes, Model, Scratch
 from raoe_train.jobs.settings import CheckConfig, EncodeConfig, EvaluateConfig
+from raoe_train.losses.infonce import Contrastive
 from tests.tiny import SENTENCES, saved_encoder, tiny_encoder
 from tests.training.small_runs import settings, write_pairs
 
@@ -84,10 +85,6 @@ def test_settings_that_match_nothing_are_errors(tmp_path, encoder, capsys, setti
     assert named in capsys.readouterr().err
 
 
-def test_names_are_near_in_any_case():
-    assert nearest("CosentLoss", ["ContrastiveLoss", "CoSENTLoss"]) == " (did you mean CoSENTLoss?)"
-
-
 @pytest.mark.parametrize(
     ("job", "config", "changes", "named"),
     [
@@ -114,6 +111,12 @@ def test_jobs_have_their_own_signature(name):
     assert [(each.name, each.kind) for each in parameters] == [
         ("recipe", inspect.Parameter.POSITIONAL_ONLY), ("settings", inspect.Parameter.VAR_KEYWORD)]  # fmt: skip
     assert getattr(rt, name).__name__ == name and getattr(rt, name).__doc__
+
+
+def test_keywords_for_type_checkers_are_those_of_the_classes():
+    assert {*Changes.__annotations__} == {*hints_of(Model)}
+    own = inspect.signature(rt.losses.InfoNCELoss).parameters
+    assert {*Contrastive.__annotations__} == keywords_of(rt.losses.InfoNCELoss).keys() - own
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
@@ -178,6 +181,31 @@ def test_encode_resumes_and_keeps_shards_only_until_the_end(tmp_path, encoder, t
     assert calls == [4, 4, 4, 3] and not (tmp_path / "o.npy.parts").exists()
     expected = whole(rt.load_encoder(encoder, device="cpu"), SENTENCES)
     np.testing.assert_allclose(np.load(tmp_path / "o.npy"), expected, atol=1e-6)
+
+
+MEMORY = """
+import resource, sys
+import raoe_train as rt
+
+most = []
+for count in (4096, 100_000):
+    open("texts.txt", "w").writelines(sys.argv[1].format(n) + "\\n" for n in range(count))
+    rt.encode(model={"name": "a", "device": "cpu"}, data={"input": "texts.txt"}, output=f"{count}.npy")
+    most.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print((most[1] - most[0]) * 1024 / (100_000 * 256 * 4))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB")
+@pytest.mark.parametrize("line", ["{}", "the dog {} runs", "the same"])
+def test_encode_holds_a_part_of_the_embeddings(tmp_path, line):
+    """What it takes beyond the memory for one shard is less than the array that it writes."""
+    model = Model(name="scratch", device="cpu", scratch=Scratch(200, hidden_size=256, layers=1, intermediate_size=64))
+    rt.load_encoder(model, sentences=[*SENTENCES, "0 1 2 3 4 5 6 7 8 9"]).save_pretrained(str(tmp_path / "a"))
+    command = [sys.executable, "-c", MEMORY, line]
+    output = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert 0 <= float(output.split()[-1]) < 1.3
 
 
 @pytest.mark.parametrize("loss", ["triplet", "contrastive", "multiple_negatives"])

@@ -1,7 +1,5 @@
 """Mining: neighbours against brute force, hand-computed examples, the job and invalid input."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -157,7 +155,7 @@ def write(folder, *rows, header="text\tlabel"):
     [
         ({"loss": "cosent"}, "loss must be one of triplet, contrastive"),
         ({"loss": "mse"}, "mining.count is missing"),
-        ({"mining.threshold": 1}, "mining.threshold must be a number at least -1 and below 1, got 1"),
+        ({"mining.threshold": 1}, "mining.threshold must be a number of at least -1 and below 1, got 1"),
         ({"model.name": None}, "--model.name is missing"),
     ],
 )

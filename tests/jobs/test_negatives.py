@@ -1,7 +1,5 @@
 """Hard negatives of rows: against brute force, in chunks, resumed, with the model's prompts, and invalid settings."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
@@ -115,9 +113,7 @@ def test_without_a_corpus_and_with_the_prompts_of_the_model(tmp_path, monkeypatc
     model, prompts = saved_encoder(tmp_path / "model"), []
     encode = frozen.encode_sentences
     monkeypatch.setattr(frozen, "prompt_of", lambda model, kind: {"query": None, "document": "document"}[kind])
-    monkeypatch.setattr(
-        frozen, "encode_sentences", lambda *a, prompt, **o: prompts.append(prompt) or encode(*a, **o)
-    )
+    monkeypatch.setattr(frozen, "encode_sentences", lambda *a, prompt, **o: prompts.append(prompt) or encode(*a, **o))
     output = str(tmp_path / "mined.tsv")
     run("mine", None, **{"model.name": model, "data.input": str(rows), "mining.num_negatives": 1}, output=output)
     assert sorted(map(str, prompts)) == ["None", "document"]

@@ -1,7 +1,5 @@
 """Wrong arguments raise errors that name the argument and show what came: the messages of every kind of error."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -17,11 +15,13 @@ from raoe_kernels import (
     pairwise_cosine,
     rank_margin_loss,
     raoe_loss,
+    refine_similarity,
     sigmoid_loss,
 )
 
 C, S, L = torch.rand(4), torch.rand(4), torch.tensor([0, 1, 2, 0])
-Q = torch.rand(1, 1, 2, 4)
+Q, Z, M = torch.rand(1, 1, 2, 4), torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+A, P, T = torch.rand(3, 4), torch.zeros(2, 3, 3), torch.tensor([0, 1, 2])
 
 WRONG = [
     (lambda: rank_margin_loss(C, S[:3]), ValueError, r"scores must have shape \(4,\) and .*, got .*\(3,\)"),
@@ -60,6 +60,33 @@ WRONG = [
     (lambda: rank_margin_loss(C, S, marign=1), TypeError, "no argument 'marign': use margin"),
     (lambda: pairwise_cosine(C[None], C[None], x=1), TypeError, "'x': use one of a, b, backend, dims, eps"),
     (lambda: dual_attention(Q, Q, Q, attn_mask=L), TypeError, "'attn_mask': use padding_mask"),
+    (lambda: info_nce_loss(A.to_sparse(), A), TypeError, "anchors must be a dense tensor, got torch.sparse_coo"),
+    (lambda: raoe_loss(C, S, L, return_parts=1), TypeError, "return_parts must be True or False, got 1"),
+    (lambda: list_mle_loss(Z.long(), Z), TypeError, "student"),
+    (lambda: list_mle_loss(Z, None), TypeError, "teacher"),
+    (lambda: list_mle_loss(Z, Z.clone().requires_grad_()), ValueError, "teacher must not require grad"),
+    (lambda: list_mle_loss(Z, Z.to(torch.complex64)), TypeError, "teacher"),
+    (lambda: list_mle_loss(Z, Z, mask=Z), TypeError, "mask"),
+    (lambda: list_mle_loss(Z, Z, mask=M[0]), ValueError, "mask"),
+    (lambda: list_mle_loss(Z, Z, scale=float("inf")), ValueError, "scale"),
+    (lambda: list_mle_loss(Z, Z, ties="average"), ValueError, "ties"),
+    (lambda: list_mle_loss(Z, Z, generator=torch.Generator()), ValueError, "generator requires ties='random'"),
+    (lambda: list_mle_loss(Z, Z, backend="triton"), RuntimeError, "listwise has no triton backend"),
+    (lambda: refine_similarity(P.long(), 0.5), TypeError, "phi"),
+    (lambda: refine_similarity(P[0, 0], 0.5), ValueError, "phi"),
+    (lambda: refine_similarity(Z, 0.5), ValueError, "phi must be square"),
+    (lambda: refine_similarity(P.clone().requires_grad_(), 0.5), ValueError, "phi must not require grad"),
+    (lambda: refine_similarity(P, -1), ValueError, "omega"),
+    (lambda: refine_similarity(P, 0.5, mask=Z), TypeError, "mask"),
+    (lambda: refine_similarity(P, 0.5, mask=M[0]), ValueError, "mask"),
+    (lambda: refine_similarity(P, 0.5, backend="native"), RuntimeError, "listwise has no native backend"),
+    (lambda: sigmoid_loss(A, A, scale=torch.tensor(-1.0)), ValueError, "scale"),
+    (lambda: sigmoid_loss(A, A, bias=torch.tensor(1)), ValueError, "bias"),
+    (lambda: sigmoid_loss(A, A, bias=float("inf")), ValueError, "bias"),
+    (lambda: sigmoid_loss(A, A, targets=T + 1), ValueError, "targets must be column indices -1 … 2"),
+    (lambda: sigmoid_loss(A, A, positive_ids=T), TypeError, "positive_ids"),
+    (lambda: sigmoid_loss(A, A, positive_ids=(T, T[:2])), ValueError, r"positive_ids\[1\]"),
+    (lambda: sigmoid_loss(A, A, backend="native"), RuntimeError, "sigmoid has no native backend"),
     (lambda: torch.func.grad(lambda x: rank_margin_loss(x, S))(C), RuntimeError, "rank_margin_loss.*torch.func"),
     (lambda: torch.func.vjp(lambda x: info_nce_loss(x, x), C[None]), RuntimeError, "info_nce_loss.*torch.func.grad"),
 ]

@@ -1,7 +1,5 @@
 """bidirectional_attention and dual_attention: every backend x dtype against the float64 reference, and their edges."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from itertools import product
 
@@ -129,18 +127,19 @@ def test_runs_of_like_length(form, way, place, monkeypatch):
 
 
 @OPS
-def test_is_torch_s_attention_sentence_by_sentence(dual, place):
+@pytest.mark.parametrize("scale", [0.7, 0.0, -0.7])
+def test_is_torch_s_attention_sentence_by_sentence(dual, place, scale):
     """Each sentence alone through torch, unpadded: independent of this package's masks and packing."""
     device, backend = place
     batch = Batch("packed", [5, 3, 0, 9], 12, heads=(6, 2), d=12, device=device)
-    results = batch.run(dual, backend, scale=0.7)[: 1 + dual]
-    results += [] if dual else batch.run(dual, backend, scale=0.7, causal=True)[:1]
+    results = batch.run(dual, backend, scale=scale)[: 1 + dual]
+    results += [] if dual else batch.run(dual, backend, scale=scale, causal=True)[:1]
     for result, causal in zip(results, (True, False) if dual else (False, True), strict=True):
         expected = []
         for q, k, v in zip(*(x.split(batch.lengths) for x in (batch.q, batch.k, batch.v)), strict=True):
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
             k, v = k[[0, 0, 0, 1, 1, 1]], v[[0, 0, 0, 1, 1, 1]]
-            expected.append(F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.7).transpose(0, 1))
+            expected.append(F.scaled_dot_product_attention(scale * q, k, v, is_causal=causal, scale=1).transpose(0, 1))
         torch.testing.assert_close(result.cpu(), torch.cat(expected), rtol=1e-12, atol=1e-13)
 
 

@@ -1,7 +1,5 @@
 """The attention ops' argument errors, and which backend a GPU takes by the case."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """The op that CONTRIBUTING.md shows, built from the page."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What info_nce_loss and sigmoid_loss have in common: ids, edges, dtypes, autocast and memory."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

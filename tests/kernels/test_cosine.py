@@ -1,8 +1,6 @@
 """pairwise_cosine: every backend x dtype against the float64 reference, and its edges. Zero rows and NaN:
 test_matryoshka.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

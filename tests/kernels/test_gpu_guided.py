@@ -1,7 +1,5 @@
 """Guided decoding and the listwise ops on a GPU: no host sync, CUDA graphs, agreement with float64 on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

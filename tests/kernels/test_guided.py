@@ -1,7 +1,5 @@
 """guided_log_probs and guided_argmax: every backend x dtype against Eq. 4 in float64, and edges."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """guided_log_probs and guided_argmax as calls: many launches, nothing to do, argument errors."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """info_nce_loss: every backend x dtype against the float64 reference, tiny cases by hand, any scale, each gradient
 alone. What it has in common with the sigmoid loss: test_contrast.py; its other forms: test_infonce_forms.py."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The Triton form of info_nce_loss in half precision: norms, sums and weights near what its dtypes can hold."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,8 +1,6 @@
 """info_nce_loss beyond one direction: against the formula term by term, and every backend x
 dtype that has these forms against the float64 reference."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Wrong options of info_nce_loss's forms. Their values: test_infonce_forms.py and tests/losses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

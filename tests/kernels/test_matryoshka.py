@@ -1,7 +1,5 @@
 """Several prefix widths at once: pairwise_cosine's dims, and the pair losses of (K, B) similarities."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

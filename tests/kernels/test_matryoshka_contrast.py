@@ -1,7 +1,5 @@
 """info_nce_loss with dims: all prefix widths from one sweep."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Calls with what is no plain memory: traced, fake, functional, batched, with tangents; and memory that changes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Tiny cases whose active pairs were written down by hand from the papers' definitions, on every backend."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The edges of the pairwise losses: empty, NaN, the clip, huge exponents, precision."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

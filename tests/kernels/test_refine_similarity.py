@@ -1,7 +1,5 @@
 """refine_similarity against Algorithm 1, its edges, argument errors."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 from raoe_kernels import refine_similarity
 from raoe_kernels.testing import ULPS, assert_accurate
 from tests.kernels.pairwise_cases import EVERY_DTYPE
-from tests.kernels.test_listwise import NAN, M, S, place
+from tests.kernels.test_listwise import NAN, place
 
 __all__ = ["place"]  # a fixture
 
@@ -87,24 +85,3 @@ def test_refine_nothing(shape, place):
     assert refine_similarity(torch.zeros(shape, device=device), 0.5, backend=backend).shape == shape
     mask = torch.zeros(shape[:-1], dtype=torch.bool, device=device)
     assert refine_similarity(torch.zeros(shape, device=device), 0.5, mask=mask, backend=backend).shape == shape
-
-
-P = torch.zeros(2, 3, 3)
-
-
-@pytest.mark.parametrize(
-    ("phi", "omega", "options", "error", "key"),
-    [
-        (P.long(), 0.5, {}, TypeError, "phi"),
-        (P[0, 0], 0.5, {}, ValueError, "phi"),
-        (S, 0.5, {}, ValueError, "phi must be square"),
-        (torch.zeros(2, 2, requires_grad=True), 0.5, {}, ValueError, "phi must not require grad"),
-        (P, -1, {}, ValueError, "omega"),
-        (P, 0.5, {"mask": torch.ones(2, 3)}, TypeError, "mask"),
-        (P, 0.5, {"mask": M[0]}, ValueError, "mask"),
-        (P, 0.5, {"backend": "native"}, RuntimeError, "listwise has no native backend"),
-    ],
-)
-def test_refine_argument_errors(phi, omega, options, error, key):
-    with pytest.raises(error, match=key):
-        refine_similarity(phi, omega, **options)

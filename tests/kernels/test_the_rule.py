@@ -1,7 +1,5 @@
 """The rule that all conformance rests on refuses what is wrong, at the size of roundings."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """GISTLoss: guides that read texts, caching. Its formula: test_ragged_rows.py."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """ListMLELoss: the paper's formula for ragged lists, and the trainer's batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Loss modules: the papers' formulas, sentence-transformers' conventions, caching."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The margins losses: their values, and training on what is mined for them."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Losses that RAOE is compared with on NLI: AnglE with neutrals, distillation on the fly."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

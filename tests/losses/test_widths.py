@@ -1,6 +1,6 @@
 """Losses that compute all Matryoshka widths in one sweep, against a MatryoshkaLoss around them."""
 
-from __future__ import annotations
+import math
 
 import pytest
 import torch
@@ -57,13 +57,20 @@ def test_one_width_less_than_all():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("loss", "settings", "message"),
     [
-        ({"matryoshka_dims": [4, 4]}, r"matryoshka_dims must be distinct numbers from 1.*16, got \[4, 4\]"),
-        ({"matryoshka_dims": [16, 17]}, r"up to the model's 16 dimensions, got \[16, 17\]"),
-        ({"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims work only with cosines"),
+        ("CoSENT", {"matryoshka_dims": [4, 4]}, r"matryoshka_dims must be distinct numbers from 1.*16, got \[4, 4\]"),
+        ("CoSENT", {"matryoshka_dims": [16, 17]}, r"up to the model's 16 dimensions, got \[16, 17\]"),
+        ("CoSENT", {"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims work only with cosines"),
+        ("Pearson", {"matryoshka_dims": "wide"}, "matryoshka_dims must be a list, each an integer, got 'wide'"),
+        *[("InfoNCE", {"scale": s}, "scale must be a number above") for s in (0, math.inf, math.nan, None, len)],
+        ("InfoNCE", {"mini_batch_size": 0}, "mini_batch_size must be an integer above 0"),
+        ("InfoNCE", {"directions": 0}, "directions must be a list"),
+        ("Contrastive", {"distance": "cos"}, "distance must be one of cosine, euclidean, got 'cos'"),
+        ("Triplet", {"distance": "manhattan"}, "distance must be one of cosine, euclidean"),
+        ("Triplet", {"margin": None}, "margin must be a number of at least 0, got None"),
     ],
 )
-def test_unsupported_widths(settings, message):
+def test_wrong_keywords(loss, settings, message):
     with pytest.raises(ValueError, match=message):
-        losses.CoSENTLoss(tiny_encoder(), **settings)
+        getattr(losses, f"{loss}Loss")(tiny_encoder(), **settings)

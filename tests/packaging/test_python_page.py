@@ -1,7 +1,5 @@
 """docs/python.md shows every public name of raoe_train, and these names have docstrings."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """A few cases of ``python -m tests.sanitizers``, with small blocks and the baseline instruction set."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

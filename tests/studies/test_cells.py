@@ -1,7 +1,5 @@
 """Cells of studies, and invalid studies."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

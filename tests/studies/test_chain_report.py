@@ -1,7 +1,5 @@
 """The report of chains: hand-computed measures and the page."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """A small language model pretrained from scratch, then used by `generate` and `train`."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The report of scores: intervals, the page, invalid input."""
 
-from __future__ import annotations
-
 import json
 import re
 

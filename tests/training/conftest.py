@@ -1,7 +1,5 @@
 """A finished run that tests look at."""
 
-from __future__ import annotations
-
 import pytest
 
 from raoe_train import run

@@ -32,12 +32,7 @@ def write_pairs(path: Path, rows: int = 40, *, labels: bool = True, scale: float
         first, step = row % count, (row * 7 // count) % count
         score = scale * (1 - step / count)
         label = ("entailment", "neutral", "contradiction")[3 * step // count]
-        cells = [
-            SENTENCES[first],
-            SENTENCES[(first + step) % count],
-            f"{score:.3f}",
-            *([label] if labels else []),
-        ]
+        cells = [SENTENCES[first], SENTENCES[(first + step) % count], f"{score:.3f}", *([label] if labels else [])]
         lines.append("\t".join(cells))
     path.write_text("\n".join(lines) + "\n")
     return str(path)

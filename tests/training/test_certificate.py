@@ -1,7 +1,5 @@
 """The certificate: candidates, mixtures of weights, the guard, and the start where nothing is surely better."""
 
-from __future__ import annotations
-
 import json
 import random
 from types import SimpleNamespace
@@ -226,10 +224,7 @@ def test_settings_that_contradict_each_other(tmp_path, monkeypatch, changes, mes
 
 @pytest.mark.parametrize(
     ("columns", "loss", "rate"),
-    [
-        (("premise", "hypothesis", "label"), "PearsonLoss", "2e-4"),
-        (("question", "answer"), "InfoNCELoss", "2e-5"),
-    ],
+    [(("premise", "hypothesis", "label"), "PearsonLoss", "2e-4"), (("question", "answer"), "InfoNCELoss", "2e-5")],
 )
 def test_the_data_say_which_loss(tmp_path, capsys, columns, loss, rate):
     labels = ["entailment", "neutral", "contradiction", "neutral"] * 10

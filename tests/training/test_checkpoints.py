@@ -1,7 +1,5 @@
 """Which checkpoint a run resumes from if some are damaged."""
 
-from __future__ import annotations
-
 import pytest
 
 from raoe_train.training.run_directory import newest_checkpoint

@@ -1,7 +1,5 @@
 """Rows as a dev set: nDCG@10 selects the checkpoint, widths are logged, queries are held out whole."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

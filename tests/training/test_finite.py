@@ -1,7 +1,5 @@
 """A NaN loss: where the run stops, which rows it names, and the files left."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -1,8 +1,6 @@
 """Kinds of faults in training, each with several members: weights in 16 bits, a result worse than the start, rows that
 are left out, steps, settings of other versions, moved and interrupted runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -102,6 +100,7 @@ def test_adapters_are_in_float32_on_a_frozen_base_in_sixteen_bits(tmp_path):
     model = rt.load_encoder(str(tmp_path / "a"), device="cpu", lora=lora)
     trained = {weight.dtype for weight in model.parameters() if weight.requires_grad}
     assert trained == {torch.float32} and BF16 in {weight.dtype for weight in model.parameters()}
+    assert rt.load_encoder(saved_encoder(tmp_path / "b"), device="cpu", train=True).saved_dtypes == {}
 
 
 @pytest.mark.parametrize("recipe", ["raoe-s1", "cosent", pytest.param("adapt", marks=pytest.mark.slow)])
@@ -170,21 +169,18 @@ def test_rows_in_no_batch_are_counted(tmp_path, capsys, data, arguments, left):
         ({"min_steps": 9, "dataloader_drop_last": True, "per_device_train_batch_size": 30}, 9),
         ({"min_steps": 7, "gradient_accumulation_steps": 4}, 7),
         ({"min_steps": 99, "max_steps": 2}, 2),
+        ({"min_steps": 8, "data": {"max_rows": 12, "redraw": True}, "per_device_train_batch_size": 5}, 8),
     ],
     ids=str,
 )
 def test_min_steps(tmp_path, changes, steps):
-    made = settings(tmp_path, **{"data.dev": None})
-    made["training"] |= {"per_device_train_batch_size": 8, **changes}
+    data = {f"data.{key}": value for key, value in changes.get("data", {}).items()}
+    made = settings(tmp_path, **{"data.dev": None}, **data)
+    training = {name: value for name, value in changes.items() if name != "data"}
+    made["training"] |= {"per_device_train_batch_size": 8, **training}
     result = rt.train("raoe-s1", **made)
     assert result["steps"] == steps
     assert json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])["step"] <= steps
-
-
-def test_min_steps_count_drawn_rows(tmp_path):
-    made = settings(tmp_path, **{"data.dev": None, "data.max_rows": 12, "data.redraw": True})
-    made["training"] |= {"per_device_train_batch_size": 5, "min_steps": 8}
-    assert rt.train("raoe-s1", **made)["steps"] == 8
 
 
 def test_batch_sizes_are_not_searched(tmp_path):
@@ -196,6 +192,18 @@ def test_batch_sizes_are_not_searched(tmp_path):
     arguments = SentenceTransformerTrainingArguments(str(tmp_path / "a"), auto_find_batch_size=True, use_cpu=True)
     with pytest.raises(ValueError, match="auto_find_batch_size"):
         rt.Trainer(tiny_encoder(double=False), arguments, Dataset.from_dict(MANY))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"args": {}}, "SentenceTransformerTrainingArguments, got {}"), ({"model": "minilm"}, "Module, got 'minilm'"),
+     ({"loss": "CoSENTLoss"}, r"pass rt\.losses\.CoSENTLoss\(model\)")],
+)  # fmt: skip
+def test_names_are_no_objects(changes, named):
+    with pytest.raises(ValueError, match=named):
+        rt.Trainer(**{"model": tiny_encoder(double=False), "train_dataset": Dataset.from_dict(MANY), **changes})
+    with pytest.raises(ValueError, match="needs a loaded encoder, got 'minilm'"):
+        rt.evaluate_model("minilm", tasks=["a.tsv"])
 
 
 def test_a_setting_of_a_later_version_changes_no_output(tmp_path, monkeypatch, capsys):
@@ -338,11 +346,6 @@ def test_a_loss_that_is_always_zero_is_said(tmp_path, caplog, name):
     else:
         trainer.train()
         assert sum("nothing is learned" in record.message for record in caplog.records) == 1
-
-
-def test_saved_encoder_of_float32_stays(tmp_path):
-    model = rt.load_encoder(saved_encoder(tmp_path / "a"), device="cpu", train=True)
-    assert model.saved_dtypes == {}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The card beside a trained encoder: recipe, data, scores, picture; what comes from files is text in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

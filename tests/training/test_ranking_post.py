@@ -1,7 +1,5 @@
 """Post-training on ranking sentences: the teacher and what is kept of it, ablations, training end to end."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """data.redraw: other rows each epoch, the same ones for a seed, also in a run that goes on."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from datasets import Dataset, DatasetDict

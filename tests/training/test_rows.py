@@ -1,19 +1,18 @@
 """Training on rows of any shape: by the command line from each format, and by the Trainer in any order of columns."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import torch
 from datasets import Dataset
 from pandas import DataFrame
+from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer import losses as stock
 
 import raoe_train as rt
 from raoe_train.cli import main
 from raoe_train.data.files import write_rows
-from raoe_train.losses import InfoNCELoss
+from raoe_train.losses import AnglELoss, InfoNCELoss
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, arguments
 
@@ -44,13 +43,16 @@ def run(tmp_path, file, loss="InfoNCELoss"):
     return [json.loads(line)["loss"] for line in (tmp_path / f"{file}.out" / "log.jsonl").read_text().splitlines()[:3]]
 
 
-def test_each_format_trains_on_the_same_rows(tmp_path, capsys):
-    for file, rows in (("a.jsonl", ROWS), ("c.tsv", COLUMNS)):
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_each_format_trains_on_the_same_rows(tmp_path, capsys, most):
+    lists = [{**row, "neg": row["neg"][:most]} for row in ROWS]
+    for file, rows in (("a.jsonl", lists), ("c.tsv", [dict([*row.items()][: 2 + most]) for row in COLUMNS])):
         write_rows(tmp_path / file, [*rows[0]], rows)
         losses = run(tmp_path, file)
         output = capsys.readouterr().out
         assert f"{file}: 10 rows\n" in output
-        what = "3 positives of other rows, up to 2 of its own and 6 negatives of other rows"
+        more = f", up to {most} of its own and {3 * most} negatives of other rows" if most else ""
+        what = f"3 positives of other rows{more}"
         line = f"{file.split('.')[0]}: negatives of a row: {what}\n  gradient accumulation adds no negatives; "
         assert output.count(line) == 1
         if file == "a.jsonl":
@@ -58,7 +60,7 @@ def test_each_format_trains_on_the_same_rows(tmp_path, capsys):
         assert losses == expected
     assert len(set(expected)) == 3
     card = (tmp_path / "a.jsonl.out" / "README.md").read_text()
-    assert "<code>negative_2</code>" in card
+    assert ("<code>negative_2</code>" in card) == (most == 2)
 
 
 @pytest.mark.parametrize("loss", ["TripletLoss", "AnglEContrastiveLoss"])
@@ -69,11 +71,11 @@ def test_losses_of_one_negative_refuse_other_rows(tmp_path, loss, capsys):
         assert "a.jsonl: the loss needs exactly one negative in every row: for" in capsys.readouterr().err
 
 
-def trained(tmp_path, data, *, workers=0, loss=InfoNCELoss, **settings):
+def trained(tmp_path, data, *, workers=0, loss=InfoNCELoss, trainer=rt.Trainer, **settings):
     model = tiny_encoder()
     options = {"max_steps": 3, "per_device_train_batch_size": 4, "eval_strategy": "epoch"}
     args = arguments(tmp_path, **options, dataloader_num_workers=workers)
-    rt.Trainer(model, args, data, data, loss=loss(model), **settings).train()
+    trainer(model, args, data, data, loss=loss(model), **settings).train()
     return torch.cat([weight.flatten() for weight in model.parameters()])
 
 
@@ -89,6 +91,15 @@ def test_any_order_of_columns(tmp_path):
     with pytest.raises(ValueError, match="a row lacks a negative"):
         trained(tmp_path, Dataset.from_list(COLUMNS), loss=stock.MultipleNegativesRankingLoss)
     trained(tmp_path, Dataset.from_list(full), loss=stock.MultipleNegativesRankingLoss)
+
+
+@pytest.mark.parametrize("columns", ["negative", "negative negative_2", "negative score"])
+def test_angle_on_triplets_equals_sentence_transformers(tmp_path, columns):
+    names = ["anchor", "positive", *columns.split()]
+    rows = {name: SENTENCES[2 * n :] + SENTENCES[: 2 * n] for n, name in enumerate(names)}
+    data = Dataset.from_dict(rows | ({"score": [n / 10 for n in range(11)]} if "score" in rows else {}))
+    expected = trained(tmp_path, data, loss=stock.AnglELoss, trainer=SentenceTransformerTrainer)
+    torch.testing.assert_close(trained(tmp_path, data, loss=AnglELoss), expected)
 
 
 @pytest.mark.parametrize("drop, size, fails", [(False, 3, True), (False, 9, True), (True, 3, False), (False, 4, False)])

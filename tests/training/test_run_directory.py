@@ -1,7 +1,5 @@
 """What is in a run's folder: runs that are finished, written over, killed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -96,9 +94,7 @@ def test_invalid_settings_do_not_damage_an_existing_run(finished, tmp_path, monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes", [{"loss.mini_batch_size": 3}, {"training.patience": 5, "training.packed": True}]
-)
+@pytest.mark.parametrize("changes", [{"loss.mini_batch_size": 3}, {"training.patience": 5, "training.packed": True}])
 def test_killed_run_resumes_exactly(tmp_path, changes, capsys):
     """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
     results = {}

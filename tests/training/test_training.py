@@ -1,7 +1,5 @@
 """``raoe-train train`` end to end on small real encoders: what it writes, sources, losses."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -74,14 +72,7 @@ def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
         run("train", "raoe-s1", **settings(tmp_path, **{"loss": "CosineSimilarityLoss"}))
 
 
-@pytest.mark.parametrize(
-    ("scale", "wanted"),
-    [
-        ([1, 5], [0, 0.25, 1]),
-        ([-2, 2], [0, 0.25, 1]),
-        ([], [-1, -0.5, 1]),
-    ],
-)
+@pytest.mark.parametrize(("scale", "wanted"), [([1, 5], [0, 0.25, 1]), ([-2, 2], [0, 0.25, 1]), ([], [-1, -0.5, 1])])
 def test_mse_targets(tmp_path, scale, wanted):
     """Each source's scores, from its own scale: that of cosines stays as it is."""
     low, high = scale or (-1, 1)

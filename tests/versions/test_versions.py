@@ -1,7 +1,5 @@
 """The corner that CI can set up fast: CI's torch with the oldest versions of all other packages."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.versions.__main__ import main

@@ -5,8 +5,6 @@ Triton is to be in its interpreter, and no module is built: a build ends with th
 `make gpu` that are tests or benchmarks are copies of its process, which has imported what each would for itself.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import os
