@@ -57,9 +57,9 @@ def encoder_of(kind: str, sizes: dict[str, Any], pooling: str = "mean") -> Any:
     return model.train(False)
 
 
-def saved_encoder(folder: Path) -> str:
-    """The folder with a tiny encoder in it."""
-    tiny_encoder(double=False).save_pretrained(str(folder))
+def saved_encoder(folder: Path, **changes: Any) -> str:
+    """The folder with a tiny encoder in it; `changes` are keywords of tiny_encoder."""
+    tiny_encoder(double=False, **changes).save_pretrained(str(folder))
     return str(folder)
 
 

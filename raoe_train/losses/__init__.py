@@ -24,7 +24,6 @@ from raoe_train.losses.library import (
     AutoLoss,
     ContrastiveLoss,
     CosineSimilarityLoss,
-    MultipleNegativesRankingLoss,
     OnlineContrastiveLoss,
     SoftmaxLoss,
     TripletLoss,
@@ -34,6 +33,5 @@ from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 
 __all__ = ["AnglEContrastiveLoss", "AnglELoss", "AutoLoss", "ByLength", "CachedLoss", "CoSENTLoss", "ContrastiveLoss",
            "CosineSimilarityLoss", "GISTLoss", "GatedAngularLoss", "InfoNCELoss", "ListMLELoss", "Loss",
-           "MultipleNegativesRankingLoss", "OnlineContrastiveLoss", "PairLoss", "PearsonLoss", "RAOELoss",
-           "RankDistillationLoss", "RankMarginLoss", "SigmoidLoss", "SimilarityDistillationLoss", "SoftmaxLoss",
-           "TripletLoss"]  # fmt: skip
+           "OnlineContrastiveLoss", "PairLoss", "PearsonLoss", "RAOELoss", "RankDistillationLoss", "RankMarginLoss",
+           "SigmoidLoss", "SimilarityDistillationLoss", "SoftmaxLoss", "TripletLoss"]  # fmt: skip

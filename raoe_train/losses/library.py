@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from sentence_transformers.sentence_transformer import losses
 
-from raoe_train.config import NonNegativeFloat, PositiveFloat, convert
+from raoe_train.config import NonNegativeFloat, convert
 from raoe_train.losses.base import Loss
-from raoe_train.losses.reads import CLASSES, COSINES, LABELLED_PAIRS, ONE_NEGATIVE, PAIRS
+from raoe_train.losses.reads import CLASSES, COSINES, LABELLED_PAIRS, ONE_NEGATIVE
 
 Distance = Literal["cosine", "euclidean"]
 
@@ -77,16 +77,3 @@ class SoftmaxLoss(Loss, losses.SoftmaxLoss):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, model.get_embedding_dimension(), num_labels=3)
-
-
-class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
-    """InfoNCE of sentence-transformers for pairs, as a baseline. InfoNCELoss also reads negatives and masks duplicates.
-
-    Args:
-        scale: inverse temperature
-    """
-
-    reads = PAIRS
-
-    def __init__(self, model: Any, scale: PositiveFloat = 20.0) -> None:
-        super().__init__(model, scale=convert("scale", scale, PositiveFloat))

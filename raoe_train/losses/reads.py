@@ -121,7 +121,6 @@ TRIPLETS = Reads("triplets", _triplets)  # with a neutral text if data.neutral i
 ONE_NEGATIVE = Reads("triplets", _one_negative)
 LABELLED_PAIRS = Reads("labelled pairs", partial(_labelled, count=2, rule="labels must be 1 (similar) or 0 (not)"))
 CLASSES = Reads("NLI pairs", partial(_labelled, count=3, rule="classes must be 0, 1 or 2"))
-PAIRS = Reads("pairs", _pairs)  # of an anchor and its positive
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
 LISTS = Reads("lists", _lists, ListCollator)  # raoe_train.training.training_data adds the targets
-RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS, PAIRS_WITH_TEXTS)  # dev sets may lack scores
+RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS_WITH_TEXTS)  # dev sets may lack scores

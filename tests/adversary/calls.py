@@ -37,7 +37,7 @@ ROWS: tuple[dict[str, Any], ...] = (
     {"sent0": "a", "sent1": "b"}, {"sentence1": "a", "sentence2": "b"}, {"premise": "a", "hypothesis": "b", "label": 0},
     {"text1": "a", "text2": "b", "score": 0.5, "label": 1}, {"query": "a", "positive_passages": [{"text": "b"}]},
 )  # fmt: skip
-LOSSES = ("InfoNCELoss", "TripletLoss", "CoSENTLoss", "RAOELoss", "MultipleNegativesRankingLoss")
+LOSSES = ("InfoNCELoss", "TripletLoss", "CoSENTLoss", "RAOELoss", "SigmoidLoss")
 PAIRS = "".join(f"{text}\t{text[:9]}\t{n / 10}\t{n % 3}\n" for n, text in enumerate(SENTENCES))
 FILES = {"rows.tsv": f"sentence1\tsentence2\tscore\tlabel\n{PAIRS}".encode(),
          "classes.tsv": "".join(["sentence\tlabel\n", *(f"{t}\t{n % 2}\n" for n, t in enumerate(SENTENCES))]).encode(),

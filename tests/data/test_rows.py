@@ -15,24 +15,11 @@ HEADER = "premise\thypothesis\tlabel\n"
 
 # Premise p has two entailed, three contradicting and two neutral hypotheses, one of them repeated; q has one of
 # each; r has no contradiction, s has no entailment, t has neither; the rest cannot be used at all.
-PAIRS = (
-    HEADER
-    + "p\tp contra 1\tcontradiction\n"
-    + "q\tq neutral\tneutral\n"
-    + "p\tp entail 1\tentailment\n"
-    + "r\tr entail\tentailment\n"
-    + "p\tp entail 2\tentailment\n"
-    + "p\tp contra 2\tcontradiction\n"
-    + "p\tp contra 2\tcontradiction\n"
-    + "p\tp neutral 1\tneutral\n"
-    + "q\tq contra\tcontradiction\n"
-    + "s\ts contra\tcontradiction\n"
-    + "t\tt neutral\tneutral\n"
-    + "q\tq entail\tentailment\n"
-    + "p\tp contra 3\tcontradiction\n"
-    + "q\tq unsure\t-\n"
-    + "p\tp neutral 2\tneutral\n"
-    + "\n"
+PAIRS = HEADER + (
+    "p\tp contra 1\tcontradiction\nq\tq neutral\tneutral\np\tp entail 1\tentailment\nr\tr entail\tentailment\n"
+    "p\tp entail 2\tentailment\np\tp contra 2\tcontradiction\np\tp contra 2\tcontradiction\n"
+    "p\tp neutral 1\tneutral\nq\tq contra\tcontradiction\ns\ts contra\tcontradiction\nt\tt neutral\tneutral\n"
+    "q\tq entail\tentailment\np\tp contra 3\tcontradiction\nq\tq unsure\t-\np\tp neutral 2\tneutral\n\n"
 )
 ALWAYS = {"no gold label": 1, "blank line": 1, "duplicate hypothesis": 1}
 
@@ -199,9 +186,6 @@ def test_texts_with_a_relevance_of_0_are_negatives(tmp_path, name, value, column
             row_table(jsonl(tmp_path / "b.jsonl", {**rows[0], name: wrong}), columns=columns)
 
 
-GOOD = {"query": "good", "pos": ["p"], "neg": ["n"]}
-
-
 @pytest.mark.parametrize(
     ("reason", "rows"),
     [
@@ -213,7 +197,8 @@ GOOD = {"query": "good", "pos": ["p"], "neg": ["n"]}
 )  # fmt: skip
 def test_rows_that_are_dropped(tmp_path, reason, rows):
     for row in rows:
-        good = {"pos": GOOD, "positive": {"query": "good", "positive": "p"}, "answer": {"query": "good", "answer": "p"}}
+        good: dict = {"pos": {"query": "good", "pos": ["p"], "neg": ["n"]}}
+        good |= {"positive": {"query": "good", "positive": "p"}, "answer": {"query": "good", "answer": "p"}}
         data, counts = row_table(jsonl(tmp_path / "a.jsonl", row, good[[*row][1]]))
         assert [each["anchor"] for each in data] == ["good"]
         assert counts == {"read": 2, "kept": 1, "dropped": {reason: 1}}

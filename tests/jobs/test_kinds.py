@@ -23,13 +23,8 @@ from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import Changes, Model, Scratch
 from raoe_train.jobs.settings import CheckConfig, EncodeConfig, EvaluateConfig
 from raoe_train.losses.infonce import Contrastive
-from tests.tiny import SENTENCES, saved_encoder, tiny_encoder
+from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import settings, write_pairs
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    return saved_encoder(tmp_path_factory.mktemp("encoder") / "a")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ LOSSES = {
     "triplet": "TripletLoss",
     "contrastive": "ContrastiveLoss",
     "online_contrastive": "OnlineContrastiveLoss",
-    "multiple_negatives": "MultipleNegativesRankingLoss",
+    "multiple_negatives": "InfoNCELoss",
     "mse": "CosineSimilarityLoss",
 }
 ANCHOR, AT60, AT90 = ([[1.0, 0.0]], [[0.5, math.sqrt(0.75)]], [[0.0, 1.0]])

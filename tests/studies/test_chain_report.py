@@ -39,13 +39,6 @@ def test_drift_by_hand():
     assert result["by_distance"][4] == pytest.approx(cos(40)) and np.isnan(result["by_distance"][5])
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("encoder") / "model"
-    tiny_encoder(double=False).eval().save_pretrained(str(path))
-    return path
-
-
 @pytest.fixture
 def files(tmp_path):
     """Chains of two methods from the same sources, in another order."""
@@ -65,7 +58,7 @@ def files(tmp_path):
 
 def test_the_page_and_its_numbers(files, encoder, tmp_path, capsys):
     first, second, _ = files
-    words = ["report", str(first), str(second), "--model.name", str(encoder), "--output", str(tmp_path / "page")]
+    words = ["report", str(first), str(second), "--model.name", encoder, "--output", str(tmp_path / "page")]
     assert main([*words, "--length", "4"]) == 0
     assert "| guided | 2 | - |" in capsys.readouterr().out
     result = json.loads((tmp_path / "page" / "report.json").read_text())

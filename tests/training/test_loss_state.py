@@ -14,7 +14,7 @@ from transformers import set_seed
 
 from raoe_train.losses import CoSENTLoss, InfoNCELoss
 from raoe_train.training.trainer import Trainer
-from tests.tiny import tiny_encoder
+from tests.tiny import saved_encoder
 from tests.training.small_runs import arguments
 from tests.training.test_trainer import pairs
 
@@ -35,9 +35,7 @@ class Learned(CoSENTLoss):
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("encoder"))
-    tiny_encoder(double=False, dropout=0.1).save_pretrained(folder)
-    return folder
+    return saved_encoder(tmp_path_factory.mktemp("encoder"), dropout=0.1)
 
 
 def matryoshka(model):

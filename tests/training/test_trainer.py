@@ -23,15 +23,13 @@ from raoe_train.settings import Training
 from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import PremiseBatchSampler
-from tests.tiny import tiny_encoder
+from tests.tiny import saved_encoder, tiny_encoder
 from tests.training.small_runs import arguments, write_pairs
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("encoder"))
-    tiny_encoder(double=False, dropout=0.1, prompt="query: {text}").save_pretrained(folder)
-    return folder
+    return saved_encoder(tmp_path_factory.mktemp("encoder"), dropout=0.1, prompt="query: {text}")
 
 
 def pairs(path, **options):
