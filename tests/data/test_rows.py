@@ -186,6 +186,9 @@ def test_texts_with_a_relevance_of_0_are_negatives(tmp_path, name, value, column
             row_table(jsonl(tmp_path / "b.jsonl", {**rows[0], name: wrong}), columns=columns)
 
 
+GOOD = {"query": "good", "pos": ["p"], "neg": ["n"]}
+
+
 @pytest.mark.parametrize(
     ("reason", "rows"),
     [
@@ -197,8 +200,7 @@ def test_texts_with_a_relevance_of_0_are_negatives(tmp_path, name, value, column
 )  # fmt: skip
 def test_rows_that_are_dropped(tmp_path, reason, rows):
     for row in rows:
-        good: dict = {"pos": {"query": "good", "pos": ["p"], "neg": ["n"]}}
-        good |= {"positive": {"query": "good", "positive": "p"}, "answer": {"query": "good", "answer": "p"}}
+        good = {"pos": GOOD, "positive": {"query": "good", "positive": "p"}, "answer": {"query": "good", "answer": "p"}}
         data, counts = row_table(jsonl(tmp_path / "a.jsonl", row, good[[*row][1]]))
         assert [each["anchor"] for each in data] == ["good"]
         assert counts == {"read": 2, "kept": 1, "dropped": {reason: 1}}
