@@ -166,15 +166,13 @@ def test_scores_and_labels_are_no_rows(tmp_path):
     assert rows_of(read_triplets(write(tmp_path / "c.tsv", "query\tanswer\tscore\na\tb\t1\n"))) == [("a", "b")]
 
 
-RELEVANCE = [("q", "a", 1), ("q", "b", 0), ("q", "c", 1), ("r", "d", 0), ("s", "e", 1), ("q", "f", 0), ("s", "e", 0)]
-
-
 @pytest.mark.parametrize(
     "name, value, columns",
     [("label", int, {}), ("relevance", str, {}), ("relevant", bool, {}), ("clicked", float, {"relevance": "clicked"})],
 )
 def test_texts_with_a_relevance_of_0_are_negatives(tmp_path, name, value, columns):
-    rows = [{"query": query, "passage": text, name: value(relevance)} for query, text, relevance in RELEVANCE]
+    judged = [("q", "a", 1), ("q", "b", 0), ("q", "c", 1), ("r", "d", 0), ("s", "e", 1), ("q", "f", 0), ("s", "e", 0)]
+    rows = [{"query": query, "passage": text, name: value(relevance)} for query, text, relevance in judged]
     path = jsonl(tmp_path / "a.jsonl", *rows)
     data, counts = row_table(path, columns=columns)
     assert rows_of(data) == [("q", "a", "b", "f"), ("q", "c", "b", "f"), ("s", "e", None, None)]

@@ -246,8 +246,7 @@ def test_samples_of_data_are_read(tmp_path):
         (tmp_path / name).write_text(sample)
     assert read_pairs(str(tmp_path / "scored.tsv"))["score"][:] == [4.2, 3.6, 0.4]
     assert read_pairs(str(tmp_path / "labelled.tsv"))["label"][:] == [0, 1, 2]
-    columns = {"score": "label"}
-    assert read_pairs(str(tmp_path / "classes.tsv"), columns=columns)["score"][:] == [1.0, 0.0, 1.0]
+    assert read_pairs(str(tmp_path / "classes.tsv"), columns={"score": "label"})["score"][:] == [1.0, 0.0, 1.0]
     (tmp_path / "rows.jsonl").write_text(rows)
     assert len(row_table(str(tmp_path / "rows.jsonl"))[0]) == 3
     assert [len(line.split("\t")) for line in texts.splitlines()] == [3] * 4
