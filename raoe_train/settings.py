@@ -229,8 +229,8 @@ class Training:
         tf32: multiply float32 matrices in TF32; auto uses TF32 on GPUs that support it
         by_length: encode each batch in groups of texts of similar length, which reduces padding
         packed: join a batch's texts into one row without padding (uses raoe_kernels' attention); auto packs on CUDA
-        keep: weight of the regularizer that keeps embeddings close to those before training; auto is 0.3 if the
-            training scores have only two values, else 0
+        keep: weight of the regularizer that keeps embeddings close to those before training; auto is 0.3 for
+            queries and passages, and if the training scores have only two values; else 0
         patience: number of evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added if needed
         max_steps: number of steps; overrides num_train_epochs

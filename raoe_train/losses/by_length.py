@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raoe_train.config import NonNegativeFloat, convert
+from raoe_train.data.columns import NAMES
 from raoe_train.encoders.lengths import by_length, change, keywords_of, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
 from raoe_train.losses.base import CachedLoss, attach_gradient, with_own_gradients
@@ -113,8 +114,8 @@ def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
     """Return the regularizer's weight `keep` as a number. "auto" is 0.3 if the scores have only two values, as with two
-    classes, and 0 otherwise. With more values, averaging the weights before and after training keeps scores on
-    other texts equally high, and raises scores on the target more (docs/adapt.md).
+    classes, and for queries and passages; otherwise it is 0. For scores with more values, averaging the weights before
+    and after training keeps scores on other texts equally high, and raises scores on the target more (docs/adapt.md).
     """
     if keep != "auto":
         return keep
@@ -122,9 +123,11 @@ def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
     if any(not hasattr(dataset, "__len__") for dataset in all_datasets):
         raise ValueError('keep "auto" needs datasets of known length: set keep to a number, such as 1')
     scores = [{*dataset["score"][:]} for dataset in all_datasets if "score" in dataset.column_names]
-    if not scores or max(map(len, scores)) != 2:
+    has_queries = not scores and any({*NAMES["anchor"]} & {*dataset.column_names} for dataset in all_datasets)
+    if not has_queries and max(map(len, scores), default=0) != 2:
         return 0.0
-    print("keep is 0.3, because the scores have only two values")
+    reason = "the data are queries and passages" if has_queries else "the scores have only two values"
+    print(f"keep is 0.3, because {reason}")
     return 0.3
 
 

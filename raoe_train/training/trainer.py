@@ -56,7 +56,7 @@ class Trainer(SentenceTransformerTrainer):
         packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels. Encoders
             that do not support packing get padded groups (docs/by-length.md). "auto" packs on CUDA with Triton.
         keep: weight of the regularizer that keeps embeddings close to those before training (`losses.by_length.Keep`).
-            "auto" is 0.3 if the scores have only two values, else 0.
+            "auto" is 0.3 for queries and passages, and if the scores have only two values; else 0.
 
     Attributes:
         scales: {dataset name, or "train" for a single dataset: current scale of its loss}.

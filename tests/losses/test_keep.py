@@ -75,15 +75,15 @@ def test_a_weight_by_the_scores(tmp_path, capsys):
         return Dataset.from_dict({"sentence1": ["a"] * len(scores), "score": scores})
 
     classes, graded = scored(0.0, 1.0, 1.0), scored(0.0, 0.5, 1.0)
-    for datasets, weight in (
-        ({"a": classes}, 0.3),
-        ({"a": classes, "b": classes}, 0.3),
-        ({"a": classes, "b": graded}, 0),
-        ({"a": Dataset.from_dict({"anchor": ["a"], "positive": ["b"]})}, 0),
-        ({}, 0),
+    for datasets, reason in (
+        ({"a": classes}, "the scores have only two values"),
+        ({"a": classes, "b": classes}, "the scores have only two values"),
+        ({"a": classes, "b": graded}, ""),
+        ({"a": Dataset.from_dict({"query": ["a"], "positive": ["b"]})}, "the data are queries and passages"),
+        ({"a": Dataset.from_dict({"sentence1": ["a"], "sentence2": ["b"]})}, ""),
     ):
-        assert weight_for(datasets, "auto") == weight
-        assert capsys.readouterr().out == ("keep is 0.3, because the scores have only two values\n" if weight else "")
+        assert weight_for(datasets, "auto") == (0.3 if reason else 0)
+        assert capsys.readouterr().out == (f"keep is 0.3, because {reason}\n" if reason else "")
     assert weight_for({"a": classes}, 2.0) == 2 and capsys.readouterr().out == ""
     model, arguments = tiny_encoder(), SentenceTransformerTrainingArguments(str(tmp_path))
     pairs = Dataset.from_dict({"sentence1": SENTENCES[:4], "sentence2": SENTENCES[4:8], "score": [0.0, 1.0, 0.0, 1.0]})
