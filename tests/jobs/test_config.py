@@ -187,7 +187,7 @@ EXAMPLES = {
 def examples(kind):
     """What a user types for the type of a key in the help, such as "an integer above 0 or null"."""
     for part in re.split(r", | or ", kind.replace("one of ", "")):
-        name = re.sub(r" (above|at least|below|at most) .*", "", part)
+        name = re.sub(r" (above|of at least|below|of at most) .*", "", part)
         yield EXAMPLES.get(name, part).split()
 
 
