@@ -127,7 +127,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str) -> Neighbours:
     """Find each text's neighbours with cosines above mining.threshold, from [n, d] unit embeddings and [n] classes.
     ValueError if no text has the neighbours that an example of the loss needs."""
-    (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
+    (own, near), (others, near_others) = nearest_by_class(unit, classes, min(mining.k, len(unit)))
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
     first, second = near[:, 0], near_others[:, 0]  # the highest cosines
     usable = {"triplet": np.minimum(first, second), "multiple_negatives": first}

@@ -69,7 +69,7 @@ def test_labelled_pairs_by_hand(tmp_path, circle, loss):
 
 def test_the_threshold_is_applied(tmp_path, circle):
     """Fault M2 of the published code: it computes the threshold and then ignores it."""
-    rows, _ = mined(circle, tmp_path, "contrastive", **{"mining.threshold": math.cos(math.radians(25)), "mining.k": 5})
+    rows, _ = mined(circle, tmp_path, "contrastive", **{"mining.threshold": 0.9063, "mining.k": 10**30})  # 25 degrees
     assert {frozenset((row["sentence1"], row["sentence2"])) for row in rows} == {
         frozenset(pair) for pair in (("a0", "b10"), ("a30", "b10"), ("a30", "b52"))
     }
