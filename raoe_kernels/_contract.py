@@ -13,8 +13,8 @@ dtype      dtype of the gradients, except for () tensors: their gradients are fl
 gradients  tuple with a tensor for each differentiable field, or None if its gradient is not needed or is 0
 
 A backend that computes the gradients in forward has no `backward`. Its `saved` are the gradients for an upstream
-gradient of 1, or None for those not needed. The backward pass multiplies them by the upstream gradient. For this, it
-calls the backend's `scaled` or, if there is none, the op's `scale` (see `register`), with the arguments of `backward`.
+gradient of 1, or None for those not needed. The backward pass multiplies them by the upstream gradient. It calls
+the backend's `scaled`, or the op's `scale` (see `register`) if the backend has none, with the arguments of `backward`.
 """
 
 from __future__ import annotations

@@ -111,14 +111,15 @@ def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> boo
 
 
 def _parse_row(fields: Mapping[str, Any], source: Source, neutral: bool) -> Row:
-    anchor, positive, *rest = source.columns.find(fields, (*ROLES[:2], *ROLES[3:][:neutral])).values()
+    required = (*ROLES[:2], *ROLES[3:][:neutral])
+    columns = source.columns.find(fields, required, ("relevance",))
+    anchor, positive, *rest = (columns[name] for name in required)
     numbered = sorted((name for name in fields if re.fullmatch(r"negative_\d+", name)), key=lambda name: int(name[9:]))
     names = [*filter(None, [source.columns.column(fields, "negative", False)]), *numbered]
-    relevance = source.columns.column(fields, "relevance", False)
-    source.columns.read.update(filter(None, [*names, relevance]))
+    source.columns.read.update(names)
     positives = _parse_texts(positive, fields[positive])
     negatives = [text for name in names for text in _parse_texts(name, fields[name])]
-    if relevance is not None and not _is_relevant(relevance, fields[relevance]):
+    if (relevance := columns.get("relevance")) and not _is_relevant(relevance, fields[relevance]):
         positives, negatives = [], [*positives, *negatives]
     return parse_sentence(anchor, fields[anchor]), positives, negatives, [parse_sentence(n, fields[n]) for n in rest]
 
@@ -157,11 +158,12 @@ def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter
     generator = random.Random(0)
     for anchor, positives, negatives, _ in parsed:
         known.setdefault(anchor, {anchor}).update(positives)
-        shared.setdefault(anchor, []).extend([] if positives else negatives)
+        if not positives:
+            shared.setdefault(anchor, []).extend(negatives)
     for anchor, positives, negatives, rest in parsed:
         if not positives and negatives and len(known[anchor]) > 1:
             continue  # its negatives go to the rows of this query that have a positive
-        negatives = [*negatives, *shared[anchor]]
+        negatives = [*negatives, *shared.get(anchor, ())]
         usable = [text for text in dict.fromkeys(positives) if text != anchor]
         kept = [text for text in dict.fromkeys(negatives) if text not in known[anchor]]
         if not usable:

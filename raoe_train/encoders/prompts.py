@@ -109,7 +109,7 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
 
 
 def suffix_ids(backend: Any, suffix: str) -> list[int]:
-    """Return the token ids that a suffix has after a word. ValueError if there are none, or they vary with the word."""
+    """Return a suffix's token ids after a word. ValueError if it has none, or if they depend on the word."""
     endings = set()
     for probe in _PROBES:  # alone, the suffix would get SentencePiece's marker for the start of a text
         word = backend.encode(probe, add_special_tokens=False).ids

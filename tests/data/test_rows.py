@@ -12,7 +12,6 @@ from raoe_train.data.rows import row_table
 from tests.data.made import write
 
 HEADER = "premise\thypothesis\tlabel\n"
-
 # Premise p has two entailed, three contradicting and two neutral hypotheses, one of them repeated; q has one of
 # each; r has no contradiction, s has no entailment, t has neither; the rest cannot be used at all.
 PAIRS = HEADER + (
@@ -173,12 +172,13 @@ def test_scores_and_labels_are_no_rows(tmp_path):
 def test_texts_with_a_relevance_of_0_are_negatives(tmp_path, name, value, columns):
     judged = [("q", "a", 1), ("q", "b", 0), ("q", "c", 1), ("r", "d", 0), ("s", "e", 1), ("q", "f", 0), ("s", "e", 0)]
     rows = [{"query": query, "passage": text, name: value(relevance)} for query, text, relevance in judged]
-    path = jsonl(tmp_path / "a.jsonl", *rows)
-    data, counts = row_table(path, columns=columns)
+    data, counts = row_table(path := jsonl(tmp_path / "a.jsonl", *rows), columns=columns)
     assert rows_of(data) == [("q", "a", "b", "f"), ("q", "c", "b", "f"), ("s", "e", None, None)]
     assert counts == {"read": 7, "kept": 6, "dropped": {"no positive": 1}, "texts": {"in two roles": 1}}
     ignored, counts = row_table(path, columns={"relevance": None})
     assert len(ignored) == 7 and counts["unread"] == [name]
+    with pytest.raises(ValueError, match=r"line 2: (the row has columns anchor, positive|no column for relevance)"):
+        row_table(jsonl(tmp_path / "c.jsonl", rows[0], {"query": "q", "passage": "b"}), columns=columns)
     for wrong in (2, "entailment", 0.5, None):
         with pytest.raises(ValueError, match=r"line 1: .* needs 1 \(positive\) or 0 \(negative\); .*relevance=none"):
             row_table(jsonl(tmp_path / "b.jsonl", {**rows[0], name: wrong}), columns=columns)
