@@ -127,6 +127,12 @@ def test_by_hand_fewer_than_ten_passages():
     assert result["recall@10"] == 100 and result["mrr@10"] == 100 and result["accuracy@1"] == 100
 
 
+def test_more_relevant_passages_than_ranks():
+    rows = Dataset.from_dict({"anchor": ["q"] * 12, "positive": [f"p{number}" for number in range(12)]})
+    result, outcomes = of_rows(rows, "x").score(np.ones((13, 2), np.float32))
+    assert outcomes.values == pytest.approx([100]) and result["recall@10"] == pytest.approx(1000 / 12)
+
+
 @pytest.mark.parametrize("precision", ["int8", "ubinary"])
 def test_quantized_similarity_is_that_of_sentence_transformers(precision):
     model = tiny_encoder(double=False)

@@ -127,6 +127,8 @@ def test_another_loss_has_its_own_defaults(tmp_path):
     assert load("train", "raoe-s1", {"loss": {"init_args": {"scale": 7}}}).loss.init_args["margin"] == 2
     assert load("train", None, {"loss": "CoSENTLoss"}).loss.init_args["scale"] == 20  # its own default
     assert command("--loss.scale", "5", "--loss", "CoSENTLoss").loss.init_args["scale"] == 5
+    given = {"loss.angle_weight": 2, "loss.class_path": "RAOELoss"}
+    assert load("train", None, given).loss.init_args["angle_weight"] == 2
 
 
 def test_custom_loss(tmp_path, monkeypatch):

@@ -94,10 +94,11 @@ def test_weights_that_stay_in_sixteen_bits_are_said(tmp_path, caplog, how):
     assert [record.levelname for record in caplog.records if "16 bits" in record.message] == ["WARNING"]
 
 
-def test_adapters_are_in_float32_on_a_frozen_base_in_sixteen_bits(tmp_path):
-    tiny_encoder(double=False).to(BF16).save_pretrained(str(tmp_path / "a"))
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_adapters_are_in_float32_on_a_frozen_base_in_sixteen_bits(tmp_path, dtype):
+    tiny_encoder(double=False).to(torch.float32 if dtype else BF16).save_pretrained(str(tmp_path / "a"))
     lora = {"r": 2, "target_modules": ["query"], "modules_to_save": ["pooler"]}
-    model = rt.load_encoder(str(tmp_path / "a"), device="cpu", lora=lora)
+    model = rt.load_encoder(str(tmp_path / "a"), device="cpu", lora=lora, dtype=dtype)
     trained = {weight.dtype for weight in model.parameters() if weight.requires_grad}
     assert trained == {torch.float32} and BF16 in {weight.dtype for weight in model.parameters()}
     assert rt.load_encoder(saved_encoder(tmp_path / "b"), device="cpu", train=True).saved_dtypes == {}
