@@ -58,7 +58,11 @@ def address(x: Tensor | None) -> int:
     """Return the address of a tensor's first element, or 0 for None."""
     if x is None:
         return 0
-    pointer = x.data_ptr()
+    try:
+        pointer = x.data_ptr()
+    except RuntimeError:
+        kinds = "such as those of is_grads_batched=True or jacobian(vectorize=True)"
+        raise RuntimeError(f"the compiled kernels cannot read tensors without memory, {kinds}: use backend='scan'") from None
     if not pointer and x.numel():
         raise RuntimeError(f"a tensor of shape {tuple(x.shape)} has no memory: its storage was freed")
     return pointer

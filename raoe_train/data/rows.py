@@ -42,6 +42,7 @@ def row_table(
     neutral: bool = False,
     pairing: str = "one",
     num_negatives: int | None = None,
+    keep_all: bool = False,
 ) -> Table:
     """Read rows of an anchor, a positive and any number of negatives, or build such rows from NLI pairs.
 
@@ -50,7 +51,8 @@ def row_table(
     texts or of {"title", "text"}. Each positive of a query becomes one row. A negative is left out if it equals the
     query or any positive of the query. If a row has more than num_negatives negatives, num_negatives are drawn at
     random with a fixed seed. If there is a column relevance, the passage of a row with relevance 0 is not a positive:
-    it becomes a negative in all rows of the same query.
+    it becomes a negative in all rows of the same query. With keep_all, for evaluation, every text stays in its row: a
+    row without a positive has None, and nothing is drawn or left out.
 
     A source without these columns must have NLI pairs of premise, hypothesis and label. Pairs are grouped by the exact
     text of the premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default, each premise gives one triplet:
@@ -84,7 +86,8 @@ def row_table(
         rows: list[Row] = [(first, [second], [third], rest) for first, second, third, *rest in triplets]
         advice = ADVICE if parsed else ""
     else:
-        rows, dropped, texts = _usable(parsed, num_negatives)
+        whole = [(anchor, positives or [None], negatives, rest) for anchor, positives, negatives, rest in parsed]
+        rows, dropped, texts = (whole, Counter[str](), texts) if keep_all else _usable(parsed, num_negatives)
     tally.dropped += dropped
     noun = "triplet" if kinds == [True] else "row"
     counts = tally.counts(stream, len(parsed) + left_out - tally.dropped.total(), noun, advice)

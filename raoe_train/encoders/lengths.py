@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,8 +163,14 @@ def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
     if not trains or ids is None or "forward" in vars(words) or words.sparse or words.max_norm:
         yield
         return
-    table = functional.embedding(ids, words.weight, words.padding_idx)
-    words.forward = lambda tokens: functional.embedding(torch.searchsorted(ids, tokens), table)
+    table, plain, thread = functional.embedding(ids, words.weight, words.padding_idx), words.forward, get_ident()
+
+    def look_up(tokens: Tensor) -> Tensor:
+        if get_ident() != thread:  # other threads may encode other texts with the same encoder
+            return plain(tokens)
+        return functional.embedding(torch.searchsorted(ids, tokens), table)
+
+    words.forward = look_up
     try:
         yield
     finally:

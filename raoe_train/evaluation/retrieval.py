@@ -27,17 +27,18 @@ def read_retrieval(name: str, reading: Reading) -> Task:
     if (path := Path(folder).expanduser()).is_dir():
         return _read_folder(path, split, reading.on_error)
     source = find_task(name, reading.data_dir, "retrieval")
-    return of_rows(row_table(source, **reading.rows)[0], source)
+    return of_rows(row_table(source, **reading.rows, keep_all=True)[0], source)
 
 
 def of_rows(rows: Any, source: str) -> Task:
     """Create a task from a Dataset of row_table. The corpus has all passages of the rows. A query's positives are its
-    relevant passages. Each text is its own id."""
+    relevant passages; None is no passage. Each text is its own id."""
     relevant: dict[str, set[str]] = {}
     for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
-        relevant.setdefault(query, set()).add(positive)
+        if positive is not None:
+            relevant.setdefault(query, set()).add(positive)
     passages = {text: text for text in Texts({"": rows.remove_columns("anchor")})}
-    return _task({query: query for query in relevant}, passages, relevant, source)
+    return _task({query: query for query in rows["anchor"][:]}, passages, relevant, source)
 
 
 def _read_folder(folder: Path, split: str, on_error: str) -> Task:

@@ -115,7 +115,8 @@ class CachedLoss(CachedLossMixin, Loss):
         """Hook of CachedLossMixin: return the loss from mini-batches of embeddings. `labels` come from `beside`."""
         loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
         if with_backward:
-            loss.backward()
+            with torch.autocast(loss.device.type, enabled=False):  # as a backward pass outside of the caller's autocast
+                loss.backward()
             loss = loss.detach()
         return loss
 

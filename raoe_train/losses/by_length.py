@@ -32,8 +32,8 @@ EMBEDDING_LOSS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
 # losses of sentence-transformers that lack EMBEDDING_LOSS, but need only the embeddings of columns from the model
 EMBED_COLUMNS = ("SoftmaxLoss", "GISTEmbedLoss", "CachedGISTEmbedLoss", "MegaBatchMarginLoss",
-                 "CachedMultipleNegativesRankingLoss", "CachedMultipleNegativesSymmetricRankingLoss")  # fmt: skip
-LABELS_ARE_EMBEDDINGS = ("MSELoss", "EmbedDistillLoss")
+                 "CachedMultipleNegativesRankingLoss", "CachedMultipleNegativesSymmetricRankingLoss",
+                 *(LABELS_ARE_EMBEDDINGS := ("MSELoss", "EmbedDistillLoss")))  # fmt: skip
 
 
 def innermost(loss: Any) -> Any:

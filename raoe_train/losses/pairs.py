@@ -60,7 +60,7 @@ class PairLoss(CachedLoss):
     the subclass is also a OneSweep, similarity can be (K, B) for K widths, and the loss is then (K,)."""
 
     reads = SCORED_PAIRS
-    by_order = False  # True if only the order of scores counts; if False, scores get the dtype of similarity
+    exact_scores = False  # whether of_pairs gets scores in their own dtype, not in the dtype of similarity
     dims: tuple[int, ...] | None = None  # see OneSweep
     _checked_labels = False
 
@@ -89,14 +89,13 @@ class PairLoss(CachedLoss):
         """Return the loss of two columns of (B, D) embeddings. ValueError unless there are B labels without NaN."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
-        if isinstance(labels, (list, np.ndarray)):
-            labels = torch.as_tensor(labels, device=embeddings[0].device)
+        labels = change(self.as_tensors(labels), lambda x: x.to(embeddings[0].device))
         score, label = self.targets(labels, embeddings[0].shape[0])
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
             similarity = gather_rows(similarity.movedim(-1, 0)).movedim(0, -1)
             score, label = gather_rows(score), None if label is None else gather_rows(label)
-        loss = self.of_pairs(similarity, score if self.by_order else score.to(similarity.dtype), label)
+        loss = self.of_pairs(similarity, score if self.exact_scores else score.to(similarity.dtype), label)
         if similarity.ndim == 1:
             return loss
         return LossParts({name: part.sum() for name, part in loss.items()}) if isinstance(loss, dict) else loss.sum()
@@ -109,12 +108,20 @@ class PairLoss(CachedLoss):
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
         """Return the scalar loss or LossParts of (B,) tensors. label is None unless needs_label."""
 
+    def as_tensors(self, labels: Any) -> Any:
+        """Convert labels that are sequences of numbers, or a mapping of such sequences, to tensors."""
+        if isinstance(labels, Mapping):
+            return {name: None if value is None else self.as_tensors(value) for name, value in labels.items()}
+        try:
+            return labels if labels is None else torch.as_tensor(labels)
+        except (ValueError, TypeError, RuntimeError):
+            form = 'numbers, one for each pair, or {"score": numbers, "label": numbers}'
+            raise ValueError(f"labels of {type(self).__name__} must be {form}, got {labels!r:.100}") from None
+
     def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return (score, label), (B,) each, from any kind of labels. label is None unless needs_label. Values are
         checked only if they are on the CPU."""
-        label: Tensor | None = None
-        if isinstance(labels, (list, np.ndarray)):
-            labels = torch.as_tensor(labels)
+        labels, label = self.as_tensors(labels), None
         if isinstance(labels, Mapping):
             score, label = labels.get("score"), labels.get("label")
         elif labels is not None and labels.ndim == 2 and labels.shape[1] == 2:
@@ -152,7 +159,7 @@ class CoSENTLoss(OneSweep, PairLoss):
             default, cosines; with another function, use a MatryoshkaLoss.
     """
 
-    by_order = True
+    exact_scores = True
     cites = ("huang2024cosent",)
 
     def __init__(
@@ -181,7 +188,7 @@ class AnglELoss(PairLoss):
     or 1 without labels. The score of each negative is 1 minus the score of the positive. For arguments, see CachedLoss.
     """
 
-    by_order = True
+    exact_scores = True
     cites = ("li2024angle",)
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
@@ -207,11 +214,15 @@ class PearsonLoss(OneSweep, PairLoss):
     is 0.
     """
 
+    exact_scores = True
     cites = ("zhang2024pcctuning",)
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
-        wide = torch.promote_types(similarity.dtype, torch.float32)
-        cosines, scores = (each.to(wide) - each.to(wide).mean(-1, keepdim=True) for each in (similarity, score))
+        cosines = similarity.to(torch.promote_types(similarity.dtype, torch.float32))
+        cosines = cosines - cosines.mean(-1, keepdim=True)
+        scores = score.to(torch.float32 if score.device.type == "mps" else torch.float64)  # no float64 on Apple's GPUs
+        scores = scores - scores.mean()
+        scores = (scores / scores.abs().max().clamp_min(torch.finfo(scores.dtype).tiny)).to(cosines.dtype)
         # eps: if all cosines are nearly equal, their differences are rounding errors, and the gradient would be useless
         return 1 - functional.cosine_similarity(cosines, scores, dim=-1, eps=1e-4)
 

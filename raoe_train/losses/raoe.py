@@ -25,7 +25,7 @@ class RankMarginLoss(OneSweep, PairLoss):
         ties: how to rank equal scores (`method` of scipy's rankdata); only "ordinal" compares pairs with equal scores
     """
 
-    by_order = True
+    exact_scores = True
     cites = ("zhou-raoe",)
 
     def __init__(
@@ -64,7 +64,7 @@ class GatedAngularLoss(OneSweep, _Gated):
     Labels are whole numbers from 0, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
 
-    by_order = True
+    exact_scores = True
     cites = ("zhou-raoe",)
 
     def __init__(

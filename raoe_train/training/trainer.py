@@ -27,6 +27,7 @@ from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_
 from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
 from raoe_train.losses.gathering import world_size
 from raoe_train.losses.in_batch import InBatchLoss
+from raoe_train.losses.reads import COSINES, SCORED_PAIRS
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
@@ -160,8 +161,10 @@ class Trainer(SentenceTransformerTrainer):
     def train(self, *arguments: Any, **settings: Any) -> Any:
         data: Any = self.train_dataset
         for name, loss in self._inner() if self.is_world_process_zero() else ():
+            each = data[name] if isinstance(data, Mapping) else data
+            if getattr(loss, "reads", None) in (SCORED_PAIRS, COSINES):
+                _check_scores(name, loss, each)
             if isinstance(loss, InBatchLoss):
-                each = data[name] if isinstance(data, Mapping) else data
                 size, world = self.args.train_batch_size, world_size() if loss.gather_across_devices else 1
                 columns = {*(each.column_names or [])}
                 if ignored := columns & {"label", "score"}:
@@ -320,6 +323,15 @@ def _check_prompts(prompts: Any, *data: Any) -> None:
     for each in mappings:
         if unknown := {*each} - columns - names:
             raise ValueError(f"prompts: {min(unknown)!r} is no column or dataset; use {', '.join(names | columns)}")
+
+
+def _check_scores(name: str, loss: Any, data: Any) -> None:
+    """Raise ValueError if a loss of scores would read NLI labels as scores (ST uses a column label as scores)."""
+    kind = str(getattr((data.features or {}).get("label"), "dtype", ""))
+    is_read = isinstance(data, Dataset) and "score" not in data.column_names and kind.startswith(("int", "uint"))
+    if is_read and max(filter(None, data.unique("label")), default=0) > 1:
+        advice = "add a column score (larger = more similar), such as 1 - label / 2, or rename label to score"
+        raise ValueError(f"{name}: {type(loss).__name__} would read labels (0 = most similar) as scores: {advice}")
 
 
 def _find_best(folder: Path) -> None:

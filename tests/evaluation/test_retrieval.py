@@ -127,6 +127,16 @@ def test_by_hand_fewer_than_ten_passages():
     assert result["recall@10"] == 100 and result["mrr@10"] == 100 and result["accuracy@1"] == 100
 
 
+def test_evaluation_keeps_every_text(tmp_path):
+    """Also what would not be trained on: a passage equal to its query, a query without a relevant passage."""
+    rows = [("a", ["b"], ["a", "c"]), ("d", ["d"], ["e"]), ("f", [], ["g"]), ("a", ["c"], ["b"])]
+    lines = (json.dumps({"query": query, "pos": positives, "neg": rest}) for query, positives, rest in rows)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    task = read(f"retrieval:{tmp_path / 'a.jsonl'}")
+    assert {*task.sentences[2:]} == {*"abcdeg"} and task.sentences[:2] == ["a", "d"]
+    assert task.content[1] == [[1, 2], [3]]  # places of b, c and of d among the sorted passages
+
+
 def test_more_relevant_passages_than_ranks():
     rows = Dataset.from_dict({"anchor": ["q"] * 12, "positive": [f"p{number}" for number in range(12)]})
     result, outcomes = of_rows(rows, "x").score(np.ones((13, 2), np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -121,6 +122,9 @@ def test_every_loss_of_sentence_transformers():
         (theirs.GISTEmbedLoss(model, guide), triplets, None),
         (theirs.CachedGISTEmbedLoss(model, guide, **cached), triplets, None),
         (theirs.MegaBatchMarginLoss(model, use_mini_batched_version=False), pairs, None),
+        (theirs.MSELoss(model), pairs, torch.eye(16)[:7].double()),
+        (theirs.EmbedDistillLoss(model, "cosine"), pairs, torch.arange(1.0, 225.0).view(7, 2, 16).double()),
+        (theirs.MatryoshkaLoss(model, theirs.MSELoss(model), [8]), pairs, torch.eye(16)[:7].double()),
     ]  # fmt: skip
     for loss, features, labels in cases:
         if isinstance(labels, torch.Tensor) and labels.dtype == torch.bool:
@@ -138,11 +142,28 @@ def test_losses_that_read_more_than_embeddings():
             return super().forward(sentence_features, labels) + sentence_features[0]["input_ids"].shape[1]
 
     layers = theirs.AdaptiveLayerLoss(model, theirs.CoSENTLoss(model))
-    for loss in (layers, theirs.MSELoss(model), theirs.EmbedDistillLoss(model), Own(model)):
+    for loss in (layers, Own(model)):
         assert not fits(loss)
     assert fits(theirs.CoSENTLoss(model))
     with pytest.raises(ValueError, match="ByLength cannot wrap AdaptiveLayerLoss"):
         ByLength(layers)
+
+
+def test_other_threads_can_encode_during_a_step():
+    """They may encode words that no text of the batch has."""
+    model = tiny_encoder()
+    plain, seen = model.encode(SENTENCES[5]), []
+
+    def encode_beside(module, given):
+        if not seen:
+            seen.append(None)
+            thread = Thread(target=lambda: seen.append(model.encode(SENTENCES[5])))
+            thread.start()
+            thread.join()
+
+    model[0].register_forward_pre_hook(encode_beside)
+    ByLength(ours.CoSENTLoss(model))([model.preprocess(["dog", "a dog"]), model.preprocess(["dog", "dog a"])], [0, 1])
+    assert (seen[1] == plain).all()
 
 
 def test_each_text_is_computed_once():

@@ -43,6 +43,9 @@ def test_pearson_equals_scipy_for_any_scale():
         result = (torch.autograd.grad(of, pair, retain_graph=True) for of in (value, by_hand))
         for own, its in zip(*result, strict=True):
             torch.testing.assert_close(own, its, rtol=1e-9, atol=1e-12)
+    low = [each.detach().float() for each in pair]  # embeddings in float32
+    for each in (1e-6 * score, 1e20 * score, score.double() + 1e6):
+        assert PearsonLoss(None).compute_loss_from_embeddings(low, each).item() == pytest.approx(loss.item(), abs=1e-6)
     widths = PearsonLoss(None, matryoshka_dims=[2, 6]).compute_loss_from_embeddings(pair, score)
     narrow = PearsonLoss(None).compute_loss_from_embeddings([each[:, :2] for each in pair], score)
     assert widths.item() == pytest.approx(narrow.item() + loss.item(), abs=1e-12)
@@ -54,6 +57,18 @@ def test_pearson_equals_scipy_for_any_scale():
     assert near.item() == pytest.approx(0.9, abs=1e-5)
     equal = PearsonLoss(None).compute_loss_from_embeddings(pair, torch.ones(11))
     assert all(not grad.any() for grad in torch.autograd.grad(equal, pair))
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy, lambda x: tuple(x.tolist())])
+def test_labels_may_be_any_sequence_of_numbers(convert):
+    model = tiny_encoder()
+    features, labels = batch(model)
+    sequences = {name: convert(values) for name, values in labels.items()}
+    for loss, given, plain in ((RAOELoss, sequences, labels), (CoSENTLoss, sequences["score"], labels["score"])):
+        assert total(loss(model)(features, given)).item() == total(loss(model)(features, plain)).item()
+    for wrong in ("abc", ["a"] * 9, {"score": ["a"] * 9}, tuple(labels.values())):
+        with pytest.raises(ValueError, match="labels of CoSENTLoss must be numbers"):
+            CoSENTLoss(model)(features, wrong)
 
 
 @pytest.mark.parametrize("gate", ["label+score", "score", "label"])

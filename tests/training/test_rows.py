@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer import losses as stock
 import raoe_train as rt
 from raoe_train.cli import main
 from raoe_train.data.files import write_rows
-from raoe_train.losses import AnglELoss, InfoNCELoss
+from raoe_train.losses import AnglELoss, CoSENTLoss, InfoNCELoss, PearsonLoss
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, arguments
 
@@ -100,6 +100,18 @@ def test_angle_on_triplets_equals_sentence_transformers(tmp_path, columns):
     data = Dataset.from_dict(rows | ({"score": [n / 10 for n in range(11)]} if "score" in rows else {}))
     expected = trained(tmp_path, data, loss=stock.AnglELoss, trainer=SentenceTransformerTrainer)
     torch.testing.assert_close(trained(tmp_path, data, loss=AnglELoss), expected)
+
+
+@pytest.mark.parametrize("loss", [PearsonLoss, CoSENTLoss, rt.losses.CosineSimilarityLoss])
+def test_nli_labels_are_not_read_as_scores(tmp_path, loss):
+    """0 is the most similar class, but the most different score. Two classes are scores, as in sentence-transformers."""
+    model = tiny_encoder(double=False)
+    data = Dataset.from_dict({"sentence1": SENTENCES, "sentence2": SENTENCES[::-1], "label": [0, 1, 2] * 3 + [0, 1]})
+    with pytest.raises(ValueError, match=r"train: \w+ would read labels \(0 = most similar\) as scores: add a column"):
+        rt.Trainer(model, arguments(tmp_path, max_steps=1), data, loss=loss(model)).train()
+    labels = [min(label, 1) for label in data["label"]]
+    two = data.remove_columns("label").add_column("label", labels)
+    rt.Trainer(model, arguments(tmp_path, max_steps=1), two, loss=loss(model)).train()
 
 
 @pytest.mark.parametrize("drop, size, fails", [(False, 3, True), (False, 9, True), (True, 3, False), (False, 4, False)])
