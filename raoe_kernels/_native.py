@@ -61,8 +61,8 @@ def address(x: Tensor | None) -> int:
     try:
         pointer = x.data_ptr()
     except RuntimeError:
-        kinds = "such as those of is_grads_batched=True or jacobian(vectorize=True)"
-        raise RuntimeError(f"the compiled kernels cannot read tensors without memory, {kinds}: use backend='scan'") from None
+        kinds = "tensors without memory, such as those of is_grads_batched=True or jacobian(vectorize=True)"
+        raise RuntimeError(f"the compiled kernels cannot read {kinds}: use backend='scan'") from None
     if not pointer and x.numel():
         raise RuntimeError(f"a tensor of shape {tuple(x.shape)} has no memory: its storage was freed")
     return pointer

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 DATA = REPOSITORY.parent / "shared/data"
 STS = ("sick", "stsb", "sts12", "sts14", "sts15")
 OTHERS = {"headlines": ("sick", "sts12")}  # the other sets have headlines
-STEPS = {"sick": 142, "stsb": 180, "sts12": 100, "headlines": 100, "snli": 282, "mrpc": 116}  # of adapt, with two epochs
+STEPS = {"sick": 142, "stsb": 180, "sts12": 100, "headlines": 100, "snli": 282, "mrpc": 116}  # of adapt
 CONTROLS = {"mse": "CosineSimilarityLoss", "cosent": "CoSENTLoss"}
 COLUMNS = {"snli": ("premise", "hypothesis", "label"), "mrpc": ("sentence1", "sentence2", "label")}
 

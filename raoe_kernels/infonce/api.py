@@ -55,9 +55,9 @@ def info_nce_loss(
             doc_to_query, a target must be the index of a positive.
         ignore: false negatives to leave out of an anchor's negatives: an (N, P + M) bool mask, True for a column to
             leave out, or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). With ids, every column with
-            the anchor's id is left out, and columns with id -2**31 are left out for all anchors. An anchor's own
-            positive is never left out. Ids work in all directions. A mask works only for query_to_doc and, without
-            all_anchors, for doc_to_query.
+            the anchor's id is left out (from a document, with the id of the anchor's positive), and columns with id
+            -2**31 are left out for all anchors. An anchor's own positive is never left out. Ids work in all directions.
+            A mask works only for query_to_doc and, without all_anchors, for doc_to_query.
         symmetric: if True, average this loss with the loss in the opposite direction, in which the positive of anchor i
             is compared with all N anchors, and anchor i is its target. This is the same as directions=("query_to_doc",
             "doc_to_query") with partition_mode="per_direction". If `ignore` leaves out column targets[i] for anchor j,

@@ -16,7 +16,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "split": ("split",),
     "condition": ("condition",),
     "sentence": ("sentence", "text"),
-    "query": ("query",),
     "image": ("image", "image_id", "image_name", "filename"),
     "caption": ("caption", "comment", "sentence", "text"),
     # in rows with anchor and positive; SimCSE's names: sent0, sent1, hard_neg; MTEB's: query, positive, negative
@@ -47,15 +46,15 @@ class Columns:
     """Finds raoe's columns in rows, by NAMES or by `mapping` (the argument `columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
-        for name in mapping or {}:
-            if name not in NAMES:
-                hint = nearest(repr(name), map(repr, NAMES))
-                raise ValueError(f"unknown name {name!r} in columns{hint}; known names: {', '.join(NAMES)}")
         nulls = ("", "none", "null")  # None, as written in recipes and on command lines
-        self.mapping = {
-            name: None if column is None or str(column).lower() in nulls else str(column)
-            for name, column in (mapping or {}).items()
-        }
+        self.mapping: dict[str, str | None] = {}
+        for name, column in (mapping or {}).items():
+            roles = [name] if name in NAMES else [role for role, names in NAMES.items() if name in names]
+            if len(roles) != 1 or (roles[0] in self.mapping):
+                problem = f"two names of {roles[0]}" if len(roles) == 1 else f"unknown name {name!r}"
+                hint = nearest(repr(name), map(repr, NAMES))
+                raise ValueError(f"{problem} in columns{hint}; known names: {', '.join(NAMES)}")
+            self.mapping[roles[0]] = None if column is None or str(column).lower() in nulls else str(column)
         self._cache: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # {required: {fields: result}}
         self.seen, self.read = dict[str, None](), set[str]()  # columns of all rows so far; columns that were read
 
@@ -131,9 +130,9 @@ def parse_word(column: str, value: Any) -> str:
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
     """Convert a score to a float. RowProblem if it is not finite, or not within `scale`, a pair (lowest, highest)."""
     try:
-        if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
+        if isinstance(value, bytes) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
             raise TypeError
-        score = float(value)
+        score = float({"true": 1, "false": 0}.get(str(value).lower(), value))
     except (TypeError, ValueError, OverflowError):
         raise RowProblem(f"{column} is {value!r}, not a number", reason="bad score") from None
     if not math.isfinite(score):
@@ -173,7 +172,7 @@ def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) ->
         raise RowProblem(f"{column} is {value!r}, not a gold label", reason="no gold label")
     raise RowProblem(
         f"{column} is {value!r}, which is not a known label ({', '.join(label_map)}). "
-        f'Map it to a class with labels {{"{word.lower()}": 0, ...}}, or ignore the column with columns label=none '
-        f"(if it holds scores: columns score={column})",
+        f'Map all labels to classes, 0 = most similar, with labels {{"{word.lower()}": CLASS, ...}}, or ignore the '
+        f"column with columns label=none (if it holds scores, larger = more similar: columns score={column})",
         reason="unknown label",
     )

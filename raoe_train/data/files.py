@@ -7,7 +7,9 @@ import gzip
 import io
 import itertools
 import json
+import logging
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
@@ -18,6 +20,8 @@ from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import RowProblem
 
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside
+logger = logging.getLogger(__name__)
 Row = tuple[int, dict[str, Any] | RowProblem]
 """(line where a row starts, or in parquet its row number from 1; the row's fields, or the problem with the row)."""
 
@@ -74,9 +78,17 @@ def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Itera
 
 
 def _tsv(path: Path) -> Iterator[Row]:
-    lines = text_lines(path)
-    records = ((n, RowProblem("not UTF-8") if line is None else line.split("\t") if line else []) for n, line in lines)
-    return _table(path, records)
+    def records() -> Iterator[tuple[int, list[str] | RowProblem]]:
+        warned = False
+        for number, line in text_lines(path):
+            cells = line.split("\t") if line else []
+            if not warned and line and '""' in line and (quoted := next(filter(QUOTED.fullmatch, cells), "")):
+                logger.warning("%s, line %d: in TSV files, quotes are part of the text, as in %.60s: if the table has "
+                               "quoted cells, save it as .csv", path, number, quoted)  # fmt: skip
+                warned = True
+            yield number, RowProblem("not UTF-8") if line is None else cells
+
+    return _table(path, records())
 
 
 def _csv(path: Path) -> Iterator[Row]:
@@ -114,7 +126,8 @@ def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) ->
             if len(set(names)) != len(names):
                 raise ValueError(f"{path}, line {number}: the header has a duplicate column name: {names!s:.200}")
         elif len(record) != len(names):
-            yield number, RowProblem(f"{len(record)} fields, but the header has {len(names)}")
+            hint = ": separate fields with commas" if len(names) == 1 and ";" in names[0] else ""
+            yield number, RowProblem(f"{len(record)} fields, but the header has {len(names)}{hint}")
         else:
             yield number, dict(zip(names, record, strict=True))
 

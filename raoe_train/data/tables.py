@@ -140,7 +140,8 @@ def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> lis
 
 def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str | RowProblem]]:
     """Yield (place, sentence) for each row of a source, or (place, problem) for a malformed row."""
-    if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
+    is_text = is_file(source) and source.lower().removesuffix(".gz").endswith(".txt")
+    if is_text and "sentence" not in (columns or {}):
         lines = text_lines(existing_file(source))
         rows = ((number, RowProblem("not UTF-8") if line is None else {"text": line}) for number, line in lines)
         stream = Source(source, "line", Columns(), rows)

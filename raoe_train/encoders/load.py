@@ -129,6 +129,13 @@ def warn_without_end(model: Any) -> None:
                            "set model.prompt to '%s'", end)  # fmt: skip
 
 
+def warn_without_cosine(model: Any) -> None:
+    """Warn if a SentenceTransformer is made for another similarity than the cosine."""
+    if (name := getattr(model, "_similarity_fn_name", None)) not in (None, "cosine"):
+        logger.warning("the encoder's similarity is %s, but raoe trains and evaluates cosines: results do not hold for "
+                       "%s", name, name)  # fmt: skip
+
+
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:
     """Raise ValueError for an incomplete encoder, whose missing weights would be random. The tokenizer needs at least
     half as many tokens as the embedding table has rows: transformers replaces a missing tokenizer by an empty one.

@@ -1,9 +1,10 @@
 """Retrieval: rank all passages of a corpus by their cosine with each query. As in sentence-transformers'
 InformationRetrievalEvaluator, relevance is binary, and passages with equal cosines are ranked by id."""
 
+import itertools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,14 @@ def read_retrieval(name: str, reading: Reading) -> Task:
     return of_rows(row_table(source, **reading.rows, keep_all=True)[0], source)
 
 
-def of_rows(rows: Any, source: str) -> Task:
-    """Create a task from a Dataset of row_table. The corpus has all passages of the rows. A query's positives are its
-    relevant passages; None is no passage. Each text is its own id."""
+def of_rows(rows: Any, source: str, others: Iterable[str] = ()) -> Task:
+    """Create a task from a Dataset of row_table. The corpus has all passages of the rows, and the texts `others`. A
+    query's positives are its relevant passages; None is no passage. Each text is its own id."""
     relevant: dict[str, set[str]] = {}
     for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
         if positive is not None:
             relevant.setdefault(query, set()).add(positive)
-    passages = {text: text for text in Texts({"": rows.remove_columns("anchor")})}
+    passages = {text: text for text in itertools.chain(Texts({"": rows.remove_columns("anchor")}), others)}
     return _task({query: query for query in rows["anchor"][:]}, passages, relevant, source)
 
 

@@ -70,9 +70,10 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         problem = "exists and may belong to another model"
         raise ValueError(f"output {path} {problem}: choose another output, or set overwrite=True")
     if result is None or model is not None:
-        from raoe_train.encoders.load import load_encoder
+        from raoe_train.encoders.load import load_encoder, warn_without_cosine
 
         encoder = load_encoder(config.model) if model is None else model
+        warn_without_cosine(encoder)
         for word, task in tasks.items():
             task.print_cut(encoder, word)
         outcomes: dict[str, Any] = {}

@@ -142,6 +142,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         guard = certificate.guard_of(data, encoder, seed)
     with interruption:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    trainer.accelerator.unwrap_model(encoder, keep_fp32_wrapper=False)  # evaluate as before, without autocast
     chosen: dict[str, Any] = {}
     if certified:
         tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
@@ -206,7 +207,10 @@ def by_data(config: TrainConfig) -> TrainConfig:
         if isinstance(fields, RowProblem):
             raise ValueError(f"{source}, line {line}: {fields}")
         advice = "map a column, for example --data.columns score=COLUMN, or set --loss CLASS (see --loss.help)"
-        raise ValueError(f"{source} has no column score, label or query, but {', '.join(map(repr, fields))}: {advice}")
+        names = ", ".join(map(repr, fields))
+        if len(fields) == 1 and ";" in names:
+            advice = "separate its columns with commas"
+        raise ValueError(f"{source} has no column score, label or anchor (query), but {names}: {advice}")
     print(f"{source} has {reason}: {name}")
     return replace(config, loss=Choice(f"raoe_train.losses.{name}", keywords)).complete()
 

@@ -97,9 +97,7 @@ class CachedLoss(CachedLossMixin, Loss):
         """
         features = list(sentence_features)
         arguments = self.beside(features, labels)
-        if self.uses_gradient_cache:
-            if any("offsets" in column for column in features):
-                raise ValueError("mini-batches do not work with a StaticEmbedding: remove mini_batch_size")
+        if self.uses_gradient_cache and not any("offsets" in column for column in features):  # as of a StaticEmbedding
             return with_own_gradients(self, lambda: self.forward_cached(features, arguments))  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embed_columns(self.model, features), **arguments)
 

@@ -256,19 +256,23 @@ class ByLength(CachedLossMixin, nn.Module):
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
         """Return the loss of a planned batch, or of tokenized columns. `labels` has the format of the wrapped loss."""
-        features = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
+        features: Any = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
         planned = features if isinstance(features, Batch) else self.plan(features, labels)
-        if planned is None and self.keep is not None:
-            raise ValueError("keep needs batches of tokenized texts, not images")
-        if planned is None:
+        if planned is None and self.keep is None:
             return self.loss(features, labels)
+        if planned is None:  # for example, of a StaticEmbedding: each column is a run
+            inner = innermost(self.loss)
+            sizes = [len(each["offsets"] if "offsets" in each else next(iter(each.values()))) for each in features]
+            places = [*torch.arange(sum(sizes)).split(sizes)]
+            labels = inner.beside(features, labels) if isinstance(inner, CachedLoss) else labels
+            planned = Batch(features, places, labels)
         batch = planned.to(_device(self.model))
         # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings
         batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
         if _is(_layers(self.model), "OptimizedModule"):
             batch.runs = [vary_sizes(run) for run in batch.runs]
         batch.before = self._start(batch)
-        tokens = sum(run["input_ids"].numel() for run in batch.runs)
+        tokens = sum(run["input_ids"].numel() for run in batch.runs if "input_ids" in run)
         most = getattr(innermost(self.loss), "mini_batch_num_tokens", None) or 0
         # a batch that fits into one mini-batch is encoded once, without replay, if this holds in all processes
         fits_at_once = len(batch.runs) == 1 or (tokens <= most and not (dist.is_available() and dist.is_initialized()))
@@ -323,7 +327,8 @@ class ByLength(CachedLossMixin, nn.Module):
             self._parts, loss = loss, torch.stack([*loss.values()]).sum()
         if not with_backward:
             return loss
-        loss.backward()
+        with torch.autocast(loss.device.type, enabled=False):  # as in CachedLoss.calculate_loss
+            loss.backward()
         gradient = torch.zeros_like(table) if table.grad is None else table.grad
         for run, part in zip(runs, gradient.split([len(run) for run in runs]), strict=True):
             run.grad = part

@@ -24,7 +24,8 @@ class RowCollator(SentenceTransformerDataCollator):
         names = [name for name in (features[0] if features else ()) if name not in others]
         numbers = [name for name, value in (features[0] if features else {}).items() if isinstance(value, int | float)]
         if len(numbers) > 1 or {*numbers} - {*others}:
-            raise ValueError(f"columns {', '.join(numbers)} hold numbers, not texts: keep at most one label or score")
+            advice = "name the column of scores score, and remove other columns of numbers"
+            raise ValueError(f"columns {', '.join(numbers)} hold numbers, not texts: {advice}")
         missing = torch.tensor([[row[name] is None for name in names] for row in features], dtype=torch.bool)
         if not missing.any():
             return super().__call__(features)

@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer, util
 from torch import Tensor

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 from pandas import DataFrame
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from transformers import TrainerState
@@ -20,7 +20,7 @@ from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
 from raoe_train.data.rows import row_table
 from raoe_train.encoders.embed import prompt_of
-from raoe_train.encoders.load import low_precision, warn_without_end
+from raoe_train.encoders.load import low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
@@ -102,6 +102,8 @@ class Trainer(SentenceTransformerTrainer):
             raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
         warn_without_end(self.model)
+        if any(isinstance(inner, CachedLoss) for _, inner in self._inner()):
+            warn_without_cosine(self.model)
         if low := low_precision(self.model):
             logger.warning("%d weights to train are in 16 bits, which rounds small updates away: load the encoder with "
                            "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
@@ -175,7 +177,8 @@ class Trainer(SentenceTransformerTrainer):
                 if is_left and not own:
                     left = f"the last of its {len(each)} rows is alone in a batch and has no negatives"
                     raise ValueError(f"{name}: {left}: set dataloader_drop_last, or a batch size other than {size}")
-                more = f", up to {own} of its own and {own * (rows - 1)} negatives of other rows" if own else ""
+                more = f", up to {own} of its own ({', '.join(each.column_names[2:])})" if own else ""
+                more += f" and {own * (rows - 1)} negatives of other rows" if own else ""
                 print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
                 print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
         resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
@@ -308,10 +311,12 @@ def _in_our_order(data: Any) -> Any:
         data = data.select_columns(order)
     names = getattr((getattr(data, "features", None) or {}).get("label"), "names", [])
     numbers = [NLI_LABELS.get(name.lower(), -1) for name in names]
-    if sorted(numbers) == numbers or min(numbers) < 0 or not hasattr(data, "__len__"):
+    if sorted(numbers) == numbers or min(numbers) < 0:
         return data
-    labels = [label if label in (None, -1) else numbers[label] for label in data["label"]]
-    return data.remove_columns("label").add_column("label", labels)
+    whole: dict[str, Any] = {"features": Features({**data.features, "label": Value("int64")})}
+    whole |= {"keep_in_memory": True} if hasattr(data, "__len__") else {}
+    classes: dict[int | None, int | None] = {None: None, -1: -1, **dict(enumerate(numbers))}
+    return data.map(lambda row: {"label": classes[row["label"]]}, **whole)
 
 
 def _check_prompts(prompts: Any, *data: Any) -> None:
@@ -356,6 +361,8 @@ def _own_prompts(model: Any, data: Any) -> Any:
     first, *others = getattr(data, "column_names", None) or [""]
     default = model.prompts.get(model.default_prompt_name)
     if query == document:
+        if default:
+            print(f"the encoder's default prompt is added to all texts: {default!r}")
         return default
     if first not in NAMES["anchor"]:
         reason = f"{first} is no column of queries ({', '.join(NAMES['anchor'])})"
@@ -366,7 +373,8 @@ def _own_prompts(model: Any, data: Any) -> Any:
 
 
 def _without_gaps(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {name: ["" if value is None else value for value in column] for name, column in rows.items()}
+    fills = {name: math.nan if name in ("score", "label") else "" for name in rows}
+    return {name: [fills[name] if value is None else value for value in column] for name, column in rows.items()}
 
 
 def _collator(losses: list[Any]) -> Any:

@@ -27,6 +27,7 @@ from raoe_train.losses.reads import LISTS, RANKING
 from raoe_train.settings import Teacher
 
 FEWEST = 16  # minimum number of rows of data from which a dev set is held out
+OTHER_ROWS = 500  # training rows whose passages join the corpus of a held-out dev set, which would be too small
 DEV_ROWS = 200  # with fewer, a gain of a few points is rarely significant
 
 
@@ -63,7 +64,8 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         datasets[name] = dataset
         dropped = "".join(f", {rows} rows dropped ({reason})" for reason, rows in counts.get("dropped", {}).items())
         dropped += "".join(f", {texts} texts dropped ({reason})" for reason, texts in counts.get("texts", {}).items())
-        unread = f"; columns not read: {', '.join(counts['unread'])}" if counts.get("unread") else ""
+        names = ", ".join(name or repr(name) for name in counts.get("unread", ()))
+        unread = f"; columns not read: {names}" if names else ""
         print(f"{source}: {len(dataset)} {reads.name}{dropped}{unread:.200}")
     return DatasetDict(datasets), Texts(datasets)
 
@@ -123,7 +125,7 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
     set without scores is a retrieval task. Other dev sets have scored pairs."""
     data, prompt, seed = config.data, config.model.prompt, config.training.seed
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
-    dev: dict[str, Any] = {}
+    dev, others = dict[str, Any](), dict[str, Any]()
     for source in data.dev or []:
         options: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
         name = Path(source).name
@@ -135,9 +137,15 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
         if {*rows.column_names} == {*TEXTS}:  # pairs of anchor and positive, without scores
             rows = rows.rename_columns(dict(zip(TEXTS, ("anchor", "positive"), strict=True)))
         dev = {"held out": rows}
+        rest = next(iter(datasets.values())).shuffle(seed=seed, keep_in_memory=True)
+        rest = rest.remove_columns(rest.column_names[0]).select(range(min(len(rest), OTHER_ROWS)))
+        others = {"held out": Texts({"": rest})}
     for name, rows in dev.items():
         datasets = without_dev_pairs(datasets, rows, name, leave_out=config.evaluation.certificate)
-    tasks = {k: of_rows(rows, k) if "anchor" in rows.column_names else of_pairs(rows) for k, rows in dev.items()}
+    tasks = {
+        name: of_rows(rows, name, others.get(name, ())) if "anchor" in rows.column_names else of_pairs(rows)
+        for name, rows in dev.items()
+    }
     if len({task.kind for task in tasks.values()}) > 1:
         raise ValueError("data.dev mixes scored pairs and rows without scores: use only one kind")
     return datasets, tasks

@@ -29,10 +29,14 @@ def test_every_format_gives_the_same_pairs(tmp_path, suffix):
     assert pair_table(path)[1] == {"read": 2, "kept": 2, "dropped": {}}
 
 
-def test_files_written_by_hand(tmp_path):
+def test_files_written_by_hand(tmp_path, caplog):
     """Independent of our own writer: a byte-order mark, carriage returns, CSV quoting, no last line feed."""
     tsv = write(tmp_path / "a.tsv", b'\xef\xbb\xbfpremise\thypothesis\r\n"quoted"\tx\r\n\'\ty')
     assert read_pairs(tsv)["sentence1"] == ['"quoted"', "'"]
+    assert not caplog.records
+    quoted = 'premise\thypothesis\n"say ""hi"""\tx\n'
+    assert read_pairs(write(tmp_path / "b.tsv", quoted))["sentence1"] == ['"say ""hi"""']
+    assert "line 2: in TSV files, quotes are part of the text" in caplog.text
     csv = write(tmp_path / "a.csv", 'text1,text2,similarity\n"one, ""two""",y,1e-1\n"over\ntwo lines",z,1\n')
     assert read_pairs(csv)["sentence1"] == ['one, "two"', "over\ntwo lines"]
     assert read_pairs(csv)["score"] == [0.1, 1.0]
@@ -64,6 +68,9 @@ def test_columns(tmp_path):
         assert read_pairs(path, columns={**mapping, "label": unread}).column_names == ["sentence1", "sentence2"]
     # columns of other kinds of rows may be absent: one map serves several tasks
     assert read_pairs(path, columns={**mapping, "label": None, "query": "nope"})["sentence1"] == ["a"]
+    assert read_pairs(path, columns={"premise": "q", "text2": "answer", "label": None})["sentence1"] == ["a"]  # aliases
+    with pytest.raises(ValueError, match="two names of sentence1 in columns"):
+        read_pairs(path, columns={"premise": "q", "sentence1": "q"})
     with pytest.raises(ValueError, match="did you mean 'sentence1'"):
         read_pairs(path, columns={"sentense1": "q"})
     with pytest.raises(ValueError, match=r"no column for score \(looked for nope"):
@@ -94,7 +101,7 @@ def test_labels(tmp_path, labels, words, expected):
 
 def test_labels_are_never_guessed(tmp_path):
     path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tneutral\tx\na\tb\t1\tentailed\tx\n")
-    with pytest.raises(ValueError, match=r"a\.tsv, line 3: label .* is not .*labels \{\"entailed\": 0"):
+    with pytest.raises(ValueError, match=r"a\.tsv, line 3: label .* is not .*labels \{\"entailed\": CLASS"):
         read_pairs(path)
     with pytest.raises(ValueError, match="label is 'neutral'"):
         read_pairs(path, labels={"yes": 0, "no": 2})
@@ -136,7 +143,8 @@ def test_scores(tmp_path):
     for text in ("", "high", "nan", "inf", "1,5", "1_0", "0_1.5"):
         with pytest.raises(ValueError, match=rf"line 3: score is '{text}', not a"):
             read_pairs(scored(text))
-    assert read_pairs(scored("5.1"))["score"] == [0, 5.1]
+    for text, score in (("5.1", 5.1), ("True", 1), ("false", 0)):
+        assert read_pairs(scored(text))["score"] == [0, score]
     with pytest.raises(ValueError, match=r"line 3: score 5\.1 is outside the declared score_scale 0 to 5"):
         read_pairs(scored("5.1"), score_scale=(0, 5))
     assert read_pairs(scored("5"), score_scale=[0, 5])["score"] == [0, 5]

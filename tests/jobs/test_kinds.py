@@ -250,6 +250,13 @@ def test_every_job_reads_a_static_model(tmp_path, texts):
     np.testing.assert_allclose(np.load(tmp_path / "e.npy"), first, atol=1e-6)
     pairs = write_pairs(tmp_path / "a.tsv")
     assert -100 <= rt.evaluate(**{"model.name": made["model.name"], "tasks": [pairs]})["average"] <= 100
+    for loss in ("PearsonLoss", "InfoNCELoss"):
+        keys = {"loss": loss, f"loss.mini_batch_{'size' if loss == 'PearsonLoss' else 'num_tokens'}": 4}
+        rows = {"anchor": "sentence1", "positive": "sentence2", "relevance": "none"}
+        keys |= {"data.columns": rows} if loss == "InfoNCELoss" else {}
+        keys |= {"data.train": [pairs], "output": str(tmp_path / loss), "model.name": made["model.name"]}
+        metrics = rt.train(training={"keep": 0.3, "learning_rate": 1.0, "max_steps": 4}, **keys)
+        assert metrics["steps"] == 4 and metrics["keep"] == 0.3
 
 
 @pytest.mark.parametrize("job", ["check", "train", "generate", "score"])

@@ -79,11 +79,13 @@ def test_the_best_candidate_is_saved_with_its_certificate(tmp_path, capsys, adap
     ids=["random scores", "no budget"],
 )
 def test_the_start_is_saved_if_nothing_is_better(tmp_path, capsys, changes, reason):
-    given = options(tmp_path, **changes)
+    given = options(tmp_path, **{"training.bf16": True, **changes})
     (tmp_path / "recipe.yaml").write_text(recipe_text(load("train", None, given)))
     assert main(["train", str(tmp_path / "recipe.yaml")]) == 1
     certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
     assert certificate["saved"] == "start" and not certificate["accepted"] and reason in certificate["reason"]
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["after"] == metrics["before"]  # both without autocast
     start, saved = weights(tmp_path / "start"), weights(tmp_path / "out")
     assert all(torch.equal(value, saved[name]) for name, value in start.items())
     assert certificate["reason"] in capsys.readouterr().out
@@ -169,7 +171,7 @@ def test_a_guard_of_texts_or_of_scored_pairs(tmp_path):
     """Texts are scored by the start's own cosines, so its correlation is 100; pairs keep their scores."""
     encoder = tiny_encoder(double=False)
     (tmp_path / "guard.txt").write_text("\n".join(SENTENCES) + "\n")
-    texts = guard_of(Data(guard=[str(tmp_path / "guard.txt")]), encoder, 0)
+    texts = guard_of(Data(guard=[str(tmp_path / "guard.txt")], columns={"score": "label"}), encoder, 0)
     result, _ = texts.score(encode_sentences(encoder, texts.sentences))
     assert {*texts.sentences} == {*SENTENCES} and result["spearman"] == pytest.approx(100)
     scored = guard_of(Data(guard=[pairs(tmp_path / "guard.tsv", 60)]), encoder, 0)

@@ -55,4 +55,6 @@ def test_queries_are_held_out_whole(tmp_path, columns):
     queries = {*task.sentences[: task.n_queries]}
     assert task.kind == "retrieval" and len(queries) >= 4
     assert {*datasets["rows"]["anchor"]} == {*SENTENCES} - queries
+    others = {text for name in datasets["rows"].column_names[1:] for text in datasets["rows"][name]}
+    assert others <= {*task.sentences[task.n_queries :]}  # the corpus also has the passages of the training rows
     assert len(datasets["rows"]) == 2 * (count - len(queries))  # both rows of each other query

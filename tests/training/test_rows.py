@@ -51,7 +51,8 @@ def test_each_format_trains_on_the_same_rows(tmp_path, capsys, most):
         losses = run(tmp_path, file)
         output = capsys.readouterr().out
         assert f"{file}: 10 rows\n" in output
-        more = f", up to {most} of its own and {3 * most} negatives of other rows" if most else ""
+        names = ", ".join(["negative", "negative_2"][:most])
+        more = f", up to {most} of its own ({names}) and {3 * most} negatives of other rows" if most else ""
         what = f"3 positives of other rows{more}"
         line = f"{file.split('.')[0]}: negatives of a row: {what}\n  gradient accumulation adds no negatives; "
         assert output.count(line) == 1
@@ -104,7 +105,7 @@ def test_angle_on_triplets_equals_sentence_transformers(tmp_path, columns):
 
 @pytest.mark.parametrize("loss", [PearsonLoss, CoSENTLoss, rt.losses.CosineSimilarityLoss])
 def test_nli_labels_are_not_read_as_scores(tmp_path, loss):
-    """0 is the most similar class, but the most different score. Two classes are scores, as in sentence-transformers."""
+    """0 is the most similar class, but the lowest score. Two classes are scores, as in sentence-transformers."""
     model = tiny_encoder(double=False)
     data = Dataset.from_dict({"sentence1": SENTENCES, "sentence2": SENTENCES[::-1], "label": [0, 1, 2] * 3 + [0, 1]})
     with pytest.raises(ValueError, match=r"train: \w+ would read labels \(0 = most similar\) as scores: add a column"):

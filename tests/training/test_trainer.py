@@ -14,16 +14,16 @@ from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from transformers import set_seed
 
-from raoe_train import run
+from raoe_train import evaluate_model, run
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.pairs import read_pairs
-from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
+from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RankMarginLoss, RAOELoss, SigmoidLoss
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator
 from raoe_train.settings import Training
 from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import PremiseBatchSampler
-from tests.tiny import saved_encoder, tiny_encoder
+from tests.tiny import SENTENCES, saved_encoder, tiny_encoder
 from tests.training.small_runs import arguments, write_pairs
 
 
@@ -169,10 +169,25 @@ def test_labels_are_read_by_class_name(tmp_path, encoder):
     classes = ClassLabel(names=names)
     named = data.remove_columns("label").add_column("label", numbered).cast_column("label", classes)
     model = SentenceTransformer(encoder, device="cpu")
-    for inputs in (named, DatasetDict({"a": named})):
-        trainer = Trainer(model, arguments(tmp_path), inputs, loss=RAOELoss(model))
-        result = trainer.train_dataset if inputs is named else trainer.train_dataset["a"]
-        assert result["label"][:] == data["label"][:]
+    for inputs in (named, DatasetDict({"a": named}), named.to_iterable_dataset()):
+        trainer = Trainer(model, arguments(tmp_path, max_steps=1), inputs, loss=RAOELoss(model))
+        result = trainer.train_dataset["a"] if isinstance(inputs, DatasetDict) else trainer.train_dataset
+        assert [row["label"] for row in result] == data["label"][:]
+
+
+def test_a_missing_score_is_said(tmp_path, encoder):
+    model = SentenceTransformer(encoder, device="cpu")
+    data = Dataset.from_dict({"sentence1": SENTENCES, "sentence2": SENTENCES[::-1], "score": [None, *range(10)]})
+    with pytest.raises(ValueError, match=r"score.* None"):
+        Trainer(model, arguments(tmp_path), data, loss=RankMarginLoss(model)).train()
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_an_encoder_without_cosines_is_said(tmp_path, caplog, similarity):
+    model = SentenceTransformer(modules=[*tiny_encoder(double=False)], device="cpu", similarity_fn_name=similarity)
+    Trainer(model, arguments(tmp_path), Dataset.from_dict(ROWS), loss=InfoNCELoss(model))
+    evaluate_model(model, tasks=["builtin#dev"])
+    assert caplog.text.count("the encoder's similarity is dot, but raoe") == 2 * (similarity == "dot")
 
 
 ROWS = {"anchor": ["a dog", "a train", "a man"], "positive": ["the dog", "the train", "dinner"],
@@ -206,4 +221,5 @@ def test_prompts_by_column(tmp_path, capsys, own, query, document, first):
     if first == "sentence1" and "query" in own:
         assert printed.startswith(unused)
     else:
-        assert printed == (said if query != document else "")
+        default = f"the encoder's default prompt is added to all texts: {query!r}\n" if query else ""
+        assert printed == (said if query != document else default)
