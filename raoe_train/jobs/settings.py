@@ -56,7 +56,7 @@ class Mining:
         max_score: maximum similarity of a negative to the query
         absolute_margin: minimum of similarity(query, positive) - similarity(query, negative)
         relative_margin: minimum share by which a negative is less similar to the query than the positive
-        num_negatives: number of negatives per row
+        num_negatives: number of negatives per row; they replace those of the input
         sampling_strategy: how to select negatives; top (the most similar passages) or random
         cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities for margins and max_score
     """
