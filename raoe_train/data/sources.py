@@ -78,9 +78,20 @@ def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] 
 def has_column(name: str | os.PathLike[str], mapping: Mapping[str, str | None], *columns: str) -> bool:
     """Whether the first row of a source has at least one of `columns` (raoe's names, see NAMES)."""
     stream = open_source(name, mapping)
-    fields = next((fields for _, fields in stream.rows if isinstance(fields, dict)), {})
+    fields = _first_row(stream)
     names: Any = {**NAMES, **{column: (name,) for column, name in stream.columns.mapping.items()}}
     return any(name in fields for column in columns for name in names[column])
+
+
+def columns_in(name: str | os.PathLike[str], mapping: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return `mapping` without columns that the first row of a source lacks: a dev set may have other columns than the
+    training data for which the mapping is meant."""
+    fields = _first_row(open_source(name))
+    return {key: column for key, column in Columns(mapping).mapping.items() if column is None or column in fields}
+
+
+def _first_row(stream: Source) -> dict[str, Any]:
+    return next((fields for _, fields in stream.rows if isinstance(fields, dict)), {})
 
 
 def join_sources(name: str, sources: Sequence[Source], columns: Columns) -> Source:

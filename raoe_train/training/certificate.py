@@ -13,7 +13,7 @@ from datasets import Dataset, concatenate_datasets
 
 from raoe_train.data.pairs import TEXTS, read_scored
 from raoe_train.data.settings import Data
-from raoe_train.data.sources import has_column
+from raoe_train.data.sources import columns_in, has_column
 from raoe_train.data.tables import read_sentences
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.evaluation.comparison import differences, interval
@@ -47,14 +47,15 @@ def guard_of(data: Data, encoder: Any, seed: int) -> Task:
     """Return the guard, a task that correlates the cosines of pairs with their scores. The texts come from data.guard
     or, if that is not set, are random phrases. Texts without scores are paired at random, and their cosines before
     training are the scores."""
-    sources, columns, generator = data.guard, data.columns, np.random.default_rng(seed)
-    if scored := [has_column(source, columns, "score") for source in sources]:
+    sources = {source: columns_in(source, data.columns) for source in data.guard}
+    generator = np.random.default_rng(seed)
+    if scored := [has_column(source, columns, "score") for source, columns in sources.items()]:
         if all(scored):
-            parts = [read_scored(source, None, columns=columns or None) for source in sources]
+            parts = [read_scored(source, None, columns=columns) for source, columns in sources.items()]
             return of_pairs(concatenate_datasets([part.select_columns([*TEXTS, "score"]) for part in parts]))
         if any(scored):
             raise ValueError("data.guard mixes scored pairs and texts: use only one kind")
-    texts = [text for source in sources for text in read_sentences(source, columns or None)]
+    texts = [text for source, columns in sources.items() for text in read_sentences(source, columns)]
     first = [*dict.fromkeys(texts or random_phrases(encoder.tokenizer, generator))]
     generator.shuffle(first)
     second = [*first[1:], *first[:1]]

@@ -17,7 +17,7 @@ from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
 from raoe_train.data.rows import row_table
-from raoe_train.data.sources import has_column, pool
+from raoe_train.data.sources import columns_in, has_column, pool
 from raoe_train.data.tables import BATCH, Texts
 from raoe_train.encoders.embed import embedder, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
@@ -127,9 +127,10 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
     dev, others = dict[str, Any](), dict[str, Any]()
     for source in data.dev or []:
-        options: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
+        options: Any = {"columns": columns_in(source, data.columns), "on_error": data.on_error}
+        options |= {"labels": data.labels_of(source)}
         name = Path(source).name
-        is_rows = may_have_rows and not has_column(source, data.columns, "score")
+        is_rows = may_have_rows and not has_column(source, options["columns"], "score")
         rows = row_table(source, **options)[0] if is_rows else read_scored(source, prompt, **options)
         dev[source if name in dev else name] = rows
     if data.dev_share and not dev:

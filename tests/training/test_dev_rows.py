@@ -58,3 +58,17 @@ def test_queries_are_held_out_whole(tmp_path, columns):
     others = {text for name in datasets["rows"].column_names[1:] for text in datasets["rows"][name]}
     assert others <= {*task.sentences[task.n_queries :]}  # the corpus also has the passages of the training rows
     assert len(datasets["rows"]) == 2 * (count - len(queries))  # both rows of each other query
+
+
+def test_a_dev_set_may_have_other_columns_than_the_training_data(tmp_path):
+    columns, files = {"sentence1": "Question", "sentence2": "Answer", "score": "Label"}, {}
+    for name, header in (("mine", [*columns.values()]), ("other", ["text1", "text2", "score"])):
+        lines = [header, *([SENTENCES[n], SENTENCES[n + 1], n] for n in range(10))]
+        (tmp_path / f"{name}.tsv").write_text("\n".join("\t".join(map(str, line)) for line in lines) + "\n")
+        files[name] = [str(tmp_path / f"{name}.tsv")]
+    options = settings(tmp_path, **{"data.train": files["mine"], "data.dev": files["other"]})
+    config = load("train", None, {**options, "data.columns": columns, "loss": "CoSENTLoss"})
+    datasets, dev = with_dev(read_training_data(config, tmp_path)[0], config)
+    assert datasets["mine"]["score"][:] == [*dev["other.tsv"].content["score"]] == [*range(10)]
+    with pytest.raises(ValueError, match=r"no column for score \(looked for Score\)"):
+        read_training_data(load("train", None, {**options, "data.columns": {**columns, "score": "Score"}}), tmp_path)
