@@ -46,6 +46,8 @@ class Columns:
     """Finds raoe's columns in rows, by NAMES or by `mapping` (the argument `columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
+        if not isinstance(mapping or {}, Mapping):
+            raise ValueError(f"columns must be a mapping, {{our name: your name}}, got {mapping!r}")
         nulls = ("", "none", "null")  # None, as written in recipes and on command lines
         self.mapping: dict[str, str | None] = {}
         for name, column in (mapping or {}).items():

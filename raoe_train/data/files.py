@@ -79,13 +79,12 @@ def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Itera
 
 def _tsv(path: Path) -> Iterator[Row]:
     def records() -> Iterator[tuple[int, list[str] | RowProblem]]:
-        warned = False
+        quoted = ""
         for number, line in text_lines(path):
             cells = line.split("\t") if line else []
-            if not warned and line and '""' in line and (quoted := next(filter(QUOTED.fullmatch, cells), "")):
+            if not quoted and line and '""' in line and (quoted := next(filter(QUOTED.fullmatch, cells), "")):
                 logger.warning("%s, line %d: in TSV files, quotes are part of the text, as in %.60s: if the table has "
                                "quoted cells, save it as .csv", path, number, quoted)  # fmt: skip
-                warned = True
             yield number, RowProblem("not UTF-8") if line is None else cells
 
     return _table(path, records())

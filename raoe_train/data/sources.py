@@ -84,8 +84,7 @@ def has_column(name: str | os.PathLike[str], mapping: Mapping[str, str | None], 
 
 
 def columns_in(name: str | os.PathLike[str], mapping: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return `mapping` without columns that the first row of a source lacks: a dev set may have other columns than the
-    training data for which the mapping is meant."""
+    """Return `mapping` without columns that the first row of a source lacks, such as those of another file."""
     fields = _first_row(open_source(name))
     return {key: column for key, column in Columns(mapping).mapping.items() if column is None or column in fields}
 

@@ -261,10 +261,9 @@ class ByLength(CachedLossMixin, nn.Module):
         if planned is None and self.keep is None:
             return self.loss(features, labels)
         if planned is None:  # for example, of a StaticEmbedding: each column is a run
-            inner = innermost(self.loss)
             sizes = [len(each["offsets"] if "offsets" in each else next(iter(each.values()))) for each in features]
             places = [*torch.arange(sum(sizes)).split(sizes)]
-            labels = inner.beside(features, labels) if isinstance(inner, CachedLoss) else labels
+            labels = inner.beside(features, labels) if isinstance(inner := innermost(self.loss), CachedLoss) else labels
             planned = Batch(features, places, labels)
         batch = planned.to(_device(self.model))
         # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings

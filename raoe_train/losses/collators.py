@@ -26,6 +26,8 @@ class RowCollator(SentenceTransformerDataCollator):
         if len(numbers) > 1 or {*numbers} - {*others}:
             advice = "name the column of scores score, and remove other columns of numbers"
             raise ValueError(f"columns {', '.join(numbers)} hold numbers, not texts: {advice}")
+        if empty := [name for row in features for name in others[:-1] if row.get(name, 0) is None]:
+            raise ValueError(f"a row has no {empty[0]} (None): remove it, or fill the gap")
         missing = torch.tensor([[row[name] is None for name in names] for row in features], dtype=torch.bool)
         if not missing.any():
             return super().__call__(features)

@@ -69,6 +69,8 @@ def test_columns(tmp_path):
     # columns of other kinds of rows may be absent: one map serves several tasks
     assert read_pairs(path, columns={**mapping, "label": None, "query": "nope"})["sentence1"] == ["a"]
     assert read_pairs(path, columns={"premise": "q", "text2": "answer", "label": None})["sentence1"] == ["a"]  # aliases
+    with pytest.raises(ValueError, match="columns must be a mapping"):
+        read_pairs(path, columns=3)
     with pytest.raises(ValueError, match="two names of sentence1 in columns"):
         read_pairs(path, columns={"premise": "q", "sentence1": "q"})
     with pytest.raises(ValueError, match="did you mean 'sentence1'"):
