@@ -98,7 +98,7 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
         (adapter,) = model.peft_config.values()
         changed = [key for key in settings if getattr(adapter, key) != getattr(config, key) and key != "target_modules"]
         if changed:
-            advice = "set model.lora to its settings, or merge it first with raoe-train export --merge"
+            advice = "set model.lora to {} to train this adapter, or merge it first with raoe-train export --merge"
             raise ValueError(f"the model has a LoRA adapter with other values of {', '.join(changed)}: {advice}")
     else:
         if getattr(model, "is_loaded_in_4bit", False):  # also converts norms and embeddings to float32

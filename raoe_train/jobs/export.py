@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.resume import Output, replacing_model
-from raoe_train.encoders.settings import identity
+from raoe_train.encoders.settings import Model, identity
 from raoe_train.jobs.settings import ExportConfig
 from raoe_train.jobs.shared import job, require
 
@@ -28,6 +28,9 @@ def export(config: ExportConfig) -> dict[str, Any]:
 
     model = config.model
     source = Path(require(model.name, "model.name", "the encoder to export")).expanduser()
+    changed = [name for name, value in vars(model).items() if value != getattr(Model(), name)]
+    if ignored := {*changed} - {"name", "dtype", "trust_remote_code", "device"}:
+        raise ValueError(f"export copies an encoder as it was saved: remove model.{min(ignored)}")
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no sentence-transformers model in {str(source)!r} (it has no modules.json)")
     target = require(config.output, "output", "the directory to write to")

@@ -51,7 +51,7 @@ class Mining:
         count: maximum number of examples, drawn at random
         seed: seed for the random choice of examples
         corpus: file of additional passages to mine from, with columns text and, optionally, title
-        range_min: number of most similar passages to skip for each query
+        range_min: number of most similar passages to skip for each query, of those that margins and max_score allow
         range_max: number of most similar passages to consider for each query
         max_score: maximum similarity of a negative to the query
         absolute_margin: minimum of similarity(query, positive) - similarity(query, negative)

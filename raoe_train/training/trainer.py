@@ -173,6 +173,7 @@ class Trainer(SentenceTransformerTrainer):
                     advice = "remove it, or convert rows with label 1 and 0 with raoe_train.data.rows.row_table"
                     raise ValueError(f"{name}: {type(loss).__name__} does not use column {min(ignored)!r}: {advice}")
                 rows, own = size * world, len(columns) - 2
+                rows = min(rows, len(each)) if hasattr(each, "__len__") else rows
                 is_left = hasattr(each, "__len__") and len(each) % size == 1 and not self.args.dataloader_drop_last
                 if is_left and not own:
                     left = f"the last of its {len(each)} rows is alone in a batch and has no negatives"

@@ -241,6 +241,8 @@ def test_every_job_reads_a_static_model(tmp_path, texts):
     static = SentenceTransformer(modules=[module], device="cpu")
     static.save_pretrained(str(tmp_path / "static"))
     assert rt.check(model={"name": str(tmp_path / "static"), "device": "cpu"})["failed"] == []
+    with pytest.raises(ValueError, match=r"export copies an encoder as it was saved: remove model\.prompt"):
+        rt.export(model={"name": str(tmp_path / "static"), "prompt": "q: {text}"}, output=str(tmp_path / "out"))
     rt.export(model={"name": str(tmp_path / "static")}, output=str(tmp_path / "out"))
     models = [SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("static", "out")]
     first, second = (each.encode(SENTENCES) for each in models)
