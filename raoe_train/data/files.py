@@ -125,7 +125,7 @@ def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) ->
             if len(set(names)) != len(names):
                 raise ValueError(f"{path}, line {number}: the header has a duplicate column name: {names!s:.200}")
         elif len(record) != len(names):
-            hint = ": separate fields with commas" if len(names) == 1 and ";" in names[0] else ""
+            hint = ": separate them with commas, not with ;" if len(names) == 1 and ";" in names[0] else ""
             yield number, RowProblem(f"{len(record)} fields, but the header has {len(names)}{hint}")
         else:
             yield number, dict(zip(names, record, strict=True))

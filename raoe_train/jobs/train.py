@@ -211,7 +211,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
         advice = "map a column, for example --data.columns score=COLUMN, or set --loss CLASS (see --loss.help)"
         names = ", ".join(map(repr, fields))
         if len(fields) == 1 and ";" in names:
-            advice = "separate its columns with commas"
+            advice = "separate columns with commas in .csv files, and with tabs in .tsv files"
         raise ValueError(f"{source} has no column score, label or anchor (query), but {names}: {advice}")
     print(f"{source} has {reason}: {name}")
     return replace(config, loss=Choice(f"raoe_train.losses.{name}", keywords)).complete()

@@ -131,7 +131,7 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
         options |= {"labels": data.labels_of(source)}
         name = Path(source).name
         is_rows = may_have_rows and not has_column(source, options["columns"], "score")
-        rows = row_table(source, **options)[0] if is_rows else read_scored(source, prompt, **options)
+        rows = row_table(source, keep_all=True, **options)[0] if is_rows else read_scored(source, prompt, **options)
         dev[source if name in dev else name] = rows
     if data.dev_share and not dev:
         datasets, rows = hold_out(datasets, data.dev_share, seed)

@@ -72,3 +72,13 @@ def test_a_dev_set_may_have_other_columns_than_the_training_data(tmp_path):
     assert datasets["mine"]["score"][:] == [*dev["other.tsv"].content["score"]] == [*range(10)]
     with pytest.raises(ValueError, match=r"no column for score \(looked for Score\)"):
         read_training_data(load("train", None, {**options, "data.columns": {**columns, "score": "Score"}}), tmp_path)
+
+
+def test_a_dev_set_keeps_every_passage(tmp_path):
+    """Also a passage equal to its query, which would be dropped from training data."""
+    row = {"query": SENTENCES[0], "pos": [SENTENCES[1]], "neg": [SENTENCES[0], SENTENCES[2]]}
+    (tmp_path / "dev.jsonl").write_text(json.dumps(row) + "\n")
+    files = {"data.train": [write_rows(tmp_path / "rows.jsonl")], "data.dev": [str(tmp_path / "dev.jsonl")]}
+    config = load("train", None, {**settings(tmp_path), **files, "loss": "InfoNCELoss"})
+    _, dev = with_dev(read_training_data(config, tmp_path)[0], config)
+    assert {*dev["dev.jsonl"].sentences[1:]} == {*SENTENCES[:3]}
