@@ -267,9 +267,7 @@ def _set_length(model: Any, spec: Model) -> None:
     length = model.max_seq_length
     if length is None:
         return
-    inner: Any = model.transformers_model
-    inner = inner.decoder if isinstance(inner, BidirectionalModel) else inner
-    limit = getattr(getattr(inner, "config", None), "max_position_embeddings", None)
+    limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and getattr(table, "padding_idx", None) is not None:
             limit = table.num_embeddings - table.padding_idx - 1  # RoBERTa reserves the first positions for padding

@@ -63,10 +63,3 @@ def test_chat_template_is_not_applied_to_texts(tmp_path):
     assert features[0]["modality"] == "message", "or this test shows nothing"
     assert InfoNCELoss(theirs)(features).isfinite()
     assert ours.preprocess(["a man"])["input_ids"].tolist() == [tokenizer("a man")["input_ids"]]
-
-
-@pytest.mark.parametrize("layers", [None, 1])
-def test_texts_longer_than_the_positions(tmp_path, layers):
-    name = saved_decoder(tmp_path)
-    with pytest.raises(ValueError, match=r"max_seq_length is 64, but the encoder has only 48 positions"):
-        load_encoder(name, device="cpu", pooling="mean", bidirectional_layers=layers, max_seq_length=64)
