@@ -162,7 +162,7 @@ class Trainer(SentenceTransformerTrainer):
 
     def train(self, *arguments: Any, **settings: Any) -> Any:
         data: Any = self.train_dataset
-        for name, loss in self._inner() if self.is_world_process_zero() else ():
+        for name, loss in self._inner() if data is not None and self.is_world_process_zero() else ():
             each = data[name] if isinstance(data, Mapping) else data
             if getattr(loss, "reads", None) in (SCORED_PAIRS, COSINES):
                 _check_scores(name, loss, each)

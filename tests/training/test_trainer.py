@@ -177,6 +177,8 @@ def test_labels_are_read_by_class_name(tmp_path, encoder):
 
 def test_a_missing_score_is_said(tmp_path, encoder):
     model = SentenceTransformer(encoder, device="cpu")
+    with pytest.raises(ValueError, match="requires specifying a train_dataset"):
+        Trainer(model, arguments(tmp_path), None, loss=RankMarginLoss(model)).train()
     data = Dataset.from_dict({"sentence1": SENTENCES, "sentence2": SENTENCES[::-1], "score": [None, *range(10)]})
     with pytest.raises(ValueError, match=r"score.* None"):
         Trainer(model, arguments(tmp_path), data, loss=RankMarginLoss(model)).train()
