@@ -166,6 +166,19 @@ def test_other_threads_can_encode_during_a_step():
     assert (seen[1] == plain).all()
 
 
+def test_cached_gradients_do_not_depend_on_autocast():
+    """The caller's autocast would compute products of the loss's backward pass in bfloat16."""
+    gradients = []
+    for enabled in (False, True):
+        table = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            ours.ListMLELoss(None, mini_batch_size=2).calculate_loss(
+                [[table]], {"labels": {"lengths": torch.tensor([6])}}, with_backward=True
+            )
+        gradients.append(table.grad)
+    assert torch.equal(*gradients)
+
+
 def test_each_text_is_computed_once():
     model = tiny_encoder()
     texts = [" ".join(["dog"] * length) for length in [1] * 20 + [2] * 20 + [9] * 20]
