@@ -29,6 +29,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 FIRST = ("sentence", "image", "caption")  # if a row has several names of such a column, the first in NAMES is used
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related; RAOE's gate compares classes
 LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {label: class, or None to skip its rows}
+TRUTH = {"true": 1, "false": 0}  # words that are read as scores
 NO_GOLD_LABEL = ("-", "-1", "")
 LONGEST = 500  # maximum length of a message in characters
 
@@ -134,7 +135,7 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
     try:
         if isinstance(value, bytes) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
             raise TypeError
-        score = float({"true": 1, "false": 0}.get(str(value).lower(), value))
+        score = float(TRUTH.get(value.lower(), value) if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
         raise RowProblem(f"{column} is {value!r}, not a number", reason="bad score") from None
     if not math.isfinite(score):

@@ -85,9 +85,10 @@ def row_table(
         triplets, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
         rows: list[Row] = [(first, [second], [third], rest) for first, second, third, *rest in triplets]
         advice = ADVICE if parsed else ""
+    elif keep_all:
+        rows, dropped = [(first, texts or [None], *rest) for first, texts, *rest in parsed], Counter[str]()
     else:
-        whole = [(anchor, positives or [None], negatives, rest) for anchor, positives, negatives, rest in parsed]
-        rows, dropped, texts = (whole, Counter[str](), texts) if keep_all else _usable(parsed, num_negatives)
+        rows, dropped, texts = _usable(parsed, num_negatives)
     tally.dropped += dropped
     noun = "triplet" if kinds == [True] else "row"
     counts = tally.counts(stream, len(parsed) + left_out - tally.dropped.total(), noun, advice)

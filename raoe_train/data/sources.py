@@ -85,7 +85,7 @@ def has_column(name: str | os.PathLike[str], mapping: Mapping[str, str | None], 
 
 def columns_in(name: str | os.PathLike[str], mapping: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return `mapping` without columns that the first row of a source lacks, such as those of another file."""
-    fields = _first_row(open_source(name))
+    fields = _first_row(open_source(name)) if mapping else {}
     return {key: column for key, column in Columns(mapping).mapping.items() if column is None or column in fields}
 
 

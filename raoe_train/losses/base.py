@@ -113,8 +113,7 @@ class CachedLoss(CachedLossMixin, Loss):
         """Hook of CachedLossMixin: return the loss from mini-batches of embeddings. `labels` come from `beside`."""
         loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
         if with_backward:
-            with torch.autocast(loss.device.type, enabled=False):  # as a backward pass outside of the caller's autocast
-                loss.backward()
+            backward(loss)
             loss = loss.detach()
         return loss
 
@@ -179,6 +178,12 @@ def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
         if gradient is not None:
             value = value + ((parameter - parameter.detach()) * gradient).sum()
     return value
+
+
+def backward(loss: Tensor) -> None:
+    """Run the backward pass of a cached batch without the caller's autocast, as a loop does after its forward pass."""
+    with torch.autocast(loss.device.type, enabled=False):
+        loss.backward()
 
 
 def attach_gradient(parts: dict[str, Tensor], loss: Tensor) -> Any:

@@ -22,7 +22,7 @@ from raoe_train.config import NonNegativeFloat, convert
 from raoe_train.data.columns import NAMES
 from raoe_train.encoders.lengths import by_length, change, keywords_of, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
-from raoe_train.losses.base import CachedLoss, attach_gradient, with_own_gradients
+from raoe_train.losses.base import CachedLoss, attach_gradient, backward, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
@@ -104,6 +104,18 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
         if "values to unpack" not in str(error):
             raise
         raise ValueError(f"{type(loss).__name__} cannot read {len(columns)} columns of texts") from None
+
+
+def _beside(inner: Any, columns: list[dict[str, Any]], labels: Any) -> Any:
+    """Return what loss_of needs besides embeddings."""
+    return inner.beside(columns, labels) if isinstance(inner, CachedLoss) else labels
+
+
+def _count_texts(column: dict[str, Any]) -> int:
+    """Return the number of texts or images in a column of any format."""
+    if "cu_seq_lens_q" in column:
+        return len(column["cu_seq_lens_q"]) - 1
+    return len(column["offsets"] if "offsets" in column else next(iter(column.values())))
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
@@ -238,11 +250,10 @@ class ByLength(CachedLossMixin, nn.Module):
         runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, **self._limits(inner))
         if runs is None:
             return None
-        arguments = inner.beside(columns, labels) if isinstance(inner, CachedLoss) else labels
         words = None
         if len(runs.features) > 1 and not self.uses_gradient_cache:  # gradient caching cannot share a look-up
             words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique()
-        return Batch(runs.features, runs.rows, arguments, words, columns if guided else [])
+        return Batch(runs.features, runs.rows, _beside(inner, columns, labels), words, columns if guided else [])
 
     def _limits(self, inner: Any) -> dict[str, Any]:
         """Return keywords for the function by_length."""
@@ -261,10 +272,9 @@ class ByLength(CachedLossMixin, nn.Module):
         if planned is None and self.keep is None:
             return self.loss(features, labels)
         if planned is None:  # for example, of a StaticEmbedding: each column is a run
-            sizes = [len(each["offsets"] if "offsets" in each else next(iter(each.values()))) for each in features]
-            places = [*torch.arange(sum(sizes)).split(sizes)]
-            labels = inner.beside(features, labels) if isinstance(inner := innermost(self.loss), CachedLoss) else labels
-            planned = Batch(features, places, labels)
+            sizes = [*map(_count_texts, features)]
+            rows: Any = [*torch.arange(sum(sizes)).split(sizes)]
+            planned = Batch(features, rows, _beside(innermost(self.loss), features, labels), tokens=features)
         batch = planned.to(_device(self.model))
         # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings
         batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
@@ -276,7 +286,7 @@ class ByLength(CachedLossMixin, nn.Module):
         # a batch that fits into one mini-batch is encoded once, without replay, if this holds in all processes
         fits_at_once = len(batch.runs) == 1 or (tokens <= most and not (dist.is_available() and dist.is_initialized()))
         if self.uses_gradient_cache and not fits_at_once:
-            rows: Any = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
+            rows = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
             self._parts: Any = None
             loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
             return loss if self._parts is None else attach_gradient(self._parts, loss)
@@ -326,8 +336,7 @@ class ByLength(CachedLossMixin, nn.Module):
             self._parts, loss = loss, torch.stack([*loss.values()]).sum()
         if not with_backward:
             return loss
-        with torch.autocast(loss.device.type, enabled=False):  # as in CachedLoss.calculate_loss
-            loss.backward()
+        backward(loss)
         gradient = torch.zeros_like(table) if table.grad is None else table.grad
         for run, part in zip(runs, gradient.split([len(run) for run in runs]), strict=True):
             run.grad = part

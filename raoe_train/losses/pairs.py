@@ -88,8 +88,7 @@ class PairLoss(CachedLoss):
         """Return the loss of two columns of (B, D) embeddings. ValueError unless there are B labels without NaN."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
-        labels = change(self.as_tensors(labels), lambda x: x.to(embeddings[0].device))
-        score, label = self.targets(labels, embeddings[0].shape[0])
+        score, label = change(self.targets(labels, len(embeddings[0])), lambda x: x.to(embeddings[0].device))
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
             similarity = gather_rows(similarity.movedim(-1, 0)).movedim(0, -1)

@@ -332,7 +332,7 @@ def _check_prompts(prompts: Any, *data: Any) -> None:
 
 
 def _check_scores(name: str, loss: Any, data: Any) -> None:
-    """Raise ValueError if a loss of scores would read NLI labels as scores (ST uses a column label as scores)."""
+    """Raise ValueError if a loss would read NLI labels as scores, because a column label without a score has scores."""
     kind = str(getattr((data.features or {}).get("label"), "dtype", ""))
     is_read = isinstance(data, Dataset) and "score" not in data.column_names and kind.startswith(("int", "uint"))
     if is_read and max(filter(None, data.unique("label")), default=0) > 1:

@@ -125,7 +125,8 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
     set without scores is a retrieval task. Other dev sets have scored pairs."""
     data, prompt, seed = config.data, config.model.prompt, config.training.seed
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
-    dev, others = dict[str, Any](), dict[str, Any]()
+    dev: dict[str, Any] = {}
+    others: Any = ()  # additional passages of a held-out dev set of queries
     for source in data.dev or []:
         options: Any = {"columns": columns_in(source, data.columns), "on_error": data.on_error}
         options |= {"labels": data.labels_of(source)}
@@ -138,15 +139,13 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
         if {*rows.column_names} == {*TEXTS}:  # pairs of anchor and positive, without scores
             rows = rows.rename_columns(dict(zip(TEXTS, ("anchor", "positive"), strict=True)))
         dev = {"held out": rows}
-        rest = next(iter(datasets.values())).shuffle(seed=seed, keep_in_memory=True)
-        rest = rest.remove_columns(rest.column_names[0]).select(range(min(len(rest), OTHER_ROWS)))
-        others = {"held out": Texts({"": rest})}
+        if "anchor" in rows.column_names:
+            rest = next(iter(datasets.values())).shuffle(seed=seed, keep_in_memory=True)
+            rest = rest.remove_columns(rest.column_names[0]).select(range(min(len(rest), OTHER_ROWS)))
+            others = Texts({"": rest})
     for name, rows in dev.items():
         datasets = without_dev_pairs(datasets, rows, name, leave_out=config.evaluation.certificate)
-    tasks = {
-        name: of_rows(rows, name, others.get(name, ())) if "anchor" in rows.column_names else of_pairs(rows)
-        for name, rows in dev.items()
-    }
+    tasks = {k: of_rows(v, k, others) if "anchor" in v.column_names else of_pairs(v) for k, v in dev.items()}
     if len({task.kind for task in tasks.values()}) > 1:
         raise ValueError("data.dev mixes scored pairs and rows without scores: use only one kind")
     return datasets, tasks

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import losses as theirs
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.encoders.load import load_encoder
-from raoe_train.losses.by_length import ByLength, fits
+from raoe_train.losses.by_length import ByLength, Keep, fits
 from tests.decoders import saved_decoder
 from tests.encoders.test_packed import FAMILIES as ALL
 from tests.encoders.test_packed import SIZES
@@ -164,6 +166,18 @@ def test_other_threads_can_encode_during_a_step():
     model[0].register_forward_pre_hook(encode_beside)
     ByLength(ours.CoSENTLoss(model))([model.preprocess(["dog", "a dog"]), model.preprocess(["dog", "dog a"])], [0, 1])
     assert (seen[1] == plain).all()
+
+
+def test_the_regularizer_of_columns_that_have_no_length():
+    """Columns of a StaticEmbedding are not planned."""
+    tokenizer = tiny_encoder().tokenizer.backend_tokenizer
+    model, first = (SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]) for _ in range(2))
+    features, keep = columns_of(model, 3), Keep(first, 0.3)
+    now, before = (torch.cat([m(dict(each))["sentence_embedding"] for each in features]) for m in (model, first))
+    for loss in (ours.InfoNCELoss(model), ours.InfoNCELoss(model, mini_batch_size=2)):
+        value = total(ByLength(loss, keep=keep)([dict(each) for each in features], None))
+        expected = loss([dict(each) for each in features], None) + keep(now, before)
+        assert value.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_cached_gradients_do_not_depend_on_autocast():

@@ -44,7 +44,7 @@ def settings(folder, encoders, **changes):
         "teacher.device": "cpu",
         "data.train": [write_chains(folder / "chains.jsonl")],
         "data.dev": write_pairs(folder / "dev.tsv", rows=24),
-        "training": {"num_train_epochs": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-3,
+        "training": {"num_train_epochs": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "bf16": False,
                      "logging_steps": 1, "eval_steps": 2},
         "output": str(folder / "out"),
     }
@@ -128,7 +128,7 @@ def test_trains_and_keeps_the_best(finished, encoders):
     scores = {entry["step"]: entry["eval_dev_spearman_cosine"] for entry in log if "eval_dev_spearman_cosine" in entry}
     assert sorted(scores) == list(range(2, 19, 2))
     assert scores[metrics["best_step"]] == max(scores.values())
-    assert metrics["after"]["spearman"] == pytest.approx(100 * max(scores.values()), abs=0.1)  # in training by autocast
+    assert metrics["after"]["spearman"] == pytest.approx(100 * max(scores.values()), abs=1e-6)
     model = SentenceTransformer(str(out), device="cpu")
     assert model.max_seq_length == 16
     card = (out / "README.md").read_text()
