@@ -49,9 +49,9 @@ model = AutoModelForCausalLM.from_config(config)
     "docs/margins.md": """
 from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("minilm")
-source_sentences, source_labels = ["a dog barks", "a cat sleeps", "it rains", "it snows"] * 9, [0, 0, 1, 1] * 9
-source_sentences = [f"{sentence} {number}" for number, sentence in enumerate(source_sentences)]
-sentences, labels, reference = ["a dog sleeps", "it hails"], [0, 1], model
+sources, classes = ["a dog barks", "a cat sleeps", "it rains", "it snows"] * 9, [0, 0, 1, 1] * 9
+sources = [f"{sentence} {number}" for number, sentence in enumerate(sources)]
+texts, labels, reference = ["a dog sleeps", "it hails"], [0, 1], model
 """,
     "raoe_kernels/infonce/README.md": """
 import torch
