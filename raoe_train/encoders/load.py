@@ -70,6 +70,7 @@ def load_encoder(
     else:
         with preflight.loading(spec.name), _seeded(seed):
             model = _load(spec)
+        check_vocabulary(model)
         if not (spec.random_weights or spec.load_in_4bit):
             check_whole(model, spec.name, spec.trust_remote_code)
     if isinstance(model[0], Transformer):
@@ -134,6 +135,22 @@ def warn_without_cosine(model: Any) -> None:
     if (name := getattr(model, "_similarity_fn_name", None)) not in (None, "cosine"):
         logger.warning("the encoder's similarity is %s, but raoe trains and evaluates cosines: results do not hold for "
                        "%s", name, name)  # fmt: skip
+
+
+def check_vocabulary(model: Any) -> None:
+    """Raise ValueError if the padding token has no row in the embedding table, because the saved encoder could not be
+    loaded. Warn about other tokens without a row, which cannot be encoded."""
+    tokenizer, inner = getattr(model, "tokenizer", None), getattr(model, "transformers_model", None)
+    table = getattr(inner, "get_input_embeddings", lambda: None)()
+    if not hasattr(table, "num_embeddings") or not hasattr(tokenizer, "get_vocab"):
+        return
+    lost = [token for token, number in tokenizer.get_vocab().items() if number >= table.num_embeddings]
+    problem = f"the embedding table has {table.num_embeddings} rows, but none for {len(lost)} tokens"
+    advice = "call the model's resize_token_embeddings(len(tokenizer)) and save the model"
+    if tokenizer.pad_token in lost:
+        raise ValueError(f"{problem}, including the padding token {tokenizer.pad_token!r}: {advice}")
+    if lost:
+        logger.warning("%s, such as %r: %s", problem, lost[0], advice)
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:

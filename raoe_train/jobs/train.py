@@ -34,7 +34,7 @@ from raoe_train.losses import AutoLoss
 from raoe_train.losses.reads import LISTS
 from raoe_train.settings import Teacher, Training
 from raoe_train.training import certificate, measures
-from raoe_train.training.arguments import check_training, multiplies_bfloat16, split_batches, trainer_settings
+from raoe_train.training.arguments import check_training, multiplies_bfloat16, trainer_settings
 from raoe_train.training.callbacks import Interruption, LogFile, keep_events
 from raoe_train.training.certificate import CERTIFICATE
 from raoe_train.training.run_directory import (
@@ -298,12 +298,12 @@ def build_trainer(
         is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
         fast = settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])
         settings = {**settings, "bf16": fast}
-    args = SentenceTransformerTrainingArguments(**split_batches(settings))
+    args = SentenceTransformerTrainingArguments(**settings)
     if training.gradient_checkpointing:
         # enable it here: since 5.17, transformers' trainer uses keywords that sentence-transformers 6.0 rejects
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
     if args.dataloader_drop_last:
-        check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
+        check_sizes(datasets, args.train_batch_size, args.world_size)
     loss = build_loss(config, encoder, datasets)
     keywords: Any = {name: getattr(training, name) for name in ("by_length", "packed", "keep")}
     return Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)

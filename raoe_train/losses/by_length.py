@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+from sentence_transformers.sentence_transformer.modules import CNN
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from raoe_train.config import NonNegativeFloat, convert
 from raoe_train.data.columns import NAMES
@@ -53,18 +55,26 @@ def embeds_columns(loss: Any) -> bool:
     return False
 
 
-def fits(loss: Any) -> bool:
-    """Whether ByLength can wrap a loss, that is, whether the loss needs only embeddings. True for EMBED_COLUMNS and for
-    losses whose `forward` is that of sentence-transformers or raoe_train and calls compute_loss_from_embeddings."""
+def misfit(loss: Any) -> str | None:
+    """Return why ByLength cannot wrap a loss, or None if it can. The loss must need only embeddings: it is one of
+    EMBED_COLUMNS, or its `forward` is that of sentence-transformers or raoe_train and calls
+    compute_loss_from_embeddings. The encoder must compute the embedding of a text from its tokens alone."""
     if isinstance(loss, MatryoshkaLoss):
-        return fits(loss.loss)
-    if embeds_columns(loss):
-        return True
+        return misfit(loss.loss)
+    if not isinstance(loss, nn.Module):
+        return f"it is not a loss, such as CoSENTLoss(model), but {loss!r}"
     is_ours = next(cls for cls in type(loss).__mro__ if "forward" in vars(cls)).__module__.startswith(PACKAGES)
     members = next(vars(cls) for cls in type(loss).__mro__ if {"forward", EMBEDDING_LOSS} & vars(cls).keys())
-    if not is_ours or EMBEDDING_LOSS not in members:
-        return False
-    return "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
+    has_labels = EMBEDDING_LOSS in members and "labels" in inspect.signature(members[EMBEDDING_LOSS]).parameters
+    if not (embeds_columns(loss) or (is_ours and has_labels)):
+        advice = "inherit from raoe_train.losses.CachedLoss, and implement compute_loss_from_embeddings"
+        return f"{type(loss).__name__} may need more than embeddings; if it does not, {advice}"
+    mixing = [type(each).__name__ for each in _encoder(loss).modules() if isinstance(each, BatchNorm | CNN)]
+    return f"{mixing[0]} in the encoder reads other texts, or padding" if mixing else None
+
+
+def _encoder(loss: Any) -> Any:
+    return loss.model if hasattr(loss, "model") else loss.sentence_embedder  # BatchAllTripletLoss
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
@@ -200,7 +210,7 @@ class ByLength(CachedLossMixin, nn.Module):
     length, each padded to its own longest text, or packed into one row without padding.
 
     The loss and its gradient equal those of the padded batch, up to rounding and dropout masks. raoe_train.Trainer
-    wraps all losses that ByLength supports (see `fits`), and plans batches in the collator. With
+    wraps all losses that ByLength supports (see `misfit`), and plans batches in the collator. With
     SentenceTransformerTrainer, write loss=ByLength(loss).
 
     If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the groups are its mini-batches: a group
@@ -208,7 +218,7 @@ class ByLength(CachedLossMixin, nn.Module):
     DDP or FSDP, all processes make the same number of forward passes. Batches of images go to the loss unchanged.
 
     Args:
-        loss: a loss of raoe_train or sentence-transformers that needs only embeddings (see `fits`), or MatryoshkaLoss.
+        loss: a loss that needs only embeddings (see `misfit`), or sentence-transformers' MatryoshkaLoss around one.
         keep: the regularizer that keeps embeddings close to those before training. With `keep`, `forward`
             returns LossParts with "keep" and the parts of the loss (a loss without parts becomes the part "target").
         packed: pack all texts into one row (raoe_train.encoders.packed); "auto" packs on CUDA with Triton. If
@@ -224,12 +234,11 @@ class ByLength(CachedLossMixin, nn.Module):
 
     def __init__(self, loss: nn.Module, *, keep: Keep | None = None, packed: bool | Literal["auto"] = "auto") -> None:
         super().__init__()
-        if not fits(loss):
-            raise ValueError(f"ByLength cannot wrap {type(loss).__name__}, which needs more than embeddings")
+        if problem := misfit(loss):
+            raise ValueError(f"ByLength cannot wrap this loss: {problem}")
         self.loss = loss
         self.keep = keep
-        inner = innermost(loss)
-        self.model: Any = inner.model if hasattr(inner, "model") else inner.sentence_embedder  # BatchAllTripletLoss
+        self.model: Any = _encoder(innermost(loss))
         if packed == "auto":
             packed = is_default(_device(self.model))
         for model in (self.model, *([keep.start] if keep else [])):

@@ -25,7 +25,7 @@ def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list
     if texts is None:
         raise ValueError("a teacher needs the batch's texts: use raoe_train.TextCollator")
     # use one call, so that the teacher encodes each distinct sentence once, sorted by length
-    embeddings = torch.from_numpy(embed([text for column in texts for text in column]))
+    embeddings = torch.as_tensor(embed([text for column in texts for text in column]))
     return [*embeddings.to(columns[0].device).split([len(column) for column in columns])]
 
 
@@ -35,9 +35,9 @@ class DistillationLoss(CachedLoss):
 
     Args:
         model, scale, **cached: arguments of CachedLoss, except gather_across_devices, which raises ValueError.
-        embed: a function from n sentences to the teacher's embeddings, [n, D'] float32, of any dimension D'. The
-            teacher is not a submodule of the loss, so it is not trained, moved to a device or saved. Create `embed`
-            with raoe_train.encoders.embed.embedder, or in a recipe with the section `teacher`.
+        embed: the teacher, a SentenceTransformer or a function from n sentences to embeddings, [n, D'] float32, of any
+            dimension D'. The teacher is not a submodule of the loss, so it is not trained, moved to a device or saved.
+            In recipes, the section `teacher` sets it (raoe_train.encoders.embed.embedder).
     """
 
     reads = PAIRS_WITH_TEXTS
@@ -48,7 +48,7 @@ class DistillationLoss(CachedLoss):
         super().__init__(model, scale, **cached)
         if self.gather_across_devices:
             raise ValueError(f"{type(self).__name__} does not support gather_across_devices: leave it false")
-        self._embed = embed
+        self._embed = getattr(embed, "encode", embed)  # as a module, it would be trained and saved with the loss
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
         """Return the scalar loss of two columns of (B, D) embeddings."""

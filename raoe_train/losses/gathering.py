@@ -33,6 +33,17 @@ def average_gradient(parameter: Tensor) -> Tensor:
     return parameter if world_size() == 1 else gather_rows(parameter[None]).mean(0)
 
 
+def share_parameter(parameter: Tensor) -> None:
+    """Copy a parameter of the loss from rank 0 to all processes, and average its gradient after each backward pass."""
+
+    def average(shared: Tensor) -> None:
+        dist.all_reduce(shared.grad)
+        shared.grad /= world_size()  # type: ignore[operator]
+
+    dist.broadcast(parameter.detach(), 0)
+    parameter.register_post_accumulate_grad_hook(average)
+
+
 class _GatherEveryGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Losses with in-batch negatives: their base class, SigLIP's sigmoid loss and GISTEmbed."""
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -85,7 +86,9 @@ class InBatchLoss(CachedLoss):
             raise ValueError("gather_across_devices needs mask_duplicates for rows that lack negatives")
         # compute ids now: later, columns are sliced into mini-batches, and the encoder's modules may change features
         if self.mask_duplicates:
-            texts = torch.stack([text_ids(column) for column in features], dim=1)
+            columns = [text_ids(column) for column in features]
+            self._check(columns)
+            texts = torch.stack(columns, dim=1)
         else:
             texts = torch.arange(missing.numel(), device=missing.device).view_as(missing)
         if missing is not None:
@@ -102,11 +105,14 @@ class InBatchLoss(CachedLoss):
         `texts` are (B, columns) int64 text ids: equal for equal texts in any column and process, and MISSING for
         missing negatives. `ids` (see Ids) can replace `texts`. Without `texts` and `ids`, no duplicates are masked.
         """
-        rows = [len(column) for column in embeddings]
-        if len(rows) < 2 or len(set(rows)) > 1:
-            rule = "needs columns of equal length: anchor, positive (SimCSE: the anchor again), negatives"
-            raise ValueError(f"{type(self).__name__} {rule}; got columns of {', '.join(map(str, rows))} rows")
+        self._check(embeddings)
         return self.of_columns(embeddings, labels, ids if texts is None else _duplicate_ids(self.gather(texts)))
+
+    def _check(self, columns: Sequence[Tensor]) -> None:
+        if len(columns) < 2 or len({*map(len, columns)}) > 1:
+            rule = "needs columns of equal length: anchor, positive (SimCSE: the anchor again), negatives"
+            rows = ", ".join(str(len(column)) for column in columns)
+            raise ValueError(f"{type(self).__name__} {rule}; got columns of {rows} rows")
 
     @abstractmethod
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
@@ -135,7 +141,7 @@ class InBatchLoss(CachedLoss):
         positives, *columns = map(self.gather, embeddings[1:])
         is_alone = len(positives) == 1 and torch.is_grad_enabled()
         if is_alone and (not columns or (ids is not None and (ids[1][1:] == NO_CANDIDATE).all())):
-            raise ValueError("a one-row batch without negatives has loss 0: use larger batches or dataloader_drop_last")
+            warnings.warn("a batch of one row has no negatives, so nothing is learned from it", stacklevel=2)
         anchors, rows = None, slice(None) if targets is None else targets  # rows of `anchors` to contrast
         if len(positives) > len(own) and ANCHOR_DIRECTIONS & {*directions}:
             anchors, rows = self.gather(own), slice(None)
@@ -195,7 +201,7 @@ class GISTLoss(InBatchLoss):
     Args:
         model, scale, **contrastive: arguments of InBatchLoss. With gather_across_devices, contrast_anchors uses the
             anchors of all processes. (sentence-transformers uses only the anchors of the same process.)
-        embed: function that returns the guide's embeddings of sentences, see DistillationLoss.
+        embed: the guide, a SentenceTransformer or a function that embeds sentences, see DistillationLoss.
         margin_strategy: absolute or relative. If p is the guide's cosine of the positive pair, a negative is excluded
             if its guide cosine exceeds p - margin (absolute) or p - margin x |p| (relative)
         margin: by how much the guide's cosine of the positive pair must exceed the cosine of a negative; otherwise the
@@ -225,7 +231,7 @@ class GISTLoss(InBatchLoss):
         self.margin = margin
         self.contrast_anchors = contrast_anchors
         self.contrast_positives = contrast_positives
-        self._embed = embed
+        self._embed = getattr(embed, "encode", embed)
         self._guided: tuple[Any, list[Tensor]] = (None, [])
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:

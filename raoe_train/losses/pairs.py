@@ -143,7 +143,7 @@ class PairLoss(CachedLoss):
         if score.is_floating_point() and bool(score.isnan().any()):
             raise ValueError(f"{type(self).__name__} got a NaN score: remove such pairs")
         if label is not None and bool(((label < 0) | (label != label.floor())).any() | label.isnan().any()):
-            rule = "needs labels that are whole numbers from 0, larger = less related (-1 means no label)"
+            rule = "needs labels that are whole numbers from 0, larger = less related (remove pairs without a label)"
             raise ValueError(f"{type(self).__name__} {rule}, got {label.unique().tolist()[:8]}")
         return score, None if label is None else label.long()
 

@@ -99,16 +99,3 @@ def multiplies_bfloat16(use_cpu: bool) -> bool:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-def split_batches(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings that draw one batch for all processes together and split it. If each process drew its own batch,
-    a step could mix sources whose scores are not comparable, and depend on the number of processes."""
-    world = rank_and_world()[1]
-    if world == 1:
-        return settings
-    return {
-        **settings,
-        "per_device_train_batch_size": world * int(settings["per_device_train_batch_size"]),
-        "accelerator_config": {**(settings.get("accelerator_config") or {}), "split_batches": True},
-    }

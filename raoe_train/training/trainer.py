@@ -20,12 +20,12 @@ from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
 from raoe_train.data.rows import row_table
 from raoe_train.encoders.embed import prompt_of
-from raoe_train.encoders.load import low_precision, warn_without_cosine, warn_without_end
+from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
-from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
+from raoe_train.losses.by_length import ByLength, Keep, innermost, misfit, weight_for
 from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
-from raoe_train.losses.gathering import world_size
+from raoe_train.losses.gathering import share_parameter, world_size
 from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.reads import COSINES, SCORED_PAIRS
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
@@ -101,6 +101,9 @@ class Trainer(SentenceTransformerTrainer):
             losses = " or ".join(f"eval_{name}_loss" for name in eval_dataset)
             raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
+        if self.accelerator.dispatch_batches is None:  # streams: rank 0 would collate for all, with unequal lengths
+            self.accelerator.dataloader_config.dispatch_batches = False
+        check_vocabulary(self.model)
         warn_without_end(self.model)
         if any(isinstance(inner, CachedLoss) for _, inner in self._inner()):
             warn_without_cosine(self.model)
@@ -136,7 +139,14 @@ class Trainer(SentenceTransformerTrainer):
             raise ValueError(f"loss must be a loss, not its name: pass rt.losses.{loss}(model)")
         loss = super().prepare_loss(loss, model)
         inner = loss.loss if isinstance(loss, ByLength) else loss
-        if self.by_length and fits(inner):
+        if world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
+            encoder = {*map(id, model.parameters())}
+            for _, part in losses_in(inner):
+                for parameter in part.parameters(recurse=False):
+                    if parameter.requires_grad and id(parameter) not in encoder:
+                        share_parameter(parameter)
+        problem = misfit(inner)
+        if self.by_length and not problem:
             regularizer = Keep(model, self.keep) if self.keep else None
             packed = self.packed
             if packed == "auto":
@@ -148,9 +158,9 @@ class Trainer(SentenceTransformerTrainer):
             loss.tensor_cores = bool(self.args.bf16 or self.args.fp16 or self.args.tf32)
             return loss
         if self.keep:
-            raise ValueError(f"keep requires a loss that reads only embeddings, not {type(inner).__name__}")
+            raise ValueError(f"keep needs batches by length, but {problem}")
         if self.by_length:
-            logger.warning("%s may read more than embeddings from its model: batches stay padded", type(inner).__name__)
+            logger.warning("batches stay padded: %s", problem)
         return loss
 
     def add_model_card_callback(self, *arguments: Any) -> None:
@@ -172,21 +182,25 @@ class Trainer(SentenceTransformerTrainer):
                 if ignored := columns & {"label", "score"}:
                     advice = "remove it, or convert rows with label 1 and 0 with raoe_train.data.rows.row_table"
                     raise ValueError(f"{name}: {type(loss).__name__} does not use column {min(ignored)!r}: {advice}")
-                rows, own = size * world, len(columns) - 2
-                rows = min(rows, len(each)) if hasattr(each, "__len__") else rows
-                is_left = hasattr(each, "__len__") and len(each) % size == 1 and not self.args.dataloader_drop_last
-                if is_left and not own:
-                    left = f"the last of its {len(each)} rows is alone in a batch and has no negatives"
-                    raise ValueError(f"{name}: {left}: set dataloader_drop_last, or a batch size other than {size}")
+                rows, own = min(size * world, len(each) if hasattr(each, "__len__") else sys.maxsize), len(columns) - 2
+                if columns and own < 0:
+                    needs = "needs two columns of texts, anchor and positive"
+                    raise ValueError(f"{name}: {type(loss).__name__} {needs}; got {', '.join(columns)}")
+                if rows < 2 and own < 1:
+                    raise ValueError(f"{name}: a batch of one row has no negatives: use larger batches")
+                own = max(own, 0)  # the columns of a stream may be unknown
                 more = f", up to {own} of its own ({', '.join(each.column_names[2:])})" if own else ""
                 more += f" and {own * (rows - 1)} negatives of other rows" if own else ""
                 print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
-                print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
+                if self.args.gradient_accumulation_steps > 1:
+                    print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
         resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
         if resume:
             if self.is_world_process_zero():
                 _find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
             self.accelerator.wait_for_everyone()
+        if vars(self.model).pop("_is_accelerate_prepared", False):  # prepared by evaluate(), without averaged gradients
+            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         result = super().train(*arguments, **settings)
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
@@ -206,7 +220,16 @@ class Trainer(SentenceTransformerTrainer):
         return (inputs["plan"], None) if "plan" in inputs else columns_of(inputs)
 
     def get_train_dataloader(self) -> Any:
-        loader = self._planning(super().get_train_dataloader())
+        # Draw one batch for all processes together, and split it. If each process drew its own batch, a step could mix
+        # datasets whose scores are not comparable, and its rows would depend on the number of processes.
+        args, splitting = self.args, self.accelerator.dataloader_config
+        size, split = args.per_device_train_batch_size, splitting.split_batches
+        try:
+            if not split:
+                args.per_device_train_batch_size, splitting.split_batches = size * args.world_size, True
+            loader = self._planning(super().get_train_dataloader())
+        finally:
+            args.per_device_train_batch_size, splitting.split_batches = size, split
         shard: Any = getattr(loader, "batch_sampler", None)
         # with several processes, accelerate's wrapper does not pass the epoch to its inner sampler: a run that resumes
         # within an epoch would draw the rest of the epoch in the order of epoch 0

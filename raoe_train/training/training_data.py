@@ -226,9 +226,9 @@ def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) ->
 def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:
     """Raise ValueError for a source with fewer rows than a batch, because training would not use it at all."""
     for name, dataset in datasets.items():
-        if len(dataset) < batch_size:
+        if len(dataset) < (size := batch_size * world):
             raise ValueError(
-                f"{name} has {len(dataset)} rows, fewer than a batch of {batch_size} (for {world} processes), and "
+                f"{name} has {len(dataset)} rows, fewer than a batch of {size} (for {world} processes), and "
                 "incomplete batches are dropped: lower training.per_device_train_batch_size"
             )
 

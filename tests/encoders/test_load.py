@@ -8,8 +8,10 @@ from transformers import AutoTokenizer
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model
 from raoe_train.losses import InfoNCELoss
+from raoe_train.training.trainer import Trainer
 from tests.decoders import saved_decoder
-from tests.tiny import SENTENCES
+from tests.tiny import SENTENCES, saved_encoder
+from tests.training.small_runs import arguments
 
 
 @pytest.mark.parametrize(
@@ -63,3 +65,24 @@ def test_chat_template_is_not_applied_to_texts(tmp_path):
     assert features[0]["modality"] == "message", "or this test shows nothing"
     assert InfoNCELoss(theirs)(features).isfinite()
     assert ours.preprocess(["a man"])["input_ids"].tolist() == [tokenizer("a man")["input_ids"]]
+
+
+@pytest.mark.parametrize("kind", ["mistral", "bert"])
+def test_tokens_without_a_row_are_named(tmp_path, caplog, kind):
+    """Batches by length need no padding, so such an encoder would train, and what is saved could not be loaded."""
+    saved = saved_decoder(tmp_path, kind) if kind != "bert" else saved_encoder(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    tokenizer.add_tokens(["playing"])
+    tokenizer.save_pretrained(saved)
+    model = load_encoder(saved, device="cpu", pooling="mean")
+    assert "rows, but none for 1 tokens, such as 'playing': call the model's resize_token_embeddings" in caplog.text
+    tokenizer.add_special_tokens({"pad_token": "[NONE]"})
+    tokenizer.save_pretrained(saved)
+    problem = r"none for 2 tokens, including the padding token '\[NONE\]': call the model's resize_token_embeddings"
+    with pytest.raises(ValueError, match=problem):
+        load_encoder(saved, device="cpu", pooling="mean")
+    model.tokenizer = tokenizer
+    with pytest.raises(ValueError, match=problem):
+        Trainer(model, arguments(tmp_path), loss=InfoNCELoss(model))
+    model.transformers_model.resize_token_embeddings(len(tokenizer))
+    Trainer(model, arguments(tmp_path), loss=InfoNCELoss(model))

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.encoders.load import load_encoder
-from raoe_train.losses.by_length import ByLength, Keep, fits
+from raoe_train.losses.by_length import ByLength, Keep, misfit
 from tests.decoders import saved_decoder
 from tests.encoders.test_packed import FAMILIES as ALL
 from tests.encoders.test_packed import SIZES
@@ -145,10 +145,16 @@ def test_losses_that_read_more_than_embeddings():
 
     layers = theirs.AdaptiveLayerLoss(model, theirs.CoSENTLoss(model))
     for loss in (layers, Own(model)):
-        assert not fits(loss)
-    assert fits(theirs.CoSENTLoss(model))
-    with pytest.raises(ValueError, match="ByLength cannot wrap AdaptiveLayerLoss"):
+        assert misfit(loss)
+    assert not misfit(theirs.CoSENTLoss(model))
+    with pytest.raises(ValueError, match=r"wrap this loss: AdaptiveLayerLoss may need more.*CachedLoss"):
         ByLength(layers)
+    for each in (theirs.CoSENTLoss, None):
+        with pytest.raises(ValueError, match=r"wrap this loss: it is not a loss, such as CoSENTLoss\(model\), but"):
+            ByLength(each)
+    model.append(torch.nn.BatchNorm1d(16))
+    for loss in (theirs.CoSENTLoss(model), theirs.MatryoshkaLoss(model, ours.CoSENTLoss(model), [8])):
+        assert misfit(loss) == "BatchNorm1d in the encoder reads other texts, or padding"
 
 
 def test_other_threads_can_encode_during_a_step():

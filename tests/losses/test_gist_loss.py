@@ -55,6 +55,13 @@ def test_guide_encodes_once_per_batch(model):
     for value, gradient in made[1:]:
         torch.testing.assert_close(value, made[0][0])
         torch.testing.assert_close(gradient, made[0][1], **CACHED)
+    guide = tiny_encoder()
+    for teacher in (guide, guide.encode, lambda texts: guide.encode(texts, convert_to_tensor=True)):
+        given, features, labels = ours(model, teacher, columns)
+        made.append(step(given, model, features, labels))
+        assert not any(each is guide for each in given.modules())
+    for each in made[-2:]:
+        torch.testing.assert_close(each, made[-3])
     other = {"texts": [list(reversed(column)) for column in columns]}
     assert step(loss, model, features, other)[0] != step(loss, model, features, labels)[0]
     assert len(asked) == 2

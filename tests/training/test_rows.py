@@ -54,8 +54,8 @@ def test_each_format_trains_on_the_same_rows(tmp_path, capsys, most):
         names = ", ".join(["negative", "negative_2"][:most])
         more = f", up to {most} of its own ({names}) and {3 * most} negatives of other rows" if most else ""
         what = f"3 positives of other rows{more}"
-        line = f"{file.split('.')[0]}: negatives of a row: {what}\n  gradient accumulation adds no negatives; "
-        assert output.count(line) == 1
+        assert output.count(f"{file.split('.')[0]}: negatives of a row: {what}\n") == 1
+        assert "accumulation" not in output
         if file == "a.jsonl":
             expected = losses
         assert losses == expected
@@ -115,17 +115,35 @@ def test_nli_labels_are_not_read_as_scores(tmp_path, loss):
     rt.Trainer(model, arguments(tmp_path, max_steps=1), two, loss=loss(model)).train()
 
 
-@pytest.mark.parametrize("drop, size, fails", [(False, 3, True), (False, 9, True), (True, 3, False), (False, 4, False)])
-def test_a_last_batch_of_one_row_is_refused_before_training(tmp_path, drop, size, fails):
+def test_columns_of_rows(tmp_path, capsys):
     model = tiny_encoder(double=False)
     data = Dataset.from_dict({"query": SENTENCES[:10], "passage": SENTENCES[1:]})
-    args = arguments(tmp_path, per_device_train_batch_size=size, max_steps=1, dataloader_drop_last=drop)
-    trainer = rt.Trainer(model, args, data, loss=InfoNCELoss(model))
+    args = arguments(tmp_path, per_device_train_batch_size=3, num_train_epochs=1, gradient_accumulation_steps=2)
+
+    def trainer(columns, name="InfoNCELoss"):
+        return rt.Trainer(model, args, columns, loss=getattr(rt.losses, name)(model))
+
     for name in ("label", "score"):
         with pytest.raises(ValueError, match=rf"train: InfoNCELoss does not use column '{name}': .*row_table"):
-            rt.Trainer(model, args, data.add_column(name, [1, 0] * 5), loss=InfoNCELoss(model)).train()
-    if fails:
-        with pytest.raises(ValueError, match="train: the last of its 10 rows is alone in a batch and has no"):
-            trainer.train()
-    else:
-        trainer.train()
+            trainer(data.add_column(name, [1, 0] * 5)).train()
+    with pytest.raises(ValueError, match=r"train: SigmoidLoss needs two columns of texts, anchor.*got query"):
+        trainer(data.select_columns("query"), "SigmoidLoss").train()
+    with pytest.raises(ValueError, match=r"needs columns of equal length: .* got columns of 2 rows"):
+        InfoNCELoss(model)([model.tokenize(["a", "b"])])
+    with pytest.raises(ValueError, match="got columns of 2, 1 rows"):
+        InfoNCELoss(model)([model.tokenize(["a", "b"]), model.tokenize(["c"])])
+    capsys.readouterr()
+    with pytest.warns(UserWarning, match="a batch of one row has no negatives"):  # the last one
+        trainer(data).train()
+    assert "\n  gradient accumulation adds no negatives; " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("column", ["query", "passage", "negative"])
+def test_lists_are_no_texts(tmp_path, column):
+    """A tokenizer would read a list of two texts as one text, "a [SEP] b"."""
+    model = tiny_encoder(double=False)
+    texts = {"query": SENTENCES[:10], "passage": SENTENCES[1:], "negative": SENTENCES[:10]}
+    data = Dataset.from_dict({**texts, column: [[text, "b"] for text in texts[column]]})
+    for loss in (InfoNCELoss, rt.losses.TripletLoss):
+        with pytest.raises(ValueError, match=f"column {column} has lists, not texts: use a column for each text"):
+            rt.Trainer(model, arguments(tmp_path, max_steps=1), data, loss=loss(model)).train()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +19,23 @@ from transformers import set_seed
 from raoe_train import evaluate_model, run
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.pairs import read_pairs
-from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RankMarginLoss, RAOELoss, SigmoidLoss
+from raoe_train.losses import (
+    ByLength,
+    CoSENTLoss,
+    InfoNCELoss,
+    ListMLELoss,
+    RankMarginLoss,
+    RAOELoss,
+    SigmoidLoss,
+    SoftmaxLoss,
+)
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator
 from raoe_train.settings import Training
 from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import PremiseBatchSampler
+from tests.artifacts.test_processes import port
+from tests.forked import together
 from tests.tiny import SENTENCES, saved_encoder, tiny_encoder
 from tests.training.small_runs import arguments, write_pairs
 
@@ -228,3 +241,39 @@ def test_prompts_by_column(tmp_path, capsys, own, query, document, first):
     else:
         default = f"the encoder's default prompt is added to all texts: {query!r}\n" if query else ""
         assert printed == (said if query != document else default)
+
+
+def train_in_a_group(rank: int, world: int, encoder: str, folder: str, at: str) -> None:
+    """Save the weights of an encoder and its losses after steps of 8 rows: four on two datasets, two on a stream."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": at}
+    torch.set_num_threads(1)
+    model = SentenceTransformer(encoder, device="cpu")
+    texts = {"sentence1": SENTENCES + SENTENCES[:9], "sentence2": [*reversed(SENTENCES), *SENTENCES[:9]]}
+    scored = Dataset.from_dict({**texts, "score": [n / 19 for n in range(20)]})
+    labelled = Dataset.from_dict({**texts, "label": [n % 3 for n in range(20)]})
+    torch.manual_seed(rank)  # the classifiers of the processes differ until training starts
+    losses = {"a": CoSENTLoss(model, scale=5.0, gather_across_devices=True), "b": SoftmaxLoss(model)}
+    args = arguments(Path(folder), per_device_train_batch_size=8 // world, optim="sgd", learning_rate=0.1,
+                     lr_scheduler_type="constant", dataloader_drop_last=True)  # fmt: skip
+    trainer = Trainer(model, args, data := {"a": scored, "b": labelled}, data, losses)
+    trainer.evaluate()  # accelerate prepares the model here, without DistributedDataParallel
+    trainer.train()
+    stream = scored.with_format(None).to_iterable_dataset()
+    args.max_steps = 2
+    Trainer(model, args, stream, loss=losses["a"]).train()
+    assert trainer.meter.left_out == 8 and trainer.args.per_device_train_batch_size == 8 // world
+    weights = {f"{name}.{key}": value for name, loss in losses.items() for key, value in loss.state_dict().items()}
+    torch.save(weights, f"{folder}/weights{world}-{rank}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_group_of_processes_equals_one(tmp_path):
+    encoder = saved_encoder(tmp_path, dropout=0.0)
+    for world in (1, 2):
+        together(train_in_a_group, world, encoder, str(tmp_path), port())
+    one, *others = (torch.load(tmp_path / f"weights{name}") for name in ("1-0", "2-0", "2-1"))
+    assert any("classifier" in name for name in one)
+    for other in others:
+        torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
