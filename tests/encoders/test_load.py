@@ -81,7 +81,7 @@ def test_tokens_without_a_row_are_named(tmp_path, caplog, kind):
     problem = r"none for 2 tokens, including the padding token '\[NONE\]': call the model's resize_token_embeddings"
     with pytest.raises(ValueError, match=problem):
         load_encoder(saved, device="cpu", pooling="mean")
-    model.tokenizer = tokenizer
+    model.tokenizer.add_special_tokens({"pad_token": "[NONE]"})
     with pytest.raises(ValueError, match=problem):
         Trainer(model, arguments(tmp_path), loss=InfoNCELoss(model))
     model.transformers_model.resize_token_embeddings(len(tokenizer))
