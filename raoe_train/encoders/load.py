@@ -3,6 +3,7 @@ have bidirectional layers, an adapter and 4-bit weights."""
 
 import logging
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,14 +141,13 @@ def warn_without_cosine(model: Any) -> None:
 def check_vocabulary(model: Any) -> None:
     """Raise ValueError if the padding token has no row in the embedding table, because the saved encoder could not be
     loaded. Warn about other tokens without a row, which cannot be encoded."""
-    tokenizer, inner = getattr(model, "tokenizer", None), getattr(model, "transformers_model", None)
-    table = getattr(inner, "get_input_embeddings", lambda: None)()
-    if not hasattr(table, "num_embeddings") or not hasattr(tokenizer, "get_vocab"):
-        return
-    lost = [token for token, number in tokenizer.get_vocab().items() if number >= table.num_embeddings]
-    problem = f"the embedding table has {table.num_embeddings} rows, but none for {len(lost)} tokens"
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    table = getattr(getattr(model, "transformers_model", None), "get_input_embeddings", lambda: None)()
+    rows = getattr(table, "num_embeddings", sys.maxsize)
+    lost = [token for token, number in getattr(tokenizer, "get_vocab", dict)().items() if number >= rows]
+    problem = f"the embedding table has {rows} rows, but none for {len(lost)} tokens"
     advice = "call the model's resize_token_embeddings(len(tokenizer)) and save the model"
-    if tokenizer.pad_token in lost:
+    if lost and tokenizer.pad_token in lost:
         raise ValueError(f"{problem}, including the padding token {tokenizer.pad_token!r}: {advice}")
     if lost:
         logger.warning("%s, such as %r: %s", problem, lost[0], advice)

@@ -36,9 +36,9 @@ def average_gradient(parameter: Tensor) -> Tensor:
 def share_parameter(parameter: Tensor) -> None:
     """Copy a parameter of the loss from rank 0 to all processes, and average its gradient after each backward pass."""
 
-    def average(shared: Tensor) -> None:
+    def average(shared: Any) -> None:
         dist.all_reduce(shared.grad)
-        shared.grad /= world_size()  # type: ignore[operator]
+        shared.grad /= world_size()
 
     dist.broadcast(parameter.detach(), 0)
     parameter.register_post_accumulate_grad_hook(average)
