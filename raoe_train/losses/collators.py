@@ -26,10 +26,10 @@ class RowCollator(SentenceTransformerDataCollator):
         if len(numbers) > 1 or {*numbers} - {*others}:
             advice = "name the column of scores score, and remove other columns of numbers"
             raise ValueError(f"columns {', '.join(numbers)} hold numbers, not texts: {advice}")
-        lists = [name for row in features for name in names if isinstance(row[name], list)]
-        if lists and not isinstance(features[0][lists[0]][0], dict):  # a list of dicts is a conversation
-            advice = "use a column for each text, or name a column of lists negatives"
-            raise ValueError(f"column {lists[0]} has lists, not texts: {advice}")
+        for name, value in ((name, row[name]) for row in features for name in names):
+            if isinstance(value, list) and not isinstance((value or [""])[0], dict):  # of dicts: a conversation
+                advice = "use a column for each text, or name a column of lists negatives"
+                raise ValueError(f"column {name} has lists, not texts: {advice}")
         if empty := [name for row in features for name in others[:-1] if row.get(name, 0) is None]:
             raise ValueError(f"a row has no {empty[0]} (None): remove it, or fill the gap")
         missing = torch.tensor([[row[name] is None for name in names] for row in features], dtype=torch.bool)

@@ -143,7 +143,7 @@ def test_lists_are_no_texts(tmp_path, column):
     """A tokenizer would read a list of two texts as one text, "a [SEP] b"."""
     model = tiny_encoder(double=False)
     texts = {"query": SENTENCES[:10], "passage": SENTENCES[1:], "negative": SENTENCES[:10]}
-    data = Dataset.from_dict({**texts, column: [[text, "b"] for text in texts[column]]})
+    data = Dataset.from_dict({**texts, column: [[text, "b"] if text != SENTENCES[1] else [] for text in texts[column]]})
     for loss in (InfoNCELoss, rt.losses.TripletLoss):
         with pytest.raises(ValueError, match=f"column {column} has lists, not texts: use a column for each text"):
             rt.Trainer(model, arguments(tmp_path, max_steps=1), data, loss=loss(model)).train()
