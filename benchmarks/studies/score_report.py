@@ -101,6 +101,7 @@ def _result(label: str, path: Path) -> Result:
         settings = metrics.get("settings") or {}
         made_by = {
             "model": metrics.get("model") or str(path),
+            "options": {key: settings[key] for key in ("truncate_dim", "precision") if settings.get(key)},
             "files": str((settings.get("model") or {}).get("files") or ""),
             "commit": metrics.get("commit"),
             "versions": dict(metrics.get("versions") or {}),
@@ -244,6 +245,6 @@ def _makers(results: Sequence[Result]) -> list[str]:
     for result in results:
         of = result.made_by
         about = {"model": of["model"], "its files": of["files"][:12], "commit": of["commit"]}
-        facts = {name: value for name, value in about.items() if value}
+        facts = {name: value for name, value in {**about, **of["options"]}.items() if value}
         lines.append(f"- {cell(result.label)}: {made_with({**facts, **of['versions']})}")
     return lines

@@ -106,8 +106,8 @@ def pair_table(
         column = columns["label"]
         if labels is None and as_word(fields[column]).removesuffix(".0").isdigit():
             raise RowProblem(
-                f"{column} is {fields[column]}, and there is no score: map labels to classes, larger = less related, "
-                f'with labels {{"1": 0, "0": 1}}; or, if the numbers are scores, use columns score={column}'
+                f"{column} is {fields[column]}, and there is no score: if the numbers are scores, set columns "
+                f'score={column}; if they are classes, map them (larger = less related) with labels {{"1": 0, "0": 1}}'
             )
         row = by_label(fields, source)
         return {**row, "score": 1 - row["label"] / max(largest, 1)}

@@ -12,7 +12,7 @@ import numpy as np
 
 from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
-from raoe_train.encoders.settings import Encoder, Precision, identity
+from raoe_train.encoders.settings import CONDITIONAL, Encoder, Precision, identity
 
 SORTED = 4096  # number of sentences that are tokenized and sorted by length together
 CHUNK = 1 << 24  # number of cosines in memory at a time, 64 MiB
@@ -55,6 +55,12 @@ def prompt_of(model: Any, kind: str) -> str | None:
     """Return a SentenceTransformer's prompt for queries or for documents, else its default prompt, else None."""
     named = (model.prompts.get(name) for name in (*PROMPTS[kind], model.default_prompt_name))
     return next(filter(None, named), None)
+
+
+def refuse_conditional(model: Any, name: str) -> None:
+    """Raise ValueError if a SentenceTransformer has a prompt with a {condition}, which texts alone do not have."""
+    if CONDITIONAL in model.prompts:
+        raise ValueError(f"{name}: the prompt has a {{condition}}; only train and evaluate read it, from C-STS files")
 
 
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> int:
@@ -118,6 +124,7 @@ def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str |
         from raoe_train.encoders.load import load_encoder
 
         model = load_encoder(replace(encoder, prompt=prompt))
+        refuse_conditional(model, f"{role} {encoder.name}")
         if kind and encoder.prompt is None:
             options["prompt"] = prompt_of(model, kind)
         print_cut(model, texts, f"{role} {encoder.name}", options.get("prompt"))

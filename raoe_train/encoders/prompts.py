@@ -14,6 +14,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from raoe_train.encoders.embed import PROMPTS
+
 # Sample texts to test a suffix. They have no punctuation, which many tokenizers merge with the suffix's punctuation.
 _PROBES = ("a", "7", "dog", "the cat", "Zürich")
 _KEY = "raoe_suffix"  # key in tokenizer_config.json, and name of the suffix in the post-processor
@@ -41,10 +43,10 @@ def parse_template(template: str) -> tuple[str, str]:
 def apply_template(model: Any, template: str) -> None:
     """Change a SentenceTransformer in place, so that it inserts every text into `template` (see parse_template).
 
-    The prefix becomes the default prompt, and the prompt for queries and documents if they have none. The suffix's
-    tokens follow the text (in a pair, the second text), come before special tokens at the end ([SEP], EOS), and
-    replace the suffix of an earlier template. With last-token pooling, special tokens at the end are left out, so that
-    the suffix's last token is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
+    The prefix becomes the default prompt, and the prompt for queries and documents. The suffix's tokens follow the text
+    (in a pair, the second text), come before special tokens at the end ([SEP], EOS), and replace the suffix of an
+    earlier template. With last-token pooling, special tokens at the end are left out, so that the suffix's last token
+    is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
 
     The tokenizer becomes a plain PreTrainedTokenizerFast, because some classes (BERT's) create their own post-processor
     when they are loaded. A chat template is no longer used. Set max_seq_length and pooling before this call. If the
@@ -76,9 +78,11 @@ def apply_template(model: Any, template: str) -> None:
     model[0].modality_config = {name: value for name, value in model[0].modality_config.items() if name != "message"}
     model[0]._prompt_length_mapping.clear()
     # encode_query and encode_document use other prompts, which also need the prefix
-    defaults = (None, "", model.prompts.get("default"))
-    prompts = {name: prefix if prompt in defaults else prompt for name, prompt in model.prompts.items()}
-    model.prompts = {**prompts, "default": prefix}
+    replaced = (None, "", model.prompts.get("default"))
+    of_texts = {"default", *(name for names in PROMPTS.values() for name in names)}
+    prompts = model.prompts.items()
+    changed = {name: prefix for name, prompt in prompts if name in of_texts or prompt in replaced}
+    model.prompts = {**model.prompts, **changed, "default": prefix}
     model.default_prompt_name = "default"
 
 

@@ -10,7 +10,7 @@ from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data.tables import read_sentences
-from raoe_train.encoders.embed import encode_sentences, print_cut
+from raoe_train.encoders.embed import encode_sentences, print_cut, refuse_conditional
 from raoe_train.encoders.settings import identity
 from raoe_train.jobs.settings import EncodeConfig
 from raoe_train.jobs.shared import job, require
@@ -41,6 +41,7 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     from raoe_train.encoders.load import load_encoder
 
     encoder = load_encoder(config.model)
+    refuse_conditional(encoder, config.model.name)
     print_cut(encoder, sentences, source)
     embed = partial(encode_sentences, encoder, batch_size=config.batch_size)
     shards = resume.share(output.parts, sentences, resume.SHARD, embed, "encode")

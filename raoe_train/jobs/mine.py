@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from sentence_transformers import CrossEncoder
 from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_dot_score
 
@@ -180,8 +181,10 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
     if finished := output.finished(say=True):
         return finished
     random.seed(mining.seed)
+    passages = {*corpus}  # a query that is a passage, too, is a positive of itself here, so that it is no negative
+    known = [*pairs, *((query, query) for query in dict.fromkeys(table["anchor"][:]) if query in passages)]
     lists = mine_hard_negatives(
-        table.select_columns(["anchor", "positive"]),
+        Dataset.from_dict(dict(zip(("anchor", "positive"), zip(*known, strict=True), strict=True))),
         _Resumable(model, model.cache or output.parts),  # type: ignore[arg-type]
         corpus=corpus,
         output_format="labeled-list",  # [positive, negatives …], the only row format that allows fewer negatives
@@ -190,14 +193,17 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
         **keywords | {"cross_encoder": CrossEncoder(cross, device=model.device) if cross else None},
     )
     mined = {(query, texts[0]): texts[1:] for query, texts in zip(lists["anchor"], lists["positive"], strict=True)}
-    if not mined:
-        raise ValueError(f"{data.input}: no passage is a valid negative: lower the margins or raise max_score")
     rows = [[*pair, *mined.get(pair, [])] for pair in pairs]
     numbers = [len(row) - 2 for row in rows]
+    if not any(numbers):
+        raise ValueError(f"{data.input}: no passage is a valid negative: lower the margins or raise max_score")
     columns = ["anchor", "positive", "negative", *(f"negative_{number}" for number in range(2, max(numbers) + 1))]
     output.begin()
     write_rows(output.path, columns, (dict(zip(columns, row, strict=False)) for row in rows))
     fewer, total = sum(number < mining.num_negatives for number in numbers), sum(numbers)
-    print(f"{len(rows)} rows with {total} negatives, {fewer} rows with fewer than {mining.num_negatives} -> {path}")
+    is_limited = fewer and mining.range_max is None and len(corpus) > mining.num_negatives * 10
+    advice = "; a larger mining.range_max finds more" if is_limited else ""
+    found = f"{len(rows)} rows with {total} negatives, {fewer} rows with fewer than {mining.num_negatives}{advice}"
+    print(f"{found} -> {path}")
     counted = {"rows": len(rows), "negatives": total, "fewer": fewer, "passages": len(corpus)}
     return output.finish({**counted, "read": counts})

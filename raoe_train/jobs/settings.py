@@ -52,10 +52,11 @@ class Mining:
         seed: seed for the random choice of examples
         corpus: file of additional passages to mine from, with columns text and, optionally, title
         range_min: number of most similar passages to skip for each query, of those that margins and max_score allow
-        range_max: number of most similar passages to consider for each query
+        range_max: number of most similar passages to consider for each query; by default range_min + num_negatives or,
+            with max_score or a margin, range_min + 10 x num_negatives, plus the largest number of positives
         max_score: maximum similarity of a negative to the query
-        absolute_margin: minimum of similarity(query, positive) - similarity(query, negative)
-        relative_margin: minimum share by which a negative is less similar to the query than the positive
+        absolute_margin: minimum of similarity(query, its least similar positive) - similarity(query, negative)
+        relative_margin: minimum share by which a negative is less similar to the query than its least similar positive
         num_negatives: number of negatives per row; they replace those of the input
         sampling_strategy: how to select negatives; top (the most similar passages) or random
         cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities for margins and max_score

@@ -253,7 +253,9 @@ def test_padding_goes_around_the_suffix(hand, side):
 def test_encode_and_the_trainers_collator_use_the_template(hand):
     model = hand()
     bare = model.encode(["say dog is", "dog"])
+    model.prompts = {"query": "the ", "passage": "a ", "STS": "own "}
     apply_template(model, "say {text} is")
+    assert model.prompts == {**dict.fromkeys(("query", "passage", "default"), "say "), "STS": "own "}
     for encode in (model.encode, model.encode_query, model.encode_document):
         assert encode("dog") == pytest.approx(bare[0], abs=1e-6)
     collate = SentenceTransformerDataCollator(preprocess_fn=model.preprocess, prompts="say ")

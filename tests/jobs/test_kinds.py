@@ -329,3 +329,24 @@ def test_a_finished_output_says_how_to_repeat_the_work(tmp_path, encoder, texts,
         text = f"{target} is finished with these settings; to repeat the work, remove it"
         assert target.stat().st_ctime_ns == before and text in capsys.readouterr().out
         resume.remove(target)
+
+
+@pytest.mark.parametrize("job", ["encode", "score", "mine", "mine rows", "evaluate"])
+def test_a_prompt_with_a_condition_needs_one(tmp_path, encoder, job):
+    """Without it, everything before the text would be left out."""
+    file, prompt = tmp_path / "a.jsonl", "Given {condition}, {text} is"
+    texts = [{"text": f"dog {n}", "label": n % 2, "split": "test" if n < 4 else "train"} for n in range(40)]
+    others = {"score": [{"sentence1": "a dog", "sentence2": "a cat"}], "mine rows": [{"query": "a", "positive": "b"}]}
+    rows = others.get(job, texts)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    name = {"model.name": encoder, "model.prompt": prompt, "data.input": str(file), "output": str(tmp_path / "a.npy")}
+    if job == "score":
+        teacher = {"teachers": [encoder, f"{encoder}/."], "teacher": {encoder: {"prompt": prompt}}}
+        name = {**teacher, "data.input": str(file), "output": str(tmp_path / "a.tsv")}
+    elif job.startswith("mine"):
+        name |= {"output": str(tmp_path / "a.jsonl.gz")}
+    elif job == "evaluate":
+        reference = {"polarity.reference.name": encoder, "polarity.reference.prompt": prompt}
+        name = {"model.name": encoder, **reference, "tasks": [f"polarity:{file}"]}
+    with pytest.raises(ValueError, match=r"the prompt has a \{condition\}; only train and evaluate read it"):
+        rt.run(job.split()[0], None, **name)

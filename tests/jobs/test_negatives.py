@@ -119,7 +119,27 @@ def test_without_a_corpus_and_with_the_prompts_of_the_model(tmp_path, monkeypatc
     assert sorted(map(str, prompts)) == ["None", "document"]
     lines = [line.split("\t") for line in (tmp_path / "mined.tsv").read_text().splitlines()]
     assert lines[0] == ["anchor", "positive", "negative"] and len(lines) == len(SENTENCES)
-    assert all(negative in SENTENCES[1:] and negative != positive for _, positive, negative in lines[1:])
+    assert all(negative in SENTENCES[1:] and negative not in pair for *pair, negative in lines[1:])
+
+
+def test_a_query_is_not_its_own_negative(files, capsys):
+    """Although it is a passage, and the most similar one."""
+    corpus = files[0] / "corpus.jsonl"
+    corpus.write_text(corpus.read_text() + "".join(json.dumps({"text": text}) + "\n" for text in QUERIES[:4]))
+    passages = sorted({*PASSAGES[11:], *QUERIES[:4], *(text for texts in POSITIVES.values() for text in texts)})
+    for name, range_min in (("a.jsonl", 0), ("b.jsonl", 2)):
+        wanted = expected(passages, num_negatives=40, range_min=range_min)
+        rows, _ = mined(files[0], name, num_negatives=40, range_min=range_min)
+        for row in rows:
+            query = row["anchor"]
+            own = [text for text in expected(passages, num_negatives=40)[query] if text != query][range_min:]
+            assert [row[key] for key in row if key.startswith("negative") and row[key] is not None] == own
+            assert query not in QUERIES[:4] or wanted[query] != own
+    capsys.readouterr()
+    mined(files[0], "c.jsonl", num_negatives=2, max_score=-0.5)
+    assert "rows with fewer than 2; a larger mining.range_max finds more -> " in capsys.readouterr().out
+    mined(files[0], "d.jsonl", num_negatives=2, max_score=-0.5, range_max=40)
+    assert "rows with fewer than 2 -> " in capsys.readouterr().out
 
 
 class Words:
