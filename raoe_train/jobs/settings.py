@@ -119,7 +119,8 @@ class TrainConfig:
         if unknown := given.keys() - names:
             hint = nearest(min(unknown), names)
             name = name.rpartition(".")[2]
-            raise ValueError(f"unknown key loss.{min(unknown)}{hint}: --loss.help {name} lists its keywords")
+            advice = f"--loss.help {name} lists its keywords" if names else "first set --loss to a class"
+            raise ValueError(f"unknown key loss.{min(unknown)}{hint}: {advice}")
         known = [f"training.{each}" for each in training_fields() if each not in NOT_TAKEN] if others else []
         if wrong := [f"training.{each}" for each in others if f"training.{each}" not in known]:
             raise ValueError(f"unknown key {wrong[0]}{nearest(wrong[0], known)}")

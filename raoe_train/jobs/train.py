@@ -54,7 +54,7 @@ from raoe_train.training.run_directory import (
     starting_encoder,
 )
 from raoe_train.training.trainer import Trainer
-from raoe_train.training.training_data import check_sizes, read_training_data, redraw, with_dev
+from raoe_train.training.training_data import read_training_data, redraw, with_dev
 
 LARGE = 50e6  # number of parameters above which an encoder is large
 STEPS = 4  # steps of a dry run; the first step is slower and is not timed
@@ -198,10 +198,10 @@ def by_data(config: TrainConfig) -> TrainConfig:
     """Replace AutoLoss with the loss that fits the columns of the first source, and print the choice."""
     if config.loss.chosen is not AutoLoss or not config.data.train:
         return config
-    source, columns = config.data.train[0], config.data.columns
+    source, columns, keywords = config.data.train[0], config.data.columns, dict[str, Any]()
     has = functools.partial(has_column, source, columns)
     if has("score") or (has("label") and has("sentence1")):
-        name, reason, keywords = "PearsonLoss", "scores" if has("score") else "labels", dict[str, Any]()
+        name, reason = "PearsonLoss", "scores" if has("score") else "labels"
     elif has("anchor"):
         name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
     else:
@@ -214,6 +214,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
             advice = "separate columns with commas in .csv files, and with tabs in .tsv files"
         raise ValueError(f"{source} has no column score, label or anchor (query), but {names}: {advice}")
     print(f"{source} has {reason}: {name}")
+    keywords |= {"gather_across_devices": True} if rank_and_world()[1] > 1 else {}
     return replace(config, loss=Choice(f"raoe_train.losses.{name}", keywords)).complete()
 
 
@@ -302,8 +303,6 @@ def build_trainer(
     if training.gradient_checkpointing:
         # enable it here: since 5.17, transformers' trainer uses keywords that sentence-transformers 6.0 rejects
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
-    if args.dataloader_drop_last:
-        check_sizes(datasets, args.train_batch_size, args.world_size)
     loss = build_loss(config, encoder, datasets)
     keywords: Any = {name: getattr(training, name) for name in ("by_length", "packed", "keep")}
     return Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)

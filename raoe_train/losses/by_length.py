@@ -154,7 +154,8 @@ def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
 
 
 class Keep:
-    """Regularizer for any loss: mean over a batch's texts of 1 - cos(embedding, embedding before training).
+    """Regularizer for any loss: mean of 1 - cos(embedding, embedding before training) over the distinct texts of a
+    batch (with several processes, of the batch of each process).
 
     This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder before training as the old
     model. Results: docs/adapt.md.
@@ -285,11 +286,11 @@ class ByLength(CachedLossMixin, nn.Module):
             rows: Any = [*torch.arange(sum(sizes)).split(sizes)]
             planned = Batch(features, rows, _beside(innermost(self.loss), features, labels), tokens=features)
         batch = planned.to(_device(self.model))
+        batch.before = self._start(batch)
         # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings
         batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
         if _is(_layers(self.model), "OptimizedModule"):
             batch.runs = [vary_sizes(run) for run in batch.runs]
-        batch.before = self._start(batch)
         tokens = sum(run["input_ids"].numel() for run in batch.runs if "input_ids" in run)
         most = getattr(innermost(self.loss), "mini_batch_num_tokens", None) or 0
         # a batch that fits into one mini-batch is encoded once, without replay, if this holds in all processes
@@ -316,7 +317,7 @@ class ByLength(CachedLossMixin, nn.Module):
         if self.keep is None or batch.before is None:
             return loss
         parts = LossParts(loss if isinstance(loss, dict) else {"target": loss})
-        return parts + {"keep": self.keep(table, batch.before)}
+        return parts + {"keep": self.keep(table[: len(batch.before)], batch.before)}  # without repeated runs
 
     def embed_minibatch(
         self,

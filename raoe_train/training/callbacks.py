@@ -77,7 +77,7 @@ class Meter(TrainerCallback):
         if is_first and is_whole and all(hasattr(table, "__len__") for table in tables):
             rows = sum(map(len, tables))
             self.left_out = rows - self._of_all_processes(self.total_rows)
-            if self.left_out > 0:
+            if self.left_out > 0 and state.is_world_process_zero:
                 print(f"{self.left_out} of {rows} rows are in no batch of an epoch: the batch sampler leaves them out")
 
     def _of_all_processes(self, count: int) -> int:

@@ -29,6 +29,7 @@ from raoe_train.losses.gathering import share_parameter, world_size
 from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.reads import COSINES, SCORED_PAIRS
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
+from raoe_train.training.training_data import check_sizes
 
 logger = logging.getLogger(__name__)
 READ_LATE = ("cuda",)  # devices whose loss is read one step later, so that the GPU does not wait for the host
@@ -172,6 +173,8 @@ class Trainer(SentenceTransformerTrainer):
 
     def train(self, *arguments: Any, **settings: Any) -> Any:
         data: Any = self.train_dataset
+        if self.args.dataloader_drop_last and data is not None:
+            check_sizes(data if isinstance(data, Mapping) else {"train": data}, self.args)
         for name, loss in self._inner() if data is not None and self.is_world_process_zero() else ():
             each = data[name] if isinstance(data, Mapping) else data
             if getattr(loss, "reads", None) in (SCORED_PAIRS, COSINES):
@@ -202,6 +205,8 @@ class Trainer(SentenceTransformerTrainer):
         if vars(self.model).pop("_is_accelerate_prepared", False):  # prepared by evaluate(), without averaged gradients
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         result = super().train(*arguments, **settings)
+        if self.state.max_steps > 0 == self.state.global_step:
+            raise ValueError("nothing was trained: the stream has fewer rows than a batch of all processes")
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result
@@ -214,7 +219,11 @@ class Trainer(SentenceTransformerTrainer):
         return loader
 
     def get_eval_dataloader(self, *arguments: Any) -> Any:
-        return self._planning(super().get_eval_dataloader(*arguments))
+        drops, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False  # evaluate all rows
+        try:
+            return self._planning(super().get_eval_dataloader(*arguments))
+        finally:
+            self.args.dataloader_drop_last = drops
 
     def collect_features(self, inputs: dict[str, Any]) -> Any:
         return (inputs["plan"], None) if "plan" in inputs else columns_of(inputs)

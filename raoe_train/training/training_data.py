@@ -223,10 +223,11 @@ def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) ->
     return DatasetDict(kept)
 
 
-def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:
-    """Raise ValueError for a source with fewer rows than a batch, because training would not use it at all."""
+def check_sizes(datasets: Mapping[str, Any], args: Any) -> None:
+    """Raise ValueError for a dataset with fewer rows than a batch, because training would not use it at all."""
+    size, world = args.train_batch_size * args.world_size, args.world_size
     for name, dataset in datasets.items():
-        if len(dataset) < (size := batch_size * world):
+        if hasattr(dataset, "__len__") and len(dataset) < size:
             raise ValueError(
                 f"{name} has {len(dataset)} rows, fewer than a batch of {size} (for {world} processes), and "
                 "incomplete batches are dropped: lower training.per_device_train_batch_size"

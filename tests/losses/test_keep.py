@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from raoe_train import Trainer
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
+from raoe_train.losses import by_length
 from raoe_train.losses.by_length import ByLength, Keep, weight_for
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
@@ -103,3 +104,17 @@ def test_invalid_keep(tmp_path):
     with pytest.raises(ValueError, match="keep needs batches by length, but AdaptiveLayerLoss may need"):
         layers = theirs.AdaptiveLayerLoss(model, theirs.CoSENTLoss(model))
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=layers, keep=1)
+
+
+@pytest.mark.parametrize("cached", [{}, {"mini_batch_size": 2}])
+def test_repeated_forward_passes_do_not_count(monkeypatch, cached):
+    """A process with fewer runs than another one repeats a run, because DistributedDataParallel needs equal numbers."""
+    model = tiny_encoder()
+    keep = Keep(model, 3.0)
+    moved(model)
+    values = []
+    for more in (0, 2):
+        monkeypatch.setattr(by_length, "_most_forwards", lambda runs, layers, more=more: runs + more)
+        loss = ByLength(ours.CoSENTLoss(model, **cached), keep=keep)
+        values.append(loss([model.preprocess(SENTENCES[:5]), model.preprocess(SENTENCES[5:10])], torch.arange(5.0)))
+    assert values[0]["keep"] > 0.01 and float(values[1]["keep"]) == pytest.approx(float(values[0]["keep"]), abs=1e-12)

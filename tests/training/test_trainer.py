@@ -254,16 +254,18 @@ def train_in_a_group(rank: int, world: int, encoder: str, folder: str, at: str) 
     labelled = Dataset.from_dict({**texts, "label": [n % 3 for n in range(20)]})
     torch.manual_seed(rank)  # the classifiers of the processes differ until training starts
     losses = {"a": CoSENTLoss(model, scale=5.0, gather_across_devices=True), "b": SoftmaxLoss(model)}
-    args = arguments(Path(folder), per_device_train_batch_size=8 // world, optim="sgd", learning_rate=0.1,
+    sizes = {"per_device_train_batch_size": 8 // world, "per_device_eval_batch_size": 4 // world}
+    args = arguments(Path(folder), **sizes, optim="sgd", learning_rate=0.1,
                      lr_scheduler_type="constant", dataloader_drop_last=True)  # fmt: skip
     trainer = Trainer(model, args, data := {"a": scored, "b": labelled}, data, losses)
-    trainer.evaluate()  # accelerate prepares the model here, without DistributedDataParallel
+    before = trainer.evaluate()  # accelerate prepares the model here, without DistributedDataParallel
     trainer.train()
     stream = scored.with_format(None).to_iterable_dataset()
     args.max_steps = 2
     Trainer(model, args, stream, loss=losses["a"]).train()
     assert trainer.meter.left_out == 8 and trainer.args.per_device_train_batch_size == 8 // world
     weights = {f"{name}.{key}": value for name, loss in losses.items() for key, value in loss.state_dict().items()}
+    weights |= {"before": torch.tensor(before["eval_b_loss"])}
     torch.save(weights, f"{folder}/weights{world}-{rank}")
 
 
@@ -277,3 +279,19 @@ def test_a_group_of_processes_equals_one(tmp_path):
     assert any("classifier" in name for name in one)
     for other in others:
         torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "mapping", "stream"])
+def test_too_few_rows_for_a_batch_are_an_error(tmp_path, kind):
+    model = tiny_encoder(double=False)
+    texts = {"sentence1": SENTENCES[:5], "sentence2": SENTENCES[5:10]}
+    rows = Dataset.from_dict({**texts, "score": [0.1 * n for n in range(5)]})
+    data = {"dataset": rows, "mapping": {"b": rows}, "stream": rows.to_iterable_dataset()}[kind]
+    args = arguments(tmp_path, dataloader_drop_last=True, max_steps=2)
+    few = "has 5 rows, fewer than a batch of 8"
+    none = "nothing was trained: the stream has fewer rows than a batch"
+    problem = {"dataset": f"train {few}", "mapping": f"b {few}", "stream": none}[kind]
+    trainer = Trainer(model, args, data, rows, CoSENTLoss(model))
+    with pytest.raises(ValueError, match=problem):
+        trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0  # no row of an evaluation is left out
