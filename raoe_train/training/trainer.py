@@ -41,8 +41,9 @@ class Trainer(SentenceTransformerTrainer):
     Differences from the base class: The loss determines the collator. If `args` has no prompts, texts get the encoder's
     default prompt or, if the first column is a query (such as anchor or question), its query and document prompts.
     Batches are encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that
-    shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier). Weight decay skips
-    scalar parameters. The log is printed as lines, and trackers also get speed and scale.
+    shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), which stay equal in all
+    processes. Weight decay skips scalar parameters. Several processes split one batch, so all rows of a step come from
+    one dataset. Evaluation uses all rows. The log is printed as lines, and trackers also get speed and scale.
 
     Args:
         model: the encoder.
