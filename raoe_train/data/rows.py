@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import logging
 import os
 import random
 import re
@@ -24,6 +25,7 @@ from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import Table, Tally, by_column, read_table, to_table
 
+logger = logging.getLogger(__name__)
 ROLES = ("anchor", "positive", "negative", "neutral")
 CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, negative and neutral hypotheses
 ADVICE = """
@@ -101,6 +103,40 @@ def row_table(
     )
     table = to_table((dict(zip(names, each, strict=True)) for each in cells), dict.fromkeys(names, "string"))
     return table, counts | ({"texts": dict(texts)} if texts else {})
+
+
+def in_our_order(data: Any) -> Any:
+    """Order the columns of a dataset, or of {name: dataset}: anchor, positive, negatives, neutral. Turn rows
+    with lists of texts into plain rows. Renumber NLI labels, because a ClassLabel column may have another order."""
+    from datasets import Dataset, Features, Value
+    from pandas import DataFrame
+
+    if isinstance(data, Mapping):
+        for name, each in data.items():
+            if not isinstance(each, Dataset | DataFrame):
+                raise ValueError(f"dataset {name!r} must be a datasets.Dataset, got {type(each).__name__}: convert it, "
+                                 "or pass a single stream (datasets.interleave_datasets)")  # fmt: skip
+        kind: Any = type(data)  # a dict or a DatasetDict
+        return kind({name: in_our_order(each) for name, each in data.items()})
+    data = Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
+    if not (data is None or hasattr(data, "column_names")):
+        raise ValueError(f"data must be a datasets.Dataset, got {type(data).__name__}: use Dataset.from_list")
+    if {*LISTS} & {*(getattr(data, "column_names", None) or [])}:
+        data, counts = row_table(data)
+        logger.warning("rows of the dataset: %s", counts)
+    columns = getattr(data, "column_names", None) or []
+    first = [next((name for name in NAMES[role] if name in columns), None) for role in ("anchor", "positive")]
+    order = [*first, *sorted((name for name in columns if name not in first), key="neutral".__eq__)]
+    if None not in first and order != columns:
+        data = data.select_columns(order)
+    names = getattr((getattr(data, "features", None) or {}).get("label"), "names", [])
+    numbers = [NLI_LABELS.get(name.lower(), -1) for name in names]
+    if sorted(numbers) == numbers or min(numbers) < 0:
+        return data
+    whole: dict[str, Any] = {"features": Features({**data.features, "label": Value("int64")})}
+    whole |= {"keep_in_memory": True} if hasattr(data, "__len__") else {}
+    classes: dict[int | None, int | None] = {None: None, -1: -1, **dict(enumerate(numbers))}
+    return data.map(lambda row: {"label": classes[row["label"]]}, **whole)
 
 
 def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> bool:

@@ -12,13 +12,11 @@ import numpy as np
 
 from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
-from raoe_train.encoders.settings import CONDITIONAL, Encoder, Precision, identity
+from raoe_train.encoders.settings import CONDITIONAL, PROMPTS, Encoder, Precision, identity
 
 SORTED = 4096  # number of sentences that are tokenized and sorted by length together
 CHUNK = 1 << 24  # number of cosines in memory at a time, 64 MiB
 NONE = -1  # index of a missing neighbour
-# {kind of text: names that its prompt can have}, as in encode_query and encode_document of sentence-transformers
-PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 Embed = Callable[[Sequence[str]], np.ndarray]
 Neighbours = tuple[np.ndarray, np.ndarray]
 """(indices, cosines), [n, k] int64 and float32, the nearest first. Missing neighbours at the end are NONE and -inf."""

@@ -10,6 +10,8 @@ from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, 
 SCRATCH = "scratch"  # value of model.name for a new model
 WHERE_IT_RUNS = ("device", "device_map", "training_head")  # settings of a model that do not affect embeddings
 CONDITIONAL = "conditional"  # name of the prompt with {condition} in a model's `prompts`
+# {kind of text: names that its prompt can have}, as in encode_query and encode_document of sentence-transformers
+PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 Dtype = Literal["float32", "bfloat16", "float16"]
 Precision = Literal["float32", "int8", "ubinary"]
 Changes = TypedDict("Changes", {  # fields of Model, for type checkers  # noqa: UP013

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from datasets import Dataset, Features, Value
-from pandas import DataFrame
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from raoe_train.artifacts.writing import replacing
-from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS
-from raoe_train.data.rows import row_table
+from raoe_train.data.columns import NAMES
+from raoe_train.data.rows import in_our_order
 from raoe_train.encoders.embed import prompt_of
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default
@@ -29,7 +27,7 @@ from raoe_train.losses.gathering import share_parameter, world_size
 from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.reads import COSINES, SCORED_PAIRS
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
-from raoe_train.training.training_data import check_sizes
+from raoe_train.training.training_data import check_scores, check_sizes
 
 logger = logging.getLogger(__name__)
 READ_LATE = ("cuda",)  # devices whose loss is read one step later, so that the GPU does not wait for the host
@@ -41,9 +39,9 @@ class Trainer(SentenceTransformerTrainer):
     Differences from the base class: The loss determines the collator. If `args` has no prompts, texts get the encoder's
     default prompt or, if the first column is a query (such as anchor or question), its query and document prompts.
     Batches are encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that
-    shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), which stay equal in all
-    processes. Weight decay skips scalar parameters. Several processes split one batch, so all rows of a step come from
-    one dataset. Evaluation uses all rows. The log is printed as lines, and trackers also get speed and scale.
+    shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), which stay equal in
+    all processes. Weight decay skips scalar parameters. Several processes split one batch, so all rows of a step come
+    from one dataset. Evaluation uses all rows. The log is printed as lines, and trackers also get speed and scale.
 
     Args:
         model: the encoder.
@@ -91,7 +89,7 @@ class Trainer(SentenceTransformerTrainer):
                 raise ValueError(f"rt.Trainer needs a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed = by_length, packed
-        train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
+        train_dataset, eval_dataset = in_our_order(train_dataset), in_our_order(eval_dataset)
         self.keep = weight_for(train_dataset, keep)
         if (self.keep or packed is True) and not by_length:
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
@@ -179,7 +177,7 @@ class Trainer(SentenceTransformerTrainer):
         for name, loss in self._inner() if data is not None and self.is_world_process_zero() else ():
             each = data[name] if isinstance(data, Mapping) else data
             if getattr(loss, "reads", None) in (SCORED_PAIRS, COSINES):
-                _check_scores(name, loss, each)
+                check_scores(name, loss, each)
             if isinstance(loss, InBatchLoss):
                 size, world = self.args.train_batch_size, world_size() if loss.gather_across_devices else 1
                 columns = {*(each.column_names or [])}
@@ -322,37 +320,6 @@ class Trainer(SentenceTransformerTrainer):
         }
 
 
-def _in_our_order(data: Any) -> Any:
-    """Order the columns of a dataset, or of {name: dataset}: anchor, positive, negatives, neutral. Turn rows
-    with lists of texts into plain rows. Renumber NLI labels, because a ClassLabel column may have another order."""
-    if isinstance(data, Mapping):
-        for name, each in data.items():
-            if not isinstance(each, Dataset | DataFrame):
-                raise ValueError(f"dataset {name!r} must be a datasets.Dataset, got {type(each).__name__}: convert it, "
-                                 "or pass a single stream (datasets.interleave_datasets)")  # fmt: skip
-        kind: Any = type(data)  # a dict or a DatasetDict
-        return kind({name: _in_our_order(each) for name, each in data.items()})
-    data = Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
-    if not (data is None or hasattr(data, "column_names")):
-        raise ValueError(f"data must be a datasets.Dataset, got {type(data).__name__}: use Dataset.from_list")
-    if {*LISTS} & {*(getattr(data, "column_names", None) or [])}:
-        data, counts = row_table(data)
-        logger.warning("rows of the dataset: %s", counts)
-    columns = getattr(data, "column_names", None) or []
-    first = [next((name for name in NAMES[role] if name in columns), None) for role in ("anchor", "positive")]
-    order = [*first, *sorted((name for name in columns if name not in first), key="neutral".__eq__)]
-    if None not in first and order != columns:
-        data = data.select_columns(order)
-    names = getattr((getattr(data, "features", None) or {}).get("label"), "names", [])
-    numbers = [NLI_LABELS.get(name.lower(), -1) for name in names]
-    if sorted(numbers) == numbers or min(numbers) < 0:
-        return data
-    whole: dict[str, Any] = {"features": Features({**data.features, "label": Value("int64")})}
-    whole |= {"keep_in_memory": True} if hasattr(data, "__len__") else {}
-    classes: dict[int | None, int | None] = {None: None, -1: -1, **dict(enumerate(numbers))}
-    return data.map(lambda row: {"label": classes[row["label"]]}, **whole)
-
-
 def _check_prompts(prompts: Any, *data: Any) -> None:
     """Raise ValueError for prompts of columns or datasets that do not exist."""
     names = {name for each in data if isinstance(each, Mapping) for name in each}
@@ -362,15 +329,6 @@ def _check_prompts(prompts: Any, *data: Any) -> None:
     for each in mappings:
         if unknown := {*each} - columns - names:
             raise ValueError(f"prompts: {min(unknown)!r} is no column or dataset; use {', '.join(names | columns)}")
-
-
-def _check_scores(name: str, loss: Any, data: Any) -> None:
-    """Raise ValueError if a loss would read NLI labels as scores, because a column label without a score has scores."""
-    kind = str(getattr((data.features or {}).get("label"), "dtype", ""))
-    is_read = isinstance(data, Dataset) and "score" not in data.column_names and kind.startswith(("int", "uint"))
-    if is_read and max(filter(None, data.unique("label")), default=0) > 1:
-        advice = "add a column score (larger = more similar), such as 1 - label / 2, or rename label to score"
-        raise ValueError(f"{name}: {type(loss).__name__} would read labels (0 = most similar) as scores: {advice}")
 
 
 def _find_best(folder: Path) -> None:

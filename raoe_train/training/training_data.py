@@ -186,6 +186,15 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[
     return DatasetDict({**datasets, name: train}), dataset.select(sorted(dev_rows))
 
 
+def check_scores(name: str, loss: Any, data: Any) -> None:
+    """Raise ValueError if a loss would read NLI labels as scores, because a column label without a score has scores."""
+    kind = str(getattr((data.features or {}).get("label"), "dtype", ""))
+    is_read = isinstance(data, Dataset) and "score" not in data.column_names and kind.startswith(("int", "uint"))
+    if is_read and max(filter(None, data.unique("label")), default=0) > 1:
+        advice = "add a column score (larger = more similar), such as 1 - label / 2, or rename label to score"
+        raise ValueError(f"{name}: {type(loss).__name__} would read labels (0 = most similar) as scores: {advice}")
+
+
 def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
     """Create a batch sampler over `rows` random rows, which are redrawn in each epoch. They depend only on the seed and
     the epoch, so a resumed run draws the same rows."""

@@ -11,7 +11,7 @@ from importlinter.cli import lint_imports
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included. One bound for all rooms, with room for a feature: exact ones reward dense code.
-MOST = {"raoe_train": 12_168, "tests": 21_950}
+MOST = {"raoe_train": 12_171, "tests": 21_950}
 LONGEST = 400  # lines of a file
 
 
