@@ -11,8 +11,9 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
+from raoe_train.jobs import train as job
 from raoe_train.training.training_data import hold_out
-from tests.tiny import SENTENCES
+from tests.tiny import SENTENCES, load
 
 
 def pairs(path: Path, rows: int = 60, **columns: Any) -> str:
@@ -111,3 +112,12 @@ def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):
     columns = {"sentence1": ["a"] * 10 + ["b"] * 10, "sentence2": [*map(str, range(20))], "score": [*range(20)]}
     rest, dev = hold_out({"train": Dataset.from_dict(columns)}, 0.9, 42)
     assert len(rest["train"]) == len(dev) == 10  # at least one is left for training
+
+
+@pytest.mark.parametrize("rows", [{"sentence1": "a", "sentence2": "b", "score": 1}, {"query": "a", "passage": "b"}])
+def test_several_processes_compare_all_of_their_rows(tmp_path, monkeypatch, rows):
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows) + "\n")
+    config = load("train", "adapt", {"data.train": [str(tmp_path / "a.jsonl")]})
+    for world in (1, 2):
+        monkeypatch.setattr(job, "rank_and_world", lambda world=world: (0, world))
+        assert job.by_data(config).loss.init_args["gather_across_devices"] == (world > 1)
