@@ -79,10 +79,9 @@ def apply_template(model: Any, template: str) -> None:
     model[0]._prompt_length_mapping.clear()
     # encode_query and encode_document use other prompts, which also need the prefix
     replaced = (None, "", model.prompts.get("default"))
-    of_texts = {"default", *(name for names in PROMPTS.values() for name in names)}
-    prompts = model.prompts.items()
-    changed = {name: prefix for name, prompt in prompts if name in of_texts or prompt in replaced}
-    model.prompts = {**model.prompts, **changed, "default": prefix}
+    of_texts = (*PROMPTS["query"], *PROMPTS["document"])
+    changed = [name for name, prompt in model.prompts.items() if name in of_texts or prompt in replaced]
+    model.prompts = {**model.prompts, **dict.fromkeys([*changed, "default"], prefix)}
     model.default_prompt_name = "default"
 
 

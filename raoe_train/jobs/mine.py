@@ -181,10 +181,12 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
     if finished := output.finished(say=True):
         return finished
     random.seed(mining.seed)
-    passages = {*corpus}  # a query that is a passage, too, is a positive of itself here, so that it is no negative
-    known = [*pairs, *((query, query) for query in dict.fromkeys(table["anchor"][:]) if query in passages)]
+    # sentence-transformers masks only positives, so a query that is also a passage counts as its own positive
+    passages = {*corpus}
+    own = {query: query for query, _ in pairs if query in passages}
+    anchors, positives = zip(*pairs, *own.items(), strict=True)
     lists = mine_hard_negatives(
-        Dataset.from_dict(dict(zip(("anchor", "positive"), zip(*known, strict=True), strict=True))),
+        Dataset.from_dict({"anchor": anchors, "positive": positives}),
         _Resumable(model, model.cache or output.parts),  # type: ignore[arg-type]
         corpus=corpus,
         output_format="labeled-list",  # [positive, negatives …], the only row format that allows fewer negatives

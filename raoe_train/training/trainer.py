@@ -141,10 +141,10 @@ class Trainer(SentenceTransformerTrainer):
         inner = loss.loss if isinstance(loss, ByLength) else loss
         if world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
             encoder = {*map(id, model.parameters())}
-            for _, part in losses_in(inner):
-                for parameter in part.parameters(recurse=False):
-                    if parameter.requires_grad and id(parameter) not in encoder:
-                        share_parameter(parameter)
+            own = [each for _, part in losses_in(inner) for each in part.parameters(recurse=False)]
+            for parameter in own:
+                if parameter.requires_grad and id(parameter) not in encoder:
+                    share_parameter(parameter)
         problem = misfit(inner)
         if self.by_length and not problem:
             regularizer = Keep(model, self.keep) if self.keep else None
@@ -228,8 +228,7 @@ class Trainer(SentenceTransformerTrainer):
         return (inputs["plan"], None) if "plan" in inputs else columns_of(inputs)
 
     def get_train_dataloader(self) -> Any:
-        # Draw one batch for all processes together, and split it. If each process drew its own batch, a step could mix
-        # datasets whose scores are not comparable, and its rows would depend on the number of processes.
+        # Split one batch among the processes. If each drew its own batch, a step could mix datasets with other scores.
         args, splitting = self.args, self.accelerator.dataloader_config
         size, split = args.per_device_train_batch_size, splitting.split_batches
         try:
