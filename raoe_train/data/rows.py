@@ -105,38 +105,57 @@ def row_table(
     return table, counts | ({"texts": dict(texts)} if texts else {})
 
 
-def in_our_order(data: Any) -> Any:
-    """Order the columns of a dataset, or of {name: dataset}: anchor, positive, negatives, neutral. Turn rows
-    with lists of texts into plain rows. Renumber NLI labels, because a ClassLabel column may have another order."""
+def columns_in_order(data: Any) -> list[str]:
+    """Return the names of a dataset's columns, as its own transform (set_transform) returns them."""
+    has_transform = getattr(data, "format", {}).get("type") == "custom" and len(data)
+    names = [*data[:1]] if has_transform else getattr(data, "column_names", None) or []
+    return [name for name in names if name != "dataset_name"]  # which sentence-transformers adds
+
+
+def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
+    """Return a dataset as a loss reads it. Rows with lists of texts become plain rows. `by_name` orders the columns of
+    rows: anchor, positive, negatives, neutral. `classes` renumbers NLI labels, because a ClassLabel column may have
+    another order. `name` is the dataset's name in error messages."""
     from datasets import Dataset, Features, Value
     from pandas import DataFrame
 
-    if isinstance(data, Mapping):
-        for name, each in data.items():
-            if not isinstance(each, Dataset | DataFrame):
-                raise ValueError(f"dataset {name!r} must be a datasets.Dataset, got {type(each).__name__}: convert it, "
-                                 "or pass a single stream (datasets.interleave_datasets)")  # fmt: skip
-        kind: Any = type(data)  # a dict or a DatasetDict
-        return kind({name: in_our_order(each) for name, each in data.items()})
     data = Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
-    if not (data is None or hasattr(data, "column_names")):
-        raise ValueError(f"data must be a datasets.Dataset, got {type(data).__name__}: use Dataset.from_list")
-    if {*LISTS} & {*(getattr(data, "column_names", None) or [])}:
+    if getattr(data, "column_names", None) is None:
+        advice = "give the stream features" if hasattr(data, "column_names") else "use Dataset.from_list"
+        raise ValueError(f"{name!r} must be a datasets.Dataset with columns, got {type(data).__name__}: {advice}")
+    features = data.features or {}
+    if any(not isinstance(features[each], Value) for each in LISTS if each in features):
         data, counts = row_table(data)
-        logger.warning("rows of the dataset: %s", counts)
-    columns = getattr(data, "column_names", None) or []
-    first = [next((name for name in NAMES[role] if name in columns), None) for role in ("anchor", "positive")]
-    order = [*first, *sorted((name for name in columns if name not in first), key="neutral".__eq__)]
-    if None not in first and order != columns:
-        data = data.select_columns(order)
-    names = getattr((getattr(data, "features", None) or {}).get("label"), "names", [])
-    numbers = [NLI_LABELS.get(name.lower(), -1) for name in names]
-    if sorted(numbers) == numbers or min(numbers) < 0:
-        return data
-    whole: dict[str, Any] = {"features": Features({**data.features, "label": Value("int64")})}
-    whole |= {"keep_in_memory": True} if hasattr(data, "__len__") else {}
-    classes: dict[int | None, int | None] = {None: None, -1: -1, **dict(enumerate(numbers))}
-    return data.map(lambda row: {"label": classes[row["label"]]}, **whole)
+        logger.warning("rows of %s: %s", name, counts)
+    columns, order = columns_in_order(data), columns_in_order(data)
+    first = [next((each for each in NAMES[role] if each in columns), None) for role in ("anchor", "positive")]
+    if by_name and None not in first:
+        order = [*first, *sorted((each for each in columns if each not in first), key="neutral".__eq__)]  # type: ignore
+    numbers = [NLI_LABELS.get(each.lower(), -1) for each in getattr(features.get("label"), "names", [])]
+    renumbers = classes and sorted(numbers) != numbers and min(numbers) >= 0
+    transform = _transform_of(data)
+    if transform and (renumbers or order != columns):
+        data = data.with_format(None)
+    if renumbers:
+        whole: dict[str, Any] = {"features": Features({**data.features, "label": Value("int64")})}
+        whole |= {"keep_in_memory": True} if hasattr(data, "__len__") else {}
+        of_class: dict[int | None, int | None] = {None: None, -1: -1, **dict(enumerate(numbers))}
+        data = data.map(lambda row: {"label": of_class[row["label"]]}, **whole)
+    if transform and (renumbers or order != columns):
+        return data.with_transform(lambda rows: {each: row[each] for row in [transform(rows)] for each in order})
+    return data.select_columns(order) if order != columns else data
+
+
+def columns_in_order(data: Any) -> list[str]:
+    """Return the names of a dataset's columns, as its transform (set_transform) returns them."""
+    own: Any = getattr(data, "column_names", None) or getattr(data, "columns", [])  # of a DataFrame
+    names = [*data[:1]] if _transform_of(data) and len(data) else own
+    return [name for name in names if name != "dataset_name"]  # which sentence-transformers adds
+
+
+def _transform_of(data: Any) -> Any:
+    form = getattr(data, "format", {"type": None})
+    return form["format_kwargs"]["transform"] if form["type"] == "custom" else None
 
 
 def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> bool:
@@ -175,9 +194,10 @@ def _is_relevant(column: str, value: Any) -> bool:
 
 def _parse_texts(column: str, value: Any) -> list[str]:
     """Return the texts in a cell, which holds a list or a single text. Return [] for an empty single text."""
-    if value is None or (value == "" and column not in LISTS):
+    if value is None or value == "":
         return []
-    if column not in LISTS:
+    is_list = column in LISTS and not (isinstance(value, str) and not re.fullmatch(r"\[.*\]", value, re.DOTALL))
+    if not is_list:
         return [parse_sentence(column, value)]
     if not isinstance(value, list):
         raise RowProblem(f"{column} is {value!r}, not a list of texts")

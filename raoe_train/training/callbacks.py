@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from raoe_train.encoders.lengths import texts_of
 from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
@@ -119,19 +119,30 @@ class Meter(TrainerCallback):
         }
 
 
-class Bar(ProgressCallback):
-    """Progress bar of transformers without log lines, which LogLines prints."""
-
-    on_log: Any = TrainerCallback.on_log
-
-
-class LogLines(TrainerCallback):
-    """Prints a line for every logged step and evaluation, with the remaining time."""
+class LogLines(ProgressCallback, PrinterCallback):
+    """Prints a line for every logged step and evaluation, with the remaining time. On a terminal, also shows the progress
+    bar of transformers. Replaces both base classes, so remove_callback(ProgressCallback) removes it."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.started, self.first = time.monotonic(), state.global_step
+        if shows_bar(args):
+            super().on_train_begin(args, state, control, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any) -> None:
+        if shows_bar(args):
+            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_train_end(args, state, control, **kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if args.disable_tqdm:
+            logs.pop("total_flos", None)  # as PrinterCallback does
         if not state.is_world_process_zero or not logs:
             return
         if "loss" in logs:
@@ -153,6 +164,10 @@ class LogLines(TrainerCallback):
                 print(f"step {state.global_step}/{state.max_steps}  {'  '.join(cells)}", flush=True)
 
 
+def shows_bar(args: Any) -> bool:
+    return sys.stderr.isatty() and not args.disable_tqdm
+
+
 class LogFile(TrainerCallback):
     """Writes the trainer's log as JSON lines. When a run resumes, the lines after its checkpoint are removed."""
 
@@ -171,7 +186,10 @@ class LogFile(TrainerCallback):
 
 def _line(entry: dict[str, Any]) -> str:
     # leave out train_loss: in a resumed run, transformers divides the losses since the resume by all steps
-    return json.dumps({key: value for key, value in entry.items() if key != "train_loss"}) + "\n"
+    kept = {key: value for key, value in entry.items() if key != "train_loss"}
+    # leave out values that are always 0: rows per second of an evaluator, and operations (flos)
+    kept = {key: value for key, value in kept.items() if value or not key.endswith(("_per_second", "_flos"))}
+    return json.dumps(kept) + "\n"
 
 
 class Interruption(TrainerCallback):

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_pt_utils import find_batch_size
 
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import NAMES
-from raoe_train.data.rows import in_our_order
+from raoe_train.data.rows import columns_in_order, in_our_order
 from raoe_train.encoders.embed import prompt_of
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default
@@ -25,11 +27,12 @@ from raoe_train.losses.by_length import ByLength, Keep, innermost, misfit, weigh
 from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
 from raoe_train.losses.gathering import share_parameter, world_size
 from raoe_train.losses.in_batch import InBatchLoss
-from raoe_train.losses.reads import COSINES, SCORED_PAIRS
-from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
+from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
+from raoe_train.training.callbacks import LEFT, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 from raoe_train.training.training_data import check_scores, check_sizes
 
 logger = logging.getLogger(__name__)
+READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction_step")  # methods that get a batch
 READ_LATE = ("cuda",)  # devices whose loss is read one step later, so that the GPU does not wait for the host
 
 
@@ -78,21 +81,19 @@ class Trainer(SentenceTransformerTrainer):
         loss: Any = None,
         evaluator: Any = None,
         data_collator: Any = None,
-        *,
+        *others: Any,
         by_length: bool = True,
         packed: bool | Literal["auto"] = "auto",
         keep: float | Literal["auto"] = 0.0,
-        **others: Any,
+        **settings: Any,
     ) -> None:
         for value, kind in ((model, torch.nn.Module), (args, SentenceTransformerTrainingArguments)):
             if not isinstance(value, kind | None):
                 raise ValueError(f"rt.Trainer needs a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed = by_length, packed
-        train_dataset, eval_dataset = in_our_order(train_dataset), in_our_order(eval_dataset)
-        self.keep = weight_for(train_dataset, keep)
-        if (self.keep or packed is True) and not by_length:
-            raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
+        if (keep or packed is True) and not by_length:
+            raise ValueError(f"{'keep' if keep else 'packed'} needs batches by length: remove by_length=False")
         self.batch: Any = None  # batch of the current or last step
         self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss is still unread
         if args.auto_find_batch_size:
@@ -100,7 +101,16 @@ class Trainer(SentenceTransformerTrainer):
         if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
             losses = " or ".join(f"eval_{name}_loss" for name in eval_dataset)
             raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
-        super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
+        super().__init__(
+            model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **settings
+        )
+        self.keep = weight_for(self.train_dataset, keep)
+        overridden = [name for name in READ_BATCHES if getattr(type(self), name) is not getattr(Trainer, name)]
+        if self.keep and overridden:
+            raise ValueError(f"{type(self).__name__} overrides {overridden[0]}, which would leave out the part of keep")
+        self.plans = not overridden
+        self.wrapped = dict[Any, Any]()  # {loss: ByLength around it, or the loss if ByLength cannot wrap it}
+        self.computed_loss()
         if self.accelerator.dispatch_batches is None:  # streams: rank 0 would collate for all, with unequal lengths
             self.accelerator.dataloader_config.dispatch_batches = False
         check_vocabulary(self.model)
@@ -112,8 +122,6 @@ class Trainer(SentenceTransformerTrainer):
                            "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
         if isinstance(args.prompts, Mapping):
             _check_prompts(args.prompts, self.train_dataset, self.eval_dataset)
-        if args.prompts is None:
-            args.prompts = _own_prompts(self.model, train_dataset)  # the collator reads prompts only from args
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
@@ -125,29 +133,35 @@ class Trainer(SentenceTransformerTrainer):
         if own:
             self.remove_callback(own[-1])
             self.add_callback(LogLines())
-            if isinstance(own[-1], ProgressCallback) and sys.stderr.isatty():
-                self.add_callback(Bar())
-
-    def log(self, logs: dict[str, float], *arguments: Any) -> None:
-        # leave out values that are always 0: rows per second of an evaluator, and operations (flos)
-        counted = {name: value for name, value in logs.items() if value or not name.endswith(("_per_second", "_flos"))}
-        super().log(counted, *arguments)
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
-        """Create the loss if it is a function of the model, and wrap it in ByLength if it fits."""
+        """Create the loss if it is a function of the model, and average its own gradients over processes."""
         if isinstance(loss, str):
             raise ValueError(f"loss must be a loss, not its name: pass rt.losses.{loss}(model)")
         loss = super().prepare_loss(loss, model)
-        inner = loss.loss if isinstance(loss, ByLength) else loss
+        loss = loss.loss if isinstance(loss, ByLength) else loss
         if world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
             encoder = {*map(id, model.parameters())}
-            own = [each for _, part in losses_in(inner) for each in part.parameters(recurse=False)]
+            own = [each for _, part in losses_in(loss) for each in part.parameters(recurse=False)]
             for parameter in own:
                 if parameter.requires_grad and id(parameter) not in encoder:
                     share_parameter(parameter)
+        return loss
+
+    def computed_loss(self) -> Any:
+        """Return `loss`, which may be a mapping, with ByLength around each loss that it supports."""
+        for loss in self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]:
+            if loss not in self.wrapped:
+                self.wrapped[loss] = self.wrap_loss(loss)
+        if isinstance(self.loss, Mapping):
+            return {name: self.wrapped[loss] for name, loss in self.loss.items()}
+        return self.wrapped[self.loss]
+
+    def wrap_loss(self, inner: Any) -> Any:
+        """Return ByLength around a loss, or the loss itself if ByLength cannot wrap it."""
         problem = misfit(inner)
         if self.by_length and not problem:
-            regularizer = Keep(model, self.keep) if self.keep else None
+            regularizer = Keep(self.model, self.keep) if self.keep else None
             packed = self.packed
             if packed == "auto":
                 packed = self.args.n_gpu == 1 and is_default(self.args.device)
@@ -161,12 +175,39 @@ class Trainer(SentenceTransformerTrainer):
             raise ValueError(f"keep needs batches by length, but {problem}")
         if self.by_length:
             logger.warning("batches stay padded: %s", problem)
-        return loss
+        return inner
+
+    def compute_loss(self, *arguments: Any, **settings: Any) -> Any:
+        # `loss` stays the user's loss, with its attributes; only here is it computed by length
+        own, self.loss = self.loss, self.computed_loss()
+        try:
+            return super().compute_loss(*arguments, **settings)
+        finally:
+            self.loss = own
+
+    def preprocess_dataset(self, dataset: Any = None, dataset_name: str | None = None) -> Any:
+        if hasattr(dataset, "_sentence_transformers_preprocessed"):
+            return dataset
+        dataset = self._in_order(dataset, dataset_name)
+        if dataset_name == "train" and self.args.prompts is None:
+            self.args.prompts = _own_prompts(self.model, dataset)  # the collator reads prompts only from args
+        return super().preprocess_dataset(dataset, dataset_name)
+
+    def _in_order(self, data: Any, name: str | None) -> Any:
+        """Return a dataset, or {name: dataset}, as its loss reads it. Losses of raoe find columns by name, all others by
+        position. Losses of NLI classes get raoe's numbers of the classes."""
+        if isinstance(data, Mapping):
+            return DatasetDict({key: self._in_order(each, key) for key, each in data.items()})
+        loss = self.loss.get(name) if isinstance(self.loss, Mapping) else self.loss
+        reads = getattr(innermost(loss), "reads", None)
+        result = in_our_order(data, name or "", by_name=reads is not None, classes=reads in (SCORED_PAIRS, CLASSES))
+        if (order := columns_in_order(result)) != columns_in_order(data) and self.is_world_process_zero():
+            print(f"{name}: columns are read by name, in this order: {', '.join(order)}")
+        return result
 
     def add_model_card_callback(self, *arguments: Any) -> None:
         data: Any = self.train_dataset, self.eval_dataset
-        views = (each.with_transform(_without_gaps) if hasattr(each, "with_transform") else each for each in data)
-        self.train_dataset, self.eval_dataset = views  # the card's statistics read all texts, without None
+        self.train_dataset, self.eval_dataset = map(_without_gaps, data)  # the card's statistics read all texts, without None
         super().add_model_card_callback(*arguments)
         self.train_dataset, self.eval_dataset = data
 
@@ -210,19 +251,20 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result
 
-    def _planning(self, loader: Any) -> Any:
-        """Make a DataLoader plan its batches, unless accelerate splits each batch among processes after loading."""
-        if type(loader).__name__ != "DataLoaderDispatcher":
-            inner = getattr(loader, "base_dataloader", loader)  # accelerate's wrapper reads an inner DataLoader
-            inner.collate_fn = PlanningCollator(inner.collate_fn, self.loss)
-        return loader
-
-    def get_eval_dataloader(self, *arguments: Any) -> Any:
+    def _build_dataloader(self, dataset: Any, batch_size: int, dataset_kind: str) -> Any:
+        """Build a DataLoader, which plans its batches unless accelerate splits each of them among processes later."""
         drops, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False  # evaluate all rows
         try:
-            return self._planning(super().get_eval_dataloader(*arguments))
+            if dataset_kind == "train":
+                self.args.dataloader_drop_last = drops
+            elif dataset_kind == "test":  # of predict(), which does not preprocess it
+                dataset = self.preprocess_dataset(dataset, dataset_kind)
+            loader = super()._build_dataloader(dataset, batch_size, dataset_kind)
         finally:
             self.args.dataloader_drop_last = drops
+        if self.plans and not self.accelerator.dispatch_batches:
+            loader.collate_fn = PlanningCollator(loader.collate_fn, self.computed_loss())
+        return loader
 
     def collect_features(self, inputs: dict[str, Any]) -> Any:
         return (inputs["plan"], None) if "plan" in inputs else columns_of(inputs)
@@ -234,7 +276,7 @@ class Trainer(SentenceTransformerTrainer):
         try:
             if not split:
                 args.per_device_train_batch_size, splitting.split_batches = size * args.world_size, True
-            loader = self._planning(super().get_train_dataloader())
+            loader: Any = super().get_train_dataloader()
         finally:
             args.per_device_train_batch_size, splitting.split_batches = size, split
         shard: Any = getattr(loader, "batch_sampler", None)
@@ -270,6 +312,12 @@ class Trainer(SentenceTransformerTrainer):
                 raise not_finite(self, step - 1, f"{LEFT} ({problem} after it)", before)
             raise not_finite(self, step, problem, self.batch)
         return loss
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
+        state = self.accelerator.gradient_state
+        if state.end_of_dataloader and state.remainder == -1:  # of a stream, whose last batch may be smaller
+            state.active_dataloader.remainder = find_batch_size(inputs) * world_size()
+        return super().prediction_step(model, inputs, *arguments, **settings)
 
     def check_late(self) -> None:
         """Raise FloatingPointError if the last step's loss has not been read yet and is not finite."""
@@ -309,7 +357,7 @@ class Trainer(SentenceTransformerTrainer):
     def _loss_state(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers of the losses without those of encoders. state_dict() would include the
         encoders and, if they are sharded, gather all of their weights."""
-        losses = self.loss if isinstance(self.loss, Mapping) else {"": self.loss}
+        losses = self.loss if isinstance(self.loss, Mapping) else {"loss": self.loss}
         return {
             f"{name}.{where}{key}": value.detach()
             for name, loss in losses.items()
@@ -320,14 +368,14 @@ class Trainer(SentenceTransformerTrainer):
 
 
 def _check_prompts(prompts: Any, *data: Any) -> None:
-    """Raise ValueError for prompts of columns or datasets that do not exist."""
+    """Warn about prompts of columns or datasets that do not exist."""
     names = {name for each in data if isinstance(each, Mapping) for name in each}
     tables = [table for each in data for table in (each.values() if isinstance(each, Mapping) else [each])]
-    columns = {name for table in tables for name in getattr(table, "column_names", None) or []}
-    mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if columns else []
-    for each in mappings:
-        if unknown := {*each} - columns - names:
-            raise ValueError(f"prompts: {min(unknown)!r} is no column or dataset; use {', '.join(names | columns)}")
+    known = names | {name for table in tables if table is not None for name in columns_in_order(table)}
+    mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if known else []
+    if unknown := sorted({name for each in mappings for name in each} - known):
+        listed = ", ".join(sorted(known))
+        logger.warning("prompts: %r is no column or dataset (%s), so its prompt is not used", unknown[0], listed)
 
 
 def _find_best(folder: Path) -> None:
@@ -349,7 +397,7 @@ def _own_prompts(model: Any, data: Any) -> Any:
         different = [each for each in own.values() if each != next(iter(own.values()))]
         return own if different else next(iter(own.values()), None)
     query, document = prompt_of(model, "query"), prompt_of(model, "document")
-    first, *others = getattr(data, "column_names", None) or [""]
+    first, *others = columns_in_order(data) or [""]
     default = model.prompts.get(model.default_prompt_name)
     if query == document:
         if default:
@@ -363,9 +411,19 @@ def _own_prompts(model: Any, data: Any) -> Any:
     return {first: query or "", **dict.fromkeys(others, document or "")}
 
 
-def _without_gaps(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    fills = {name: math.nan if name in ("score", "label") else "" for name in rows}
-    return {name: [fills[name] if value is None else value for value in column] for name, column in rows.items()}
+def _without_gaps(data: Any) -> Any:
+    """Return a view of a Dataset or DatasetDict that has no missing values, after the dataset's own transform."""
+    if isinstance(data, Mapping):
+        return DatasetDict({name: _without_gaps(each) for name, each in data.items()})
+    if not isinstance(data, Dataset):
+        return data
+    transform = data.format["format_kwargs"].get("transform", dict)
+
+    def filled(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        fills = {name: math.nan if name in ("score", "label") else "" for name in rows}
+        return {n: [fills[n] if value is None else value for value in column] for n, column in transform(rows).items()}
+
+    return data.with_transform(filled)
 
 
 def _collator(losses: list[Any]) -> Any:

@@ -228,7 +228,7 @@ def test_texts_that_are_left_out(tmp_path, rows, expected, texts):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"query": "q", "pos": "p"}, "pos is 'p', not a list of texts"),
+        ({"query": "q", "pos": "[p, r]"}, r"pos is .\[p, r\]., not a list of texts"),
         ({"query": ["q"], "pos": ["p"]}, r"query is \['q'\], not a string"),
         ({"query": "q", "pos": ["p", ""]}, "text 2 of pos is empty"),
         ({"query": "q", "positive_passages": [{"title": "t"}]}, "text 1 of positive_passages is None, not a string"),

@@ -89,7 +89,7 @@ def test_a_weight_by_the_scores(tmp_path, capsys):
     model, arguments = tiny_encoder(), SentenceTransformerTrainingArguments(str(tmp_path))
     pairs = Dataset.from_dict({"sentence1": SENTENCES[:4], "sentence2": SENTENCES[4:8], "score": [0.0, 1.0, 0.0, 1.0]})
     trainer = Trainer(model, arguments, pairs, loss=theirs.CoSENTLoss(model), keep="auto")
-    assert trainer.keep == trainer.loss.keep.weight == 0.3
+    assert trainer.keep == trainer.computed_loss().keep.weight == 0.3
 
 
 def test_invalid_keep(tmp_path):

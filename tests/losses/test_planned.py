@@ -86,7 +86,7 @@ def test_workers_plan_the_same_batches(tmp_path, settings):
         args = arguments(tmp_path, max_steps=4, dataloader_num_workers=workers or 0, eval_strategy="epoch")
         trainer = rt.Trainer(model, args, data, data, loss=ours.CoSENTLoss(model), **settings)
         if workers is None:
-            trainer._planning = lambda loader: loader
+            trainer.plans = False
         for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
             assert ("plan" in next(iter(loader))) == (workers is not None)
         trainer.train()

@@ -1,20 +1,17 @@
-"""Replaces sentence-transformers' losses of pairs and of in-batch negatives by ours, and its tests' encoder from a hub
-by a small one."""
+"""Replaces sentence-transformers' losses of pairs and of in-batch negatives by ours."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from string import ascii_lowercase
 from typing import Any
 
 import pytest
 import sentence_transformers.sentence_transformer.losses as theirs
 import torch
 from sentence_transformers import util
+from small_models import encoder, pytest_fixture_setup  # noqa: F401  (a hook of this plugin, too)
 
-from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.losses import AnglELoss, CoSENTLoss, GISTLoss, InfoNCELoss
 
 # Tests of their internals, by a part of the name.
@@ -86,27 +83,6 @@ ours["CachedMultipleNegativesSymmetricRankingLoss"] = functools.partial(
 for name, loss in ours.items():
     assert hasattr(theirs, name)
     setattr(theirs, name, loss)
-
-
-@functools.cache
-def encoder() -> Any:
-    """A BERT with two layers, 128 dimensions and random weights, like their tiny one."""
-    scratch = Scratch(vocab_size=90, hidden_size=128, layers=2, heads=2, intermediate_size=256, dropout=0.1)
-    words = [
-        "anchor positive negative short text sentence another final weather car train sunny day work",
-        *ascii_lowercase,
-    ]
-    made = load_encoder(Model(name="scratch", device="cpu", max_seq_length=64, scratch=scratch), sentences=words)
-    return made.eval()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(fixturedef: Any, request: Any) -> Any:
-    if fixturedef.argname != "_stsb_bert_tiny_model":
-        return None
-    made = copy.deepcopy(encoder())
-    fixturedef.cached_result = (made, fixturedef.cache_key(request), None)
-    return made
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:

@@ -353,14 +353,16 @@ def test_a_loss_that_is_always_zero_is_said(tmp_path, caplog, name):
     ("prompts", "named"),
     [({"anchr": "q: "}, "anchr"), ({"a": {"anchr": "q: "}}, "anchr"), ({"b": "q: "}, "'b'"), ({"b": {"x": ""}}, "'b'")],
 )
-def test_prompts_of_no_column_are_errors(tmp_path, prompts, named):
+def test_prompts_of_no_column_are_named(tmp_path, caplog, prompts, named):
     model, data = tiny_encoder(double=False), DatasetDict(a=Dataset.from_dict(MANY))
     arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, prompts=prompts)
-    with pytest.raises(ValueError, match=named):
-        rt.Trainer(model, arguments, data, loss=rt.losses.InfoNCELoss(model))
+    rt.Trainer(model, arguments, data, loss=rt.losses.InfoNCELoss(model))
+    assert named in caplog.text and "is no column or dataset (a, anchor, positive)" in caplog.text
+    caplog.clear()
     for good in ({"anchor": "q: "}, {"a": {"positive": "d: "}}, "q: "):
         arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, prompts=good)
         rt.Trainer(model, arguments, DatasetDict(a=Dataset.from_dict(MANY)), loss=rt.losses.InfoNCELoss(model))
+        assert "no column" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["RAOE_KERNEL_BACKEND", "RAOE_KERNELS_BACKND", "RAOE_BACKEND"])
@@ -415,24 +417,13 @@ def test_a_failed_run_leaves_only_work(tmp_path, monkeypatch, changes, training,
     assert (tmp_path / "out").exists() == stays
 
 
-@pytest.mark.parametrize("way", ["recipe", "evaluator", "dataset"])
-def test_logs_have_no_rates_of_nothing(tmp_path, monkeypatch, way):
-    if way == "recipe":
-        rt.train("raoe-s1", **settings(tmp_path))
-        log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    else:
-        model, rows = tiny_encoder(double=False), Dataset.from_dict(MANY)
-        arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_steps=2,
-                                                         eval_steps=1, eval_strategy="steps")  # fmt: skip
-        evaluator = EmbeddingSimilarityEvaluator(SENTENCES, SENTENCES[::-1], [*range(11)])
-        data = {"evaluator": evaluator} if way == "evaluator" else {"eval_dataset": rows}
-        trainer = rt.Trainer(model, arguments, rows, loss=rt.losses.InfoNCELoss(model), **data)
-        trainer.train()
-        log = trainer.state.log_history
+def test_the_log_of_a_run_has_no_rates_of_nothing(tmp_path):
+    rt.train("raoe-s1", **settings(tmp_path))
+    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     values = {name: value for entry in log for name, value in entry.items()}
     assert values["train_samples_per_second"] > 0 and values["eval_runtime"] > 0
     assert all(value for name, value in values.items() if name.endswith(("_per_second", "_flos")))
-    assert ("eval_samples_per_second" in values) == (way == "dataset")
+    assert "eval_samples_per_second" not in values
 
 
 @pytest.mark.parametrize("kind", [dict, DatasetDict])
@@ -459,9 +450,7 @@ def test_several_sets_need_a_loss_that_chooses_the_best(tmp_path, kind, losses):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: {"a": STREAM, "b": STREAM}, "'a' must .* IterableDataset"),
         (lambda: {"a": Dataset.from_dict(MANY), "b": IterableDataset.from_generator(lambda: iter([]))}, "'b' must"),
-        (lambda: IterableDatasetDict(a=STREAM), "'a' must be"),
         (lambda: {"a": [MANY]}, "'a' must .* list"),
         (lambda: [MANY], "got list"),
     ],

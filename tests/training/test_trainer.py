@@ -87,7 +87,7 @@ def test_each_loss_has_its_batches(tmp_path, encoder):
     assert collator(None) is RowCollator
     for by_length in (True, False):
         trainer = Trainer(model, arguments(tmp_path), data, loss=RAOELoss(model), by_length=by_length)
-        assert isinstance(trainer.loss, ByLength) == by_length
+        assert isinstance(trainer.computed_loss(), ByLength) == by_length
     mine = SentenceTransformerDataCollator(preprocess_fn=model.preprocess, prompts="query: ")
     assert collator(RAOELoss(model), data_collator=mine) is SentenceTransformerDataCollator
 
@@ -166,13 +166,13 @@ def test_packed_auto_needs_one_gpu_and_triton(tmp_path, encoder, monkeypatch):
         args = {"device": torch.device(kind), "n_gpu": gpus, "torch_compile": False, "bf16": False, "fp16": False}
         trainer.args = SimpleNamespace(**args, tf32=None)
         model[0].model.config._attn_implementation = "sdpa"
-        loss = trainer.prepare_loss(RAOELoss(model), model)
+        loss = trainer.wrap_loss(RAOELoss(model))
         columns = [model.preprocess(["a dog", "the cat sleeps"])] * 2
         plan = loss.plan(columns, {"score": torch.zeros(2), "label": torch.zeros(2)})
         assert ("cu_seq_lens_q" in plan.runs[0]) == expected
     trainer.packed = True
     with pytest.raises(ValueError, match="packed needs a process for each GPU: start training with torchrun"):
-        trainer.prepare_loss(RAOELoss(model), model)
+        trainer.wrap_loss(RAOELoss(model))
 
 
 def test_labels_are_read_by_class_name(tmp_path, encoder):
