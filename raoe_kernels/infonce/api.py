@@ -57,7 +57,8 @@ def info_nce_loss(
             leave out, or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). With ids, every column with
             the anchor's id is left out (from a document, with the id of the anchor's positive), and columns with id
             -2**31 are left out for all anchors. An anchor's own positive is never left out. Ids work in all directions.
-            A mask works only for query_to_doc and, without all_anchors, for doc_to_query.
+            With ids (N, K) and (P + M, K), a column is left out if any of its K ids equals the anchor's id in the same
+            place. A mask works only for query_to_doc and, without all_anchors, for doc_to_query.
         symmetric: if True, average this loss with the loss in the opposite direction, in which the positive of anchor i
             is compared with all N anchors, and anchor i is its target. This is the same as directions=("query_to_doc",
             "doc_to_query") with partition_mode="per_direction". If `ignore` leaves out column targets[i] for anchor j,
@@ -84,9 +85,9 @@ def info_nce_loss(
             combined with dims. On a CPU, all widths share their matrix products, and backward is cheapest if you weight
             the K losses equally.
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton". "triton" does not
-            support all_anchors, and supports hardness_mode and guide for query_to_doc only. For several directions in
-            one softmax, "triton" requires bfloat16 rows and, as scale, a number <= 40 (not a tensor). On CUDA, "auto"
-            selects "scan" for calls that "triton" does not support.
+            support all_anchors and several ids per row, and supports hardness_mode and guide for query_to_doc only. For
+            several directions in one softmax, "triton" requires bfloat16 rows and, as scale, a number <= 40 (not a
+            tensor). On CUDA, "auto" selects "scan" for calls that "triton" does not support.
 
     Returns:
         () loss, or (K,) losses if dims is set, float64 for float64 rows, otherwise float32. It is 0 if N = 0. Gradients
@@ -134,6 +135,7 @@ def info_nce_loss(
     if dims is None:
         return info_nce(problem, backend)
     widths = _validate.widths("dims", dims, anchors.shape[1])
-    if conflicts := problem.special() + ["a tensor for scale"] * (problem.learned_scale is not None):
+    conflicts = [option for option in problem.special() if option != "several ids"]
+    if conflicts := conflicts + ["a tensor for scale"] * (problem.learned_scale is not None):
         raise ValueError(f"dims cannot be combined with {', '.join(conflicts)}, got {_validate.describe(dims)}")
     return info_nce_widths(problem._replace(dims=widths), backend)

@@ -45,15 +45,19 @@ def integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) 
     return _validate.integers(name, value, shape, "anchors", anchors).to(torch.int64)
 
 
-def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)). If both are int32, they stay
-    int32, because InfoNCE's bfloat16 kernel has few registers left for ids. Other pairs are cast to int64."""
+def pair_of_ids(
+    name: str, value: object, rows: int, columns: int, anchors: Tensor, several: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)), or with `several` also
+    (rows, K) and (columns, K). If both are int32, they stay int32, because InfoNCE's bfloat16 kernel has few registers
+    left for ids. Other pairs are cast to int64."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{name} must be a pair of integer tensors (anchor_ids, column_ids), got {_validate.describe(value)}"
         )
-    anchor_ids = _validate.integers(f"{name}[0] (anchor_ids)", value[0], (rows,), "anchors", anchors)
-    column_ids = _validate.integers(f"{name}[1] (column_ids)", value[1], (columns,), "anchors", anchors)
+    ids = tuple(value[0].shape[1:2]) if several and isinstance(value[0], Tensor) else ()
+    anchor_ids = _validate.integers(f"{name}[0] (anchor_ids)", value[0], (rows, *ids), "anchors", anchors)
+    column_ids = _validate.integers(f"{name}[1] (column_ids)", value[1], (columns, *ids), "anchors", anchors)
     if anchor_ids.dtype == column_ids.dtype == torch.int32:
         return anchor_ids, column_ids
     return anchor_ids.long(), column_ids.long()
@@ -85,7 +89,7 @@ def check_ignore(
         if ignore.dtype != torch.bool:
             raise TypeError(f"ignore must be a bool mask or a pair of id tensors, got {_validate.describe(ignore)}")
         return _validate.companion("ignore", ignore, (rows, columns), "anchors", anchors), None, None
-    return None, *pair_of_ids("ignore", ignore, rows, columns, anchors)
+    return None, *pair_of_ids("ignore", ignore, rows, columns, anchors, several=True)
 
 
 def check_directions(directions: object, partition_mode: object, symmetric: object) -> tuple[tuple[str, ...], bool]:

@@ -48,7 +48,7 @@ class Problem(NamedTuple):
     targets         (N,) int64: column of each anchor's positive; None: column i for anchor i
     ignored         (N, C) bool or None: True for columns to leave out of an anchor's negatives
     anchor_ids      (A,) and column_ids (C,), both int32 or int64, or None: a row and a column with equal ids are not
-                    negatives of each other
+                    negatives of each other; or (A, K) and (C, K), see equal_ids
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): rows of the guide encoder, or None
     directions      names from DIRECTIONS, separated by spaces; joint: True for one softmax over all directions
     hardness        hardness_mode of the call, or ""; strength: hardness_strength of the call
@@ -109,6 +109,7 @@ class Problem(NamedTuple):
             "all_anchors": self.all_anchors is not None,
             "hardness_mode": self.hardness,
             "a guide": self.guide_anchors is not None,
+            "several ids": self.anchor_ids is not None and self.anchor_ids.ndim > 1,
         }
         return [name for name, is_used in options.items() if is_used]
 
@@ -147,6 +148,7 @@ WIDTHS = Op(
     "info_nce_loss of several widths",
     ("info_nce_loss",),
     backends(f"{__package__}.widths", triton=triton_missing),
+    by_case=lambda problem: "scan" if problem.beyond_triton() else "triton",
 )
 info_nce_widths = register(
     WIDTHS, Problem, gradients=5, result=_losses, saved=(), scale=None, is_empty=_is_empty, name="infonce_widths"
@@ -181,8 +183,12 @@ def is_ignored(problem: Any, rows: slice) -> Tensor | None:
 
 
 def equal_ids(of_rows: Tensor, of_columns: Tensor) -> Tensor:
-    """Return (n, C) bool: True where row and column have the same id, or the column's id is NO_CANDIDATE."""
-    return (of_rows[:, None] == of_columns) | (of_columns == NO_CANDIDATE)
+    """Return (n, C) bool: True where row and column have an equal id, or the column's id is NO_CANDIDATE. Ids are (n,)
+    and (C,), or (n, K) and (C, K), where id k of a row is compared with id k of a column."""
+    if of_rows.ndim == 1:
+        return (of_rows[:, None] == of_columns) | (of_columns == NO_CANDIDATE)
+    pairs = zip(of_rows.unbind(1), of_columns.unbind(1), strict=True)
+    return torch.stack([equal_ids(row, column) for row, column in pairs]).any(0)
 
 
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,7 +40,7 @@ class RowProblem(Exception):
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} … ({len(message)} characters)")
         self.reason = reason
-        self.malformed = reason not in ("no gold label", "blank line", "label left out", "unknown id")
+        self.malformed = reason not in ("no gold label", "blank line", "label left out", "unknown id", "no text")
 
 
 class Columns:

@@ -105,13 +105,6 @@ def row_table(
     return table, counts | ({"texts": dict(texts)} if texts else {})
 
 
-def columns_in_order(data: Any) -> list[str]:
-    """Return the names of a dataset's columns, as its own transform (set_transform) returns them."""
-    has_transform = getattr(data, "format", {}).get("type") == "custom" and len(data)
-    names = [*data[:1]] if has_transform else getattr(data, "column_names", None) or []
-    return [name for name in names if name != "dataset_name"]  # which sentence-transformers adds
-
-
 def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
     """Return a dataset as a loss reads it. Rows with lists of texts become plain rows. `by_name` orders the columns of
     rows: anchor, positive, negatives, neutral. `classes` renumbers NLI labels, because a ClassLabel column may have

@@ -75,8 +75,10 @@ def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> di
         name = parse_word("_id", fields.get("_id", f"{source.unit} {source.line}"))
         if name in texts:
             raise RowProblem(f"_id {name!r} is already used above", reason="duplicate id")
-        parts = [parse_sentence(column, fields[column]) for column in ("title", "text") if fields.get(column)]
-        texts[name] = parse_sentence("text", " ".join(parts))
+        filled = [column for column in ("title", "text") if str(fields.get(column) or "").strip()]
+        if not filled:  # as in some public corpora
+            raise RowProblem("title and text are empty", reason="no text")
+        texts[name] = " ".join(parse_sentence(column, fields[column]) for column in filled)
         return {"id": name}
 
     read_table(source, parse, "text", on_error=on_error)

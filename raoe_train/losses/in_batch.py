@@ -24,7 +24,8 @@ MISSING = torch.iinfo(torch.int64).min  # text id of a missing negative
 ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
 MarginStrategy = Literal["absolute", "relative"]
 Ids = tuple[Tensor, Tensor] | None
-"""(ids of anchors, ids of other texts) in all processes; texts with equal ids are no negatives. None if all differ."""
+"""(ids of anchors, ids of other texts) in all processes; texts with equal ids are no negatives. None if all differ. See
+`ignore` of info_nce_loss: texts have one id, or several if chains of texts need them."""
 
 
 class InBatchLoss(CachedLoss):
@@ -39,9 +40,10 @@ class InBatchLoss(CachedLoss):
             processes and DistributedDataParallel's gradient equal loss and gradient of the whole batch.
         learn_scale: learn the scale, which starts at `scale` and stays between 1 and 100 as in CLIP. The parameter
             `log_scale` is its logarithm. Give log_scale a larger learning rate with training.learning_rate_mapping
-        mask_duplicates: exclude false negatives: texts that equal the anchor or its positive, or that a chain of
-            (anchor, positive) pairs links to them. The anchor's own positive is never excluded. Texts are equal if
-            their tokens are equal (with prompts, after truncation). Columns that are not texts raise an error
+        mask_duplicates: exclude false negatives: texts that equal the anchor, or a positive of the same anchor in any
+            row. (Directions between anchors exclude anchors with the same positives.) The anchor's own positive is
+            never excluded. Texts are equal if their tokens are equal (with prompts, after truncation). Columns that are
+            not texts raise an error
     """
 
     reads, allows_missing = ROWS, True  # negatives of a row may be missing
@@ -95,7 +97,7 @@ class InBatchLoss(CachedLoss):
             texts = texts.masked_fill(missing.to(texts.device), MISSING)
         if self.gather_across_devices:
             return {"labels": labels, "texts": texts}
-        return {"labels": labels, "ids": _duplicate_ids(texts)}
+        return {"labels": labels, "ids": duplicate_ids(texts)}
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None, ids: Ids = None
@@ -106,7 +108,7 @@ class InBatchLoss(CachedLoss):
         missing negatives. `ids` (see Ids) can replace `texts`. Without `texts` and `ids`, no duplicates are masked.
         """
         self._check(embeddings)
-        return self.of_columns(embeddings, labels, ids if texts is None else _duplicate_ids(self.gather(texts)))
+        return self.of_columns(embeddings, labels, ids if texts is None else duplicate_ids(self.gather(texts)))
 
     def _check(self, columns: Sequence[Tensor]) -> None:
         if len(columns) < 2 or len({*map(len, columns)}) > 1:
@@ -244,29 +246,55 @@ class GISTLoss(InBatchLoss):
         return self.contrast(embeddings, ids, self._guided[1], tuple(directions), **form)
 
 
-def _duplicate_ids(texts: Tensor) -> Ids:
+def negatives_left_out(ids: tuple[Tensor, Tensor]) -> tuple[int, int]:
+    """Return (number of pairs of an anchor and a negative that equal ids leave out, number of all such pairs)."""
+    anchors, columns = (each.view(len(each), -1) for each in ids)
+    columns = columns[columns[:, 0] != NO_CANDIDATE]
+    equal = sum(int((anchors[row, None] == columns).any(-1).sum()) for row in range(len(anchors)))
+    return equal - len(anchors), len(anchors) * (len(columns) - 1)  # each anchor has one positive of its own
+
+
+def duplicate_ids(texts: Tensor) -> Ids:
     """Return Ids from (N, columns) text ids, or None if no text occurs twice or is missing, as in most batches. With
-    None, the op skips a pass that compares ids. On a GPU, this check waits for the device."""
-    anchor_ids, column_ids = related_as_ids(texts)
-    missing = texts[:, 1:].T.flatten() == MISSING
-    duplicates = max(torch.bincount(anchor_ids).max(), torch.bincount(column_ids)[anchor_ids].max()) > 1
-    return (anchor_ids, column_ids.masked_fill(missing, NO_CANDIDATE)) if duplicates or missing.any() else None
+    None, the op skips a pass that compares ids. On a GPU, this function waits for the device.
 
-
-def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int32 ids of the anchors (N,) and of all other texts (C,), from (N, columns) text ids of the whole batch.
-    Texts linked by a chain of (anchor, positive) pairs get equal ids: the pairs (A, B) and (C, B) link A and C."""
+    A query leaves out its own text and its positives in all rows. Queries with the same positives share an id. Queries
+    with some common positives cannot: for the pairs (q1, A), (q1, B), (q2, B) and (q2, C), one id would leave out C for
+    q1. They get ids in different places, so that B has an id of q1 in one place and an id of q2 in another.
+    """
     number = torch.unique(texts, return_inverse=True)[1]
-    root = torch.arange(texts.numel(), device=texts.device)
-    first, second = number[:, 0], number[:, 1]
-    ends = torch.cat([first, second])
-    while True:
-        lower = torch.minimum(root[first], root[second])
-        new = root.scatter_reduce(0, ends, torch.cat([lower, lower]), "amin")
-        new = new[new]  # halves the path to the smallest id
-        if torch.equal(new, root):
-            return root.int()[number[:, 0]], root.int()[number[:, 1:].T.reshape(-1)]
-        root = new
+    anchors, columns, count = number[:, 0], number[:, 1:].T.flatten(), int(number.max()) + 1
+    missing = texts[:, 1:].T.flatten() == MISSING
+    own = anchors[torch.isin(anchors, columns)]  # queries that are also a column
+    pairs = torch.cat([anchors * count + number[:, 1], own * count + own]).unique()
+    queries, left_out = pairs // count, pairs % count
+    repeats = torch.bincount(columns, minlength=count)[left_out].max() > 1
+    if len(pairs) == len(anchors.unique()) == len(anchors) and not (repeats or missing.any()):
+        return None
+    texts_of: dict[int, list[int]] = {}
+    for query, text in zip(queries.tolist(), left_out.tolist(), strict=True):
+        texts_of.setdefault(query, []).append(text)
+    places = list[dict[int, int]]()  # for each place {text: id}
+    of_query, chosen = dict[int, tuple[int, int]](), dict[tuple[int, ...], tuple[int, int]]()
+    for query, each in texts_of.items():
+        if (key := tuple(each)) not in chosen:
+            place = next((k for k, names in enumerate(places) if names.keys().isdisjoint(each)), len(places))
+            places += [{}] * (place == len(places))
+            places[place] = places[place] | dict.fromkeys(each, query)
+            chosen[key] = place, query
+        of_query[query] = chosen[key]
+    # by default, ids that are equal to no other id
+    ids = (-1 - torch.arange(len(anchors) + len(columns), device=texts.device))[:, None].repeat(1, len(places))
+    rows = [of_query[query] for query in anchors.tolist()]
+    for place, names in enumerate(places):
+        table = torch.full((count,), -1, device=texts.device)
+        table[list(names)] = torch.tensor([*names.values()], device=texts.device)
+        known = torch.tensor([name if at == place else -1 for at, name in rows], device=texts.device)
+        known = torch.cat([known, table[columns]])
+        ids[:, place] = torch.where(known < 0, ids[:, place], known)
+    ids[len(anchors) :][missing] = NO_CANDIDATE
+    anchor_ids, column_ids = (ids[:, 0] if len(places) == 1 else ids).int().split([len(anchors), len(columns)])
+    return anchor_ids, column_ids
 
 
 def text_ids(features: dict[str, Tensor]) -> Tensor:

@@ -119,26 +119,12 @@ class Meter(TrainerCallback):
         }
 
 
-class LogLines(ProgressCallback, PrinterCallback):
-    """Prints a line for every logged step and evaluation, with the remaining time. On a terminal, also shows the progress
-    bar of transformers. Replaces both base classes, so remove_callback(ProgressCallback) removes it."""
+class LogLines(PrinterCallback):
+    """Prints a line for every logged step and evaluation, with the remaining time. Replaces PrinterCallback."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.started, self.first = time.monotonic(), state.global_step
-        if shows_bar(args):
-            super().on_train_begin(args, state, control, **kwargs)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.training_bar is not None:
-            super().on_step_end(args, state, control, **kwargs)
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any) -> None:
-        if shows_bar(args):
-            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.training_bar is not None:
-            super().on_train_end(args, state, control, **kwargs)
+        super().on_train_begin(args, state, control, **kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if args.disable_tqdm:
@@ -164,8 +150,8 @@ class LogLines(ProgressCallback, PrinterCallback):
                 print(f"step {state.global_step}/{state.max_steps}  {'  '.join(cells)}", flush=True)
 
 
-def shows_bar(args: Any) -> bool:
-    return sys.stderr.isatty() and not args.disable_tqdm
+class Bar(LogLines, ProgressCallback):
+    """LogLines with the progress bar of transformers, whose ProgressCallback it replaces."""
 
 
 class LogFile(TrainerCallback):

@@ -3,13 +3,12 @@
 import copy
 import logging
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
@@ -17,19 +16,24 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import find_batch_size
 
 from raoe_train.artifacts.writing import replacing
-from raoe_train.data.columns import NAMES
 from raoe_train.data.rows import columns_in_order, in_our_order
-from raoe_train.encoders.embed import prompt_of
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, innermost, misfit, weight_for
 from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
 from raoe_train.losses.gathering import share_parameter, world_size
-from raoe_train.losses.in_batch import InBatchLoss
+from raoe_train.losses.in_batch import InBatchLoss, negatives_left_out
 from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
-from raoe_train.training.callbacks import LEFT, FiniteWeights, LogLines, Meter, finite_weights, not_finite
-from raoe_train.training.training_data import check_scores, check_sizes
+from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
+from raoe_train.training.training_data import (
+    check_prompts,
+    check_rows,
+    check_scores,
+    check_sizes,
+    own_prompts,
+    without_gaps,
+)
 
 logger = logging.getLogger(__name__)
 READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction_step")  # methods that get a batch
@@ -101,9 +105,7 @@ class Trainer(SentenceTransformerTrainer):
         if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
             losses = " or ".join(f"eval_{name}_loss" for name in eval_dataset)
             raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
-        super().__init__(
-            model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **settings
-        )
+        super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **settings)
         self.keep = weight_for(self.train_dataset, keep)
         overridden = [name for name in READ_BATCHES if getattr(type(self), name) is not getattr(Trainer, name)]
         if self.keep and overridden:
@@ -121,7 +123,7 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("%d weights to train are in 16 bits, which rounds small updates away: load the encoder with "
                            "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
         if isinstance(args.prompts, Mapping):
-            _check_prompts(args.prompts, self.train_dataset, self.eval_dataset)
+            check_prompts(args.prompts, self.train_dataset, self.eval_dataset)
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
@@ -132,7 +134,7 @@ class Trainer(SentenceTransformerTrainer):
         own = [each for each in self.callback_handler.callbacks if type(each) in (PrinterCallback, ProgressCallback)]
         if own:
             self.remove_callback(own[-1])
-            self.add_callback(LogLines())
+            self.add_callback(LogLines() if isinstance(own[-1], PrinterCallback) else Bar())
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
         """Create the loss if it is a function of the model, and average its own gradients over processes."""
@@ -190,15 +192,15 @@ class Trainer(SentenceTransformerTrainer):
             return dataset
         dataset = self._in_order(dataset, dataset_name)
         if dataset_name == "train" and self.args.prompts is None:
-            self.args.prompts = _own_prompts(self.model, dataset)  # the collator reads prompts only from args
+            self.args.prompts = own_prompts(self.model, dataset)  # the collator reads prompts only from args
         return super().preprocess_dataset(dataset, dataset_name)
 
     def _in_order(self, data: Any, name: str | None) -> Any:
-        """Return a dataset, or {name: dataset}, as its loss reads it. Losses of raoe find columns by name, all others by
-        position. Losses of NLI classes get raoe's numbers of the classes."""
+        """Return a dataset, or {name: dataset}, as its loss reads it. Losses of raoe find columns by name, and all
+        other losses by position. Losses of NLI classes get raoe's numbers of the classes."""
         if isinstance(data, Mapping):
             return DatasetDict({key: self._in_order(each, key) for key, each in data.items()})
-        loss = self.loss.get(name) if isinstance(self.loss, Mapping) else self.loss
+        loss = self.loss.get(name or "") if isinstance(self.loss, Mapping) else self.loss
         reads = getattr(innermost(loss), "reads", None)
         result = in_our_order(data, name or "", by_name=reads is not None, classes=reads in (SCORED_PAIRS, CLASSES))
         if (order := columns_in_order(result)) != columns_in_order(data) and self.is_world_process_zero():
@@ -207,7 +209,8 @@ class Trainer(SentenceTransformerTrainer):
 
     def add_model_card_callback(self, *arguments: Any) -> None:
         data: Any = self.train_dataset, self.eval_dataset
-        self.train_dataset, self.eval_dataset = map(_without_gaps, data)  # the card's statistics read all texts, without None
+        # the card's statistics read all texts, without None
+        self.train_dataset, self.eval_dataset = map(without_gaps, data)
         super().add_model_card_callback(*arguments)
         self.train_dataset, self.eval_dataset = data
 
@@ -220,23 +223,7 @@ class Trainer(SentenceTransformerTrainer):
             if getattr(loss, "reads", None) in (SCORED_PAIRS, COSINES):
                 check_scores(name, loss, each)
             if isinstance(loss, InBatchLoss):
-                size, world = self.args.train_batch_size, world_size() if loss.gather_across_devices else 1
-                columns = {*(each.column_names or [])}
-                if ignored := columns & {"label", "score"}:
-                    advice = "remove it, or convert rows with label 1 and 0 with raoe_train.data.rows.row_table"
-                    raise ValueError(f"{name}: {type(loss).__name__} does not use column {min(ignored)!r}: {advice}")
-                rows, own = min(size * world, len(each) if hasattr(each, "__len__") else sys.maxsize), len(columns) - 2
-                if columns and own < 0:
-                    needs = "needs two columns of texts, anchor and positive"
-                    raise ValueError(f"{name}: {type(loss).__name__} {needs}; got {', '.join(columns)}")
-                if rows < 2 and own < 1:
-                    raise ValueError(f"{name}: a batch of one row has no negatives: use larger batches")
-                own = max(own, 0)  # the columns of a stream may be unknown
-                more = f", up to {own} of its own ({', '.join(each.column_names[2:])})" if own else ""
-                more += f" and {own * (rows - 1)} negatives of other rows" if own else ""
-                print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
-                if self.args.gradient_accumulation_steps > 1:
-                    print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
+                check_rows(name, loss, each, self.args)
         resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
         if resume:
             if self.is_world_process_zero():
@@ -296,7 +283,20 @@ class Trainer(SentenceTransformerTrainer):
     def scales(self) -> dict[str, float]:
         return {name: inner.current_scale for name, inner in self._inner() if isinstance(inner, CachedLoss)}
 
+    def _print_left_out(self, inputs: dict[str, Any]) -> None:
+        """Print how many negatives of a batch its loss leaves out, if any."""
+        name = inputs.get("dataset_name", "train")
+        loss = dict(self._inner()).get(name)
+        if isinstance(loss, InBatchLoss) and self.is_world_process_zero():
+            labels = inputs["plan"].labels if "plan" in inputs else loss.beside(*columns_of(inputs))
+            if ids := labels.get("ids"):
+                count, pairs = negatives_left_out(ids)
+                reason = "texts that repeat the anchor or a positive of the same anchor"
+                print(f"{name}: {count} of {pairs} negatives of the first batch are left out: {reason}")
+
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
+        if not self.meter.total_rows:
+            self._print_left_out(inputs)
         self.meter.count(inputs)
         before, self.batch = self.batch, dict(inputs)
         self.check_late()
@@ -367,17 +367,6 @@ class Trainer(SentenceTransformerTrainer):
         }
 
 
-def _check_prompts(prompts: Any, *data: Any) -> None:
-    """Warn about prompts of columns or datasets that do not exist."""
-    names = {name for each in data if isinstance(each, Mapping) for name in each}
-    tables = [table for each in data for table in (each.values() if isinstance(each, Mapping) else [each])]
-    known = names | {name for table in tables if table is not None for name in columns_in_order(table)}
-    mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if known else []
-    if unknown := sorted({name for each in mappings for name in each} - known):
-        listed = ", ".join(sorted(known))
-        logger.warning("prompts: %r is no column or dataset (%s), so its prompt is not used", unknown[0], listed)
-
-
 def _find_best(folder: Path) -> None:
     """Update the path of the best checkpoint in the states of checkpoints, because the folder may have been moved."""
     for file in folder.rglob(TRAINER_STATE_NAME):
@@ -387,43 +376,6 @@ def _find_best(folder: Path) -> None:
             state.best_model_checkpoint = str(moved)
             with replacing(file) as temporary:
                 state.save_to_json(str(temporary))
-
-
-def _own_prompts(model: Any, data: Any) -> Any:
-    """Return the encoder's own prompts for the columns of a dataset, or of {name: dataset}. If the first column has no
-    queries, or the prompts for queries and documents are equal, return the default prompt."""
-    if isinstance(data, Mapping):
-        own = {name: _own_prompts(model, each) for name, each in data.items()}
-        different = [each for each in own.values() if each != next(iter(own.values()))]
-        return own if different else next(iter(own.values()), None)
-    query, document = prompt_of(model, "query"), prompt_of(model, "document")
-    first, *others = columns_in_order(data) or [""]
-    default = model.prompts.get(model.default_prompt_name)
-    if query == document:
-        if default:
-            print(f"the encoder's default prompt is added to all texts: {default!r}")
-        return default
-    if first not in NAMES["anchor"]:
-        reason = f"{first} is no column of queries ({', '.join(NAMES['anchor'])})"
-        print(f"the encoder's prompts for queries and documents are not used: {reason}")
-        return default
-    print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")
-    return {first: query or "", **dict.fromkeys(others, document or "")}
-
-
-def _without_gaps(data: Any) -> Any:
-    """Return a view of a Dataset or DatasetDict that has no missing values, after the dataset's own transform."""
-    if isinstance(data, Mapping):
-        return DatasetDict({name: _without_gaps(each) for name, each in data.items()})
-    if not isinstance(data, Dataset):
-        return data
-    transform = data.format["format_kwargs"].get("transform", dict)
-
-    def filled(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        fills = {name: math.nan if name in ("score", "label") else "" for name in rows}
-        return {n: [fills[n] if value is None else value for value in column] for n, column in transform(rows).items()}
-
-    return data.with_transform(filled)
 
 
 def _collator(losses: list[Any]) -> Any:

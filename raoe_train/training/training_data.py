@@ -1,6 +1,9 @@
 """The training data of a recipe: its sources as datasets with the columns that the loss reads."""
 
+import logging
+import math
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +18,19 @@ from torch.utils.data import RandomSampler
 from raoe_kernels import refine_similarity
 from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
+from raoe_train.data.columns import NAMES
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
-from raoe_train.data.rows import row_table
+from raoe_train.data.rows import columns_in_order, row_table
 from raoe_train.data.sources import columns_in, has_column, pool
 from raoe_train.data.tables import BATCH, Texts
-from raoe_train.encoders.embed import embedder, unit_rows
+from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.losses.reads import LISTS, RANKING
 from raoe_train.settings import Teacher
 
+logger = logging.getLogger(__name__)
 FEWEST = 16  # minimum number of rows of data from which a dev set is held out
 OTHER_ROWS = 500  # training rows whose passages join the corpus of a held-out dev set, which would be too small
 DEV_ROWS = 200  # with fewer, a gain of a few points is rarely significant
@@ -241,6 +246,76 @@ def check_sizes(datasets: Mapping[str, Any], args: Any) -> None:
                 f"{name} has {len(dataset)} rows, fewer than a batch of {size} (for {world} processes), and "
                 "incomplete batches are dropped: lower training.per_device_train_batch_size"
             )
+
+
+def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:
+    """Print the number of negatives of a row, for a loss with in-batch negatives. Raise ValueError for rows that have
+    none, and for columns that the loss does not use."""
+    columns = columns_in_order(data)
+    if ignored := {*columns} & {"label", "score"}:
+        advice = "remove it, or convert rows with label 1 and 0 with raoe_train.data.rows.row_table"
+        raise ValueError(f"{name}: {type(loss).__name__} does not use column {min(ignored)!r}: {advice}")
+    world = args.world_size if loss.gather_across_devices else 1
+    rows = min(args.train_batch_size * world, len(data) if hasattr(data, "__len__") else sys.maxsize)
+    own = len(columns) - 2
+    if own < 0:
+        needs = "needs two columns of texts, anchor and positive"
+        raise ValueError(f"{name}: {type(loss).__name__} {needs}; got {', '.join(columns)}")
+    if rows < 2 and own < 1:
+        raise ValueError(f"{name}: a batch of one row has no negatives: use larger batches")
+    more = f", up to {own} of its own ({', '.join(columns[2:])})" if own else ""
+    more += f" and {own * (rows - 1)} negatives of other rows" if own else ""
+    print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
+    if args.gradient_accumulation_steps > 1:
+        print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
+
+
+def check_prompts(prompts: Any, *data: Any) -> None:
+    """Warn about prompts of columns or datasets that do not exist."""
+    names = {name for each in data if isinstance(each, Mapping) for name in each}
+    tables = [table for each in data for table in (each.values() if isinstance(each, Mapping) else [each])]
+    known = names | {name for table in tables if table is not None for name in columns_in_order(table)}
+    mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if known else []
+    if unknown := sorted({name for each in mappings for name in each} - known):
+        listed = ", ".join(sorted(known))
+        logger.warning("prompts: %r is no column or dataset (%s), so its prompt is not used", unknown[0], listed)
+
+
+def own_prompts(model: Any, data: Any) -> Any:
+    """Return the encoder's own prompts for the columns of a dataset, or of {name: dataset}. If the first column has no
+    queries, or the prompts for queries and documents are equal, return the default prompt."""
+    if isinstance(data, Mapping):
+        own = {name: own_prompts(model, each) for name, each in data.items()}
+        different = [each for each in own.values() if each != next(iter(own.values()))]
+        return own if different else next(iter(own.values()), None)
+    query, document = prompt_of(model, "query"), prompt_of(model, "document")
+    first, *others = columns_in_order(data) or [""]
+    default = model.prompts.get(model.default_prompt_name)
+    if query == document:
+        if default:
+            print(f"the encoder's default prompt is added to all texts: {default!r}")
+        return default
+    if first not in NAMES["anchor"]:
+        reason = f"{first} is no column of queries ({', '.join(NAMES['anchor'])})"
+        print(f"the encoder's prompts for queries and documents are not used: {reason}")
+        return default
+    print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")
+    return {first: query or "", **dict.fromkeys(others, document or "")}
+
+
+def without_gaps(data: Any) -> Any:
+    """Return a view of a Dataset or DatasetDict that has no missing values, after the dataset's own transform."""
+    if isinstance(data, Mapping):
+        return DatasetDict({name: without_gaps(each) for name, each in data.items()})
+    if not isinstance(data, Dataset):
+        return data
+    transform = data.format["format_kwargs"].get("transform", dict)
+
+    def filled(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        fills = {name: math.nan if name in ("score", "label") else "" for name in rows}
+        return {n: [fills[n] if value is None else value for value in column] for n, column in transform(rows).items()}
+
+    return data.with_transform(filled)
 
 
 class PremiseBatchSampler(DefaultBatchSampler):

@@ -221,13 +221,15 @@ def test_bad_folders(tmp_path, corpus, queries, qrels, message):
     [
         (CORPUS, [("a", "1", 1), ("b", "9", 1), ("c", "1", 1)], "2 of 3 rows left out: {'unknown id': 2}"),
         (CORPUS, [("a", "1", 1), ("b", "1", 0)], "1 of 2 queries left out: no relevant passage"),
+        ([*CORPUS, {"_id": "3", "title": "", "text": " "}, {"_id": "4"}], [("a", "1", 1), ("b", "2", 1)],
+         "corpus.jsonl: 2 of 4 rows left out: {'no text': 2}"),
         (
             [*CORPUS, {"_id": "3", "text": "one"}, {"_id": "4", "text": "one"}],
             [("a", "1", 1), ("b", "4", 1)],
             "2 of 4 passages repeat the text of another passage",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_is_left_out_is_counted(tmp_path, caplog, corpus, qrels, warning):
     read(write_folder(tmp_path / "x", corpus, QUERIES, qrels))
     assert warning in caplog.text

@@ -7,8 +7,9 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
+from raoe_kernels.infonce.problem import equal_ids
 from raoe_train.losses import ByLength, InfoNCELoss, SigmoidLoss
-from raoe_train.losses.in_batch import related_as_ids, text_ids
+from raoe_train.losses.in_batch import duplicate_ids, negatives_left_out, text_ids
 from tests.tiny import SENTENCES, tiny_encoder
 
 GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -70,9 +71,56 @@ def test_no_texts_to_compare():
             InfoNCELoss(None)([column, column])
 
 
-def test_a_long_chain_is_one_group():
+def left_out(texts):
+    """{(row, column) that duplicate_ids leaves out}, and the same by the rule alone, for all pairs but the own ones."""
+    rows, columns = len(texts), texts[:, 1:].T.flatten().tolist()
+    ids = duplicate_ids(texts)
+    equal = torch.zeros(rows, len(columns), dtype=bool) if ids is None else equal_ids(*ids)
+    positives = {anchor: {anchor} for anchor in texts[:, 0].tolist()}
+    for anchor, positive in texts[:, :2].tolist():
+        positives[anchor].add(positive)
+    rule = [[text in positives[anchor] for text in columns] for anchor in texts[:, 0].tolist()]
+    other = ~torch.eye(rows, len(columns), dtype=bool)
+    return equal & other, torch.tensor(rule) & other
+
+
+@pytest.mark.parametrize("texts", [30, 8, 3])
+@pytest.mark.parametrize("columns", [2, 4])
+def test_a_query_leaves_out_its_own_positives_and_no_other_text(texts, columns):
+    generator = torch.Generator().manual_seed(texts)
+    for _ in range(30):
+        by_ids, by_rule = left_out(torch.randint(texts, (12, columns), generator=generator))
+        assert torch.equal(by_ids, by_rule)
+
+
+def test_a_chain_of_shared_texts_keeps_its_negatives():
+    """q1 has the positives A and B, q2 has B and C. So q1's only negative is C, and q2's is A; the loss is not 0."""
+    chain = torch.tensor([[0, 10], [0, 11], [1, 11], [1, 12]])
+    by_ids, by_rule = left_out(chain)
+    assert torch.equal(by_ids, by_rule) and by_rule.sum() == 2 + 2 + 2 + 2
+    columns = [column.detach() for column in embeddings(2, rows=4)]
+    cosines = torch.nn.functional.normalize(columns[0], dim=1) @ torch.nn.functional.normalize(columns[1], dim=1).T
+    logits = (5 * cosines).masked_fill(by_rule, -torch.inf)
+    expected = torch.nn.functional.cross_entropy(logits, torch.arange(4))
+    assert expected > 0.1
+    for dims in ((), [6, 3]):
+        loss = InfoNCELoss(None, 5.0, matryoshka_dims=dims).compute_loss_from_embeddings(columns, texts=chain)
+        halves = [column[:, :3] for column in columns]
+        shorter = InfoNCELoss(None, 5.0).compute_loss_from_embeddings(halves, texts=chain) if dims else 0
+        assert float(loss) == pytest.approx(float(expected + shorter), abs=1e-12)
+
+
+def test_the_count_that_is_printed_is_what_the_loss_leaves_out():
+    for chain in ([[0, 10], [0, 11], [1, 11], [1, 12]], [[0, 10, 20], [0, 11, 20], [2, 12, 10]], [[0, 1], [0, 2]]):
+        by_rule = left_out(torch.tensor(chain))[1]
+        pairs = len(by_rule) * (by_rule.shape[1] - 1)
+        assert negatives_left_out(duplicate_ids(torch.tensor(chain))) == (int(by_rule.sum()), pairs)
+
+
+def test_a_long_chain_needs_two_ids():
     chain = torch.stack([torch.arange(1000).flip(0), torch.arange(1000).flip(0) + 1], dim=1)
-    assert len(torch.cat(related_as_ids(chain)).unique()) == 1
+    ids = duplicate_ids(chain)
+    assert ids[0].shape == ids[1].shape == (1000, 2)
 
 
 @pytest.mark.parametrize("kind", [partial(InfoNCELoss, learn_scale=True), SigmoidLoss], ids=["infonce", "sigmoid"])

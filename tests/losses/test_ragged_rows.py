@@ -82,15 +82,25 @@ def drawn(seed: int, duplicates: bool, rows: int = 6, ragged: bool = True) -> li
     return result
 
 
-def linked(rows: Texts, apart: bool) -> Callable[[Any, Any], bool]:
-    """Whether two texts, given by (row, place), are no negatives of each other: equal, or linked by a chain of pairs of
-    anchor and positive; if `apart`, equal texts are different ones."""
+def left_out(rows: Texts, apart: bool) -> Callable[[Any, Any], bool]:
+    """Whether two texts, given by (row, place), are no negatives of each other. An anchor leaves out its own text and
+    its positives of all rows. Two documents are no negatives if an anchor leaves out both, and two anchors if they
+    leave out the same documents. If `apart`, equal texts are different ones."""
     name = (lambda at: at) if apart else (lambda at: rows[at[0]][at[1]])
-    group = {name((i, k)): {name((i, k))} for i, row in enumerate(rows) for k in range(len(row))}
+    documents = {name((i, k)) for i, row in enumerate(rows) for k in range(1, len(row))}
+    of_anchor = {name((i, 0)): {name((i, 0))} & documents for i in range(len(rows))}
     for i in range(len(rows)):
-        merged = group[name((i, 0))] | group[name((i, 1))]
-        group.update(dict.fromkeys(merged, merged))
-    return lambda one, other: name(other) in group[name(one)]
+        of_anchor[name((i, 0))].add(name((i, 1)))
+
+    def excluded(one: Any, other: Any) -> bool:
+        if one[1] > 0 < other[1]:
+            return any({name(one), name(other)} <= each for each in of_anchor.values())
+        if one[1] == 0 == other[1]:
+            return of_anchor[name(one)] == of_anchor[name(other)]
+        anchor, document = (one, other) if one[1] == 0 else (other, one)
+        return name(document) in of_anchor[name(anchor)]
+
+    return excluded
 
 
 def reference(kind: Any, form: dict[str, Any], embedded: list[torch.Tensor], rows: Texts) -> torch.Tensor:
@@ -102,7 +112,7 @@ def reference(kind: Any, form: dict[str, Any], embedded: list[torch.Tensor], row
     cos = lambda one, other: unit[one[0]][one[1]] @ unit[other[0]][other[1]]  # noqa: E731
     guide = [normalize(torch.from_numpy(letters(row))) for row in rows]
     similar = lambda one, other: guide[one[0]][one[1]] @ guide[other[0]][other[1]]  # noqa: E731
-    no_negatives = linked(rows, not form.get("mask_duplicates", True))
+    no_negatives = left_out(rows, not form.get("mask_duplicates", True))
     documents = [(j, k) for j, row in enumerate(rows) for k in range(1, len(row))]
     losses = []
     for i in range(len(rows)):

@@ -30,7 +30,14 @@ def run(checkout: Path, plugin: str, files: list[str], given: list[str], **envir
     # folder, so that the installed library is tested, not the checkout's.
     paths = {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]), "TEST_DEVICE": "cpu"}
     command = [sys.executable, "-m", "pytest", "-p", plugin, "-q", "-rsxXfE", "-p", "no:cacheprovider", "--tb=short"]
-    command += ["--rootdir", str(checkout), "-o", "addopts=", *given, *(str(checkout / "tests" / file) for file in files)]
+    command += [
+        "--rootdir",
+        str(checkout),
+        "-o",
+        "addopts=",
+        *given,
+        *(str(checkout / "tests" / file) for file in files),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command += ["--junitxml", str(report)]

@@ -1,5 +1,5 @@
-"""A pytest plugin for sentence-transformers' tests: a small encoder and data set in place of those that they load from a
-hub. With RAOE_TRAINER=1, rt.Trainer replaces SentenceTransformerTrainer."""
+"""A pytest plugin for sentence-transformers' tests: a small encoder and data set in place of those of a hub.
+With RAOE_TRAINER=1, rt.Trainer replaces SentenceTransformerTrainer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def loaded() -> SentenceTransformer:
 
 def data() -> DatasetDict:
     splits = {"train": "train", "validation": "dev", "test": "test"}
-    return DatasetDict({name: rt.read_pairs(f"builtin#{ours}").remove_columns("label") for name, ours in splits.items()})
+    return DatasetDict(
+        {name: rt.read_pairs(f"builtin#{ours}").remove_columns("label") for name, ours in splits.items()}
+    )
 
 
 def from_hub(load: Any) -> Any:

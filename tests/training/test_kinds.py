@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses as st
-from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.modules import Dense
 
 import raoe_train as rt

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, IterableDatasetDict
+from datasets import ClassLabel, Dataset, IterableDatasetDict
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
 from sentence_transformers.base.sampler import GroupByLabelBatchSampler, NoDuplicatesBatchSampler
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
                    {"eval_dataset": lambda: {"a": scored(1), "b": pairs()}}),
     "stream": (cosine, stream, EPOCHS, {"eval_dataset": stream}),
     "streams to evaluate": (cosine, scored, EPOCHS, {"eval_dataset": lambda: two(stream)}),
-    "a dict of streams to evaluate": (cosine, scored, EPOCHS, {"eval_dataset": lambda: two(stream, IterableDatasetDict)}),
+    "a dict of streams": (cosine, scored, EPOCHS, {"eval_dataset": lambda: two(stream, IterableDatasetDict)}),
     "streams to train": (cosine, lambda: two(stream), {}, {}),
     "transform": (cosine, transformed, EPOCHS, {"eval_dataset": transformed}),
     "transforms": (cosine, lambda: two(transformed), {"prompts": PROMPTS[1]}, {}),
@@ -133,11 +133,11 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "accumulation": (cosine, scored, {"gradient_accumulation_steps": 2, "max_steps": -1, "num_train_epochs": 2}, {}),
     "positive first": (ranking, lambda: rows("positive", "anchor"), EPOCHS,
                        {"eval_dataset": lambda: rows("positive", "anchor", shift=2)}),
-    "context": (lambda model: TripletLoss(model), lambda: rows("question", "context", "answer"), EPOCHS,
+    "context": (TripletLoss, lambda: rows("question", "context", "answer"), EPOCHS,
                 {"eval_dataset": lambda: rows("question", "context", "answer", shift=2)}),
-    "negative second": (lambda model: TripletLoss(model), lambda: rows("query", "negative", "positive"), {}, {}),
-    "numbers backwards": (lambda model: TripletLoss(model), lambda: rows("sentence2", "sentence1", "sentence0"), {}, {}),
-    "plain pos and neg": (lambda model: TripletLoss(model), lambda: rows("query", "pos", "neg"), {}, {}),
+    "negative second": (TripletLoss, lambda: rows("query", "negative", "positive"), {}, {}),
+    "numbers backwards": (TripletLoss, lambda: rows("sentence2", "sentence1", "sentence0"), {}, {}),
+    "plain pos and neg": (TripletLoss, lambda: rows("query", "pos", "neg"), {}, {}),
     "classes": (lambda model: SoftmaxLoss(model, 16, 3), lambda: rows("premise", "hypothesis", label=[0, 1, 2] * 3)
                 .cast_column("label", ClassLabel(names=["contradiction", "neutral", "entailment"])), {}, {}),
 }  # fmt: skip
@@ -162,7 +162,9 @@ def test_both_trainers_give_the_same(tmp_path, case):
         equal(*results)
 
 
-@pytest.mark.parametrize("names", [("positive", "anchor"), ("question", "context", "answer"), ("sentence2", "sentence1")])
+@pytest.mark.parametrize(
+    "names", [("positive", "anchor"), ("question", "context", "answer"), ("sentence2", "sentence1")]
+)
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_each_way_into_the_trainer_reads_the_columns_alike(tmp_path, capsys, names, is_ours):
     """By position for sentence-transformers' losses, as its trainer does; by name for raoe's, which is said."""
@@ -182,7 +184,9 @@ def test_each_way_into_the_trainer_reads_the_columns_alike(tmp_path, capsys, nam
 def test_all_rows_are_evaluated_and_predicted(tmp_path):
     data = rows("a", "b", count=9, score=[n / 9 for n in range(9)])
     trainer = made(rt.Trainer, tmp_path, cosine, scored, {"dataloader_drop_last": True}, eval_dataset=lambda: data)
-    whole = made(SentenceTransformerTrainer, tmp_path, cosine, scored, eval_dataset=lambda: data).evaluate()["eval_loss"]
+    whole = made(SentenceTransformerTrainer, tmp_path, cosine, scored, eval_dataset=lambda: data).evaluate()[
+        "eval_loss"
+    ]
     assert trainer.evaluate()["eval_loss"] == pytest.approx(whole, abs=1e-9)
     assert trainer.predict(data).metrics["test_loss"] == pytest.approx(whole, abs=1e-9)
 
@@ -232,7 +236,9 @@ def test_a_subclass_of_their_trainer_becomes_one_of_ours(tmp_path):
         loss = ranking(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
-        one = Mine(model, args, pairs(), pairs(), loss, None, None, None, None, None, [Changing()], (optimizer, schedule))
+        one = Mine(
+            model, args, pairs(), pairs(), loss, None, None, None, None, None, [Changing()], (optimizer, schedule)
+        )
         assert one.optimizer is optimizer and any(isinstance(each, Changing) for each in one.callback_handler.callbacks)
         assert one.loss is loss and one.loss.scale == 20
         result = one.train()
