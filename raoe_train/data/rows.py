@@ -105,14 +105,22 @@ def row_table(
     return table, counts | ({"texts": dict(texts)} if texts else {})
 
 
+def from_frames(data: Any) -> Any:
+    """Convert a DataFrame, or each one in a mapping, to a Dataset. Return other data unchanged."""
+    from datasets import Dataset
+    from pandas import DataFrame
+
+    if isinstance(data, Mapping):
+        return type(data)({name: from_frames(each) for name, each in data.items()})  # type: ignore[call-arg]
+    return Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
+
+
 def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
     """Return a dataset as a loss reads it. Rows with lists of texts become plain rows. `by_name` orders the columns of
     rows: anchor, positive, negatives, neutral. `classes` renumbers NLI labels, because a ClassLabel column may have
     another order. `name` is the dataset's name in error messages."""
-    from datasets import Dataset, Features, Value
-    from pandas import DataFrame
+    from datasets import Features, Value
 
-    data = Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
     if getattr(data, "column_names", None) is None:
         advice = "give the stream features" if hasattr(data, "column_names") else "use Dataset.from_list"
         raise ValueError(f"{name!r} must be a datasets.Dataset with columns, got {type(data).__name__}: {advice}")
@@ -141,8 +149,7 @@ def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
 
 def columns_in_order(data: Any) -> list[str]:
     """Return the names of a dataset's columns, as its transform (set_transform) returns them."""
-    own: Any = getattr(data, "column_names", None) or getattr(data, "columns", [])  # of a DataFrame
-    names = [*data[:1]] if _transform_of(data) and len(data) else own
+    names = [*data[:1]] if _transform_of(data) and len(data) else getattr(data, "column_names", None) or []
     return [name for name in names if name != "dataset_name"]  # which sentence-transformers adds
 
 

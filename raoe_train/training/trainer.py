@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import find_batch_size
 
 from raoe_train.artifacts.writing import replacing
-from raoe_train.data.rows import columns_in_order, in_our_order
+from raoe_train.data.rows import columns_in_order, from_frames, in_our_order
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
@@ -43,19 +43,21 @@ READ_LATE = ("cuda",)  # devices whose loss is read one step later, so that the 
 class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for losses of raoe_train and sentence-transformers: one loss, or one per dataset.
 
-    Differences from the base class: The loss determines the collator. If `args` has no prompts, texts get the encoder's
+    Differences from the base class: The loss determines the collator. Losses of raoe find their columns by name, in any
+    order. If `args` has no prompts, texts get the encoder's
     default prompt or, if the first column is a query (such as anchor or question), its query and document prompts.
     Batches are encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that
     shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), which stay equal in
     all processes. Weight decay skips scalar parameters. Several processes split one batch, so all rows of a step come
-    from one dataset. Evaluation uses all rows. The log is printed as lines, and trackers also get speed and scale.
+    from one dataset. Evaluation uses all rows. The log is printed as lines, and trackers also get speed and scale. A
+    subclass that overrides compute_loss gets tokenized columns, and batches are planned in super().compute_loss.
 
     Args:
         model: the encoder.
         args: SentenceTransformerTrainingArguments, which are copied and not changed.
         train_dataset: a datasets.Dataset (or DataFrame) with the columns that the loss reads, or {name: dataset}. Each
-            batch comes from one dataset. In rows (see row_table), columns can have any order, negatives can be
-            missing (None), and a column can have lists of texts.
+            batch comes from one dataset. In rows (see row_table), negatives can be missing (None), and a column can
+            have lists of texts.
         eval_dataset: like train_dataset.
         loss: a loss, a function that creates a loss from the model, or {dataset name: loss or function}.
         evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's
@@ -96,8 +98,6 @@ class Trainer(SentenceTransformerTrainer):
                 raise ValueError(f"rt.Trainer needs a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed = by_length, packed
-        if (keep or packed is True) and not by_length:
-            raise ValueError(f"{'keep' if keep else 'packed'} needs batches by length: remove by_length=False")
         self.batch: Any = None  # batch of the current or last step
         self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss is still unread
         if args.auto_find_batch_size:
@@ -105,8 +105,11 @@ class Trainer(SentenceTransformerTrainer):
         if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
             losses = " or ".join(f"eval_{name}_loss" for name in eval_dataset)
             raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
+        train_dataset, eval_dataset = from_frames(train_dataset), from_frames(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **settings)
         self.keep = weight_for(self.train_dataset, keep)
+        if (self.keep or packed is True) and not by_length:
+            raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
         overridden = [name for name in READ_BATCHES if getattr(type(self), name) is not getattr(Trainer, name)]
         if self.keep and overridden:
             raise ValueError(f"{type(self).__name__} overrides {overridden[0]}, which would leave out the part of keep")
@@ -190,7 +193,7 @@ class Trainer(SentenceTransformerTrainer):
     def preprocess_dataset(self, dataset: Any = None, dataset_name: str | None = None) -> Any:
         if hasattr(dataset, "_sentence_transformers_preprocessed"):
             return dataset
-        dataset = self._in_order(dataset, dataset_name)
+        dataset = self._in_order(from_frames(dataset), dataset_name)
         if dataset_name == "train" and self.args.prompts is None:
             self.args.prompts = own_prompts(self.model, dataset)  # the collator reads prompts only from args
         return super().preprocess_dataset(dataset, dataset_name)
