@@ -21,9 +21,10 @@ def export(config: ExportConfig) -> dict[str, Any]:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}.
     """
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Transformer
 
     from raoe_train.encoders.bidirectional import register
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, merged_adapter
     from raoe_train.encoders.load import check_whole
 
     model = config.model
@@ -53,11 +54,10 @@ def export(config: ExportConfig) -> dict[str, Any]:
     if not own_adapter:  # raoe's own adapters are checked when they are loaded
         check_whole(encoder, model.name, foreign=trusted)
     if peft_adapter:
-        from peft import PeftConfig, PeftModel
-        from transformers import AutoModel
-
-        base = AutoModel.from_pretrained(PeftConfig.from_pretrained(str(source)).base_model_name_or_path, **options)
-        encoder[0].model = PeftModel.from_pretrained(base, str(source)).merge_and_unload()
+        base = encoder[0].model.peft_config["default"].base_model_name_or_path
+        # a Transformer, not AutoModel, which would add a decoder to an encoder such as T5's
+        whole = Transformer(base, model_kwargs={**options, "trust_remote_code": trusted})
+        encoder[0].model = merged_adapter(whole.model, str(source), {})
     inner: Any = getattr(encoder[0], "model", None)
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:

@@ -18,7 +18,13 @@ from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import NAMES
 from raoe_train.data.rows import in_our_order
 from raoe_train.encoders.embed import prompt_of
-from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
+from raoe_train.encoders.load import (
+    check_vocabulary,
+    low_precision,
+    restore_adapter,
+    warn_without_cosine,
+    warn_without_end,
+)
 from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, innermost, misfit, weight_for
@@ -291,6 +297,10 @@ class Trainer(SentenceTransformerTrainer):
             folder.mkdir(parents=True, exist_ok=True)  # rank 0 may create the folder later than this process needs it
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
+
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+        super()._load_from_checkpoint(checkpoint_path)
+        restore_adapter(getattr(self.model, "_orig_mod", self.model), checkpoint_path)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and (target := self._loss_state()):

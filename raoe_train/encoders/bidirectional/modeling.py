@@ -152,9 +152,7 @@ class BidirectionalModel(PreTrainedModel):
         folder = os.path.join(source.pop("subfolder", "") or "", ADAPTER)
         at = {"subfolder": folder, **{key: value for key, value in (hub | source).items() if value is not None}}
         if merge:
-            from peft import PeftModel
-
-            model.decoder = PeftModel.from_pretrained(model.decoder, name, **at).merge_and_unload()
+            model.decoder = merged_adapter(model.decoder, name, at)
             model.config.forget_base()
         else:
             _load_adapter(model.decoder, name, at)
@@ -221,25 +219,62 @@ def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None
 
 # A trainer loads checkpoints with load_state_dict, which fails for quantized weights. If there is an adapter, quantized
 # weights never change, so they are left out of the state.
+def _quantized(model: BidirectionalModel) -> tuple[str, ...]:
+    names = [name for name, weight in model.named_parameters() if hasattr(weight, "quant_state")]
+    return tuple(names) if model.has_adapter else ()
+
+
 def _leave_out_quantized(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    if model.is_quantized and model.has_adapter:
-        for key in [key for key in state if key.startswith(prefix) and "lora_" not in key]:
-            del state[key]
+    left_out = tuple(prefix + name for name in _quantized(model))
+    for key in [key for key in state if key.startswith(left_out)]:
+        del state[key]
 
 
 def _do_not_miss_quantized(model: BidirectionalModel, keys: Any) -> None:
-    if model.is_quantized and model.has_adapter:
-        keys.missing_keys[:] = [key for key in keys.missing_keys if ".decoder." not in f".{key}" or "lora_" in key]
+    left_out = _quantized(model)
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.endswith(left_out)]
 
 
 def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
-    """Load a saved adapter in float32, as in training. transformers' load_adapter rounds it to the base's dtype."""
-    from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
+    from peft import PeftConfig
 
     decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
-    for key, parameter in decoder.named_parameters():
+    set_adapter_weights(decoder, name, at)
+    decoder.requires_grad_(False)
+
+
+def merged_adapter(model: Any, name: str, at: dict[str, Any]) -> Any:
+    """Return a transformers model with a saved adapter merged into its weights. Arguments: see set_adapter_weights."""
+    from peft import PeftConfig, PeftModel
+
+    adapted: Any = PeftModel(model, PeftConfig.from_pretrained(name, **at))
+    set_adapter_weights(adapted.base_model.model, name, at)
+    return adapted.merge_and_unload()
+
+
+def set_adapter_weights(model: Any, name: str, at: dict[str, Any]) -> None:
+    """Set the weights of a transformers model's adapter from peft's files, in float32, as in training. transformers'
+    load_adapter rounds them to the base's dtype, and ignores weights that it does not find (DoRA's magnitudes).
+
+    Args:
+        name: folder or hub name of the adapter.
+        at: revision, subfolder and other arguments of hf_hub_download.
+
+    ValueError if weights are missing, or are not part of the model.
+    """
+    from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+
+    for key, parameter in model.named_parameters():
         if "lora_" in key:
             parameter.data = parameter.data.to(torch.float32)
-    weights = load_peft_weights(name, device="cpu", **at)
-    set_peft_model_state_dict(decoder, {key.removeprefix("base_model.model."): value for key, value in weights.items()})
-    decoder.requires_grad_(False)
+    # an adapter of a model with a head, such as a causal LM, has the base model's name in front of its keys
+    prefix = "" if hasattr(model, model.base_model_prefix) else f"{model.base_model_prefix}."
+    files = load_peft_weights(name, "cpu", **at).items()
+    saved = {key.removeprefix("base_model.model.").removeprefix(prefix): weight for key, weight in files}
+    wrong = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - saved.keys())
+    problem = "are missing"
+    if not wrong:
+        wrong, problem = set_peft_model_state_dict(model, saved).unexpected_keys, "do not fit its base model"
+    if wrong:
+        names = ", ".join(wrong[:3])
+        raise ValueError(f"{name}: the adapter cannot be loaded: {len(wrong)} of its weights {problem}: {names}")
