@@ -176,14 +176,6 @@ def check_whole(model: Any, name: str, foreign: bool = False) -> None:
         logger.warning("%s", problem)
 
 
-def restore_adapter(model: Any, name: str, revision: str | None = None) -> None:
-    """Set the weights of a SentenceTransformer's adapter, if it has one, as peft does (see set_adapter_weights). `name`
-    is the adapter's folder or hub name. BidirectionalModel has already done this. ValueError for incomplete files."""
-    inner: Any = getattr(model, "transformers_model", None)
-    if getattr(inner, "_hf_peft_config_loaded", False):
-        set_adapter_weights(inner, name, {} if revision is None else {"revision": revision})
-
-
 def _check(spec: Model, train: bool) -> None:
     if not spec.name:
         raise ValueError("model.name is missing: set it to an encoder, by path or hub name")
@@ -218,7 +210,8 @@ def _load(spec: Model) -> Any:
         revision=spec.revision,
         model_kwargs={key: value for key, value in weights.items() if value is not None},
     )
-    restore_adapter(model, name, spec.revision)
+    if getattr(model.transformers_model, "_hf_peft_config_loaded", False):  # BidirectionalModel has done this
+        set_adapter_weights(model.transformers_model, name, {"revision": spec.revision} if spec.revision else {})
     tokenizer = getattr(model[0], "tokenizer", None)
     if isinstance(model[0], Transformer) and tokenizer is not None and tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # many decoders have no padding token

@@ -50,7 +50,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
     if own_adapter:
         options["merge_adapter"] = True
     trusted = model.trust_remote_code
-    encoder = SentenceTransformer(str(source), device="cpu", model_kwargs=options, trust_remote_code=trusted)
+    encoder: Any = SentenceTransformer(str(source), device="cpu", model_kwargs=options, trust_remote_code=trusted)
     if not own_adapter:  # raoe's own adapters are checked when they are loaded
         check_whole(encoder, model.name, foreign=trusted)
     if peft_adapter:

@@ -17,14 +17,9 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import NAMES
 from raoe_train.data.rows import in_our_order
+from raoe_train.encoders.bidirectional.modeling import set_adapter_weights
 from raoe_train.encoders.embed import prompt_of
-from raoe_train.encoders.load import (
-    check_vocabulary,
-    low_precision,
-    restore_adapter,
-    warn_without_cosine,
-    warn_without_end,
-)
+from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, innermost, misfit, weight_for
@@ -151,7 +146,7 @@ class Trainer(SentenceTransformerTrainer):
             for parameter in own:
                 if parameter.requires_grad and id(parameter) not in encoder:
                     share_parameter(parameter)
-        problem = misfit(inner)
+        problem = misfit(inner) if self.by_length else None
         if self.by_length and not problem:
             regularizer = Keep(model, self.keep) if self.keep else None
             packed = self.packed
@@ -159,7 +154,7 @@ class Trainer(SentenceTransformerTrainer):
                 packed = self.args.n_gpu == 1 and is_default(self.args.device)
             elif packed and self.args.n_gpu > 1:  # DataParallel would cut the packed row
                 raise ValueError("packed needs a process for each GPU: start training with torchrun")
-            loss = ByLength(inner, keep=regularizer, packed=packed)
+            loss = ByLength(inner, keep=regularizer, packed=packed, fits=True)
             loss.compiled = self.args.torch_compile
             loss.tensor_cores = bool(self.args.bf16 or self.args.fp16 or self.args.tf32)
             return loss
@@ -298,9 +293,11 @@ class Trainer(SentenceTransformerTrainer):
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
 
-    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]  # as in the base class
         super()._load_from_checkpoint(checkpoint_path)
-        restore_adapter(getattr(self.model, "_orig_mod", self.model), checkpoint_path)
+        inner: Any = getattr(self.model, "_orig_mod", self.model).transformers_model
+        if getattr(inner, "_hf_peft_config_loaded", False):
+            set_adapter_weights(inner, checkpoint_path, {})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and (target := self._loss_state()):

@@ -136,10 +136,8 @@ def test_an_adapter_with_missing_or_unknown_weights_is_refused(tmp_path, kind):
     (file,) = (tmp_path / "adapter").rglob("adapter_model.safetensors")
     weights = load_file(file)
     (first, value), *others = weights.items()
-    for changed, problem in (
-        (dict(others), f"1 of its weights are missing: {first.removeprefix('base_model.model.')}"),
-        ({**weights, first.replace("lora_A", "lora_X"): value.clone()}, "1 of its weights do not fit its base model"),
-    ):
+    problem = f"1 weights of the adapter are missing or unknown: {first.removeprefix('base_model.model.')[:20]}"
+    for changed in (dict(others), {**weights, first.replace("lora_A", "lora_X"): value.clone()}):
         save_file(changed, file)
         with pytest.raises(ValueError, match=problem):
             load_encoder(str(tmp_path / "adapter"), device="cpu")

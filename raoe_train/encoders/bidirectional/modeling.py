@@ -150,12 +150,16 @@ class BidirectionalModel(PreTrainedModel):
         options = {key: kwargs[key] for key in kwargs if key not in ("adapter_kwargs", "_from_auto", "_commit_hash")}
         name, model = str(pretrained_model_name_or_path), cls._on_base(config, hub | options)
         folder = os.path.join(source.pop("subfolder", "") or "", ADAPTER)
+        from peft import PeftConfig
+
         at = {"subfolder": folder, **{key: value for key, value in (hub | source).items() if value is not None}}
         if merge:
             model.decoder = merged_adapter(model.decoder, name, at)
             model.config.forget_base()
         else:
-            _load_adapter(model.decoder, name, at)
+            model.decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
+            set_adapter_weights(model.decoder, name, at)
+            model.decoder.requires_grad_(False)
         return model.eval()
 
     @classmethod
@@ -235,16 +239,8 @@ def _do_not_miss_quantized(model: BidirectionalModel, keys: Any) -> None:
     keys.missing_keys[:] = [key for key in keys.missing_keys if not key.endswith(left_out)]
 
 
-def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
-    from peft import PeftConfig
-
-    decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
-    set_adapter_weights(decoder, name, at)
-    decoder.requires_grad_(False)
-
-
 def merged_adapter(model: Any, name: str, at: dict[str, Any]) -> Any:
-    """Return a transformers model with a saved adapter merged into its weights. Arguments: see set_adapter_weights."""
+    """Return a transformers model with an adapter merged into its weights. Arguments as in set_adapter_weights."""
     from peft import PeftConfig, PeftModel
 
     adapted: Any = PeftModel(model, PeftConfig.from_pretrained(name, **at))
@@ -253,15 +249,9 @@ def merged_adapter(model: Any, name: str, at: dict[str, Any]) -> Any:
 
 
 def set_adapter_weights(model: Any, name: str, at: dict[str, Any]) -> None:
-    """Set the weights of a transformers model's adapter from peft's files, in float32, as in training. transformers'
-    load_adapter rounds them to the base's dtype, and ignores weights that it does not find (DoRA's magnitudes).
-
-    Args:
-        name: folder or hub name of the adapter.
-        at: revision, subfolder and other arguments of hf_hub_download.
-
-    ValueError if weights are missing, or are not part of the model.
-    """
+    """Set the weights of a transformers model's adapter from peft's files in the folder or repository `name` (`at`:
+    revision and subfolder), in float32, as in training. transformers' load_adapter rounds weights to the base's dtype,
+    and leaves out DoRA's magnitudes. ValueError for missing or unknown weights."""
     from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
     for key, parameter in model.named_parameters():
@@ -269,12 +259,11 @@ def set_adapter_weights(model: Any, name: str, at: dict[str, Any]) -> None:
             parameter.data = parameter.data.to(torch.float32)
     # an adapter of a model with a head, such as a causal LM, has the base model's name in front of its keys
     prefix = "" if hasattr(model, model.base_model_prefix) else f"{model.base_model_prefix}."
-    files = load_peft_weights(name, "cpu", **at).items()
-    saved = {key.removeprefix("base_model.model.").removeprefix(prefix): weight for key, weight in files}
+    files: dict[str, Tensor] = load_peft_weights(name, "cpu", **at)
+    saved = {key.removeprefix("base_model.model.").removeprefix(prefix): weight for key, weight in files.items()}
     wrong = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - saved.keys())
-    problem = "are missing"
     if not wrong:
-        wrong, problem = set_peft_model_state_dict(model, saved).unexpected_keys, "do not fit its base model"
+        result: Any = set_peft_model_state_dict(model, saved)
+        wrong = result.unexpected_keys
     if wrong:
-        names = ", ".join(wrong[:3])
-        raise ValueError(f"{name}: the adapter cannot be loaded: {len(wrong)} of its weights {problem}: {names}")
+        raise ValueError(f"{name}: {len(wrong)} weights of the adapter are missing or unknown: {', '.join(wrong[:3])}")
