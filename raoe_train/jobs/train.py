@@ -294,7 +294,7 @@ def build_trainer(
         if "batch_sampler" in settings:
             raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
         settings = {**settings, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows or 0)}
-    if encoder.saved_dtypes and not settings["fp16"]:
+    if encoder.saved_dtypes and not settings["fp16"] and training.bf16 is not False:
         # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
         is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
         fast = settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])

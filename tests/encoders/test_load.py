@@ -165,3 +165,16 @@ def test_a_checkpoint_on_4_bits_has_all_trained_weights(tmp_path):
             weight.add_(0.1)
     fresh.load_state_dict(trained.state_dict())
     assert np.array_equal(fresh.eval().encode(SENTENCES), trained.eval().encode(SENTENCES))
+
+
+def test_an_adapter_on_4_bits_is_loaded_unquantized_if_asked(tmp_path):
+    """And saved so, because further training would train it on unquantized weights."""
+    four = load_encoder(saved_decoder(tmp_path), device="cpu", pooling="mean", load_in_4bit=True, lora={"r": 2})
+    four.save_pretrained(str(tmp_path / "four"))
+    load_encoder(str(tmp_path / "four"), device="cpu", load_in_4bit=False).save_pretrained(str(tmp_path / "whole"))
+    for name, asked, expected in (("four", None, True), ("four", False, False), ("whole", None, False)):
+        model = load_encoder(str(tmp_path / name), device="cpu", load_in_4bit=asked)
+        assert model[0].model.is_quantized == expected
+        assert all(weight.is_floating_point() for weight in model.parameters()) != expected
+    plain = load_encoder(saved_encoder(tmp_path / "plain"), device="cpu", load_in_4bit=False)
+    assert len(plain.encode(SENTENCES)) == len(SENTENCES)
