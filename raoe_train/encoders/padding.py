@@ -1,7 +1,7 @@
 """Whether the embedding of a text depends on the padding and the other texts of its batch."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,16 @@ def tolerance(model: Any) -> float:
     return max((TOLERANCE.get(weight.dtype, 0.0) for weight in model.parameters()), default=0.0)
 
 
-def unit_embeddings(model: Any, columns: Iterable[Mapping[str, Any]]) -> np.ndarray:
-    """Return the normalized embeddings of tokenized columns, (texts, D) float64, in evaluation and without gradients.
-    The model's training mode and the random state do not change."""
+def unit_embeddings(model: Any, batches: Iterable[Sequence[str] | Mapping[str, Any]]) -> np.ndarray:
+    """Return the normalized embeddings of batches of texts (which get the default prompt) or tokenized columns, (texts,
+    D) float64, in evaluation and without gradients. The model's training mode and the random state do not change."""
+    prompt = model.prompts.get(model.default_prompt_name)
     device, modes = _device(model), {module: module.training for module in model.modules()}
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with generators, torch.no_grad(), torch.compiler.set_stance("force_eager"):
         try:
             model.eval()
+            columns = (each if isinstance(each, Mapping) else model.preprocess(each, prompt=prompt) for each in batches)
             moved = (change(column, lambda x: x.to(device)) for column in columns)
             parts = [model.forward(column)["sentence_embedding"].double().cpu().numpy() for column in moved]
         finally:

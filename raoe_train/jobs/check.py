@@ -43,18 +43,17 @@ def check_encoder(model: Any) -> dict[str, Any]:
     from raoe_train.encoders.padding import SENTENCES, tolerance, unit_embeddings
 
     inner, tokenizer = getattr(model[0], "model", None), model.tokenizer  # None for a StaticEmbedding
-    prompt = model.eval().prompts.get(model.default_prompt_name)
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     # check both sides: bidirectional decoders have relative positions, so padding may be on either side
     original_side = getattr(tokenizer, "padding_side", "right")
     sides = [original_side] if layers is None else ["right", "left"]
     seen = inner is not None and _sees_later_tokens(model)
-    single = unit_embeddings(model, (model.preprocess([text], prompt=prompt) for text in SENTENCES))
+    single = unit_embeddings(model.eval(), ([text] for text in SENTENCES))
     differences = {}
     for side in sides:
         tokenizer.padding_side = side
         for size in (2, 3, len(SENTENCES)):
-            batches = (model.preprocess([*SENTENCES[at : at + size]], prompt=prompt) for at in range(0, 6, size))
+            batches = ([*SENTENCES[at : at + size]] for at in range(0, 6, size))
             difference = np.abs(unit_embeddings(model, batches) - single).max()
             differences[f"padding {side}, batches of {size}"] = float(difference)
     tokenizer.padding_side = original_side
