@@ -14,7 +14,7 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from raoe_train.artifacts.writing import replacing
+from raoe_train.artifacts.writing import replacing, set_modes
 from raoe_train.data.columns import NAMES
 from raoe_train.data.rows import in_our_order
 from raoe_train.encoders.bidirectional.modeling import set_adapter_weights
@@ -292,6 +292,10 @@ class Trainer(SentenceTransformerTrainer):
             folder.mkdir(parents=True, exist_ok=True)  # rank 0 may create the folder later than this process needs it
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
+
+    def _save(self, output_dir: str | None = None, *arguments: Any, **settings: Any) -> None:
+        super()._save(output_dir, *arguments, **settings)
+        set_modes(output_dir or str(self.args.output_dir))
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]  # as in the base class
         super()._load_from_checkpoint(checkpoint_path)
