@@ -63,7 +63,7 @@ def check_paths(config: Any) -> None:
     texts = [json.dumps(to_dict(config), ensure_ascii=False, default=str, skipkeys=True), *map(str, targets.values())]
     if lost := re.search(r'[^"\n]*[\ud800-\udfff][^"\n]*', "\n".join(texts)):
         advice = "rename it or, if this locale (LANG) is not UTF-8, set PYTHONUTF8=1"
-        raise ValueError(f"{ascii(lost.group())} is not UTF-8: {advice}")
+        raise ValueError(f"{lost.group()!a} is not UTF-8: {advice}")
     for key, source in marked(config, "read"):
         for part in {source, *source.split("+")}:
             path = Path(part.partition("#")[0]).expanduser()
