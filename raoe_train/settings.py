@@ -225,7 +225,8 @@ class Training:
         learning_rate: peak learning rate; auto is 2e-5 for queries and passages, 5e-5 above 50M parameters, else 2e-4
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
-        bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units
+        bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units; by default, as auto for weights
+            saved in 16 bits, else false
         tf32: multiply float32 matrices in TF32; auto uses TF32 on GPUs that support it
         by_length: encode each batch in groups of texts of similar length, which reduces padding
         packed: join a batch's texts into one row without padding (uses raoe_kernels' attention); auto packs on CUDA
@@ -259,7 +260,7 @@ class Training:
     learning_rate: PositiveFloat | Literal["auto"] = 5e-5
     warmup_ratio: Share | None = None
     seed: Seed = 42
-    bf16: bool | Literal["auto"] = False
+    bf16: bool | Literal["auto"] | None = None
     tf32: bool | Literal["auto"] | None = None
     by_length: bool = True
     packed: bool | Literal["auto"] = "auto"

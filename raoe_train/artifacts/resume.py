@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, file_digest, versions
-from raoe_train.artifacts.writing import partial, read_json, replacing, write_json, write_text
+from raoe_train.artifacts.writing import partial, read_json, replacing, set_modes, write_json, write_text
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -180,6 +180,7 @@ def replacing_model(output: Output) -> Iterator[Path]:
     remove(saved)  # a killed process may have left it, with safetensors' temporary files
     saved.mkdir()
     yield saved
+    set_modes(saved)
     output.begin(*(path.name for path in sorted(saved.iterdir())))
     for path in _files(saved):
         place = output.path / path.relative_to(saved)

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def set_modes(folder: str | os.PathLike[str]) -> None:
+    """Give weights in a folder and its subfolders the mode of other files. safetensors lets only their owner read them.
+    """
+    mask = os.umask(0o077)  # the only way to read the mask is to set it
+    os.umask(mask)
+    for path in Path(folder).rglob("*.safetensors"):
+        with suppress(OSError):  # raised by file systems without modes
+            path.chmod(0o666 & ~mask)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -20,7 +20,7 @@ from raoe_train.data.pairs import is_conditional, split_conditional
 from raoe_train.encoders import preflight
 from raoe_train.encoders.bidirectional import register
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
-from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalModel
+from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalModel, set_adapter_weights
 from raoe_train.encoders.packed import pack
 from raoe_train.encoders.prompts import apply_template
 from raoe_train.encoders.scratch import add_head, add_lora, scratch_transformer
@@ -201,15 +201,19 @@ def _load(spec: Model) -> Any:
         name = f"sentence-transformers/{name}"  # as sentence-transformers does
     weights: dict[str, Any] = {"dtype": spec.dtype, "device_map": spec.device_map}
     weights["attn_implementation"] = spec.attention
-    if spec.load_in_4bit:
-        weights["quantization_config"] = BitsAndBytesConfig(**preflight.four_bit(spec.dtype))
+    quantization = preflight.four_bit(spec.dtype) if spec.load_in_4bit else None
+    if quantization:
+        weights["quantization_config"] = BitsAndBytesConfig(**quantization)
     model: Any = SentenceTransformer(
         name,
         device=spec.device,
         trust_remote_code=spec.trust_remote_code,
         revision=spec.revision,
         model_kwargs={key: value for key, value in weights.items() if value is not None},
+        config_kwargs=None if spec.load_in_4bit is None else {"base_quantization": quantization},
     )
+    if getattr(model.transformers_model, "_hf_peft_config_loaded", False):  # BidirectionalModel has done this
+        set_adapter_weights(model.transformers_model, name, {"revision": spec.revision} if spec.revision else {})
     tokenizer = getattr(model[0], "tokenizer", None)
     if isinstance(model[0], Transformer) and tokenizer is not None and tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # many decoders have no padding token

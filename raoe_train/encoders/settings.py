@@ -17,8 +17,9 @@ Precision = Literal["float32", "int8", "ubinary"]
 Changes = TypedDict("Changes", {  # fields of Model, for type checkers  # noqa: UP013
     "name": str, "pooling": Literal["mean", "weighted_mean", "cls", "max", "last"] | None, "prompt": str | None,
     "max_seq_length": int | None, "trust_remote_code": bool, "revision": str | None, "attention": str | None,
-    "device": str | None, "random_weights": bool, "dtype": Dtype | None, "device_map": str | None, "load_in_4bit": bool,
-    "bidirectional_layers": int | Literal["all"] | None, "lora": dict[str, Any], "training_head": bool, "scratch": Any,
+    "device": str | None, "random_weights": bool, "dtype": Dtype | None, "device_map": str | None,
+    "bidirectional_layers": int | Literal["all"] | None, "load_in_4bit": bool | None, "lora": dict[str, Any],
+    "training_head": bool, "scratch": Any,
 }, total=False)  # fmt: skip
 
 
@@ -98,7 +99,8 @@ class Model(Encoder):
         dtype: dtype of the weights; by default, the saved dtype
         device_map: device_map of transformers; auto spreads the model over all GPUs
         bidirectional_layers: number of a decoder's last layers (or all) that attend in both directions
-        load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); fast only on a GPU
+        load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); fast only on a GPU; by default, only the
+            base model of an adapter that was trained on 4-bit weights
         lora: train a LoRA adapter with these fields of peft.LoraConfig, such as r
         training_head: during training, add SimCSE's linear layer and tanh on top of the embedding
         scratch: architecture of the new model if model.name is scratch
@@ -109,7 +111,7 @@ class Model(Encoder):
     dtype: Dtype | None = None
     device_map: str | None = None
     bidirectional_layers: NonNegativeInt | Literal["all"] | None = None
-    load_in_4bit: bool = False
+    load_in_4bit: bool | None = None
     lora: dict[str, Any] = field(default_factory=dict)
     training_head: bool = False
     scratch: Scratch | None = None

@@ -1,5 +1,7 @@
 """Retrieval: rank all passages of a corpus by their cosine with each query. As in sentence-transformers'
-InformationRetrievalEvaluator, relevance is binary, and passages with equal cosines are ranked by id."""
+InformationRetrievalEvaluator, relevance is binary, and passages with equal cosines are ranked by id. As in BEIR, if a
+query is also a passage, with the same id, its own ranking leaves this passage out. Unlike in BEIR, the passage must
+contain the query's text, because many data sets number queries and passages independently."""
 
 import itertools
 import logging
@@ -15,7 +17,7 @@ from raoe_train.data.columns import RowProblem, parse_score, parse_sentence, par
 from raoe_train.data.rows import row_table
 from raoe_train.data.sources import Source
 from raoe_train.data.tables import Texts, read_table
-from raoe_train.encoders.embed import nearest, unit_rows
+from raoe_train.encoders.embed import NONE, nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
 
 logger = logging.getLogger(__name__)
@@ -91,7 +93,10 @@ def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mappi
         raise ValueError(f"{source}: no query has a relevant passage")
     place = {name: number for number, name in enumerate(sorted(corpus))}
     texts = {text: number for number, text in enumerate(dict.fromkeys(corpus[name] for name in place))}
+    own = [place[query] if queries[query] in corpus.get(query, "") else NONE for query in relevant]
+    n_own = len(own) - own.count(NONE)
     for count, problem in (
+        (n_own, f"of {len(own)} queries are also passages, and are left out of their own ranking"),
         (len(queries) - len(relevant), f"of {len(queries)} queries left out: no relevant passage"),
         (len(place) - len(texts), f"of {len(place)} passages repeat the text of another passage"),
     ):
@@ -100,20 +105,23 @@ def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mappi
     row_of = [texts[corpus[name]] for name in place]
     targets = [sorted(place[name] for name in relevant[query]) for query in relevant]
     sentences = [*(queries[query] for query in relevant), *texts]
-    score = partial(measure, targets=targets, row_of=np.array(row_of))
-    return Task("retrieval", "ndcg@10", [sentences, targets, row_of], sentences, score, n_queries=len(targets))
+    score = partial(measure, targets=targets, row_of=np.array(row_of), own=np.array(own))
+    content = [sentences, targets, row_of, *([own] if n_own else [])]
+    return Task("retrieval", "ndcg@10", content, sentences, score, n_queries=len(targets))
 
 
 def measure(
-    embeddings: np.ndarray, targets: Sequence[Sequence[int]], row_of: np.ndarray
+    embeddings: np.ndarray, targets: Sequence[Sequence[int]], row_of: np.ndarray, own: np.ndarray
 ) -> tuple[dict[str, Any], Outcomes]:
     """Return ({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", all x100, "queries", "passages"}, Outcomes: nDCG@10 of
     each query). `embeddings` has a row for each query, then for each distinct text. Passage i has the text row_of[i].
-    The passages targets[j] are relevant to query j."""
+    The passages targets[j] are relevant to query j, whose ranking leaves out passage own[j] (or none: NONE)."""
     # leave rows of equal norm (ubinary) as they are: dot products of integers are exact, so ties remain ties
     unit = embeddings if np.ptp(np.linalg.norm(embeddings, axis=1)) == 0 else unit_rows(embeddings)
     queries, texts = np.split(unit, [len(targets)])
-    ranked, _ = nearest(queries, texts, K, row_of if len(row_of) > len(texts) else None)
+    ranked, _ = nearest(queries, texts, K + 1, row_of if len(row_of) > len(texts) else None)
+    own_last = (ranked == own[:, None]).argsort(axis=1, kind="stable")  # NONE is last already
+    ranked = np.take_along_axis(ranked, own_last, axis=1)[:, :K]
     hits = np.array([np.isin(row, target) for row, target in zip(ranked, targets, strict=True)])
     relevant, ranks = np.array([*map(len, targets)]), np.arange(1, K + 1)
     gains = 1 / np.log2(ranks + 1)

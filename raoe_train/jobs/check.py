@@ -11,18 +11,6 @@ from raoe_train.artifacts.provenance import versions
 from raoe_train.jobs.settings import CheckConfig
 from raoe_train.jobs.shared import job
 
-SENTENCES = (
-    "Yes.",
-    "A dog is barking.",
-    "Two men are playing chess in the park.",
-    "The committee will publish its report before the end of the year.",
-    "Nobody at the station could say why the evening train was late again, or when the next one would come.",
-    "She put the letters into the drawer, locked it, and went down to the garden without another word, where the "
-    "children had been waiting since noon for somebody to tell them what would happen next.",
-)
-# {dtype of the weights: largest difference between normalised embeddings that can be rounding error}
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-
 
 @job
 def check(config: CheckConfig) -> dict[str, Any]:
@@ -38,7 +26,7 @@ def check(config: CheckConfig) -> dict[str, Any]:
     """
     from raoe_train.encoders.load import load_encoder
 
-    result = check_encoder(load_encoder(config.model).eval())
+    result = check_encoder(load_encoder(config.model))
     print(f"largest difference from the embedding of the same sentence alone (tolerance {result['tolerance']:g}):")
     for name, value in result["differences"].items():
         print(f"  {name:<28} {value:.1e}")
@@ -52,41 +40,36 @@ def check(config: CheckConfig) -> dict[str, Any]:
 def check_encoder(model: Any) -> dict[str, Any]:
     """Check a SentenceTransformer in memory. Return the result of `check` without "model" and "versions"."""
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+    from raoe_train.encoders.padding import SENTENCES, tolerance, unit_embeddings
 
     inner, tokenizer = getattr(model[0], "model", None), model.tokenizer  # None for a StaticEmbedding
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     # check both sides: bidirectional decoders have relative positions, so padding may be on either side
     original_side = getattr(tokenizer, "padding_side", "right")
     sides = [original_side] if layers is None else ["right", "left"]
     seen = inner is not None and _sees_later_tokens(model)
-    single = _unit([model.encode([text]) for text in SENTENCES])
+    single = unit_embeddings(model.eval(), ([text] for text in SENTENCES))
     differences = {}
     for side in sides:
         tokenizer.padding_side = side
         for size in (2, 3, len(SENTENCES)):
-            # call encode for each batch, because it sorts all its sentences by length, which leaves little padding
-            batches = [model.encode(list(SENTENCES[at : at + size]), batch_size=size) for at in range(0, 6, size)]
-            differences[f"padding {side}, batches of {size}"] = float(np.abs(_unit(batches) - single).max())
+            batches = ([*SENTENCES[at : at + size]] for at in range(0, 6, size))
+            difference = np.abs(unit_embeddings(model, batches) - single).max()
+            differences[f"padding {side}, batches of {size}"] = float(difference)
     tokenizer.padding_side = original_side
-    tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
-    failed = [name for name, value in differences.items() if not value <= tolerance]
+    limit = tolerance(model)
+    failed = [name for name, value in differences.items() if not value <= limit]
     if layers is not None and seen != (layers > 0):
         failed.append("bidirectional")
     state = {"layers": layers, "seen": seen}
-    return {"differences": differences, "tolerance": tolerance, "failed": failed, "bidirectional": state}
-
-
-def _unit(parts: list[np.ndarray]) -> np.ndarray:
-    embeddings = np.concatenate(parts).astype(np.float64)
-    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)  # NaN stays NaN, so that the check fails
+    return {"differences": differences, "tolerance": limit, "failed": failed, "bidirectional": state}
 
 
 def _sees_later_tokens(model: Any) -> bool:
     """Whether the first token's last hidden state changes with the last token of the sentence."""
     import torch
 
-    features = model.preprocess([SENTENCES[2]])
+    features = model.preprocess(["Two men are playing chess in the park."])
     features = {key: value.to(model.device) for key, value in features.items() if hasattr(value, "to")}
     with torch.no_grad():
         first = model[0].model(**features).last_hidden_state[0, 0].float()

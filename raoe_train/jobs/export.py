@@ -1,9 +1,12 @@
 """The job `export`: save an encoder with its LoRA adapter merged into the weights."""
 
+import functools
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.resume import Output, replacing_model
+from raoe_train.artifacts.writing import read_json
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.jobs.settings import ExportConfig
 from raoe_train.jobs.shared import job, require
@@ -15,16 +18,20 @@ def export(config: ExportConfig) -> dict[str, Any]:
 
     A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. To
     load a model with bidirectional layers, call `raoe_train.register()` first, or use trust_remote_code without raoe.
-    An adapter that was trained on 4-bit weights is merged into the unquantized weights of its base model.
+    An adapter that was trained on 4-bit weights is merged into the unquantized weights of its base model, so its
+    embeddings change a little. With bitsandbytes, the change is measured on a few sentences.
 
     Returns:
-        {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}.
+        {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}, and
+        for 4-bit weights {"cosines": {"mean", "min"} of embeddings before and after merging}.
     """
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Transformer
 
     from raoe_train.encoders.bidirectional import register
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, merged_adapter
     from raoe_train.encoders.load import check_whole
+    from raoe_train.encoders.padding import SENTENCES, unit_embeddings
 
     model = config.model
     source = Path(require(model.name, "model.name", "the encoder to export")).expanduser()
@@ -46,25 +53,35 @@ def export(config: ExportConfig) -> dict[str, Any]:
     if merged and not config.merge:
         raise ValueError(f"{source} is an adapter: add --merge to merge it into its base model")
     options: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
-    if own_adapter:
-        options["merge_adapter"] = True
     trusted = model.trust_remote_code
-    encoder = SentenceTransformer(str(source), device="cpu", model_kwargs=options, trust_remote_code=trusted)
+    four_bit = own_adapter and read_json(source / "config.json").get("base_quantization")
+    load = functools.partial(SentenceTransformer, str(source), device="cpu", trust_remote_code=trusted)
+    before: Any = None
+    if four_bit and find_spec("bitsandbytes"):
+        before = unit_embeddings(load(model_kwargs=options), [SENTENCES])
+    encoder: Any = load(model_kwargs=options | ({"merge_adapter": True} if own_adapter else {}))
     if not own_adapter:  # raoe's own adapters are checked when they are loaded
         check_whole(encoder, model.name, foreign=trusted)
     if peft_adapter:
-        from peft import PeftConfig, PeftModel
-        from transformers import AutoModel
-
-        base = AutoModel.from_pretrained(PeftConfig.from_pretrained(str(source)).base_model_name_or_path, **options)
-        encoder[0].model = PeftModel.from_pretrained(base, str(source)).merge_and_unload()
+        base = encoder[0].model.peft_config["default"].base_model_name_or_path
+        # a Transformer, not AutoModel, which would add a decoder to an encoder such as T5's
+        whole = Transformer(base, model_kwargs={**options, "trust_remote_code": trusted})
+        encoder[0].model = merged_adapter(whole.model, str(source), {})
     inner: Any = getattr(encoder[0], "model", None)
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:
         encoder[0].model = inner.decoder
+    result: dict[str, Any] = {"merged": merged, "bidirectional_layers": layers, "model": model.name}
+    if four_bit:
+        print("the adapter was trained on 4-bit weights, but is merged into the unquantized weights of its base model")
+    if before is not None:
+        cosines = (before * unit_embeddings(encoder, [SENTENCES])).sum(1)
+        result["cosines"] = {"mean": float(cosines.mean()), "min": float(cosines.min())}
+        print(f"cosine of embeddings before and after: {cosines.mean():.4f} (mean), {cosines.min():.4f} (lowest) of "
+              f"{len(SENTENCES)} sentences; evaluate {target} again")  # fmt: skip
     if not output.replaces:
         output.begin()
     with replacing_model(output) as folder:
         encoder.save_pretrained(str(folder))
     print(f"{'merged, ' if merged else ''}saved to {target}")
-    return output.finish({"merged": merged, "bidirectional_layers": layers, "model": model.name})
+    return output.finish(result)

@@ -318,7 +318,7 @@ class ExportConfig:
     """The output of an export.
 
     Args:
-        merge: merge a LoRA adapter into its base model
+        merge: merge a LoRA adapter into its base model, which is not quantized even if training used 4-bit weights
         output: directory to write
         overwrite: replace a model that an earlier export wrote to the output
     """

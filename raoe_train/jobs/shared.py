@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import json
 import os
+import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import BESIDE, beside, lock_output
 from raoe_train.artifacts.writing import check_writable, explained
-from raoe_train.config import checked, marked, merge, parse
+from raoe_train.config import checked, marked, merge, parse, to_dict
 
 
 def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
@@ -52,11 +54,16 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
 
 
 def check_paths(config: Any) -> None:
-    """Raise ValueError if an output path is not writable, is an input, lies in an input model, or contains an input."""
+    """Raise ValueError if an output path is not writable, is an input, lies in an input model, or contains an input, or
+    if a path or another text is not UTF-8: Python reads its other bytes as surrogates, which libraries cannot write."""
     folders, files = dict(marked(config, "written folder")), dict(marked(config, "written file"))
     for key in folders.keys() - {"output"}:
         check_writable(Path(folders[key]).expanduser(), key)
     targets = {key: Path(value).expanduser().resolve() for key, value in {**folders, **files}.items()}
+    texts = [json.dumps(to_dict(config), ensure_ascii=False, default=str, skipkeys=True), *map(str, targets.values())]
+    if lost := re.search(r'[^"\n]*[\ud800-\udfff][^"\n]*', "\n".join(texts)):
+        advice = "rename it or, if this locale (LANG) is not UTF-8, set PYTHONUTF8=1"
+        raise ValueError(f"{lost.group()!a} is not UTF-8: {advice}")
     for key, source in marked(config, "read"):
         for part in {source, *source.split("+")}:
             path = Path(part.partition("#")[0]).expanduser()

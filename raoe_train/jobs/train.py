@@ -109,6 +109,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
         settings = {"metric_for_best_model": evaluator.primary_metric, **settings}
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     first_encoder = None if config.model.name == SCRATCH else start()
+    if first_encoder is not None:
+        settings = with_products(training, settings, first_encoder)
     on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, once all inputs are read
     on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run"))))
     encoder = start() if first_encoder is None else first_encoder
@@ -271,7 +273,8 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
     try:
         datasets, texts = read_training_data(config, cache=folder)
         datasets, _ = with_dev(datasets, config)
-        trainer = build_trainer(config, trial, starting_encoder(config.model, folder / INITIAL, texts, seed), datasets)
+        encoder = starting_encoder(config.model, folder / INITIAL, texts, seed)
+        trainer = build_trainer(config, with_products(config.training, trial, encoder), encoder, datasets)
         trainer.train()
     finally:
         remove(folder)
@@ -281,6 +284,21 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
     print(f"{steps} steps in about {seconds / size:.1f} {unit}; peak memory {meter.peak / 1000:.2f} GB")
     rows = {name: len(dataset) for name, dataset in datasets.items()}
     return {"rows": rows, "steps": steps, "seconds": seconds, "peak_memory_mb": meter.peak}
+
+
+def with_products(training: Training, settings: dict[str, Any], encoder: Any) -> dict[str, Any]:
+    """Return the settings of build_trainer with "bf16" for the encoder's weights. ValueError for weights in float16
+    with training.bf16 true on a CPU, where torch's layer norm supports no mixture of both."""
+    if settings["use_cpu"] and torch.float16 in {weight.dtype for weight in encoder.parameters()}:
+        if training.bf16 is True:
+            advice = "set model.dtype to bfloat16 or float32, or training.bf16 to false"
+            raise ValueError(f"a CPU cannot train with training.bf16 true and weights in float16: {advice}")
+        return {**settings, "bf16": False}
+    if encoder.saved_dtypes and not settings["fp16"] and training.bf16 is not False:
+        # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
+        is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
+        return {**settings, "bf16": settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])}
+    return settings
 
 
 def build_trainer(
@@ -294,11 +312,6 @@ def build_trainer(
         if "batch_sampler" in settings:
             raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
         settings = {**settings, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows or 0)}
-    if encoder.saved_dtypes and not settings["fp16"]:
-        # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
-        is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
-        fast = settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])
-        settings = {**settings, "bf16": fast}
     args = SentenceTransformerTrainingArguments(**settings)
     if training.gradient_checkpointing:
         # enable it here: since 5.17, transformers' trainer uses keywords that sentence-transformers 6.0 rejects

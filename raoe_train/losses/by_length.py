@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
-from sentence_transformers.sentence_transformer.modules import CNN
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -24,6 +23,7 @@ from raoe_train.config import NonNegativeFloat, convert
 from raoe_train.data.columns import NAMES
 from raoe_train.encoders.lengths import by_length, change, keywords_of, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
+from raoe_train.encoders.padding import reads_padding
 from raoe_train.losses.base import CachedLoss, attach_gradient, backward, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
@@ -58,7 +58,8 @@ def embeds_columns(loss: Any) -> bool:
 def misfit(loss: Any) -> str | None:
     """Return why ByLength cannot wrap a loss, or None if it can. The loss must need only embeddings: it is one of
     EMBED_COLUMNS, or its `forward` is that of sentence-transformers or raoe_train and calls
-    compute_loss_from_embeddings. The encoder must compute the embedding of a text from its tokens alone."""
+    compute_loss_from_embeddings. Padding and other texts must not change an embedding of the encoder (see
+    reads_padding)."""
     if isinstance(loss, MatryoshkaLoss):
         return misfit(loss.loss)
     if not isinstance(loss, nn.Module):
@@ -69,8 +70,9 @@ def misfit(loss: Any) -> str | None:
     if not (embeds_columns(loss) or (is_ours and has_labels)):
         advice = "inherit from raoe_train.losses.CachedLoss, and implement compute_loss_from_embeddings"
         return f"{type(loss).__name__} may need more than embeddings; if it does not, {advice}"
-    mixing = [type(each).__name__ for each in _encoder(loss).modules() if isinstance(each, BatchNorm | CNN)]
-    return f"{mixing[0]} in the encoder reads other texts, or padding" if mixing else None
+    model = _layers(_encoder(loss))[-1]
+    mixing = [type(each).__name__ for each in model.modules() if isinstance(each, BatchNorm)]
+    return f"{mixing[0]} in the encoder reads other texts" if mixing else reads_padding(model)
 
 
 def _encoder(loss: Any) -> Any:

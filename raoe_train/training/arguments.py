@@ -52,7 +52,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         recipe["batch_sampler"] = PremiseBatchSampler
     check_device(device)
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
-    if recipe["bf16"] == "auto":
+    if recipe.get("bf16") == "auto":
         recipe["bf16"] = multiplies_bfloat16(use_cpu)
     if recipe.get("tf32") == "auto":
         recipe["tf32"] = True if not use_cpu and is_torch_tf32_available() else None
@@ -75,6 +75,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         "dataloader_num_workers": min(4, os.cpu_count() or 1) if torch.cuda.is_available() and not use_cpu else 0,
         # on a CPU, transformers accepts bf16 only with use_cpu
         "use_cpu": use_cpu,
+        "bf16": False,
         "restore_callback_states_from_checkpoint": training.patience is not None,
         **recipe,
     }

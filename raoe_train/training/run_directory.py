@@ -13,7 +13,7 @@ from raoe_train.artifacts.processes import on_rank_zero
 from raoe_train.artifacts.provenance import PICTURE, digest, fingerprint
 from raoe_train.artifacts.report import cell, made_with, table
 from raoe_train.artifacts.resume import Output, explicit, remove, replacing_model
-from raoe_train.artifacts.writing import partial, read_json
+from raoe_train.artifacts.writing import partial, read_json, set_modes
 from raoe_train.config import defaults_of, marked, to_dict
 from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.scratch import drop_head
@@ -78,6 +78,7 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
         new.append(load_encoder(model, sentences=texts, seed=seed, train=True))
         remove(whole := partial(initial))  # a killed process may have left it
         new[0].save_pretrained(str(whole), create_model_card=False)
+        set_modes(whole)
         whole.replace(initial)  # atomically, because half of a tokenizer would load as another tokenizer
 
     # only rank 0 creates the encoder, because transformers saves files only on rank 0 of a process group

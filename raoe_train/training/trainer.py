@@ -15,8 +15,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import find_batch_size
 
-from raoe_train.artifacts.writing import replacing
+from raoe_train.artifacts.writing import replacing, set_modes
 from raoe_train.data.rows import columns_in_order, from_frames, in_our_order
+from raoe_train.encoders.bidirectional.modeling import set_adapter_weights
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default
 from raoe_train.losses.base import CachedLoss, losses_in
@@ -164,7 +165,7 @@ class Trainer(SentenceTransformerTrainer):
 
     def wrap_loss(self, inner: Any) -> Any:
         """Return ByLength around a loss, or the loss itself if ByLength cannot wrap it."""
-        problem = misfit(inner)
+        problem = misfit(inner) if self.by_length else None
         if self.by_length and not problem:
             regularizer = Keep(self.model, self.keep) if self.keep else None
             packed = self.packed
@@ -342,6 +343,16 @@ class Trainer(SentenceTransformerTrainer):
             folder.mkdir(parents=True, exist_ok=True)  # rank 0 may create the folder later than this process needs it
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
+
+    def _save(self, output_dir: str | None = None, *arguments: Any, **settings: Any) -> None:
+        super()._save(output_dir, *arguments, **settings)
+        set_modes(output_dir or str(self.args.output_dir))
+
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]  # as in the base class
+        super()._load_from_checkpoint(checkpoint_path)
+        inner: Any = getattr(self.model, "_orig_mod", self.model).transformers_model
+        if getattr(inner, "_hf_peft_config_loaded", False):
+            set_adapter_weights(inner, checkpoint_path, {})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and (target := self._loss_state()):

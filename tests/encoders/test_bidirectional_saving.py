@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.padding import SENTENCES as CHECKED
 from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from tests.decoders import saved_decoder
@@ -151,9 +152,20 @@ def test_merging_leaves_plain_weights_with_the_same_embeddings(saved, tmp_path, 
         np.testing.assert_allclose(np.array(results[str(tmp_path / "merged")]), made[name][1], atol=1e-5)
 
 
-def test_4_bit_adapter_merges_into_full_weights(saved, tmp_path):
+def test_4_bit_adapter_merges_into_full_weights(saved, tmp_path, capsys):
     folder, made = saved
-    run("export", **{"model.name": str(folder / "qlora"), "merge": True, "output": str(tmp_path / "merged")})
+    merge = {"model.name": str(folder / "qlora"), "merge": True}
+    told = run("export", **merge, output=str(tmp_path / "merged"))["cosines"]
+    quantized, whole = (load_encoder(str(place), device="cpu") for place in (folder / "qlora", tmp_path / "merged"))
+    first, second = (each.encode(CHECKED, normalize_embeddings=True) for each in (quantized, whole))
+    cosines = (first * second).sum(1)
+    assert told == {"mean": pytest.approx(cosines.mean(), abs=1e-3), "min": pytest.approx(cosines.min(), abs=1e-3)}
+    assert 0.5 < told["min"] < told["mean"] < 0.9999, "or this test shows nothing"
+    printed = capsys.readouterr().out
+    assert "was trained on 4-bit weights, but is merged into the unquantized weights" in printed
+    assert f"{told['mean']:.4f} (mean), {told['min']:.4f} (lowest)" in printed
+    assert "cosines" not in run("export", **merge | {"model.name": str(folder / "lora")}, output=str(tmp_path / "lora"))
+    assert "4-bit" not in capsys.readouterr().out
     model = load_encoder(Model(name=str(tmp_path / "merged"), device="cpu"))
     assert model[0].model.config.base_quantization is None
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

@@ -291,3 +291,22 @@ def test_shared_data_as_typed():
     assert (wikiqa.n_queries, cranfield.n_queries) == (243, 225)
     assert len(cranfield.score(np.ones((len(cranfield.sentences), 2), np.float32))[1].values) == 225
     assert read_tasks(["retrieval:wikiqa"], DATA)["retrieval:wikiqa"].content == wikiqa.content  # its test split
+
+
+def test_a_query_is_not_ranked_for_itself(tmp_path, caplog):
+    """As BEIR's evaluation leaves it out. Equal ids of other texts are a coincidence, as in Cranfield."""
+    corpus = [{"_id": "a", "title": "On", "text": "dogs"}, {"_id": "b", "text": "cats"}, {"_id": "c", "text": "hens"},
+              {"_id": "d", "text": "dogs"}]  # fmt: skip
+    queries = [{"_id": "a", "text": "dogs"}, {"_id": "b", "text": "cats?"}, {"_id": "x", "text": "hens"}]
+    folder = write_folder(tmp_path / "made", corpus, queries, [("a", "c", 1), ("b", "b", 1), ("x", "a", 1)])
+    task = read(folder)
+    assert "1 of 3 queries are also passages, and are left out of their own ranking" in caplog.text
+    angles = {"dogs": 0, "On dogs": 1, "cats": 40, "cats?": 41, "hens": 20}
+    rows = np.array([[math.cos(math.radians(angles[t])), math.sin(math.radians(angles[t]))] for t in task.sentences])
+    result, outcomes = task.score(rows.astype(np.float32))
+    # a: d, c, b without itself; b: itself; x: c, a, d, b
+    assert outcomes.values == pytest.approx([100 / math.log2(3), 100, 100 / math.log2(3)])
+    assert (result["accuracy@1"], result["passages"]) == (pytest.approx(100 / 3), 4)
+    task = of_rows(Dataset.from_dict({"anchor": ["dogs", "cats"], "positive": ["cats", "dogs"]}), "rows")
+    vectors = {"dogs": [1.0, 0.0], "cats": [0.9, 0.1]}
+    assert task.score(np.array([vectors[text] for text in task.sentences], dtype=np.float32))[0]["ndcg@10"] == 100

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -103,6 +105,32 @@ def test_only_inputs_are_compared_with_outputs(tmp_path, monkeypatch):
             check_paths(load("score", None, {"data.input": name, "output": "a.tsv"}))
     with pytest.raises(ValueError, match=r"teacher\.cache .* would overwrite the input data\.train"):
         check_paths(load("train", None, {"data.train": "a.tsv+exp1#dev", "teacher.cache": "exp1"}))
+
+
+def test_names_that_are_not_utf_8_are_refused_before_any_work(tmp_path, monkeypatch):
+    """Libraries cannot write them; without UTF-8 mode, LANG=C makes such names of all that is not ASCII."""
+    name = os.fsdecode(b"caf\xe9")
+    (tmp_path / name).mkdir()
+    rows, model = write_pairs(tmp_path / f"{name}.tsv"), saved_encoder(tmp_path / "plain")
+    shutil.copytree(model, tmp_path / name / "model")
+    plain, output = write_pairs(tmp_path / "rows.tsv"), str(tmp_path / "out")
+    before = sorted(tmp_path.rglob("*"))
+    calls: list[tuple[str, dict[str, object]]] = [
+        ("train", {"model.name": "scratch", "data.train": [rows], "output": output}),
+        ("train", {"model.name": "scratch", "data.train": [plain], "output": str(tmp_path / name / "x" / "out")}),
+        ("train", {"model.name": model, "data.train": [plain], "model.prompt": f"{name} {{text}}", "output": output}),
+        ("evaluate", {"model.name": model, "tasks": [f"sts:{rows}"]}),
+        ("evaluate", {"model.name": str(tmp_path / name / "model"), "tasks": [plain]}),
+        ("encode", {"model.name": model, "data.input": plain, "output": str(tmp_path / f"{name}.npy")}),
+        ("export", {"model.name": str(tmp_path / name / "model"), "output": output}),
+    ]
+    for job, settings in calls:
+        with pytest.raises(ValueError, match=r"caf\\udce9.* is not UTF-8: rename it or, .* set PYTHONUTF8=1"):
+            rt.run(job, **settings)
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        rt.encode(model={"name": model}, data={"input": plain}, output="out.npy")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_positions_reserved_for_padding(tmp_path):

@@ -9,17 +9,19 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import losses as theirs
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import CNN, Router, StaticEmbedding
 
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.encoders.load import load_encoder
 from raoe_train.losses.by_length import ByLength, Keep, misfit
+from raoe_train.training.trainer import Trainer
 from tests.decoders import saved_decoder
 from tests.encoders.test_packed import FAMILIES as ALL
 from tests.encoders.test_packed import SIZES
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
 from tests.tiny import SENTENCES, batch, encoder_of, gradients, tiny_encoder, total
+from tests.training.small_runs import arguments
 
 FAMILIES = {name: ALL[name] for name in ("bert", "roberta", "distilbert")} | {"mpnet": SIZES}
 FAMILIES["modernbert"] = ALL["modernbert"] | {"local_attention": 4}
@@ -154,7 +156,52 @@ def test_losses_that_read_more_than_embeddings():
             ByLength(each)
     model.append(torch.nn.BatchNorm1d(16))
     for loss in (theirs.CoSENTLoss(model), theirs.MatryoshkaLoss(model, ours.CoSENTLoss(model), [8])):
-        assert misfit(loss) == "BatchNorm1d in the encoder reads other texts, or padding"
+        assert misfit(loss) == "BatchNorm1d in the encoder reads other texts"
+
+
+WIDE = {**SIZES, "embedding_size": 16}
+READ_PADDING: dict[str, dict[str, Any]] = {
+    "fnet": SIZES,
+    "yoso": SIZES,
+    "convbert": {**WIDE, "head_ratio": 1, "conv_kernel_size": 3},
+    "mobilebert": {**WIDE, "true_hidden_size": 16, "intra_bottleneck_size": 16, "num_feedforward_networks": 1},
+    "cnn": {},
+}
+
+
+@pytest.mark.parametrize("kind", READ_PADDING)
+def test_encoders_that_read_padding_get_padded_batches(tmp_path, caplog, kind):
+    model = tiny_encoder() if kind == "cnn" else encoder_of(kind, READ_PADDING[kind])
+    if kind == "cnn":
+        model.insert(1, CNN(16, 16, [3, 5]).double())
+        model[2].embedding_dimension = 32
+    elif kind == "mobilebert":  # with its own padding row, zeros, it reads no padding
+        assert not misfit(ours.CoSENTLoss(model))
+        model[0].model.embeddings.word_embeddings.weight.data[model.tokenizer.pad_token_id] = 1
+    for settings in ({}, {"mini_batch_size": 2}):
+        trainer = Trainer(model, arguments(tmp_path), loss=ours.CoSENTLoss(model, **settings))
+        assert isinstance(trainer.loss, ours.CoSENTLoss)
+        assert "batches stay padded: padding changes the embedding of a text by " in caplog.text
+    with pytest.raises(ValueError, match=r"cannot wrap this loss: padding changes the embedding of a text by [\d.]+%"):
+        ByLength(ours.CoSENTLoss(model))
+
+
+def test_the_probe_of_padding_leaves_no_trace():
+    """It costs two small forward passes, and does not change modes, gradients or the random state."""
+    model, shapes = tiny_encoder(dropout=0.5), list[Any]()
+    model.train()[0].model.embeddings.eval()
+    model[0].register_forward_pre_hook(lambda module, given: shapes.append(given[0]["input_ids"].shape[0]))
+    modes, state = [each.training for each in model.modules()], torch.get_rng_state()
+    assert misfit(ours.CoSENTLoss(model)) is None and sorted(shapes) == [1, 2]
+    assert [each.training for each in model.modules()] == modes and torch.equal(torch.get_rng_state(), state)
+    assert all(weight.grad is None and weight.requires_grad for weight in model.parameters())
+    tokenizer = model.tokenizer.backend_tokenizer
+    routes = {kind: [StaticEmbedding(tokenizer, embedding_dim=8)] for kind in ("query", "document")}
+    for other in (routes["query"], [Router(routes)]):  # nothing to probe: columns of tokens without padding
+        assert misfit(ours.CoSENTLoss(SentenceTransformer(modules=other))) is None
+    fnet = [*encoder_of("fnet", SIZES)]
+    routed = SentenceTransformer(modules=[Router({"query": routes["query"], "document": fnet})])
+    assert "padding changes" in str(misfit(ours.CoSENTLoss(routed)))
 
 
 def test_other_threads_can_encode_during_a_step():
@@ -204,8 +251,8 @@ def test_each_text_is_computed_once():
     texts = [" ".join(["dog"] * length) for length in [1] * 20 + [2] * 20 + [9] * 20]
     features = [model.preprocess(texts), model.preprocess(texts[::-1])]
     shapes = []
-    model[0].register_forward_pre_hook(lambda module, given: shapes.append(given[0]["input_ids"].shape))
     loss = ByLength(ours.InfoNCELoss(model))
+    model[0].register_forward_pre_hook(lambda module, given: shapes.append(given[0]["input_ids"].shape))
     loss.forward(features)
     widths = {shape[1] for shape in shapes}
     assert sum(shape[0] for shape in shapes) == 3 + 1  # the text of 2 dogs meets itself in a row: two views

@@ -61,6 +61,30 @@ def test_sixteen_bits_are_trained_in_float32(tmp_path, capsys, monkeypatch, dtyp
     assert {weight.dtype for weight in weights_of(tmp_path / "out").values()} == {dtype}
 
 
+@pytest.mark.parametrize("bf16", [None, False])
+def test_an_explicit_false_keeps_products_in_float32(tmp_path, monkeypatch, bf16):
+    seen = []
+    monkeypatch.setattr("raoe_train.jobs.train.multiplies_bfloat16", lambda use_cpu: True)
+    monkeypatch.setattr(LogFile, "on_train_begin", lambda self, args, *_, **__: seen.append(args.bf16))
+    options = start_in(tmp_path, BF16)
+    options["training"] |= {"bf16": bf16, "max_steps": 1}
+    rt.train("raoe-s1", **options)
+    assert seen == [bf16 is None]
+
+
+@pytest.mark.parametrize("changes", [{"model.dtype": "float16"}, {"model.lora": {"r": 2}}], ids=["asked", "frozen"])
+def test_float16_on_a_cpu_is_trained_without_bfloat16(tmp_path, monkeypatch, changes):
+    """torch's layer norm on CPUs mixes no bfloat16 with float16: auto leaves bfloat16 out, true is refused at once."""
+    monkeypatch.setattr("raoe_train.training.arguments.multiplies_bfloat16", lambda use_cpu: True)
+    options = start_in(tmp_path, FP16, **changes)
+    options["training"] |= {"bf16": True, "max_steps": 1}
+    with pytest.raises(ValueError, match=r"a CPU cannot train with training.bf16 true and weights in float16"):
+        rt.train("raoe-s1", **options)
+    assert not (tmp_path / "out").exists()
+    options["training"] |= {"bf16": "auto"}
+    assert rt.train("raoe-s1", **options)["steps"] == 1
+
+
 def test_small_steps_add_up(tmp_path, monkeypatch):
     """From bfloat16 nearly as many weights change as from float32; checkpoints have them in float32."""
     monkeypatch.setattr("raoe_train.jobs.train.clear_unfinished", lambda folder: None)

@@ -1,6 +1,7 @@
 """What is in a run's folder: runs that are finished, written over, killed."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from raoe_train.config import to_dict
 from raoe_train.training.run_directory import settings_of
 from tests.forked import python
 from tests.tiny import load, saved_encoder
-from tests.training.small_runs import KILLED, SCRATCH, settings
+from tests.training.small_runs import KILLED, SCRATCH, saving, settings
 
 
 def test_finished_run_is_returned_and_other_settings_refused(finished):
@@ -137,3 +138,21 @@ def test_old_adapter_is_removed_when_a_model_replaces_it(tmp_path):
     saved = load_file(out / "model.safetensors")
     loaded = SentenceTransformer(str(out), device="cpu")[0].model.state_dict()
     assert loaded.keys() == saved.keys() and all(torch.equal(loaded[key], saved[key]) for key in saved)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027], ids=oct)
+def test_every_file_has_the_mode_of_the_umask(tmp_path, monkeypatch, mask):
+    """Weights too, which safetensors writes for their owner only: of a run, its checkpoints, an adapter, an export."""
+    monkeypatch.setattr("raoe_train.jobs.train.clear_unfinished", lambda folder: None)
+    before = os.umask(mask)
+    try:
+        options = saving(tmp_path, 2)
+        run("train", "raoe-s1", **options)
+        adapter = {"model.name": str(tmp_path / "out"), "model.scratch": None, "model.lora": {"r": 2}}
+        run("train", "raoe-s1", **{**options, **adapter, "output": str(tmp_path / "adapter")})
+        run("export", **{"model.name": str(tmp_path / "adapter"), "merge": True, "output": str(tmp_path / "merged")})
+    finally:
+        os.umask(before)
+    weights = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(path.suffix == ".safetensors" for path in weights) > 4
+    assert {oct(path.stat().st_mode & 0o777) for path in weights} == {oct(0o666 & ~mask)}

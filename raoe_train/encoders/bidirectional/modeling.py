@@ -150,14 +150,16 @@ class BidirectionalModel(PreTrainedModel):
         options = {key: kwargs[key] for key in kwargs if key not in ("adapter_kwargs", "_from_auto", "_commit_hash")}
         name, model = str(pretrained_model_name_or_path), cls._on_base(config, hub | options)
         folder = os.path.join(source.pop("subfolder", "") or "", ADAPTER)
+        from peft import PeftConfig
+
         at = {"subfolder": folder, **{key: value for key, value in (hub | source).items() if value is not None}}
         if merge:
-            from peft import PeftModel
-
-            model.decoder = PeftModel.from_pretrained(model.decoder, name, **at).merge_and_unload()
+            model.decoder = merged_adapter(model.decoder, name, at)
             model.config.forget_base()
         else:
-            _load_adapter(model.decoder, name, at)
+            model.decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
+            set_adapter_weights(model.decoder, name, at)
+            model.decoder.requires_grad_(False)
         return model.eval()
 
     @classmethod
@@ -221,25 +223,47 @@ def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None
 
 # A trainer loads checkpoints with load_state_dict, which fails for quantized weights. If there is an adapter, quantized
 # weights never change, so they are left out of the state.
+def _quantized(model: BidirectionalModel) -> tuple[str, ...]:
+    names = [name for name, weight in model.named_parameters() if hasattr(weight, "quant_state")]
+    return tuple(names) if model.has_adapter else ()
+
+
 def _leave_out_quantized(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    if model.is_quantized and model.has_adapter:
-        for key in [key for key in state if key.startswith(prefix) and "lora_" not in key]:
-            del state[key]
+    left_out = tuple(prefix + name for name in _quantized(model))
+    for key in [key for key in state if key.startswith(left_out)]:
+        del state[key]
 
 
 def _do_not_miss_quantized(model: BidirectionalModel, keys: Any) -> None:
-    if model.is_quantized and model.has_adapter:
-        keys.missing_keys[:] = [key for key in keys.missing_keys if ".decoder." not in f".{key}" or "lora_" in key]
+    left_out = _quantized(model)
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.endswith(left_out)]
 
 
-def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
-    """Load a saved adapter in float32, as in training. transformers' load_adapter rounds it to the base's dtype."""
-    from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
+def merged_adapter(model: Any, name: str, at: dict[str, Any]) -> Any:
+    """Return a transformers model with an adapter merged into its weights. Arguments as in set_adapter_weights."""
+    from peft import PeftConfig, PeftModel
 
-    decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
-    for key, parameter in decoder.named_parameters():
+    adapted: Any = PeftModel(model, PeftConfig.from_pretrained(name, **at))
+    set_adapter_weights(adapted.base_model.model, name, at)
+    return adapted.merge_and_unload()
+
+
+def set_adapter_weights(model: Any, name: str, at: dict[str, Any]) -> None:
+    """Set the weights of a transformers model's adapter from peft's files in the folder or repository `name` (`at`:
+    revision and subfolder), in float32, as in training. transformers' load_adapter rounds weights to the base's dtype,
+    and leaves out DoRA's magnitudes. ValueError for missing or unknown weights."""
+    from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+
+    for key, parameter in model.named_parameters():
         if "lora_" in key:
             parameter.data = parameter.data.to(torch.float32)
-    weights = load_peft_weights(name, device="cpu", **at)
-    set_peft_model_state_dict(decoder, {key.removeprefix("base_model.model."): value for key, value in weights.items()})
-    decoder.requires_grad_(False)
+    # an adapter of a model with a head, such as a causal LM, has the base model's name in front of its keys
+    prefix = "" if hasattr(model, model.base_model_prefix) else f"{model.base_model_prefix}."
+    files: dict[str, Tensor] = load_peft_weights(name, "cpu", **at)
+    saved = {key.removeprefix("base_model.model.").removeprefix(prefix): weight for key, weight in files.items()}
+    wrong = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - saved.keys())
+    if not wrong:
+        result: Any = set_peft_model_state_dict(model, saved)
+        wrong = result.unexpected_keys
+    if wrong:
+        raise ValueError(f"{name}: {len(wrong)} weights of the adapter are missing or unknown: {', '.join(wrong[:3])}")
