@@ -105,6 +105,18 @@ def operator(
     return getattr(getattr(torch.ops, NAMESPACE), name)
 
 
+def changing(numbers: Sequence[float]) -> Tensor | None:
+    """Return floats as one float64 tensor on the CPU if torch.compile has made any of them symbolic, else None.
+
+    torch.compile compiles an operator anew for every value of a float argument, but once for all values of a tensor.
+    Numbers that are constant stay floats, because a tensor on the CPU would prevent CUDA graphs.
+    """
+    if all(number.__class__ is float for number in numbers):  # a symbolic float has another class, but type() hides it
+        return None
+    one = torch.ones((), dtype=torch.float64, device="cpu")  # torch.compile can convert products, but not torch.tensor
+    return torch.stack([one * number for number in numbers])
+
+
 def _without_none(results: Iterable[Tensor | None], like: Tensor) -> list[Tensor]:
     return [like.new_empty(0) if x is None else x for x in results]
 
