@@ -65,7 +65,7 @@ def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, d
     if grads is None or grads.dtype != dtype or grads.device.type != "cpu":
         return _problem.scaled(problem, saved, upstream, needs, dtype)
     *rows, size = shape = grads.shape[1:] if problem.parts else grads.shape
-    grad = torch.empty(shape, dtype=dtype)
+    grad = torch.empty(shape, dtype=dtype, device="cpu")
     upstream = upstream.contiguous()  # an upstream gradient that comes from sum() has stride 0
     first = address(upstream)
     last = first + upstream.nbytes // 2 if problem.parts else first

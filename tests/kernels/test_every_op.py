@@ -332,6 +332,20 @@ def test_backward_twice_and_no_second_derivative(form, place):
             torch.autograd.grad(result.sum(), leaves[0], create_graph=True)
 
 
+@every(FORMS)
+@pytest.mark.parametrize("default", ["meta", "cuda"])
+def test_the_default_device_changes_nothing(default, form, place):
+    device, backend = place
+    leaves, given = made(form, device, torch.float32)
+    outside = differentiated(form, leaves, given, backend)
+    with torch.device(default):
+        inside = differentiated(form, leaves, given, backend)
+        with torch.no_grad():
+            torch.manual_seed(11)
+            result = form.call(leaves, given, backend)
+    assert_close([result, *inside], [outside[0], *outside], 1e-5, 1e-6)
+
+
 @every([form for form in FORMS if not form.multiplies])
 def test_autocast_changes_nothing(form, place):
     device, backend = place
