@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ._dispatch import Op, refuse_func_grad, refuse_second_derivative
 from ._dtypes import wide, without_autocast
-from ._operator import changing, eager, operator
+from ._operator import changing, eager, operator, savable
 
 Needs = tuple[bool, ...]
 Gradients = tuple[Tensor | None, ...]
@@ -131,7 +131,7 @@ def register(
             if not has_backward(module):
                 ctx.save_for_backward(*kept)
                 return output
-            ctx.save_for_backward(*problem[:tensors], *kept)
+            ctx.save_for_backward(*savable(problem[:tensors]), *kept)
             # The caller may change the result in place. If backward also reads this tensor, return a copy.
             return output.clone() if kept and kept[0] is output else output
 

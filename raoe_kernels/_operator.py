@@ -44,6 +44,11 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
     return module if _reads_memory(tensors) else None
 
 
+def savable(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Return tensors that autograd can save for backward, with copies of those that were made in inference mode."""
+    return [x if x is None or x.requires_grad or not x.is_inference() else x.clone() for x in tensors]
+
+
 def _reads_memory(tensors: Sequence[Tensor | None]) -> bool:
     """Whether a kernel may read the tensors' memory directly: no transform, trace or tracing mode is active, and no
     tensor is a subclass, lazily negated (torch's negative bit), or a zero tensor without memory."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._dispatch import Op, backends, refuse_second_derivative, triton_missing
 from .._dtypes import wide
-from .._operator import changing, eager, operator
+from .._operator import changing, eager, operator, savable
 from . import scan
 from .padding import Options, Padding, zeros
 
@@ -75,6 +75,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Option
             scale, dropout_p = 0.0, 0.0
         results = _operator(q, k, v, *padding[:3], seed, numbers, padding.longest, scale, causal, dropout_p, backend)
         return results[2 - len(causal) : 2]
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        q, k, v, *where = savable((q, k, v, *padding[:3]))
+        padding = Padding(*where, padding.longest)
     return _attention(q, k, v, padding, options, module)
 
 

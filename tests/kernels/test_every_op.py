@@ -332,6 +332,21 @@ def test_backward_twice_and_no_second_derivative(form, place):
             torch.autograd.grad(result.sum(), leaves[0], create_graph=True)
 
 
+@every(DIFFERENTIABLE)
+def test_inputs_without_gradient_may_come_from_inference_mode(form, place):
+    """As those of torch's cosine_similarity, for example embeddings from model.encode(convert_to_tensor=True)."""
+    device, backend = place
+    leaves, given = made(form, device, torch.float32)
+    _, *grads = differentiated(form, leaves, given, backend)
+    for alone, expected in enumerate(grads):
+        with torch.inference_mode():
+            some, frozen = [x.detach().clone() for x in leaves], mapped(given, torch.clone)
+        some[alone] = leaves[alone]
+        torch.manual_seed(11)
+        result = form.call(some, frozen, backend)
+        assert_close([*torch.autograd.grad(result, some[alone], upstream(result))], [expected], 1e-4, 1e-5)
+
+
 @every(FORMS)
 @pytest.mark.parametrize("default", ["meta", "cuda"])
 def test_the_default_device_changes_nothing(default, form, place):
