@@ -44,6 +44,11 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
     return module if _reads_memory(tensors) else None
 
 
+def savable(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Return tensors that autograd can save for backward, with copies of those that were made in inference mode."""
+    return [x if x is None or x.requires_grad or not x.is_inference() else x.clone() for x in tensors]
+
+
 def _reads_memory(tensors: Sequence[Tensor | None]) -> bool:
     """Whether a kernel may read the tensors' memory directly: no transform, trace or tracing mode is active, and no
     tensor is a subclass, lazily negated (torch's negative bit), or a zero tensor without memory."""
@@ -103,6 +108,18 @@ def operator(
     if autograd:
         torch.library.register_autograd(qualified, autograd[1], setup_context=autograd[0])
     return getattr(getattr(torch.ops, NAMESPACE), name)
+
+
+def changing(numbers: Sequence[float]) -> Tensor | None:
+    """Return floats as one float64 tensor on the CPU if torch.compile has made any of them symbolic, else None.
+
+    torch.compile compiles an operator anew for every value of a float argument, but once for all values of a tensor.
+    Numbers that are constant stay floats, because a tensor on the CPU would prevent CUDA graphs.
+    """
+    if all(number.__class__ is float for number in numbers):  # a symbolic float has another class, but type() hides it
+        return None
+    one = torch.ones((), dtype=torch.float64, device="cpu")  # torch.compile can convert products, but not torch.tensor
+    return torch.stack([one * number for number in numbers])
 
 
 def _without_none(results: Iterable[Tensor | None], like: Tensor) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+LARGEST = sys.float_info.max
 _UNORDERED = (torch.uint64,)  # torch cannot sort uint64, and values of uint64 can exceed int64
 # {argument name in other libraries and papers: our names}; errors suggest the first of our names that the function has
 _SYNONYMS = {"temperature": ["scale"], "tau": ["scale"], "labels": ["targets", "scores"],
@@ -104,21 +104,22 @@ def integer_tensor(name: str, value: Tensor) -> None:
         raise TypeError(f"{name} must be integers (up to int64), got {describe(value)}")
 
 
-def number(name: str, value: object, *, low: float = -math.inf, strict: bool = False) -> float:
+def number(name: str, value: object, *, low: float = -LARGEST, strict: bool = False) -> float:
     """Check that a value is a finite Python or numpy number >= low (> low if strict), and return it as a float."""
     if isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Python number, got {describe(value)}: pass {name}.item()")
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+    # Under torch.compile, a number may be symbolic: then, hasattr and math.isfinite cannot be traced.
+    if isinstance(value, (bool, str)) or not (isinstance(value, (int, float)) or hasattr(value, "__float__")):
         raise TypeError(f"{name} must be a number, got {describe(value)}")
     result = float(value)
-    if not math.isfinite(result) or result < low or (strict and result == low):
-        bound = "" if low == -math.inf else f" {'>' if strict else '>='} {low:g}"
+    if not low <= result <= LARGEST or (strict and result == low):
+        bound = "" if low == -LARGEST else f" {'>' if strict else '>='} {low:g}"
         raise ValueError(f"{name} must be a finite number{bound}, got {describe(value)}")
     return result
 
 
 def number_or_tensor(
-    name: str, value: object, device: torch.device, *, low: float = -math.inf, strict: bool = False
+    name: str, value: object, device: torch.device, *, low: float = -LARGEST, strict: bool = False
 ) -> float | Tensor:
     """Check that a value is a valid `number` or a () float tensor on `device`, which may be learnable. Tensors' values
     are checked only on a CPU in eager mode: the host would wait for a GPU, and compiled code cannot branch on them."""
@@ -134,7 +135,7 @@ def number_or_tensor(
 def scale(value: object) -> float:
     """Check that a `scale` is a number > 0. A value below 1 causes a warning, once per call site."""
     result = number("scale", value, low=0, strict=True)
-    if result < 1:
+    if not torch.compiler.is_compiling() and result < 1:
         warn_of_temperature(result)
     return result
 
@@ -148,8 +149,6 @@ def learnable_scale(value: object, device: torch.device) -> float | Tensor:
 
 def warn_of_temperature(scale: float) -> None:
     """Warn about a scale below 1. The warning points to the caller's line outside this package."""
-    if torch.compiler.is_compiling():
-        return
     level, frame = 1, sys._getframe()
     while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(f"{__package__}."):
         level, frame = level + 1, frame.f_back

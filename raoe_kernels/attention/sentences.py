@@ -124,13 +124,13 @@ def _run(
     length = max(lengths)
     if len(spans) == 1:
         return _Run(slice(indices[0], indices[0] + (length if packed else 1)), first, length)
-    index, padding, bias = torch.tensor(indices), None, None
+    index, padding, bias = torch.tensor(indices, device="cpu"), None, None
     if min(lengths) < length:
         length = padded_length
-        padding, bias = _hide(length, torch.tensor(lengths), dtype)
+        padding, bias = _hide(length, torch.tensor(lengths, device="cpu"), dtype)
     if not packed:
         return _Run(slice(None) if all_rows else index, first, length, padding, bias)
-    place = torch.arange(length)
+    place = torch.arange(length, device="cpu")
     if padding is None:
         return _Run((index[:, None] + place).flatten(), first, length)
     tokens, real = index[:, None] + place * ~padding, (~padding).flatten().nonzero()[:, 0]
@@ -139,8 +139,9 @@ def _run(
 
 def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the fields `padding` and `bias` of a run."""
-    padding = torch.arange(longest) >= lengths[:, None]
-    return padding, torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, -torch.inf)[:, None, None, :]
+    padding = torch.arange(longest, device="cpu") >= lengths[:, None]
+    bias = torch.zeros(padding.shape, dtype=dtype, device="cpu").masked_fill_(padding, -torch.inf)
+    return padding, bias[:, None, None, :]
 
 
 def supports(padding: Padding) -> bool:
@@ -183,7 +184,7 @@ def _multiply(
         scores += run.bias
     weights = [] if causal == (True,) else [scores.softmax(-1)]
     if causal[0]:
-        causal_bias = torch.full((run.length, run.length), -torch.inf, dtype=q.dtype).triu_(1)
+        causal_bias = q.new_full((run.length, run.length), -torch.inf).triu_(1)
         weights.insert(0, scores.add_(causal_bias).softmax(-1))
     if run.padding is not None:
         _zero_padding(run.padding, *weights)

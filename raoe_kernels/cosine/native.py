@@ -17,7 +17,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
     rows, columns = a.shape
     a, b = _rows(a), _rows(b)
     shape = (3, rows) if dims is None else (3, len(dims), rows)
-    c, inverse_a, inverse_b = torch.empty(shape, dtype=a.dtype).unbind()
+    c, inverse_a, inverse_b = torch.empty(shape, dtype=a.dtype, device="cpu").unbind()
     module("cpu").cosine(
         address(a), address(b), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype], eps,
         address(c), address(inverse_a), address(inverse_b), tuple(dims or (columns,)), torch.get_num_threads(),
@@ -29,7 +29,7 @@ def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dty
     c, inverse_a, inverse_b = saved
     rows, columns = problem.a.shape
     a, b, upstream = _rows(problem.a), _rows(problem.b), upstream.contiguous()
-    grads = [torch.empty(rows, columns, dtype=a.dtype) if need else None for need in needs]
+    grads = [torch.empty(rows, columns, dtype=a.dtype, device="cpu") if need else None for need in needs]
     module("cpu").cosine_grad(
         address(upstream), address(a), address(b), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype],
         address(c), address(inverse_a), address(inverse_b), *map(address, grads),

@@ -26,7 +26,7 @@ class Problem(NamedTuple):
 
 def _similarities(problem: Problem) -> Tensor:
     a, dims = problem.a, problem.dims
-    return a.new_zeros(len(a) if dims is None else (len(dims), len(a)), dtype=wide(a.dtype))
+    return a.new_zeros(a.shape[:1] if dims is None else (len(dims), a.shape[0]), dtype=wide(a.dtype))
 
 
 OP = Op("cosine", ("pairwise_cosine",), backends(__package__, triton=triton_missing, native=missing_beyond_cpu))

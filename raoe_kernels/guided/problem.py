@@ -38,11 +38,11 @@ def _log_probs(problem: Problem) -> Tensor:
 
 
 def _normaliser(problem: Problem) -> Tensor:
-    return problem.current.new_zeros(2, len(problem.current), dtype=wide(problem.current.dtype))
+    return problem.current.new_zeros(2, problem.current.shape[0], dtype=wide(problem.current.dtype))
 
 
 def _tokens(problem: Problem) -> Tensor:
-    return problem.current.new_zeros(len(problem.current), dtype=torch.int64)
+    return problem.current.new_zeros(problem.current.shape[0], dtype=torch.int64)
 
 
 OP = Op("guided", ("guided_log_probs", "guided_argmax"), backends(__package__, triton=triton_missing))

@@ -104,16 +104,16 @@ def info_nce_loss(
     if all_anchors is not None:
         check_alike("all_anchors", all_anchors, anchors)
         _validate.companion("all_anchors", all_anchors, positives.shape, "positives", positives)
-        count = len(all_anchors)
+        count = all_anchors.shape[0]
     scale = _validate.learnable_scale(scale, anchors.device)
     names, joint = check_directions(directions, partition_mode, symmetric)
     if hardness_mode is not None:
         _validate.one_of("hardness_mode", hardness_mode, HARDNESS)
     strength = _validate.number("hardness_strength", hardness_strength, low=0)
-    if hardness_mode in HARDNESS[:2] and columns % max(1, len(positives)):
+    if hardness_mode in HARDNESS[:2] and columns % max(1, positives.shape[0]):
         raise ValueError(
-            f"the number of negatives must be a multiple of the {len(positives)} positives for hardness_mode "
-            f"{hardness_mode!r}, got {columns - len(positives)} negatives"
+            f"the number of negatives must be a multiple of the {positives.shape[0]} positives for hardness_mode "
+            f"{hardness_mode!r}, got {columns - positives.shape[0]} negatives"
         )
     mask, anchor_ids, column_ids = check_ignore(ignore, rows if isinstance(ignore, Tensor) else count, columns, anchors)
     check_mask(mask, names, all_anchors)

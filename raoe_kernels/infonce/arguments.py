@@ -23,12 +23,12 @@ def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, tar
             got = _validate.describe(negatives)
             raise ValueError(f"negatives must have 2 dimensions, got {got}: pass negatives.flatten(0, 1)")
         check_alike("negatives", negatives, anchors)
-    if targets is None and len(positives) < len(anchors):
+    if targets is None and positives.shape[0] < anchors.shape[0]:
         raise ValueError(
-            f"positives must have at least one row for each of the {len(anchors)} anchors, "
+            f"positives must have at least one row for each of the {anchors.shape[0]} anchors, "
             f"got {_validate.describe(positives)}: add rows to positives, or pass targets"
         )
-    return len(anchors), len(positives) + (0 if negatives is None else len(negatives))
+    return anchors.shape[0], positives.shape[0] + (0 if negatives is None else negatives.shape[0])
 
 
 def check_alike(name: str, value: Tensor, anchors: Tensor) -> None:
@@ -138,9 +138,9 @@ def check_guide(
     """Check `guide`. Return its rows for anchors, positives and negatives. `anchors`: number of rows for anchors."""
     if guide is None:
         return None, None, None
-    counts = {"anchors": anchors, "positives": len(positives)}
+    counts = {"anchors": anchors, "positives": positives.shape[0]}
     if negatives is not None:
-        counts["negatives"] = len(negatives)
+        counts["negatives"] = negatives.shape[0]
     if not isinstance(guide, (tuple, list)) or len(guide) != len(counts):
         got = f"{len(guide)} elements" if isinstance(guide, (tuple, list)) else _validate.describe(guide)
         raise TypeError(f"guide must be a tuple of tensors ({', '.join(counts)}), got {got}")

@@ -83,7 +83,7 @@ class Problem(NamedTuple):
 
     @property
     def column_count(self) -> int:
-        return len(self.positives) + (0 if self.negatives is None else len(self.negatives))
+        return self.positives.shape[0] + (0 if self.negatives is None else self.negatives.shape[0])
 
     @property
     def symmetric(self) -> bool:
@@ -123,7 +123,7 @@ class Problem(NamedTuple):
         """Number of columns that `targets` may select: P if an option allows only positives as targets, else C."""
         anchors_with_columns = self.directions in ("query_to_doc", SYMMETRIC)
         positives_only = self.all_anchors is not None or self.hardness or not anchors_with_columns
-        return len(self.positives) if positives_only else self.column_count
+        return self.positives.shape[0] if positives_only else self.column_count
 
 
 def _is_empty(problem: Problem) -> bool:

@@ -147,13 +147,13 @@ def raoe_loss(
 def _check_similarity(similarity: Tensor) -> None:
     rows = isinstance(similarity, Tensor) and similarity.ndim == 2
     _validate.float_tensor("similarity", similarity, 2 if rows else 1)
-    if rows and not len(similarity):
+    if rows and not similarity.shape[0]:
         raise ValueError(f"similarity must have at least one row, got {_validate.describe(similarity)}")
 
 
 def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
     has_one_per_row = similarity.ndim == 2 and isinstance(value, Tensor) and value.shape == similarity.shape[:1]
-    if has_one_per_row and len(similarity) != similarity.shape[1]:
+    if has_one_per_row and similarity.shape[0] != similarity.shape[1]:
         got = f"similarity {_validate.describe(similarity)} and {name} {_validate.describe(value)}"
         rule = f"{name} must have shape {tuple(similarity.shape[1:])} and similarity's device"
         raise ValueError(f"{rule}, got {got}; if similarity holds embeddings, pass pairwise_cosine(a, b)")

@@ -23,7 +23,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def _forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    similarity, scores, labels, rank, angle, scale, threshold, ties, rank_weight, angle_weight, parts = problem
+    similarity, scores, labels, rank, angle, scale, _, ties, rank_weight, angle_weight, parts = problem
     similarity, scores = similarity.contiguous(), scores.contiguous()
     labels = None if labels is None else labels.contiguous()
     device, dtype = similarity.device, similarity.dtype
@@ -37,7 +37,8 @@ def _forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     grads = torch.empty((*shape, size), dtype=result_dtype, device=device) if needs[0] else None
     arguments = (
         address(similarity), address(scores), address(labels), size, FLOATS[dtype], _KEYS[scores.dtype],
-        _TIES[ties], rank, angle, parts, scale, threshold, rank_weight, angle_weight, losses.data_ptr(), address(grads),
+        _TIES[ties], rank, angle, parts, scale, problem.threshold, rank_weight, angle_weight, losses.data_ptr(),
+        address(grads),
     )  # fmt: skip
     compiled = module(kind)
     if kind == "cpu":
@@ -64,7 +65,7 @@ def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, d
     if grads is None or grads.dtype != dtype or grads.device.type != "cpu":
         return _problem.scaled(problem, saved, upstream, needs, dtype)
     *rows, size = shape = grads.shape[1:] if problem.parts else grads.shape
-    grad = torch.empty(shape, dtype=dtype)
+    grad = torch.empty(shape, dtype=dtype, device="cpu")
     upstream = upstream.contiguous()  # an upstream gradient that comes from sum() has stride 0
     first = address(upstream)
     last = first + upstream.nbytes // 2 if problem.parts else first

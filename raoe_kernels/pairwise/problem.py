@@ -32,8 +32,7 @@ class Problem(NamedTuple):
     labels           (B,) int64, or None
     rank, angle      whether to compute the rank-margin and the angular objective
     scale            factor for similarities or angles, > 0
-    threshold        floor(2 margin) + 1: pairs i and j are compared if 2 r_j - 2 r_i >= threshold. This is equivalent
-                     to r_j - r_i > margin, because twice a rank is an integer under every tie rule
+    margin           pairs i and j are compared if r_j - r_i > margin
     ties             one of TIES
     rank_weight, angle_weight   factors of the two parts
     parts            whether the result is (rank part, angle part) instead of the sum of both parts
@@ -45,7 +44,7 @@ class Problem(NamedTuple):
     rank: bool
     angle: bool
     scale: float
-    threshold: int
+    margin: float
     ties: str
     rank_weight: float
     angle_weight: float
@@ -55,6 +54,12 @@ class Problem(NamedTuple):
     def leading(self) -> tuple[int, ...]:
         """Shape of the losses without K: () or, with `parts`, (2,). The gradients' shape also starts with it."""
         return (2,) if self.parts else ()
+
+    @property
+    def threshold(self) -> int:
+        """floor(2 margin) + 1: pairs are compared if 2 r_j - 2 r_i >= threshold. Twice a rank is an integer under every
+        tie rule, and it is below 2^62."""
+        return math.floor(min(2 * self.margin, 2.0**62)) + 1
 
     def max_pairs(self) -> int:
         """Largest number of pairs that the Triton kernel supports for these dtypes."""
@@ -85,13 +90,11 @@ def _check(
     angle_weight: object = 1.0,
     parts: bool = False,
 ) -> tuple[Any, ...]:
-    doubled = 2 * _validate.number("margin", margin, low=0)
     return (
         rank,
         angle,
         _validate.number("scale", scale, low=0, strict=True),
-        # Doubled ranks are below 2^62, so a threshold of 2^62 or more selects no pair.
-        min(math.floor(doubled) + 1, 1 << 62),
+        _validate.number("margin", margin, low=0),
         _validate.one_of("ties", ties, TIES),
         _validate.number("rank_weight", rank_weight),
         _validate.number("angle_weight", angle_weight),

@@ -65,4 +65,8 @@ def sigmoid_loss(
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
     """Return a () tensor: float64 for float64 anchors, otherwise float32. new_full does not make the host wait."""
     dtype = wide(anchors.dtype)
-    return value.to(dtype) if isinstance(value, Tensor) else anchors.new_full((), value, dtype=dtype)
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    if value.__class__ is not float:  # symbolic: torch.compile would compile new_full anew for every value
+        return anchors.new_ones((), dtype=dtype) * value
+    return anchors.new_full((), value, dtype=dtype)

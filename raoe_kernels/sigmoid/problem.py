@@ -42,7 +42,7 @@ class Problem(NamedTuple):
 
     @property
     def column_count(self) -> int:
-        return len(self.positives) + (0 if self.negatives is None else len(self.negatives))
+        return self.positives.shape[0] + (0 if self.negatives is None else self.negatives.shape[0])
 
 
 def _is_empty(problem: Problem) -> bool:

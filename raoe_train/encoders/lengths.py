@@ -82,7 +82,7 @@ def by_length(
     if None in kinds:
         return None
     features: list[dict[str, Any]] = []
-    rows: list[Tensor] = [torch.empty(0)] * len(columns)
+    rows: list[Tensor] = [torch.empty(0, device="cpu")] * len(columns)
     count = 0
     for kind in dict.fromkeys(kinds):  # columns with different prompts or tasks need separate runs
         numbers = [number for number, each in enumerate(kinds) if each == kind]
@@ -109,7 +109,7 @@ def by_length(
                 place = np.arange(lengths[order[stop - 1]])
                 places = np.where(place < sizes[:, None], firsts[:, None] + place, -1)
             block = np.where(places[..., None] < 0, 0, texts.tokens[places])
-            arrays = {name: torch.tensor(block[..., n], dtype=dtypes[name]) for n, name in enumerate(dtypes)}
+            arrays = {name: torch.from_numpy(block[..., n].copy()).to(dtypes[name]) for n, name in enumerate(dtypes)}
             features.append({**common, **arrays, **extra})
         of_text = np.empty(len(distinct), dtype=np.int64)
         of_text[order] = np.arange(count, count + len(distinct))

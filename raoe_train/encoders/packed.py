@@ -46,12 +46,12 @@ class Packing(NamedTuple):
         text = np.repeat(np.arange(len(lengths)), lengths)
         ends = np.concatenate([[0], lengths.cumsum()])
         position = np.arange(len(text)) - ends[text]
-        cu_seqlens, longest = torch.tensor(ends, dtype=torch.int32), -(-int(lengths.max()) // multiple) * multiple
+        cu_seqlens, longest = torch.from_numpy(ends.astype(np.int32)), -(-int(lengths.max()) // multiple) * multiple
         row: dict[str, Any] = {"position_ids": torch.from_numpy(position + self.offset)[None]}
         row |= {"seq_idx": torch.from_numpy(text)[None], "cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
         row |= {"max_length_q": longest, "max_length_k": longest}
         # transformers does not change a mask of four dimensions, but expands other masks to (tokens x tokens)
-        row["attention_mask"] = None if self.is_flash else torch.ones(1, 1, 1, 1, dtype=torch.long)
+        row["attention_mask"] = None if self.is_flash else torch.ones(1, 1, 1, 1, dtype=torch.long, device="cpu")
         return (starts[text] + position)[None], row
 
 

@@ -70,7 +70,8 @@ def add_head(model: Any, seed: int, saved: bool) -> None:
         start, bias = pooler.weight.detach().clone(), pooler.bias.detach().clone()
     else:
         std, generator = getattr(inner.config, "initializer_range", 0.02), torch.Generator().manual_seed(seed)
-        start, bias = torch.randn(width, width, generator=generator) * std, torch.zeros(width)
+        start = torch.randn(width, width, generator=generator, device="cpu") * std
+        bias = torch.zeros(width, device="cpu")
     head = TrainingHead(width, width, init_weight=start, init_bias=bias)
     model.append(head.to(model.device, weight.dtype))
 

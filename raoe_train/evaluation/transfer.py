@@ -138,11 +138,11 @@ class LinearLayer:
         columns, count = self.features.shape[1], self.labels.max() + 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
-            layer = torch.nn.Linear(columns - 1, count)
+            layer = torch.nn.Linear(columns - 1, count, device="cpu")
         # [penalties * classes, columns]
         weight = torch.cat([layer.weight, layer.bias[:, None]], dim=1).detach().repeat(len(penalties), 1)
         optimizer = torch.optim.Adam([weight], fused=True)
-        decay = torch.tensor(penalties).repeat_interleave(count)[:, None]
+        decay = torch.tensor(penalties, device="cpu").repeat_interleave(count)[:, None]
         x, held_out = (torch.from_numpy(self.features[places]) for places in (train, dev))
         targets = torch.nn.functional.one_hot(torch.from_numpy(self.labels[train]), count)[:, None].float()
         shape = (-1, len(penalties), count)

@@ -135,7 +135,7 @@ class Batch:
         """Return the batch without the answers with these keys."""
         places = [place for place, row in enumerate(self.rows) if row.slot.key not in keys]
         if len(places) < len(self.rows):
-            self.cache.batch_select_indices(torch.tensor(places))  # a CPU tensor: layers may be on several devices
+            self.cache.batch_select_indices(torch.tensor(places, device="cpu"))  # layers may be on several devices
         return Batch([self.rows[place] for place in places], self.cache)
 
     def join(self, other: "Batch") -> "Batch":
@@ -250,7 +250,7 @@ class GuidedDecoder:
             return logits[0], caches[0]
         width = max(map(len, rows))
         cache = functools.reduce(lambda first, second: merge_caches(first, second, width), caches)
-        places = torch.tensor([*new, *partial, *whole]).argsort()
+        places = torch.tensor([*new, *partial, *whole], device="cpu").argsort()
         cache.batch_select_indices(places)
         return torch.cat(logits)[places], cache
 
@@ -375,7 +375,7 @@ def merge_caches(first: Any, second: Any, width: int) -> hf.DynamicCache:
 
 def uniforms(seed: int, count: int) -> Tensor:
     """Draw [count] float32 numbers in [0, 1) for one answer, on the CPU, so that they are equal on all devices."""
-    return torch.rand(count, generator=torch.Generator().manual_seed(seed % (1 << 63)))
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed % (1 << 63)), device="cpu")
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:

@@ -285,7 +285,7 @@ class ByLength(CachedLossMixin, nn.Module):
             return self.loss(features, labels)
         if planned is None:  # for example, of a StaticEmbedding: each column is a run
             sizes = [*map(_count_texts, features)]
-            rows: Any = [*torch.arange(sum(sizes)).split(sizes)]
+            rows: Any = [*torch.arange(sum(sizes), device="cpu").split(sizes)]
             planned = Batch(features, rows, _beside(innermost(self.loss), features, labels), tokens=features)
         batch = planned.to(_device(self.model))
         batch.before = self._start(batch)
@@ -298,7 +298,7 @@ class ByLength(CachedLossMixin, nn.Module):
         # a batch that fits into one mini-batch is encoded once, without replay, if this holds in all processes
         fits_at_once = len(batch.runs) == 1 or (tokens <= most and not (dist.is_available() and dist.is_initialized()))
         if self.uses_gradient_cache and not fits_at_once:
-            rows = {"input_ids": torch.arange(len(batch.runs)), "runs": batch.runs}
+            rows = {"input_ids": torch.arange(len(batch.runs), device="cpu"), "runs": batch.runs}
             self._parts: Any = None
             loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
             return loss if self._parts is None else attach_gradient(self._parts, loss)
@@ -367,7 +367,7 @@ class ByLength(CachedLossMixin, nn.Module):
 
 
 def _device(model: Any) -> torch.device:
-    return next(model.parameters(), torch.empty(0)).device
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _layers(model: Any) -> list[Any]:

@@ -32,7 +32,8 @@ class RowCollator(SentenceTransformerDataCollator):
                 raise ValueError(f"column {name} has lists, not texts: {advice}")
         if empty := [name for row in features for name in others[:-1] if row.get(name, 0) is None]:
             raise ValueError(f"a row has no {empty[0]} (None): remove it, or fill the gap")
-        missing = torch.tensor([[row[name] is None for name in names] for row in features], dtype=torch.bool)
+        gaps = [[row[name] is None for name in names] for row in features]
+        missing = torch.tensor(gaps, dtype=torch.bool, device="cpu")
         if not missing.any():
             return super().__call__(features)
         if missing[:, :2].any():
@@ -65,9 +66,9 @@ class ScoreLabelCollator(RowCollator):
             return super().__call__(features)
         # float64, because distinct scores can be equal in float32; Apple's GPUs have no float64
         kind = torch.float32 if torch.backends.mps.is_available() else torch.float64
-        labels = {"score": torch.tensor([_score(row["score"]) for row in features], dtype=kind)}
+        labels = {"score": torch.tensor([_score(row["score"]) for row in features], dtype=kind, device="cpu")}
         if "label" in columns:
-            labels["label"] = torch.tensor([_label(row["label"]) for row in features])
+            labels["label"] = torch.tensor([_label(row["label"]) for row in features], device="cpu")
         texts = [{key: value for key, value in row.items() if key not in ("score", "label")} for row in features]
         return {**super().__call__(texts), "label": labels}
 
@@ -111,11 +112,12 @@ class ListCollator(SentenceTransformerDataCollator):
         # keep other columns, such as the name of the dataset if there are several datasets
         extra = {key: value for key, value in features[0].items() if key not in ("sentences", "label")}
         batch = super().__call__([{**extra, "sentences": text} for row in features for text in row["sentences"]])
-        batch["label"] = {"lengths": torch.tensor(lengths)}
+        batch["label"] = {"lengths": torch.tensor(lengths, device="cpu")}
         if "label" in features[0]:
-            batch["label"]["teacher"] = teacher = torch.zeros(len(features), max(lengths), max(lengths))
+            teacher = torch.zeros(len(features), max(lengths), max(lengths), device="cpu")
+            batch["label"]["teacher"] = teacher
             for square, row, length in zip(teacher, features, lengths, strict=True):
-                values = torch.as_tensor(row["label"], dtype=torch.float32)
+                values = torch.as_tensor(row["label"], dtype=torch.float32, device="cpu")
                 if values.numel() != length * length:
                     raise ValueError(f"{length} sentences need {length} x {length} label values, got {values.numel()}")
                 square[:length, :length] = values.reshape(length, length)

@@ -25,8 +25,8 @@ def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list
     if texts is None:
         raise ValueError("a teacher needs the batch's texts: use raoe_train.TextCollator")
     # use one call, so that the teacher encodes each distinct sentence once, sorted by length
-    embeddings = torch.as_tensor(embed([text for column in texts for text in column]))
-    return [*embeddings.to(columns[0].device).split([len(column) for column in columns])]
+    embeddings = torch.as_tensor(embed([text for column in texts for text in column]), device=columns[0].device)
+    return [*embeddings.split([len(column) for column in columns])]
 
 
 class DistillationLoss(CachedLoss):

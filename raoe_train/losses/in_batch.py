@@ -64,7 +64,7 @@ class InBatchLoss(CachedLoss):
         self.learn_scale = learn_scale
         self.mask_duplicates = mask_duplicates
         if learn_scale:
-            self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+            self.log_scale = nn.Parameter(torch.tensor(math.log(scale), device="cpu"))
 
     @property
     def current_scale(self) -> float:
@@ -184,7 +184,7 @@ class SigmoidLoss(InBatchLoss):
         super().__init__(model, scale, learn_scale=learn_scale, **contrastive)
         self.bias = bias
         if learn_scale:
-            self.logit_bias = nn.Parameter(torch.tensor(float(bias)))
+            self.logit_bias = nn.Parameter(torch.tensor(float(bias), device="cpu"))
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         columns, targets = torch.cat([*map(self.gather, embeddings[1:])]), self.targets(embeddings[0])

@@ -111,7 +111,8 @@ class PairLoss(CachedLoss):
         if isinstance(labels, Mapping):
             return {name: None if value is None else self.as_tensors(value) for name, value in labels.items()}
         try:
-            return labels if labels is None else torch.as_tensor(labels)
+            is_done = labels is None or isinstance(labels, Tensor)
+            return labels if is_done else torch.as_tensor(labels, device="cpu")
         except (ValueError, TypeError, RuntimeError):
             form = 'numbers, one for each pair, or {"score": numbers, "label": numbers}'
             raise ValueError(f"labels of {type(self).__name__} must be {form}, got {labels!r:.100}") from None
@@ -263,10 +264,10 @@ def calibrate(
 
     def embed(name: str) -> Tensor:
         options = {key: value.get(name) if isinstance(value, dict) else value for key, value in encode.items()}
-        return torch.as_tensor(encode_sentences(model, sample[name][:], 64, **options))
+        return torch.from_numpy(encode_sentences(model, sample[name][:], 64, **options))
 
     columns = [*map(embed, texts)]
-    targets = {name: torch.tensor(sample[name][:]) for name in ("score", "label") if name in sample.column_names}
+    targets = {name: torch.tensor(sample[name][:], device="cpu") for name in sample.column_names if name not in texts}
     size = min(batch_size, rows)
     # use only full batches, because the loss of a smaller batch is not comparable
     batches = [slice(first, first + size) for first in range(0, rows - size + 1, size)]

@@ -341,5 +341,5 @@ class _Grouped(torch.utils.data.Sampler[int]):
         return len(self.group)
 
     def __iter__(self) -> Iterator[int]:
-        place = torch.randperm(int(self.group.max()) + 1, generator=self.generator)
+        place = torch.randperm(int(self.group.max()) + 1, generator=self.generator, device="cpu")
         yield from torch.argsort(place[self.group], stable=True).tolist()

@@ -25,7 +25,7 @@ from raoe_kernels import (
     use_backend,
 )
 from tests.kernels.attention_cases import Batch
-from tests.kernels.conftest import HAS_GPU, PLACES
+from tests.kernels.conftest import DEVICE, HAS_GPU, PLACES
 from tests.kernels.contrast_cases import INFONCE, SIGMOID, Contrast, mapped, rows
 from tests.kernels.gpu_checks import NoLaunch, operations
 from tests.kernels.infonce_forms import cases, loss_of
@@ -44,7 +44,7 @@ class Form:
     """A way to call an op.
 
     make       function of a size: the tensors that are differentiated, in float64, and the other arguments
-    call       function of both and `backend`: the result as one tensor
+    call       function of both and `backend`: the result as one tensor. NUMBERS may be among the other arguments
     multiplies whether it multiplies matrices, so that autocast and a second derivative are as of torch's products
     """
 
@@ -68,8 +68,10 @@ def of_pairs(name: str, op: str, widths: int = 0, **options: Any) -> Form:
         return [similarity], {"scores": scores, "labels": labels}
 
     def call(leaves: list[Tensor], given: dict[str, Tensor], backend: str) -> Tensor:
-        of = list(given.values())[: 1 if op in ("rank_margin_loss", "cosent_loss") else 2]
-        result = getattr(raoe_kernels, op)(*leaves, *of, scale=3.0, backend=backend, **options)
+        numbers = dict(given)
+        of = numbers.pop("scores"), numbers.pop("labels")
+        of = of[: 1 if op in ("rank_margin_loss", "cosent_loss") else 2]
+        result = getattr(raoe_kernels, op)(*leaves, *of, backend=backend, **{"scale": 3.0, **options, **numbers})
         return torch.stack(result) if isinstance(result, tuple) else result
 
     return Form(name, op, make, call)
@@ -77,7 +79,7 @@ def of_pairs(name: str, op: str, widths: int = 0, **options: Any) -> Form:
 
 def of_cosines(name: str, dims: tuple[int, ...] | None) -> Form:
     def call(leaves: list[Tensor], given: dict[str, Any], backend: str) -> Tensor:
-        return pairwise_cosine(*leaves, dims=dims, backend=backend)
+        return pairwise_cosine(*leaves, dims=dims, backend=backend, **given)
 
     backends = ALL if not HAS_GPU else ALL[:3]  # the compiled kernels of the cosine run on a CPU only
     return Form(name, "pairwise_cosine", lambda n: (rows((n, n), 32, torch.float64), {}), call, backends)
@@ -115,7 +117,7 @@ def of_logits(name: str, argmax: bool) -> Form:
 
     def call(leaves: list[Tensor], given: dict[str, Any], backend: str) -> Tensor:
         function = guided_argmax if argmax else guided_log_probs
-        return function(*leaves, *given.get("logits", ()), guidance=1.5, backend=backend)
+        return function(*leaves, *given.get("logits", ()), guidance=given.get("guidance", 1.5), backend=backend)
 
     return Form(name, "guided_argmax" if argmax else "guided_log_probs", make, call, ALL[:3])
 
@@ -129,8 +131,8 @@ def of_lists(name: str, refine: bool) -> Form:
 
     def call(leaves: list[Tensor], given: dict[str, Any], backend: str) -> Tensor:
         if refine:
-            return refine_similarity(given["phi"], 0.5, mask=given["mask"], backend=backend)
-        return list_mle_loss(*leaves, given["teacher"], mask=given["mask"], scale=3, backend=backend)
+            return refine_similarity(given["phi"], given.get("omega", 0.5), mask=given["mask"], backend=backend)
+        return list_mle_loss(*leaves, **{"scale": 3, **given}, backend=backend)
 
     return Form(name, "refine_similarity" if refine else "list_mle_loss", make, call, ALL[:2])
 
@@ -143,7 +145,7 @@ def of_attention(name: str, padding: str, dual: bool = False, backends: tuple[st
     def call(leaves: list[Tensor], given: dict[str, Any], backend: str) -> Tensor:
         if dual:
             return torch.stack(dual_attention(*leaves, **given, backend=backend))
-        return bidirectional_attention(*leaves, **given, **more, backend=backend)
+        return bidirectional_attention(*leaves, **more | given, backend=backend)
 
     op = "dual_attention" if dual else "bidirectional_attention"
     return Form(name, op, make, call, backends, multiplies=True)
@@ -164,6 +166,7 @@ FORMS = [
     *(of_infonce(which) for which in ("joint-four-targets-ids", "guided-gist", "guided-four", "joint-all-anchors")),
     of_contrast("sigmoid", SIGMOID, "mask-targets-groups", scale=3.0),
     of_contrast("sigmoid-ids", SIGMOID, "ids-targets-groups", scale=3.0),
+    of_contrast("sigmoid-numbers", replace(SIGMOID, learned={}), "soft"),
     of_logits("guided", argmax=False),
     of_logits("argmax", argmax=True),
     of_lists("listmle", refine=False),
@@ -189,9 +192,30 @@ def every(forms: list[Form], quick: dict[str, str] | None = None) -> Any:
     return pytest.mark.parametrize("form, place", cases, indirect=["place"])
 
 
+# Python numbers by form, three values each.
+SCALES, WEIGHTS = (3.0, 0.5, 20.0), (1.0, -2.0, 0.0)
+NUMBERS: dict[str, dict[str, tuple[float, ...]]] = {
+    "rank": {"scale": (3, 20, 7), "margin": (1, 0, 2)},
+    "cosent-widths": {"scale": SCALES},
+    "raoe-parts": {"scale": SCALES, "margin": (1.0, 0.0, 2.5), "rank_weight": WEIGHTS, "angle_weight": WEIGHTS},
+    "cosine": {"eps": (1e-8, 0.0, 2.0)},
+    "infonce": {"scale": SCALES},
+    "infonce-widths": {"scale": SCALES},
+    "guided-gist": {"guide_margin": (0.2, -0.1, 0.0)},
+    "all-hard": {"hardness_strength": (30.0, 9.0, 0.5)},
+    "sigmoid-numbers": {"scale": SCALES, "bias": (-10.0, 0.0, 0.5)},
+    "guided": {"guidance": (1.5, 1.0, 0.5)},
+    "argmax": {"guidance": (1.5, 1.0, 0.5)},
+    "listmle": {"scale": SCALES},
+    "refine": {"omega": (0.5, 0.0, 2.0)},
+    "attention": {"scale": SCALES},
+    "attention-dual": {"scale": SCALES},
+    "attention-packed": {"scale": SCALES, "dropout_p": (0.3, 0.2, 0.5)},
+}
+
 # One of each op, where torch.compile is slow.
 QUICK = {"raoe-parts": "native", "cosine": "native", "infonce-ids": "scan", "infonce-widths": "native",
-         "sigmoid-ids": "scan", "guided": "scan", "listmle": "scan", "refine": "scan",
+         "sigmoid-ids": "scan", "sigmoid-numbers": "scan", "guided": "scan", "listmle": "scan", "refine": "scan",
          "attention-dual": "scan"}  # fmt: skip
 DIFFERENTIABLE = [form for form in FORMS if form.make(3)[0]]
 
@@ -308,6 +332,35 @@ def test_backward_twice_and_no_second_derivative(form, place):
             torch.autograd.grad(result.sum(), leaves[0], create_graph=True)
 
 
+@every(DIFFERENTIABLE)
+def test_inputs_without_gradient_may_come_from_inference_mode(form, place):
+    """As those of torch's cosine_similarity, for example embeddings from model.encode(convert_to_tensor=True)."""
+    device, backend = place
+    leaves, given = made(form, device, torch.float32)
+    _, *grads = differentiated(form, leaves, given, backend)
+    for alone, expected in enumerate(grads):
+        with torch.inference_mode():
+            some, frozen = [x.detach().clone() for x in leaves], mapped(given, torch.clone)
+        some[alone] = leaves[alone]
+        torch.manual_seed(11)
+        result = form.call(some, frozen, backend)
+        assert_close([*torch.autograd.grad(result, some[alone], upstream(result))], [expected], 1e-4, 1e-5)
+
+
+@every(FORMS)
+@pytest.mark.parametrize("default", ["meta", "cuda"])
+def test_the_default_device_changes_nothing(default, form, place):
+    device, backend = place
+    leaves, given = made(form, device, torch.float32)
+    outside = differentiated(form, leaves, given, backend)
+    with torch.device(default):
+        inside = differentiated(form, leaves, given, backend)
+        with torch.no_grad():
+            torch.manual_seed(11)
+            result = form.call(leaves, given, backend)
+    assert_close([result, *inside], [outside[0], *outside], 1e-5, 1e-6)
+
+
 @every([form for form in FORMS if not form.multiplies])
 def test_autocast_changes_nothing(form, place):
     device, backend = place
@@ -332,6 +385,28 @@ def test_compiled_gives_the_same(form, place):
         expected = differentiated(form, leaves, given, backend)
         torch.manual_seed(11)
         result = step(leaves, given)
+        grads = torch.autograd.grad(result, leaves, upstream(result)) if leaves else ()
+        assert_close([result.detach(), *grads], expected, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("form", [pytest.param(form, id=form.name, marks=[pytest.mark.slow] * (form.name not in QUICK))
+                                  for form in [*FORMS, of_infonce("all-hard")]])  # fmt: skip
+def test_one_graph_for_all_sizes_and_numbers(form, dynamic):
+    """One with dynamic=True. By default, the first graph has constants, and the second is for all other calls."""
+    backend = "auto" if "scan" in form.backends else "reference"
+    torch._dynamo.reset()
+    step = torch.compile(
+        lambda leaves, given: form.call([x * 1.0 for x in leaves], given, backend),
+        fullgraph=True, dynamic=dynamic, backend="aot_eager",
+    )  # fmt: skip
+    for call, n in enumerate((4, 6, 9)):
+        leaves, given = made(form, DEVICE, torch.float32, n)
+        given |= {name: values[call] for name, values in NUMBERS.get(form.name, {}).items()}
+        expected = differentiated(form, leaves, given, backend)
+        torch.manual_seed(11)
+        with torch._dynamo.config.patch(error_on_recompile=call >= (1 if dynamic else 2)):
+            result = step(leaves, given)
         grads = torch.autograd.grad(result, leaves, upstream(result)) if leaves else ()
         assert_close([result.detach(), *grads], expected, 1e-4, 1e-5)
 

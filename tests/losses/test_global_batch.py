@@ -188,6 +188,21 @@ def compare(rank: int, world: int, folder: str, dtype: torch.dtype) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("default", ["meta", "cuda"])
+def test_the_default_device_changes_nothing(default):
+    """Of losses on a CPU: alone, with cached gradients and by length, with tokens packed in a row."""
+    model = tiny_encoder()
+    initial = copy.deepcopy(model.state_dict())
+    for made, settings, whole, _ in cases(model, 1):
+        for arguments, around in (({}, packing), ({"mini_batch_size": 2}, copy.copy)):
+            model[0].model.config._attn_implementation = "sdpa"
+            outside = step(around(made(model, **settings, **arguments)), model, initial, *whole)
+            model[0].model.config._attn_implementation = "sdpa"
+            with torch.device(default):
+                inside = step(around(made(model, **settings, **arguments)), model, initial, *whole)
+            assert all(torch.equal(x, y) for x, y in zip(inside, outside, strict=True)), (made, settings)
+
+
 @pytest.mark.slow
 def test_one_process_in_a_group(tmp_path, monkeypatch):
     monkeypatch.setattr(lengths, "CPU_FORWARD", 1)  # compare sets it, and this process has more tests to run

@@ -1,6 +1,7 @@
 """Loss modules: the papers' formulas, sentence-transformers' conventions, caching."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -69,6 +70,17 @@ def test_labels_may_be_any_sequence_of_numbers(convert):
     for wrong in ("abc", ["a"] * 9, {"score": ["a"] * 9}, tuple(labels.values())):
         with pytest.raises(ValueError, match="labels of CoSENTLoss must be numbers"):
             CoSENTLoss(model)(features, wrong)
+
+
+@pytest.mark.parametrize("loss", [*OURS, partial(RAOELoss, matryoshka_dims=[2, 6])])
+def test_a_column_may_come_from_encode(loss):
+    """model.encode(convert_to_tensor=True) makes embeddings in inference mode, which autograd cannot save."""
+    pair, (_, labels) = embeddings(2, 11), batch(tiny_encoder(), 11)
+    (expected,) = torch.autograd.grad(total(loss(None).compute_loss_from_embeddings(pair, labels)), pair[0])
+    with torch.inference_mode():
+        frozen = pair[1].detach().clone()
+    found = total(loss(None).compute_loss_from_embeddings([pair[0], frozen], labels))
+    torch.testing.assert_close(torch.autograd.grad(found, pair[0])[0], expected)
 
 
 @pytest.mark.parametrize("gate", ["label+score", "score", "label"])

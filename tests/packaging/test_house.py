@@ -1,12 +1,16 @@
-"""Rules that keep raoe_train small: direction of imports, bounds of lines, and public names in docs and benchmarks."""
+"""Rules of the house: imports, bounds of lines, devices of new tensors, and public names in docs and benchmarks."""
 
 from __future__ import annotations
 
+import ast
 import re
+from inspect import isclass, signature
 from pathlib import Path
 
 import pytest
+import torch
 from importlinter.cli import lint_imports
+from torch.utils._device import _device_constructors
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
@@ -36,6 +40,34 @@ def test_packages_stay_within_their_bounds(package):
 
 def test_files_are_short():
     assert not {name: count for name, count in lines("raoe_train").items() if count > LONGEST}
+
+
+def makes_a_tensor(function: ast.expr, names: dict[str, object]) -> bool:
+    """Whether a call of this function makes a tensor, or a layer with weights, on torch's default device."""
+    try:
+        value = eval(ast.unparse(function), {"__builtins__": {}}, names)
+    except (AttributeError, NameError):
+        return False
+    layer = isclass(value) and issubclass(value, torch.nn.Module) and "device" in signature(value).parameters
+    return layer or (callable(value) and value in _device_constructors())
+
+
+@pytest.mark.parametrize("package", ["raoe_kernels", "raoe_train"])
+def test_every_new_tensor_names_its_device(package):
+    """Otherwise torch.set_default_device would move it. tests/kernels and tests/losses call what they can."""
+    nameless, found = [], 0
+    for path in (ROOT / package).rglob("*.py"):
+        tree, names = ast.parse(path.read_text(encoding="utf-8")), {}
+        for node in ast.walk(tree):
+            modules = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            if any(module.partition(".")[0] == "torch" for module in modules):
+                exec(ast.unparse(node), names)
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and makes_a_tensor(node.func, names)]
+        found += len(calls)
+        nameless += [f"{path.relative_to(ROOT)}:{call.lineno}" for call in calls
+                     if not any(keyword.arg == "device" for keyword in call.keywords)]  # fmt: skip
+    assert found > 10 and not nameless
 
 
 def test_benchmarks_and_pages_use_public_names():
