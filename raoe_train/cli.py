@@ -27,14 +27,14 @@ JOBS = {
     "score": "add similarity scores from two teacher encoders to sentence pairs",
     "mine": "mine examples from labelled texts, or hard negatives for queries",
     "generate": "generate chains of ranking sentences with a language model",
-    "evaluate": "evaluate an encoder: similarity, transfer, captions, polarity, retrieval, MTEB",
+    "evaluate": "evaluate an encoder: similarity, transfer, captions, polarity, retrieval",
     "encode": "compute the embeddings of all sentences in a file",
     "export": "save an encoder with its LoRA adapter merged into the weights",
     "check": "check that embeddings do not depend on padding and batch size",
 }
 TRAIN_PACKAGES = ("accelerate", "datasets", "filelock", "matplotlib", "pandas", "peft", "pyarrow",
         "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
-EXTRAS = {**dict.fromkeys(TRAIN_PACKAGES, "train"), "bitsandbytes": "4bit", "mteb": "eval"}  # {import name: extra}
+EXTRAS = {**dict.fromkeys(TRAIN_PACKAGES, "train"), "bitsandbytes": "4bit"}  # {import name: extra}
 USAGE = "raoe-train JOB [RECIPE] [--config FILE] [--section.key VALUE ...]"
 OPTIONS = {"job", "positional", "config", "print_config", "traceback", "loss.help"}  # options that are not settings
 STATUS = "exit status: 0 done, 1 finished with failures, 2 invalid input, 3 unexpected error, 130 interrupted"

@@ -250,7 +250,7 @@ class Training:
         logging_steps: steps between log entries
         report_to: experiment trackers, such as tensorboard or wandb
         dataloader_num_workers: processes that prepare batches; by default 4 on CUDA, else 0
-        batch_sampler: how batches are drawn; by_premise puts all pairs with the same premise into one batch
+        batch_sampler: how batches are drawn, or the import path of a batch sampler class
         gradient_checkpointing: save memory by recomputing activations in the backward pass
         learning_rate_mapping: learning rates for parameters whose names match a regular expression, as REGEX=RATE
     """

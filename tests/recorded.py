@@ -14,12 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-TIMES = ("seconds", "per_second", "peak_memory_mb", "runtime", "commit", "versions", "left_out", "truncated", "backends")
+TIMES = ("seconds", "per_second", "peak_memory_mb", "runtime", "commit", "versions", "truncated", "backends")
 
 
 def results(folder: Path) -> dict[str, Callable[[], Any]]:
@@ -41,7 +42,7 @@ def results(folder: Path) -> dict[str, Callable[[], Any]]:
         return lambda: rt.train(recipe, **{**small, **settings, "output": str(folder / output)})
 
     runs: dict[str, Callable[[], Any]] = {
-        f"job {name}": (lambda job: lambda: rt.run(job.name, **job.keys(folder / "jobs")))(job)
+        f"job {name}": partial(lambda job: rt.run(job.name, **job.keys(folder / "jobs")), job)
         for name, job in make_jobs(folder / "inputs").items()
     }
     runs |= {
@@ -54,7 +55,8 @@ def results(folder: Path) -> dict[str, Callable[[], Any]]:
             "data.train": [f"{DATA / 'polarity/mined_sst2_triplet.tsv.gz'}#test"]}),
         "bellm": train("bellm", "bellm", **nli, **{
             "model.name": decoder, "model.device": "cpu", "model.load_in_4bit": False, "model.dtype": "float32",
-            "model.lora.r": 4, "training.bf16": False, "model.max_seq_length": 32, "training.gradient_checkpointing": False}),
+            "model.lora.r": 4, "training.bf16": False, "model.max_seq_length": 32,
+            "training.gradient_checkpointing": False}),
         "sts": lambda: rt.evaluate(**model, tasks=[f"{sick}#test", f"{DATA / 'sts/stsb.tsv.gz'}#test"]),
         "retrieval": lambda: rt.evaluate(**model, tasks=[f"retrieval:{wikiqa}#test"]),
         "check": lambda: rt.check(**model),

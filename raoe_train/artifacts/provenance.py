@@ -20,7 +20,7 @@ EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files; `fingerprint` 
 def versions() -> dict[str, str]:
     """Return {name: version} of Python and of the installed packages that affect results."""
     packages = {"python": platform.python_version()}
-    for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn", "mteb"):
+    for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn"):
         with suppress(PackageNotFoundError):
             packages[package] = version(package)
     return packages

@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 
 MADE_FROM = "made_from.json"  # record of a folder
 NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files of a run that has no work to resume
-BESIDE = (".json", ".parts", ".failed.jsonl", ".mteb", ".examples.npz")  # suffixes of paths beside an output file
+BESIDE = (".json", ".parts", ".failed.jsonl", ".examples.npz")  # suffixes of paths beside an output file
 SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
 SHARD = 4096  # sentences or pairs per shard; a killed process loses at most one shard
 SUM = ".sha256"  # suffix of the file with a shard's digest

@@ -1,1 +1,1 @@
-"""Evaluate encoders on tasks: similarity, transfer, captions, polarity, retrieval and MTEB."""
+"""Evaluate encoders on tasks: similarity, transfer, captions, polarity and retrieval."""

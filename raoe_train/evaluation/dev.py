@@ -34,8 +34,7 @@ class DevEvaluator(SentenceEvaluator):
         results: list[dict[str, dict[str, Any]]] = []
         tasks = [*self.tasks.values()]
         for task, rows in zip(tasks, encode_tasks(model, tasks, self.batch_size), strict=True):
-            score: Any = task.score
-            results.append({name: score(rows[:, :width])[0] for name, width in self.widths.items()})
+            results.append({name: task.score(rows[:, :width])[0] for name, width in self.widths.items()})
         metrics: dict[str, float] = {}
         for name in self.widths:
             for metric, key in self.metrics.items():

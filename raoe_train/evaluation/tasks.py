@@ -24,15 +24,13 @@ KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
     "transfer": "raoe_train.evaluation.transfer:read_transfer",
     "captions": "raoe_train.evaluation.captions:read_caption_task",
-    "mteb": "raoe_train.evaluation.mteb:read_mteb",
     "polarity": "raoe_train.evaluation.polarity:read_polarity",
     "retrieval": "raoe_train.evaluation.retrieval:read_retrieval",
 }
 SUITES: dict[str, tuple[str, ...]] = {
     "sts": STS,
     "transfer": TRANSFER,
-    "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
-}  # task names that need no KIND: prefix; the tasks of rerank are mteb tasks
+}  # task names that need no KIND: prefix
 DEFAULT = "sts"  # kind of all other names without a KIND: prefix
 ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
@@ -46,7 +44,6 @@ class Reading:
     columns: Mapping[str, Any] | None = None  # {raoe's column name: column in files}
     on_error: str = "raise"  # or "skip"; what to do with malformed rows
     prompt: str | None = None  # prompt of the encoder; with a {condition}, tasks of kind sts are C-STS files
-    cache: Path | None = None  # folder for results of mteb tasks, so that a rerun resumes
     polarity: Polarity = field(default_factory=Polarity)
     classifier: Classifier | None = None  # for transfer tasks
 
@@ -65,15 +62,14 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: `score` computes metrics from embeddings of `sentences`, or `run` computes them with the encoder."""
+    """A task: `score` computes metrics from embeddings of `sentences`."""
 
     kind: str  # name of the kind in KINDS
     main: str  # name of the main metric (x100, higher is better); averages are means of main metrics
-    content: Any  # everything that determines a result, as plain values: the data, or its name and version
-    sentences: list[str] = field(default_factory=list)  # the n texts to encode; each distinct text is encoded once
+    content: Any  # everything that determines a result, as plain values
+    sentences: list[str]  # the n texts to encode; each distinct text is encoded once
     # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
-    score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]] | None = None
-    run: Callable[[Any, int], dict[str, Any]] | None = None  # (SentenceTransformer, batch size) -> {metric: value}
+    score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]]
     n_queries: int = 0  # only in retrieval: the first n_queries sentences are queries, the rest are passages
 
     def by_prompt(self, model: Any) -> list[tuple[str | None, list[str]]]:
@@ -111,7 +107,7 @@ def split_word(word: str) -> tuple[str, str]:
     base = word.partition("#")[0].lower()
     for kind, names in SUITES.items():
         if base in (name.lower() for name in names):
-            return kind if kind in KINDS else "mteb", word
+            return kind, word
     return DEFAULT, word
 
 
@@ -200,19 +196,15 @@ def evaluate_tasks(
     outcomes: dict[str, Outcomes] | None = None,
     **reduction: Any,
 ) -> dict[str, Any]:
-    """Evaluate a SentenceTransformer. Return {"tasks", "average", "averages"} as the job `evaluate` does. Outcomes of
-    tasks with a `score` are added to the dict `outcomes`. `reduction`: keywords of `reduce` for the embeddings."""
-    parts = encode_tasks(model, [task for task in tasks.values() if task.score], batch_size)
+    """Evaluate a SentenceTransformer. Return {"tasks", "average", "averages"} as the job `evaluate` does. Outcomes are
+    added to the dict `outcomes`. `reduction`: keywords of `reduce` for the embeddings."""
+    parts = encode_tasks(model, [*tasks.values()], batch_size)
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():
-        results[word] = {"kind": task.kind, "main": task.main}
-        if task.score:
-            metrics, examples = task.score(reduce(next(parts), task.n_queries, **reduction))
-            results[word] |= metrics
-            if outcomes is not None:
-                outcomes[word] = examples
-        if task.run:
-            results[word] |= task.run(model, batch_size)
+        metrics, examples = task.score(reduce(next(parts), task.n_queries, **reduction))
+        results[word] = {"kind": task.kind, "main": task.main, **metrics}
+        if outcomes is not None:
+            outcomes[word] = examples
     by_kind: dict[str, list[float | None]] = {}
     for result in results.values():
         by_kind.setdefault(result["kind"], []).append(main_score(result))

@@ -1,10 +1,9 @@
 """The job `evaluate`: compute the scores of an encoder on tasks."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.artifacts.provenance import commit, digest, versions
-from raoe_train.artifacts.resume import Output, beside
+from raoe_train.artifacts.resume import Output
 from raoe_train.config import parse
 from raoe_train.encoders.settings import identity
 from raoe_train.evaluation.sts import conditional_prompt
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
 
 @job
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Evaluate an encoder on similarity, transfer, caption, polarity, retrieval and MTEB tasks.
+    """Evaluate an encoder on similarity, transfer, caption, polarity and retrieval tasks.
 
     The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores results per
-    example, from which main metrics are computed. OUTPUT.mteb/ stores the results of finished mteb tasks.
+    example, from which main metrics are computed.
 
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
@@ -45,7 +44,7 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
     if model is None:
         require(config.model.name, "model.name", "the encoder to evaluate")
     # read tasks before the model is loaded, so that a misspelt task costs no time
-    data, path = config.data, Path(config.output).expanduser() if config.output else None
+    data = config.data
     model_settings = identity(config.model) if model is None else None
     tasks = read_tasks(
         [*config.tasks, *(task for task in suite_tasks(config.suite) if task not in config.tasks)],
@@ -53,22 +52,18 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         columns=data.columns,
         on_error=data.on_error,
         prompt=conditional_prompt(config.model if model is None else model),
-        # one folder per version of a model: mteb's cache is keyed by the model's name, which retraining does not change
-        cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and model is None else None,
         polarity=config.polarity,
         classifier=config.classifier,
     )
     settings = {"model": model_settings, "tasks": {word: digest(task.content) for word, task in tasks.items()}}
     reduction: dict[str, Any] = {} if config.truncate_dim is None else {"truncate_dim": config.truncate_dim}
     reduction |= {} if config.precision == "float32" else {"precision": config.precision}
-    if reduction and (other := [word for word, task in tasks.items() if task.score is None]):
-        raise ValueError(f"{' and '.join(reduction)} cannot be set for {other[0]}, which is not scored from embeddings")
     settings |= reduction
     output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
     result = output.finished(say=model is None) if output else None
     if result and model is not None and not config.overwrite:
         problem = "exists and may belong to another model"
-        raise ValueError(f"output {path} {problem}: choose another output, or set overwrite=True")
+        raise ValueError(f"output {config.output} {problem}: choose another output, or set overwrite=True")
     if result is None or model is not None:
         from raoe_train.encoders.load import load_encoder, warn_without_cosine
 

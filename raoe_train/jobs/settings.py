@@ -273,8 +273,8 @@ class EvaluateConfig:
 
     Args:
         tasks: tasks, each as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
-            captions, mteb, polarity or retrieval
-        suite: standard suites of tasks, evaluated in addition to `tasks`; sts, transfer, rerank or all
+            captions, polarity or retrieval
+        suite: standard suites of tasks, evaluated in addition to `tasks`; sts, transfer or all
         classifier: classifier for transfer tasks
         batch_size: sentences in a batch
         truncate_dim: use only this many leading dimensions of the embeddings; by default, all

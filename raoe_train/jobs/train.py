@@ -131,8 +131,6 @@ def train(config: TrainConfig) -> dict[str, Any]:
     usable = raoe_kernels.backends(encoder.device)["raoe_loss"]
     backends = [name for name in ("native", "triton", "scan", "reference") if usable.get(name) is True]
     print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
-    if data.redraw:
-        trainer.meter.left_out = 0  # an epoch has max_rows rows on purpose
     trainer.add_callback(LogFile(output.path / LOG))
     interruption = Interruption(trainer.args)
     trainer.add_callback(interruption)

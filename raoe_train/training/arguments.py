@@ -1,6 +1,7 @@
 """The section `training` of a recipe: the training arguments of sentence-transformers, under the same names."""
 
 import os
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from raoe_train.settings import Training
 from raoe_train.training.run_directory import CHECKPOINTS
 
 RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep")
-BY_PREMISE = "by_premise"  # value of batch_sampler that selects PremiseBatchSampler
 
 
 def check_training(training: Training, has_dev: bool) -> None:
@@ -42,14 +42,13 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     from transformers.integrations import get_reporting_integration_callbacks
     from transformers.utils import is_torch_tf32_available
 
-    from raoe_train.training.training_data import PremiseBatchSampler
 
     recipe = {name: value for name, value in to_dict(training).items() if name not in RAOE_KEYS and value is not None}
     if (ratio := recipe.pop("warmup_ratio", None)) is not None:
         recipe["warmup_steps"] = ratio  # transformers 5 reads numbers below 1 as a share
     del recipe["gradient_checkpointing"]  # raoe_train.jobs.train enables it
-    if recipe.get("batch_sampler") == BY_PREMISE:
-        recipe["batch_sampler"] = PremiseBatchSampler
+    if "." in (sampler := recipe.get("batch_sampler", "")):
+        recipe["batch_sampler"] = pkgutil.resolve_name(sampler)
     check_device(device)
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
     if recipe.get("bf16") == "auto":

@@ -44,7 +44,6 @@ class Meter(TrainerCallback):
         self.first_step, self.last_step = 0, 0
         self.rows, self.unit, self.logged = 0, "rows", 0.0
         self.total_rows, self.warned = 0, False
-        self.left_out: int | None = None  # number of rows that no batch of the first epoch had
         self._since = 0.0
 
     def count(self, inputs: Mapping[str, Any]) -> None:
@@ -68,17 +67,7 @@ class Meter(TrainerCallback):
             self.first_seconds = self.seconds
         self._since = now
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.on_step_end(args, state, control)
-        data: Any = self.trainer.train_dataset
-        tables = [*data.values()] if isinstance(data, Mapping) else [data]
-        is_first = self.left_out is None and not self.first_step
-        is_whole = state.epoch >= 1 or not control.should_training_stop  # not stopped by max_steps
-        if is_first and is_whole and all(hasattr(table, "__len__") for table in tables):
-            rows = sum(map(len, tables))
-            self.left_out = rows - self._of_all_processes(self.total_rows)
-            if self.left_out > 0 and state.is_world_process_zero:
-                print(f"{self.left_out} of {rows} rows are in no batch of an epoch: the batch sampler leaves them out")
+    on_epoch_end = on_step_end
 
     def _of_all_processes(self, count: int) -> int:
         return int(self.trainer.accelerator.reduce(torch.tensor(count, device=self.trainer.args.device), "sum"))
@@ -108,13 +97,12 @@ class Meter(TrainerCallback):
         logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
 
     def costs(self) -> dict[str, Any]:
-        """Return {"train_seconds", "train_steps", "train_rows": numbers of steps and rows in these seconds, "left_out":
-        number of rows that no batch of the first epoch had, "peak_memory_mb"}."""
+        """Return {"train_seconds", "train_steps", "train_rows": numbers of steps and rows in these seconds,
+        "peak_memory_mb"}."""
         return {
             "train_seconds": round(self.seconds, 3),
             "train_steps": self.last_step - self.first_step,
             "train_rows": self.total_rows,
-            "left_out": self.left_out,
             "peak_memory_mb": round(self.peak, 1),
         }
 

@@ -137,8 +137,7 @@ def _measure(
     mix(encoder, start, trained, share)
     values, outcomes = list[float](), list[Outcomes]()
     for task, rows in zip(tasks, encode_tasks(encoder, tasks, batch_size), strict=True):
-        score: Any = task.score
-        metrics, outcome = score(rows)
+        metrics, outcome = task.score(rows)
         value = metrics[task.main]
         values.append(math.nan if value is None else value)
         outcomes.append(outcome)

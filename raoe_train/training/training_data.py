@@ -316,30 +316,3 @@ def without_gaps(data: Any) -> Any:
         return {n: [fills[n] if value is None else value for value in column] for n, column in transform(rows).items()}
 
     return data.with_transform(filled)
-
-
-class PremiseBatchSampler(DefaultBatchSampler):
-    """A batch sampler in random order that keeps rows with the same first text together.
-
-    An NLI premise occurs in three rows. If these rows are in one batch, raoe_train.losses.ByLength encodes the premise
-    only once, but the batch has more similar texts (docs/lab/speed.md). Set args.batch_sampler to this class.
-    """
-
-    def __init__(self, dataset: Any, batch_size: int, drop_last: bool, **others: Any) -> None:
-        first = dataset.with_format("arrow")[:].column(0).combine_chunks().dictionary_encode()
-        rows = _Grouped(torch.from_numpy(first.indices.to_numpy().copy()), others.get("generator"))
-        super().__init__(rows, batch_size=batch_size, drop_last=drop_last, **others)
-
-
-class _Grouped(torch.utils.data.Sampler[int]):
-    """Sampler of row numbers: groups are in random order, and the rows of a group follow each other."""
-
-    def __init__(self, group: torch.Tensor, generator: Any) -> None:
-        self.group, self.generator = group.long(), generator
-
-    def __len__(self) -> int:
-        return len(self.group)
-
-    def __iter__(self) -> Iterator[int]:
-        place = torch.randperm(int(self.group.max()) + 1, generator=self.generator, device="cpu")
-        yield from torch.argsort(place[self.group], stable=True).tolist()

@@ -11,7 +11,7 @@ from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, write_pairs
 
 # Keys with times and counts since a resume; the commit can change during the test.
-TIMES = ("seconds", "train_seconds", "train_steps", "train_rows", "left_out", "peak_memory_mb", "train_runtime",
+TIMES = ("seconds", "train_seconds", "train_steps", "train_rows", "peak_memory_mb", "train_runtime",
          "train_samples_per_second", "train_steps_per_second", "eval_runtime", "eval_samples_per_second",
          "eval_steps_per_second", "tokens_per_second", "commit")  # fmt: skip
 # {file in SentEval's folders: its lines}

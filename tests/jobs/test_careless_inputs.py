@@ -99,7 +99,7 @@ def test_only_inputs_are_compared_with_outputs(tmp_path, monkeypatch):
     for name in ("a.tsv.gz", "a.tsv.bak", "a.tsv2", "a"):  # beside the output a.tsv, but nothing that jobs write there
         (tmp_path / name).touch()
         check_paths(load("score", None, {"data.input": name, "output": "a.tsv"}))
-    for name in ("a.tsv", "a.tsv.json", "a.tsv.failed.jsonl", "a.tsv.parts", "a.tsv.mteb", "a.tsv.examples.npz"):
+    for name in ("a.tsv", "a.tsv.json", "a.tsv.failed.jsonl", "a.tsv.parts", "a.tsv.examples.npz"):
         (tmp_path / name).touch()
         with pytest.raises(ValueError, match=r"output .*a\.tsv would overwrite the input data\.input"):
             check_paths(load("score", None, {"data.input": name, "output": "a.tsv"}))

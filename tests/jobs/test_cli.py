@@ -74,7 +74,7 @@ def test_unexpected_errors_are_one_line_and_a_traceback_file(monkeypatch, tmp_pa
     ("error", "said"),
     [
         (ModuleNotFoundError("no tqdm", name="tqdm"), "tqdm is not installed: install raoe[train]"),
-        (ModuleNotFoundError("no mteb", name="mteb"), "mteb is not installed: install raoe[eval]"),
+        (ModuleNotFoundError("", name="bitsandbytes"), "bitsandbytes is not installed: install raoe[4bit]"),
         # packages that a model's own code imports, and modules missing from another version, are not extras of raoe
         (ModuleNotFoundError("No module named 'einops'", name="einops"), "No module named 'einops'"),
         (ModuleNotFoundError("No module named 'peft.new'", name="peft.new"), "No module named 'peft.new'"),

@@ -162,30 +162,6 @@ FEW = {name: texts[:10] for name, texts in MANY.items()}
 
 
 @pytest.mark.parametrize(
-    ("data", "arguments", "left"),
-    [
-        ({"a": ROWS}, {"batch_sampler": "no_duplicates"}, 28),
-        ({"train": ROWS}, {"dataloader_drop_last": True, "per_device_train_batch_size": 48}, 16),
-        ({"a": MANY, "b": FEW}, {"multi_dataset_batch_sampler": "round_robin"}, 48),
-        ({"a": MANY}, {}, 0),
-        ({"train": MANY}, {}, 0),
-    ],
-    ids=["no_duplicates", "drop_last", "round_robin", "all of two", "all of one"],
-)
-def test_rows_in_no_batch_are_counted(tmp_path, capsys, data, arguments, left):
-    model = tiny_encoder(double=False)
-    parts = {name: Dataset.from_dict(rows) for name, rows in data.items()}
-    dataset = parts["train"] if "train" in parts else DatasetDict(parts)
-    options = {"per_device_train_batch_size": 8, "num_train_epochs": 1, "report_to": "none", "save_strategy": "no"}
-    made = SentenceTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **{**options, **arguments})
-    trainer = rt.Trainer(model, made, dataset, loss=st.MultipleNegativesRankingLoss(model))
-    trainer.train()
-    costs = trainer.meter.costs()
-    assert costs["left_out"] == left and costs["train_rows"] == sum(map(len, parts.values())) - left
-    assert (f"{left} of " in capsys.readouterr().out) == (left > 0)
-
-
-@pytest.mark.parametrize(
     ("changes", "steps"),
     [
         ({"min_steps": 12}, 12),
