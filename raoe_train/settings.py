@@ -1,7 +1,7 @@
 """Sections of settings for evaluation, generation and training. This file, data/settings.py and encoders/settings.py do
 not import torch, so that help and shell completion are quick."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from raoe_train.config import (
@@ -17,7 +17,7 @@ from raoe_train.config import (
     ZeroToOne,
     nearest,
 )
-from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.encoders.settings import FrozenEncoder
 
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "scikit-learn": {"kfold": 10},
@@ -173,29 +173,6 @@ class Generation(Sampling):
             values["guidance"] = 1.0
         sampling = {each.name: getattr(self, each.name) for each in fields(Sampling)}
         return values | {name: value for name, value in sampling.items() if value not in (None, False)}
-
-
-@dataclass
-class Seeds:
-    """Generate chains only for some sentences of each k-means cluster, instead of for all sentences.
-
-    Args:
-        encoder: encoder whose embeddings are clustered; without an encoder, chains are generated for all sentences
-        clusters: number of k-means clusters
-        per_cluster: number of sentences to draw from each cluster
-        seed: seed for clustering and drawing
-    """
-
-    encoder: FrozenEncoder | None = None
-    clusters: PositiveInt = 1000
-    per_cluster: PositiveInt = 20
-    seed: Seed = 42
-
-    def effective(self) -> dict[str, Any] | None:
-        """Return the settings that affect which sentences are selected, as plain values; None without an encoder."""
-        if self.encoder is None:
-            return None
-        return {**asdict(self), "encoder": identity(self.encoder)}
 
 
 @dataclass

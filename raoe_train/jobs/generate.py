@@ -1,26 +1,22 @@
 """The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.growth)."""
 
-import json
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from tqdm import tqdm
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.resume import Output, SharedRows
-from raoe_train.artifacts.writing import write_json
 from raoe_train.config import defaults_of
 from raoe_train.encoders.settings import identity
 from raoe_train.generation.decoding import GuidedDecoder, Sampling
 from raoe_train.generation.growth import Chain, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import load_language_model, load_tokenizer
-from raoe_train.generation.seeds import Seeds, acceptable, check_clusters, read_starts, select_seeds
+from raoe_train.generation.starts import acceptable, read_starts
 from raoe_train.jobs.settings import GenerateConfig
 from raoe_train.jobs.shared import job, require
 
@@ -43,7 +39,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         "tokens", "seconds", "tokens_per_second"} of this run and process}, also written to OUTPUT.json. If
         other processes still have chains to finish, the result is {"output", "waiting": True, "run"}.
     """
-    data, model, seeds, generation = config.data, config.model, config.seeds, config.generation
+    data, model, generation = config.data, config.model, config.generation
     require(data.input, "data.input", "the sentences to start chains from")
     path = require(config.output, "output", "the .jsonl file to write")
     if not path.endswith(".jsonl"):
@@ -61,14 +57,10 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         "generation": generation.effective(),
         "prompt": digest([instructions.template, instructions.chat]),
         "input": digest(sentences),
-        "seeds": seeds.effective(),
     }
     output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
     if finished := output.finished(say=True):
         return finished
-    if seeds.encoder is not None:
-        ids = set(_select(output.parts / "selected.json", sentences, seeds))
-        sentences = [(key, sentence) for key, sentence in sentences if key in ids]
     rank, world = rank_and_world()
     rows, own = SharedRows(output), sentences[rank::world]
     earlier = rows.read()
@@ -108,18 +100,6 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         result = output.finish(result)
     _print(result)
     return result
-
-
-def _select(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
-    """Return the ids of the sentences that clustering selects. One process selects for all processes. It stores the ids
-    for reruns, because a new selection may differ with the number of threads."""
-    check_clusters(sentences, seeds)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        if not path.exists():
-            places = select_seeds([sentence for _, sentence in sentences], seeds)
-            write_json(path, [sentences[place][0] for place in places])
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _write(chains: Any, rows: SharedRows, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:

@@ -261,7 +261,6 @@ class GenerateConfig:
 
     model: settings.LanguageModel = field(default_factory=settings.LanguageModel)
     data: Sentences = field(default_factory=Sentences)
-    seeds: settings.Seeds = field(default_factory=settings.Seeds)
     generation: settings.Generation = field(default_factory=settings.Generation)
     output: File | None = None
     overwrite: bool = False

@@ -226,7 +226,6 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
         ({"generation.method": "single-step", "generation.prompt": "few-shot"}, "few-shot does not work with"),
         ({"output": "chains.json"}, r"must name a \.jsonl file"),
         ({"model.name": ""}, r"model\.name is missing"),
-        ({"seeds.encoder.name": "/no/such/encoder"}, "seeds.clusters is 1000, but there are only 11 sentences"),
     ],
 )
 def test_invalid_settings_are_reported_before_writing(writer, sentences, tmp_path, more, message):
@@ -234,19 +233,3 @@ def test_invalid_settings_are_reported_before_writing(writer, sentences, tmp_pat
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("generate", **{**options(writer, sentences, tmp_path / "chains.jsonl"), **more})
     assert files(tmp_path) == before
-
-
-def test_seeds_determine_the_sources(writer, sentences, tmp_path):
-    from tests.tiny import tiny_encoder
-
-    name = str(tmp_path / "encoder")
-    tiny_encoder(double=False).save(name)
-    results = []
-    for number, encoder in enumerate(({"name": name}, {"name": name, "prompt": "two dogs and a man: "})):
-        output = tmp_path / f"{number}.jsonl"
-        seeds = {"encoder": encoder, "clusters": 2, "per_cluster": 2}
-        result = run("generate", **options(writer, sentences, output, seeds=seeds))
-        assert result["chains"] == len(lines(output)) == 4
-        assert all(line["sentences"][0] == SENTENCES[line["id"] - 1] for line in lines(output))
-        results.append([line["id"] for line in lines(output)])
-    assert results[0] != results[1]

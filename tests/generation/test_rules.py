@@ -1,6 +1,5 @@
-"""Instructions, rules, starts and seeds of chains."""
+"""Instructions, rules and starts of chains."""
 
-import numpy as np
 import pytest
 
 from raoe_train.data.settings import Sentences
@@ -15,7 +14,7 @@ from raoe_train.generation.instructions import (
     verify_chain,
     verify_sentence,
 )
-from raoe_train.generation.seeds import draw_from_clusters, read_starts
+from raoe_train.generation.starts import read_starts
 from raoe_train.settings import Generation
 from tests.tiny import tiny_encoder
 
@@ -166,24 +165,6 @@ def test_inputs_that_cannot_be_used_are_counted(tmp_path):
         path.write_text("a\nb\n\n\n\nc\nd\ne\n")
         read_starts(data, lambda _: "bad")
 
-
-# Seeds
-
-
-def test_seeds_come_from_every_cluster():
-    generator = np.random.default_rng(0)
-    centres = generator.normal(size=(5, 16))
-    groups = np.repeat(np.arange(5), [50, 40, 30, 20, 12])
-    rows = centres[groups] * generator.uniform(1, 9, size=(152, 1)) + 0.01 * generator.normal(size=(152, 16))
-    chosen = draw_from_clusters(rows, 5, 4, seed=1)
-    assert chosen == sorted(set(chosen))
-    assert np.bincount(groups[chosen]).tolist() == [4] * 5  # whatever a vector's length
-    assert draw_from_clusters(rows, 5, 4, seed=1) == chosen
-    assert draw_from_clusters(rows, 1, 4, seed=2) != draw_from_clusters(rows, 1, 4, seed=1)
-    every = draw_from_clusters(rows, 5, 20, seed=1)
-    assert np.bincount(groups[every]).tolist() == [20, 20, 20, 20, 12]  # all there are
-    with pytest.raises(ValueError, match="n_clusters=153"):
-        draw_from_clusters(rows, 153, 1)
 
 
 @pytest.mark.parametrize("wrong", ["Sure, here is it", "New sentence: A man sings.", "A dog is sleeping on the beach."])

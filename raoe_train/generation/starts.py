@@ -1,20 +1,14 @@
-"""Source sentences of chains: all usable rows, or a few per cluster (section 4.1 of the ranking-sentences paper)."""
+"""Source sentences of chains."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.data.columns import RowProblem
 from raoe_train.data.settings import Sentences
 from raoe_train.data.tables import each_sentence
-from raoe_train.encoders.embed import embeddings, unit_rows
 from raoe_train.generation.instructions import BREAKS, LETTER
-from raoe_train.settings import Seeds
 
 
 def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
@@ -66,37 +60,3 @@ def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
         return "too long" if len(ids) > longest else None
 
     return reason
-
-
-def check_clusters(sentences: Sequence[Any], seeds: Seeds) -> None:
-    """Raise ValueError if there are more clusters than sentences."""
-    if len(sentences) < seeds.clusters:
-        raise ValueError(f"seeds.clusters is {seeds.clusters}, but there are only {len(sentences)} sentences: lower it")
-
-
-def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
-    """Select sentences by clustering, and return their indices in ascending order. Deterministic on one machine."""
-    check_clusters(sentences, seeds)  # before hours of encoding
-    encoder: Any = seeds.encoder
-    # no cache: only this process encodes, and it would wait forever for the others' shards
-    encoder = encoder if rank_and_world()[1] == 1 else replace(encoder, cache=None)
-    vectors = embeddings(encoder, sentences, "seeds.encoder")
-    return draw_from_clusters(vectors, seeds.clusters, seeds.per_cluster, seeds.seed)
-
-
-def draw_from_clusters(vectors: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:
-    """Cluster [n, d] embeddings by direction, and draw up to `per_cluster` from each cluster. Return sorted indices."""
-    from sklearn.cluster import MiniBatchKMeans
-
-    rows = unit_rows(np.asarray(vectors, dtype=np.float64))
-    # init_size, the number of rows that k-means++ samples, must exceed the number of clusters
-    size = max(1024, clusters)
-    means = MiniBatchKMeans(clusters, random_state=seed, batch_size=size, init_size=3 * size, n_init=3)
-    labels = means.fit_predict(rows)
-    selection: list[int] = []
-    for cluster in range(clusters):
-        members = np.flatnonzero(labels == cluster)
-        # one generator per cluster, so that the draw is independent of the other clusters' sizes
-        sample = np.random.default_rng([seed, cluster]).permutation(members)[:per_cluster]
-        selection.extend(sample.tolist())
-    return sorted(selection)
