@@ -250,7 +250,8 @@ def _explain(error: Exception, job: str) -> str:
         reason = str(error).partition("\n")[0][:200]
         sizes = [key for key in cfg.keys_of(config_of(job)) if key.endswith("batch_size")] if job in JOBS else []
         sizes = ["training.per_device_train_batch_size"] if job == "train" else sizes[-1:]
-        return f"out of memory: try {''.join(f'--{key} 32 or ' for key in sizes)}a smaller model ({reason})"
+        lower = "".join(f"--{key} with a lower value, or " for key in sizes)
+        return f"out of memory: try {lower}a smaller model ({reason})"
     return str(error) or type(error).__name__
 
 

@@ -94,6 +94,8 @@ def nearest(word: str, candidates: Iterable[Any]) -> str:
     """Return " (did you mean WORD?)" with the most similar candidate, or "" if no candidate is similar."""
     section, dot, key = word.rpartition(".")
     names = {str(name).lower(): str(name) for name in candidates}
+    if key in ("temperature", "tau") and "scale" in names:  # as the ops of raoe_kernels
+        return " (use scale, the inverse of a temperature)"
     close = [low for low, name in names.items() if dot and name.startswith(section + dot) and key.rstrip("s") in low]
     close = (close if key else [])[:1] or difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     return f" (did you mean {names[close[0]]}?)" if close else ""

@@ -1,5 +1,6 @@
 """The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.growth)."""
 
+import re
 import time
 from collections import Counter
 from dataclasses import replace
@@ -14,11 +15,12 @@ from raoe_train.config import defaults_of
 from raoe_train.encoders.settings import identity
 from raoe_train.generation.decoding import GuidedDecoder, Sampling
 from raoe_train.generation.growth import Chain, grow
-from raoe_train.generation.instructions import Instructions
+from raoe_train.generation.instructions import FEW_SHOT, Instructions
 from raoe_train.generation.models import load_language_model, load_tokenizer
 from raoe_train.generation.starts import acceptable, read_starts
 from raoe_train.jobs.settings import GenerateConfig
 from raoe_train.jobs.shared import job, require
+from raoe_train.settings import Generation
 
 FEW = 0.1  # minimum share of verified chains; below it, the job reports a failure
 SILENT = 30.0  # seconds between progress lines if there is no progress bar
@@ -87,7 +89,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
             return {"output": path, "waiting": True, "run": run}
         rows.merge(finished_rows)
         good = [row for row in finished_rows if "reason" not in row]
-        reasons = [row["reason"].partition(":")[0] for row in finished_rows if "reason" in row]
+        # without details that differ between chains: numbers and quotations
+        reasons = [re.sub(r": .*[\d'\"].*", "", row["reason"]) for row in finished_rows if "reason" in row]
         result = {
             "chains": len(good),
             "sentences": sum(len(row["sentences"]) for row in good),
@@ -98,7 +101,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
             "run": run,
         }
         result = output.finish(result)
-    _print(result)
+    _print(result, generation)
     return result
 
 
@@ -126,13 +129,21 @@ def _write(chains: Any, rows: SharedRows, line: dict[str, Any], total: int, wait
     return {"chains": waiting, "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: dict[str, Any], generation: Generation) -> None:
     output, run = result["output"], result["run"]
     print(f"{result['chains']} chains, {result['sentences']} sentences in total -> {output}")
     for label, counts in ((f"failed, in {output}.failed.jsonl:", "failed_chains"), ("skipped rows:", "skipped")):
         if result[counts]:
             print(label, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
     if result["failed"]:
-        print("few chains passed all checks: for small models try --generation.prompt few-shot --generation.do_sample")
+        failed = result["failed_chains"]
+        few_shot = generation.method != "single-step" and generation.prompt != FEW_SHOT and "no room" not in failed
+        untried = {
+            f" --generation.max_new_tokens {2 * generation.max_new_tokens}": next(iter(failed), "").endswith("max_new_tokens"),
+            " --generation.prompt few-shot": few_shot,
+            " --generation.do_sample": not generation.do_sample,
+        }
+        advice = "".join(word for word, helps in untried.items() if helps) or " a larger model"
+        print(f"few chains passed all checks: try{advice}")
     if run:
         print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} per second")

@@ -13,7 +13,7 @@ from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
-from raoe_train.config import PositiveFloat, PositiveInt, convert
+from raoe_train.config import PositiveFloat, PositiveInt, convert, keywords_of, nearest
 from raoe_train.losses.reads import Reads
 
 ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoders in losses
@@ -65,8 +65,12 @@ class CachedLoss(CachedLossMixin, Loss):
         mini_batch_size: PositiveInt | None = None,
         mini_batch_num_tokens: PositiveInt | None = None,
         gather_across_devices: bool = False,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        if unknown:
+            name = min(unknown)
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}{nearest(name, keywords_of(type(self)))}")
         if isinstance(model, str):
             raise TypeError(f"a loss needs a loaded encoder, got a name: pass rt.load_encoder({model!r})")
         self.model = model

@@ -20,13 +20,13 @@ def writer(tmp_path_factory):
     """A saved language model with enough positions for prompts, whose answers differ by sentence."""
     name = saved_decoder(tmp_path_factory.mktemp("writer"))
     model = AutoModelForCausalLM.from_pretrained(name).double()
-    model.config.max_position_embeddings = 256
+    model.config.max_position_embeddings = 1024
     model = type(model)(model.config).double()
     torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     tokenizer = AutoTokenizer.from_pretrained(name)
-    tokenizer.model_max_length = 256
+    tokenizer.model_max_length = 1024
     model.save_pretrained(name)
     tokenizer.save_pretrained(name)
     return name
@@ -127,6 +127,31 @@ def test_failed_chains_are_written_separately(writer, sentences, tmp_path, capsy
     before = (output.read_bytes(), result)
     assert run("generate", **options(writer, sentences, output), **{"generation.verify": True}) == before[1]
     assert output.read_bytes() == before[0]
+
+
+TRIED = {"prompt": "few-shot", "do_sample": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "--generation.max_new_tokens 2 --generation.prompt few-shot --generation.do_sample"),
+        ({"prompt": "few-shot"}, "--generation.max_new_tokens 2 --generation.do_sample"),
+        (TRIED, "--generation.max_new_tokens 2"),
+        ({**TRIED, "max_new_tokens": 64, "stop_strings": ["a"]}, "a larger model"),
+    ],
+)
+def test_advice_is_not_what_is_already_set(writer, sentences, tmp_path, capsys, monkeypatch, settings, advice):
+    """And the summary has the reason: at one token, every answer is cut off."""
+    if "stop_strings" in settings:
+        monkeypatch.setattr("raoe_train.generation.growth.verify_sentence", lambda *_: "no letters")
+    made = options(writer, sentences, tmp_path / "chains.jsonl")
+    made["generation"] |= {"verify": True, "max_new_tokens": 1, **settings}
+    result = run("generate", **made)
+    reason = "no letters" if "stop_strings" in settings else "not complete: cut off at max_new_tokens"
+    printed = capsys.readouterr().out
+    assert result["failed_chains"] == {reason: 11} and f"chains.jsonl.failed.jsonl: 11 {reason}\n" in printed
+    assert f"few chains passed all checks: try {advice}\n" in printed
 
 
 def test_resume_after_a_failure(writer, sentences, tmp_path, monkeypatch):

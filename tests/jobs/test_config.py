@@ -78,6 +78,7 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--modle.name x", "unknown key modle.name (did you mean model.name?)"),
         ("--training.epochs 1", "unknown key training.epochs (did you mean training.num_train_epochs?)"),
         ("--loss.margn 1", "unknown key loss.margn (did you mean margin?): --loss.help RAOELoss lists its keywords"),
+        ("--loss.temperature 1", "unknown key loss.temperature (use scale, the inverse of a temperature): --loss.help"),
         ("--loss CoSENTLoss --loss.margin 1", "unknown key loss.margin: --loss.help CoSENTLoss lists its keywords"),
         ("--loss ../../x", "loss must be the name of a class, got ../../x: --loss.help lists the known losses"),
         ("--loss RAOELos", "loss must be the name of a class, got RAOELos (did you mean RAOELoss?): --loss.help lists"),

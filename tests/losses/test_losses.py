@@ -1,6 +1,7 @@
 """Loss modules: the papers' formulas, sentence-transformers' conventions, caching."""
 
 import copy
+import inspect
 from functools import partial
 
 import pytest
@@ -9,6 +10,8 @@ from scipy.stats import pearsonr, rankdata
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses as stock
 
+from raoe_train import losses as ours
+from raoe_train.config import keywords_of
 from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, PearsonLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.collators import ScoreLabelCollator
 from tests.losses.test_infonce_loss import embeddings
@@ -193,3 +196,18 @@ def test_collator():
     listed = collate([{"a": "x", "b": "y", "label": [1.0, 0.5]}])
     assert listed["label"].tolist() == [[1.0, 0.5]]
     assert collate([{"a": "x", "b": "y", "label": 1}])["label"].tolist() == [1]
+
+
+def test_a_temperature_is_asked_for_as_a_scale():
+    """In the words of the ops, by every loss with a scale."""
+    scaled = [cls for cls in (getattr(ours, name) for name in ours.__all__)
+              if "scale" in keywords_of(cls) and not inspect.isabstract(cls)]  # fmt: skip
+    assert len(scaled) == 13
+    for cls in scaled:
+        teacher = [lambda texts: texts] if "embed" in inspect.signature(cls).parameters else []
+        for name in ("temperature", "tau"):
+            problem = rf"{cls.__name__} has no argument '{name}' \(use scale, the inverse of a temperature\)"
+            with pytest.raises(TypeError, match=problem):
+                cls(None, *teacher, **{name: 0.05})
+    with pytest.raises(TypeError, match=r"InfoNCELoss has no argument 'symetric' \(did you mean symmetric\?\)"):
+        ours.InfoNCELoss(None, symetric=True)
