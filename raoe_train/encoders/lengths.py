@@ -32,6 +32,11 @@ class Runs(NamedTuple):
     rows: list[Tensor]  # for each column (B,) int64: indices of its texts among the texts of all runs
 
 
+def device_of(model: Any) -> torch.device:
+    """Return the device of a model's weights, or the CPU if it has none."""
+    return next(model.parameters(), torch.empty(0, device="cpu")).device
+
+
 def forward_cost(model: Any, tensor_cores: bool = False) -> int:
     """Return the fixed cost of a forward pass, as a number of tokens encoded in the same time (estimated on a GPU)."""
     weight: Any = next(model.parameters(), None)

@@ -38,8 +38,6 @@ class InBatchLoss(CachedLoss):
         model, scale, **cached: see CachedLoss. With gather_across_devices, texts of all processes are negatives, and
             duplicates are masked across processes. Each process returns the mean over its own pairs, so the mean over
             processes and DistributedDataParallel's gradient equal loss and gradient of the whole batch.
-        learn_scale: learn the scale, which starts at `scale` and stays between 1 and 100 as in CLIP. The parameter
-            `log_scale` is its logarithm. Give log_scale a larger learning rate with training.learning_rate_mapping
         mask_duplicates: exclude false negatives: texts that equal the anchor, or a positive of the same anchor in any
             row. (Directions between anchors exclude anchors with the same positives.) The anchor's own positive is
             never excluded. Texts are equal if their tokens are equal (with prompts, after truncation). Columns that are
@@ -53,32 +51,11 @@ class InBatchLoss(CachedLoss):
         model: SentenceTransformer,
         scale: PositiveFloat = 20.0,
         *,
-        learn_scale: bool = False,
         mask_duplicates: bool = True,
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, **cached)
-        low, high = SCALE_BOUNDS
-        if learn_scale and not low <= scale <= high:
-            raise ValueError(f"with learn_scale the scale must be from {low:g} to {high:g}, got {scale!r}")
-        self.learn_scale = learn_scale
         self.mask_duplicates = mask_duplicates
-        if learn_scale:
-            self.log_scale = nn.Parameter(torch.tensor(math.log(scale), device="cpu"))
-
-    @property
-    def current_scale(self) -> float:
-        """Return the current scale as a number."""
-        return float(self._clamp_scale().detach().exp()) if self.learn_scale else self.scale
-
-    def _clamp_scale(self) -> Tensor:
-        self.log_scale.data.clamp_(*map(math.log, SCALE_BOUNDS))
-        return self.log_scale
-
-    def differentiable_scale(self) -> float | Tensor:
-        """Return the current scale, with a gradient if the scale is learned. All processes must call this method
-        equally often, because each call averages the gradient over processes."""
-        return average_gradient(self._clamp_scale()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         missing: Any = labels.get("missing") if isinstance(labels, Mapping) else None
@@ -166,8 +143,9 @@ class SigmoidLoss(InBatchLoss):
         model, scale, **contrastive: arguments of InBatchLoss.
         bias: offset added to scale x cosine. At -10, nearly all pairs are classified as negatives at first, which suits
             batches with one positive per anchor
-        learn_scale: learn scale and bias, as parameters `log_scale` and `logit_bias`. Set their learning rate, for
-            example with training.learning_rate_mapping {log_scale|logit_bias: 1e-3}
+        learn_scale: learn bias and scale, as parameters `logit_bias` and `log_scale` (the logarithm of the scale, which
+            stays between 1 and 100 as in CLIP). Set their learning rate, for example with
+            training.learning_rate_mapping {log_scale|logit_bias: 1e-3}
     """
 
     cites: ClassVar[tuple[str, ...]] = ("zhai2023sigmoid",)
@@ -181,17 +159,33 @@ class SigmoidLoss(InBatchLoss):
         learn_scale: bool = True,
         **contrastive: Any,
     ) -> None:
-        super().__init__(model, scale, learn_scale=learn_scale, **contrastive)
-        self.bias = bias
+        super().__init__(model, scale, **contrastive)
+        low, high = SCALE_BOUNDS
+        if learn_scale and not low <= scale <= high:
+            raise ValueError(f"with learn_scale the scale must be from {low:g} to {high:g}, got {scale!r}")
+        self.bias, self.learn_scale = bias, learn_scale
         if learn_scale:
+            self.log_scale = nn.Parameter(torch.tensor(math.log(scale), device="cpu"))
             self.logit_bias = nn.Parameter(torch.tensor(float(bias), device="cpu"))
+
+    @property
+    def current_scale(self) -> float:
+        """Return the current scale as a number."""
+        return float(self._clamp_scale().detach().exp()) if self.learn_scale else self.scale
+
+    def _clamp_scale(self) -> Tensor:
+        self.log_scale.data.clamp_(*map(math.log, SCALE_BOUNDS))
+        return self.log_scale
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         columns, targets = torch.cat([*map(self.gather, embeddings[1:])]), self.targets(embeddings[0])
         rows = slice(None) if targets is None else targets
         form: dict[str, Any] = {"targets": targets, "ignore": ids and (ids[0][rows], ids[1])}
-        form["bias"] = average_gradient(self.logit_bias) if self.learn_scale else self.bias
-        return sigmoid_loss(embeddings[0], columns, scale=self.differentiable_scale(), **form)
+        form |= {"scale": self.scale, "bias": self.bias}
+        if self.learn_scale:
+            form["scale"] = average_gradient(self._clamp_scale()).exp()
+            form["bias"] = average_gradient(self.logit_bias)
+        return sigmoid_loss(embeddings[0], columns, **form)
 
 
 class GISTLoss(InBatchLoss):
@@ -242,8 +236,7 @@ class GISTLoss(InBatchLoss):
         directions = ["query_to_doc"]
         directions += ["query_to_query"] * self.contrast_anchors + ["positive_to_positive"] * self.contrast_positives
         form: dict[str, Any] = {"guide_margin": self.margin, "margin_strategy": self.margin_strategy}
-        form["scale"] = self.differentiable_scale()
-        return self.contrast(embeddings, ids, self._guided[1], tuple(directions), **form)
+        return self.contrast(embeddings, ids, self._guided[1], tuple(directions), scale=self.scale, **form)
 
 
 def negatives_left_out(ids: tuple[Tensor, Tensor]) -> tuple[int, int]:

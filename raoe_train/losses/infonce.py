@@ -20,7 +20,7 @@ Partition = Literal["joint", "per_direction"]
 Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 ONE_WAY: list[Direction] = ["query_to_doc"]
 Contrastive = TypedDict("Contrastive", {  # keywords of InfoNCELoss's base classes, for type checkers  # noqa: UP013
-    "learn_scale": bool, "mask_duplicates": bool, "matryoshka_dims": list[int] | tuple[int, ...],
+    "mask_duplicates": bool, "matryoshka_dims": list[int] | tuple[int, ...],
     "mini_batch_size": int | None, "mini_batch_num_tokens": int | None, "gather_across_devices": bool,
 }, total=False)  # fmt: skip
 BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
@@ -35,7 +35,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
 
     Args:
         model, scale, **contrastive: see InBatchLoss and OneSweep. With matryoshka_dims, one pass computes all widths,
-            except with several joint directions, hardness_mode or learn_scale, which take one pass per width.
+            except with several joint directions or hardness_mode, which take one pass per width.
         symmetric: also train positives to find their anchors; the loss is the mean of both directions. Short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
         directions: kinds of pairs in the softmax, see ``info_nce_loss``; query_to_doc is required. GTE's loss
@@ -77,7 +77,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         self.hardness_strength: float = convert("hardness_strength", hardness_strength, NonNegativeFloat)
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
-        one_sweep = (self.both_ways or len(self.directions) == 1) and not (self.hardness_mode or self.learn_scale)
+        one_sweep = (self.both_ways or len(self.directions) == 1) and not self.hardness_mode
         if self.dims is None or one_sweep:
             return self._of_widths(embeddings, ids, self.dims)
         parts = ([column[:, :width] for column in embeddings] for width in self.dims)
@@ -85,7 +85,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
 
     def _of_widths(self, embeddings: list[Tensor], ids: Ids, dims: tuple[int, ...] | None) -> Tensor:
         """Return the loss of the columns' embeddings, summed over the widths `dims`; None is the full width."""
-        form: dict[str, Any] = {"scale": self.differentiable_scale(), "dims": dims}
+        form: dict[str, Any] = {"scale": self.scale, "dims": dims}
         hardness: dict[str, Any] = {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
         if not self.both_ways:
             return self.contrast(embeddings, ids, directions=self.directions, **form, **hardness).sum()
@@ -105,8 +105,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     parts. AnglE itself adds CoSENT over the cosines of these pairs, and uses scale 1 for angles (recipe `angle`).
 
     Args:
-        model, scale, **contrastive: see InfoNCELoss. All parts use `scale`, but with learn_scale only InfoNCE trains
-            the scale.
+        model, scale, **contrastive: see InfoNCELoss. All parts use `scale`.
         angle_weight: weight of the angular part
         angle_scale: scale of the angular part; by default, `scale`
         cosine_weight: weight of CoSENT over cosines
@@ -149,4 +148,4 @@ class AnglEContrastiveLoss(InfoNCELoss):
         score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(rest))])
         if self.gather_across_devices:
             similarity, score = gather_rows(similarity), gather_rows(score)
-        return cosent_loss(similarity.T, score, scale=scale or self.current_scale).sum()
+        return cosent_loss(similarity.T, score, scale=scale or self.scale).sum()

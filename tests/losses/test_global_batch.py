@@ -58,7 +58,7 @@ COLUMNS = [
     (InfoNCELoss, {"symmetric": True, "matryoshka_dims": [16, 8], "scale": 5.0}, 3),
     (InfoNCELoss, {"symmetric": True, "mask_duplicates": False}, 2),
     (InfoNCELoss, {"directions": GTE, **ALL_NEGATIVES}, 4),
-    (InfoNCELoss, {"learn_scale": True, "symmetric": True, **ALL_NEGATIVES}, 4),
+    (InfoNCELoss, {"symmetric": True, **ALL_NEGATIVES}, 4),
     (GISTLoss, {"embed": letters, "scale": 20.0, "margin": 0.05}, 4),
     (GISTLoss, {"embed": letters, "scale": 20.0, "margin": 0.05, "contrast_anchors": False}, 2),
     (SigmoidLoss, {}, 3),

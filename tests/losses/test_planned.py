@@ -56,7 +56,7 @@ def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
         (lambda model: theirs.MatryoshkaLoss(model, theirs.CoSENTLoss(model), [16, 4]), pairs, labels["score"]),
         (ours.InfoNCELoss, triplets, None),
         (ours.InfoNCELoss, triplets, {"missing": torch.tensor([[0, 0, n % 2] for n in range(9)]).bool()}),
-        (lambda model: ours.InfoNCELoss(model, learn_scale=True, symmetric=True), triplets, None),
+        (lambda model: ours.InfoNCELoss(model, symmetric=True), triplets, None),
         (ours.SigmoidLoss, triplets, None),
         (ours.ListMLELoss, [lists], {"lengths": torch.tensor([5, 4])}),
         (theirs.MultipleNegativesRankingLoss, triplets, None),

@@ -20,7 +20,6 @@ PAIRS = [
 ]
 TRIPLETS = [
     (losses.InfoNCELoss, {"directions": ["query_to_doc", "query_to_query"]}),  # one sweep per width
-    (losses.InfoNCELoss, {"learn_scale": True}),
     (losses.AnglEContrastiveLoss, {}),
 ]
 

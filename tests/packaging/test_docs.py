@@ -41,7 +41,7 @@ USES = {
 }
 RECIPES = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in ROOT.glob("raoe_train/recipes/*.yaml")}
 COMMON = (
-    *("matryoshka_dims", "learn_scale", "mask_duplicates"),
+    *("matryoshka_dims", "mask_duplicates"),
     *("mini_batch_size", "mini_batch_num_tokens", "gather_across_devices"),
 )
 SIZES = ("training.num_train_epochs", "training.per_device_train_batch_size")
