@@ -27,7 +27,7 @@ JOBS = {
     "score": "add similarity scores from two teacher encoders to sentence pairs",
     "mine": "mine examples from labelled texts, or hard negatives for queries",
     "generate": "generate chains of ranking sentences with a language model",
-    "evaluate": "evaluate an encoder: similarity, transfer, captions, polarity, retrieval",
+    "evaluate": "evaluate an encoder: similarity, transfer, polarity, retrieval",
     "encode": "compute the embeddings of all sentences in a file",
     "export": "save an encoder with its LoRA adapter merged into the weights",
     "check": "check that embeddings do not depend on padding and batch size",

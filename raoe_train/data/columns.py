@@ -16,8 +16,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "split": ("split",),
     "condition": ("condition",),
     "sentence": ("sentence", "text"),
-    "image": ("image", "image_id", "image_name", "filename"),
-    "caption": ("caption", "comment", "sentence", "text"),
     # in rows with anchor and positive; SimCSE's names: sent0, sent1, hard_neg; MTEB's: query, positive, negative
     "anchor": ("anchor", "query", "question", "sentence0", "sent0"),
     "positive": ("positive", "answer", "passage", "document", "sentence1", "sent1", *LISTS[:3]),
@@ -26,7 +24,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "relevance": ("relevance", "relevant", "is_relevant", "label"),
 }
 """{raoe's column: its names in files}. A row may have only one of a column's names, unless the column is in FIRST."""
-FIRST = ("sentence", "image", "caption")  # if a row has several names of such a column, the first in NAMES is used
+FIRST = ("sentence",)  # if a row has several names of such a column, the first in NAMES is used
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related; RAOE's gate compares classes
 LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {label: class, or None to skip its rows}
 TRUTH = {"true": 1, "false": 0}  # words that are read as scores

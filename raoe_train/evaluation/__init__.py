@@ -1,1 +1,1 @@
-"""Evaluate encoders on tasks: similarity, transfer, captions, polarity and retrieval."""
+"""Evaluate encoders on tasks: similarity, transfer, polarity and retrieval."""

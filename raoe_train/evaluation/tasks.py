@@ -23,7 +23,6 @@ from raoe_train.settings import Classifier, Polarity
 KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
     "transfer": "raoe_train.evaluation.transfer:read_transfer",
-    "captions": "raoe_train.evaluation.captions:read_caption_task",
     "polarity": "raoe_train.evaluation.polarity:read_polarity",
     "retrieval": "raoe_train.evaluation.retrieval:read_retrieval",
 }

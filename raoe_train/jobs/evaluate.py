@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @job
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Evaluate an encoder on similarity, transfer, caption, polarity and retrieval tasks.
+    """Evaluate an encoder on similarity, transfer, polarity and retrieval tasks.
 
     The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores results per
     example, from which main metrics are computed.

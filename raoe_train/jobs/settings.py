@@ -272,7 +272,7 @@ class EvaluateConfig:
 
     Args:
         tasks: tasks, each as NAME (looked up in data.dir), FILE, KIND:NAME or KIND:FILE, where KIND is sts, transfer,
-            captions, polarity or retrieval
+            polarity or retrieval
         suite: standard suites of tasks, evaluated in addition to `tasks`; sts, transfer or all
         classifier: classifier for transfer tasks
         batch_size: sentences in a batch

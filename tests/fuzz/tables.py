@@ -10,7 +10,6 @@ from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
 from raoe_train.data.rows import list_table, row_table
 from raoe_train.data.settings import Pairs
 from raoe_train.data.tables import read_sentences
-from raoe_train.evaluation.captions import read_captions
 from tests.fuzz.mutations import Rows
 
 TEXTS = ("a man plays", 'no, "never"', "it's 5 % off", "猫が走る", "🎸 and 🥁", "tab-less", "one\u2028line", "x")
@@ -81,10 +80,6 @@ def _lists(rng: Random) -> Rows:
     return rows
 
 
-def _captions(rng: Random) -> Rows:
-    return [{"image": f"{n // 2}.jpg", "caption": say(rng, n)} for n in range(rng.randrange(1, 9))]
-
-
 def _conditional(rng: Random) -> Rows:
     rows = []
     for n in range(rng.randrange(1, 7)):
@@ -118,7 +113,6 @@ TABLES: dict[str, Table] = {
     "nli": Table(_nli, DELIMITED, _counted(row_table)),
     "rows of lists": Table(_lists_of_rows, OBJECTS, _counted(row_table)),
     "lists": Table(_lists, OBJECTS, _counted(list_table)),
-    "captions": Table(_captions, DELIMITED, lambda path, how: ([*read_captions(path, on_error=how)], {})),
     "conditional": Table(_conditional, ("csv", "jsonl"), _read_conditional),
     "sentences": Table(_sentences, DELIMITED, lambda path, _: (read_sentences(path), {})),
     "to score": Table(_pairs, DELIMITED, _read_to_score),

@@ -1,11 +1,12 @@
 """Strict caption retrieval, with captions at hand-picked angles."""
 
+import json
+
 import numpy as np
 import pytest
 
-from raoe_train.data.files import write_rows
-from raoe_train.evaluation import captions
-from raoe_train.evaluation.tasks import read_tasks
+from benchmarks.studies import captions
+from tests.tiny import tiny_encoder
 
 # degrees of each image's captions on a circle, the query first
 IMAGES = {
@@ -16,20 +17,19 @@ IMAGES = {
 
 
 def write(folder, images, name="flickr.tsv"):
-    table = [{"image": image, "caption": f"{image} {n}"} for image, all_ in images.items() for n in range(len(all_))]
-    write_rows(folder / name, ["image", "caption"], table)
-    return f"captions:{folder}/{name}"
+    rows = [f"{image}\t{image} {n}\n" for image, all_ in images.items() for n in range(len(all_))]
+    (folder / name).write_text("".join(["image\tcaption\n", *rows]))
+    return folder / name
 
 
-def score(word, images):
-    (task,) = read_tasks([word]).values()
+def score(path, images):
+    texts = captions.read_captions(path)
     angles = {f"{image} {n}": angle for image, all_ in images.items() for n, angle in enumerate(all_)}
-    radians = np.radians([angles[text] for text in task.sentences])
+    radians = np.radians([angles[text] for text in texts])
     # lengths have no part in cosines; by products the others' captions would be nearer to "one" than its own
-    lengths = np.array([[1 if text.startswith("one") else 10] for text in task.sentences])
-    result, examples = task.score((lengths * np.stack([np.cos(radians), np.sin(radians)], axis=1)).astype(np.float32))
-    assert examples.values.mean() == result["accuracy"] and len(examples.values) == result["images"]
-    return result
+    lengths = np.array([[1 if text.startswith("one") else 10] for text in texts])
+    rows = (lengths * np.stack([np.cos(radians), np.sin(radians)], axis=1)).astype(np.float32)
+    return captions.strict_accuracy(rows, texts)
 
 
 @pytest.mark.parametrize("block", [1, 2, 256])
@@ -66,6 +66,14 @@ def test_a_tie_counts_against_the_encoder(tmp_path):
 
 def test_invalid_images(tmp_path):
     with pytest.raises(ValueError, match=r"image 'short' has 4 captions, but each image needs 5"):
-        read_tasks([write(tmp_path, {**IMAGES, "short": [0, 1, 2, 3]})])
+        captions.read_captions(write(tmp_path, {**IMAGES, "short": [0, 1, 2, 3]}))
     with pytest.raises(ValueError, match="need at least 2 images, got 1"):
-        read_tasks([write(tmp_path, {"one": IMAGES["one"]})])
+        captions.read_captions(write(tmp_path, {"one": IMAGES["one"]}))
+
+
+def test_the_command_writes_the_result(tmp_path):
+    tiny_encoder(double=False).save(str(tmp_path / "encoder"))
+    path = write(tmp_path, IMAGES)
+    captions.main([str(path), "--model", str(tmp_path / "encoder"), "--output", str(tmp_path / "out.json")])
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["images"] == 3 and 0 <= result["accuracy"] <= 100
