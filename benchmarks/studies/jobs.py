@@ -20,16 +20,27 @@ from raoe_train.artifacts.report import cell, made_with, table
 from raoe_train.artifacts.resume import beside
 from raoe_train.cli import job_of
 from raoe_train.config import parse
-from raoe_train.data.pairs import conditional_table
+from raoe_train.data.pairs import conditional_table, pair_table
 from raoe_train.data.rows import list_table
 from raoe_train.data.tables import read_sentences
 from raoe_train.evaluation.comparison import LEVEL, differences, interval, resample
 from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tasks, split_word
 from raoe_train.jobs.train import check_config
+from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.collators import TextCollator
+from raoe_train.losses.in_batch import teacher_embeddings
+from raoe_train.losses.reads import SENTENCES, Reads, table_of
 
-__all__ = ["LEVEL", "Outcomes", "cell", "differences", "interval", "made_with", "main_score", "read_tasks", "resample",
-           "split_word", "table"]  # fmt: skip
+__all__ = ["LEVEL", "PAIRS_WITH_TEXTS", "CachedLoss", "Outcomes", "cell", "differences", "interval", "made_with",
+           "main_score", "read_tasks", "resample", "split_word", "table", "teacher_embeddings"]  # fmt: skip
+
+
+def _pairs(source: str, data: Any, prompt: str | None, with_label: bool) -> Any:
+    return table_of(source, data, pair_table, "score", "label", names=SENTENCES)
+
+
+PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
 
 
 def run(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from raoe_train.encoders.settings import FrozenEncoder, Model, Precision
 NOT_TAKEN = (OTHERS, "output_dir", "local_rank")
 ARGUMENTS = (("transformers", "training_args.py"), ("sentence_transformers", "base/training_args.py"),
              ("sentence_transformers", "sentence_transformer/training_args.py"))  # fmt: skip
-BASES = ("Loss", "CachedLoss", "PairLoss", "InBatchLoss", "DistillationLoss")  # abstract base classes
+BASES = ("Loss", "CachedLoss", "PairLoss", "InBatchLoss")  # abstract base classes
 NO_KEYS = ("self", "model", "embed", "similarity_fct")  # constructor arguments of losses that are not settings
 
 

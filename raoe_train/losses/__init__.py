@@ -17,7 +17,6 @@ Pair losses accept three kinds of labels: ``{"score": (B,), "label": (B,)}`` fro
 
 from raoe_train.losses.base import CachedLoss, Loss
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.distillation import ListMLELoss, RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.in_batch import GISTLoss, SigmoidLoss
 from raoe_train.losses.infonce import AnglEContrastiveLoss, InfoNCELoss
 from raoe_train.losses.library import (
@@ -28,10 +27,11 @@ from raoe_train.losses.library import (
     SoftmaxLoss,
     TripletLoss,
 )
+from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.pairs import AnglELoss, CoSENTLoss, PairLoss, PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 
 __all__ = ["AnglEContrastiveLoss", "AnglELoss", "AutoLoss", "ByLength", "CachedLoss", "CoSENTLoss", "ContrastiveLoss",
            "CosineSimilarityLoss", "GISTLoss", "GatedAngularLoss", "InfoNCELoss", "ListMLELoss", "Loss",
-           "OnlineContrastiveLoss", "PairLoss", "PearsonLoss", "RAOELoss", "RankDistillationLoss", "RankMarginLoss",
-           "SigmoidLoss", "SimilarityDistillationLoss", "SoftmaxLoss", "TripletLoss"]  # fmt: skip
+           "OnlineContrastiveLoss", "PairLoss", "PearsonLoss", "RAOELoss", "RankMarginLoss",
+           "SigmoidLoss", "SoftmaxLoss", "TripletLoss"]  # fmt: skip

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from raoe_kernels import info_nce_loss, sigmoid_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.distillation import teacher_embeddings
 from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows
 from raoe_train.losses.reads import ROWS, ROWS_WITH_TEXTS
 
@@ -22,6 +21,7 @@ SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
 NO_CANDIDATE = -(2**31)  # id of a text that is no negative of any anchor, see `ignore` of info_nce_loss
 MISSING = torch.iinfo(torch.int64).min  # text id of a missing negative
 ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
+Embed = Callable[[Sequence[str]], np.ndarray]
 MarginStrategy = Literal["absolute", "relative"]
 Ids = tuple[Tensor, Tensor] | None
 """(ids of anchors, ids of other texts) in all processes; texts with equal ids are no negatives. None if all differ. See
@@ -134,6 +134,16 @@ class InBatchLoss(CachedLoss):
         return info_nce_loss(own, positives, negatives, **form)
 
 
+def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list[Tensor]:
+    """Return the teacher's (B, D') embeddings of each column's texts. Raise ValueError for labels without texts."""
+    texts = labels.get("texts") if isinstance(labels, Mapping) else None
+    if texts is None:
+        raise ValueError("a teacher needs the batch's texts: use raoe_train.TextCollator")
+    # use one call, so that the teacher encodes each distinct sentence once, sorted by length
+    embeddings = torch.as_tensor(embed([text for column in texts for text in column]), device=columns[0].device)
+    return [*embeddings.split([len(column) for column in columns])]
+
+
 class SigmoidLoss(InBatchLoss):
     """Classify every (anchor, text) pair of the batch as positive or not, by ``sigmoid_loss``.
 
@@ -197,7 +207,9 @@ class GISTLoss(InBatchLoss):
     Args:
         model, scale, **contrastive: arguments of InBatchLoss. With gather_across_devices, contrast_anchors uses the
             anchors of all processes. (sentence-transformers uses only the anchors of the same process.)
-        embed: the guide, a SentenceTransformer or a function that embeds sentences, see DistillationLoss.
+        embed: the guide, a SentenceTransformer or a function from n sentences to embeddings, [n, D'] float32, of any
+            dimension D'. The guide is not a submodule of the loss, so it is not trained, moved to a device or saved.
+            In recipes, the section `teacher` sets it (raoe_train.encoders.embed.embedder).
         margin_strategy: absolute or relative. If p is the guide's cosine of the positive pair, a negative is excluded
             if its guide cosine exceeds p - margin (absolute) or p - margin x |p| (relative)
         margin: by how much the guide's cosine of the positive pair must exceed the cosine of a negative; otherwise the
@@ -213,7 +225,7 @@ class GISTLoss(InBatchLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        embed: Callable[[Sequence[str]], np.ndarray],
+        embed: Embed,
         scale: PositiveFloat = 100.0,
         *,
         margin_strategy: MarginStrategy = "absolute",

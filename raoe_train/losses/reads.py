@@ -30,7 +30,7 @@ class Reads:
     collator: type[SentenceTransformerDataCollator] = RowCollator
 
 
-def _table(source: str, data: Data, make: Callable[..., Table], *unread: str, **options: Any) -> Table:
+def table_of(source: str, data: Data, make: Callable[..., Table], *unread: str, **options: Any) -> Table:
     """Read a source with the function `make`, and ignore the columns `unread` of the source."""
     columns = {**data.columns, **dict.fromkeys(unread, "none")}
     return make(source, columns=columns, on_error=data.on_error, **options)
@@ -42,10 +42,10 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool)
     if is_conditional(prompt):
         if with_label:
             raise ValueError("C-STS has no NLI labels: use RankMarginLoss or CoSENTLoss, or set loss.gate to score")
-        return _table(source, data, conditional_table, prompt=prompt)
+        return table_of(source, data, conditional_table, prompt=prompt)
     names = [*SENTENCES, "score", *(["label"] if with_label else [])]
     options = {"names": names, "labels": data.labels, "score_scale": data.score_scale or None}
-    return _table(source, data, pair_table, **options)
+    return table_of(source, data, pair_table, **options)
 
 
 def _ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
@@ -77,7 +77,7 @@ def _cosines(source: str, data: Data, prompt: str | None, with_label: bool) -> T
 
 def _rows(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     options = {"labels": data.labels, "neutral": data.neutral, "pairing": data.pairing}
-    return _table(source, data, row_table, num_negatives=data.num_negatives, **options)
+    return table_of(source, data, row_table, num_negatives=data.num_negatives, **options)
 
 
 def _triplets(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
@@ -99,14 +99,10 @@ def _one_negative(source: str, data: Data, prompt: str | None, with_label: bool)
 def _labelled(source: str, data: Data, prompt: str | None, with_label: bool, *, count: int, rule: str) -> Table:
     """Read pairs with labels 0 … count - 1."""
     labels = data.labels or ({"0": 0, "1": 1} if count == 2 else None)
-    dataset, counts = _table(source, data, pair_table, "score", names=[*SENTENCES, "label"], labels=labels)
+    dataset, counts = table_of(source, data, pair_table, "score", names=[*SENTENCES, "label"], labels=labels)
     if beyond := sorted(set(dataset.unique("label")) - {*range(count)}):
         raise ValueError(f"{source}: {rule}, got {', '.join(map(str, beyond))}")
     return dataset, counts
-
-
-def _pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    return _table(source, data, pair_table, "score", "label", names=SENTENCES)
 
 
 def _lists(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
@@ -121,6 +117,5 @@ TRIPLETS = Reads("triplets", _triplets)  # with a neutral text if data.neutral i
 ONE_NEGATIVE = Reads("triplets", _one_negative)
 LABELLED_PAIRS = Reads("labelled pairs", partial(_labelled, count=2, rule="labels must be 1 (similar) or 0 (not)"))
 CLASSES = Reads("NLI pairs", partial(_labelled, count=3, rule="classes must be 0, 1 or 2"))
-PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
 LISTS = Reads("lists", _lists, ListCollator)  # raoe_train.training.training_data adds the targets
-RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE, PAIRS_WITH_TEXTS)  # dev sets may lack scores
+RANKING = (ROWS, ROWS_WITH_TEXTS, TRIPLETS, ONE_NEGATIVE)  # dev sets may lack scores

@@ -65,7 +65,7 @@ def test_second_stage_is_stale_after_its_first_stage_is_retrained(tmp_path, key)
     """Nor what a teacher taught."""
     first = saved_encoder(tmp_path / "first")
     options = settings(tmp_path, **{"data.dev": None, "training.max_steps": 1, key: first})
-    options |= {"loss": "RankDistillationLoss"} if key == "teacher.name" else {}
+    options |= {"loss": "benchmarks.studies.distillation.RankDistillationLoss"} if key == "teacher.name" else {}
     metrics = run("train", None, **options)
     assert run("train", None, **options) == metrics
     weights = load_file(Path(first) / "model.safetensors")
