@@ -76,8 +76,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Option
         results = _operator(q, k, v, *padding[:3], seed, numbers, padding.longest, scale, causal, dropout_p, backend)
         return results[2 - len(causal) : 2]
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        q, k, v, *where = savable((q, k, v, *padding[:3]))
-        padding = Padding(*where, padding.longest)
+        q, k, v, lengths, mask, cu_seqlens = savable((q, k, v, *padding[:3]))
+        padding = Padding(lengths, mask, cu_seqlens, padding.longest)
     return _attention(q, k, v, padding, options, module)
 
 
