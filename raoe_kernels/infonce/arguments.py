@@ -40,11 +40,6 @@ def check_alike(name: str, value: Tensor, anchors: Tensor) -> None:
         )
 
 
-def integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) -> Tensor:
-    """Check that an integer tensor has `shape` and is on the device of anchors, and return it as int64."""
-    return _validate.integers(name, value, shape, "anchors", anchors).to(torch.int64)
-
-
 def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tensor) -> tuple[Tensor, Tensor]:
     """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)). If both are int32, they stay
     int32, because InfoNCE's bfloat16 kernel has few registers left for ids. Other pairs are cast to int64."""
