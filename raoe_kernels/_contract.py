@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ._dispatch import Op, refuse_func_grad, refuse_second_derivative
 from ._dtypes import wide, without_autocast
-from ._operator import changing, eager, operator, savable
+from ._operator import eager, like, operator, savable
 
 Needs = tuple[bool, ...]
 Gradients = tuple[Tensor | None, ...]
@@ -81,7 +81,6 @@ def register(
     fields = [f"{SCHEMA.get(kind, kind)} {field}" for field, kind in zip(make._fields, kinds, strict=True)]
     tensors = sum(field.startswith("Tensor") for field in fields)
     no_tensors, no_needs = (None,) * tensors, (False,) * gradients
-    floats = [field for field, kind in zip(make._fields, kinds, strict=True) if kind == "float"]
     if saved is None:
         saved = [lambda problem, i=i: _gradient(problem, i) for i in range(gradients)]  # type: ignore[misc]
 
@@ -92,10 +91,7 @@ def register(
             if True in needs:
                 refuse_func_grad(function)
         if module is None:
-            numbers = changing([getattr(problem, field) for field in floats])
-            if numbers is not None:
-                problem = problem._replace(**dict.fromkeys(floats, 0.0))
-            output = run_operator(*problem, numbers, [int(need) for need in needs], backend)
+            output = run_operator(*problem, [int(need) for need in needs], backend)
             return output[0] if saved else output
         if True in needs:
             return Call.apply(problem, module, *problem[:gradients])  # type: ignore[no-any-return]
@@ -146,14 +142,9 @@ def register(
             scaling: Any = module.scaled if hasattr(module, "scaled") else scale
             return None, None, *scaling(make(*no_tensors, *ctx.options), stored, upstream, needs, ctx.dtype)
 
-    def problem_of(values: Sequence[Any], numbers: Tensor | None) -> Any:
-        """Return the problem of an operator's arguments. `numbers` has the fields that are floats, if it is set."""
-        problem = make(*values)
-        return problem if numbers is None else problem._replace(**dict(zip(floats, numbers.tolist(), strict=True)))
-
     def operator_forward(*inputs: Any) -> tuple[Tensor | None, ...]:
-        *values, numbers, needs, backend = inputs
-        problem, needs = problem_of(values, numbers), tuple(map(bool, needs)) if scale else no_needs
+        *values, needs, backend = inputs
+        problem, needs = make(*values), tuple(map(bool, needs)) if scale else no_needs
         module = op.select(problem[0].device, backend, problem)
         output, kept = run(problem, needs, module)
         if scale is None:
@@ -165,19 +156,19 @@ def register(
         return output, *kept
 
     def operator_shapes(*inputs: Any) -> tuple[Tensor | None, ...]:
-        *values, _, needs = inputs
+        *values, needs = inputs
         problem = make(*values)
         return result(problem), *zeros(problem, needs)
 
     def operator_backward(upstream: Tensor, *inputs: Any) -> Gradients:
-        *values, numbers, needs, backend = inputs
-        problem, kept = problem_of(values[: len(fields)], numbers), tuple(values[len(fields) :])
+        *values, needs, backend = inputs
+        problem, kept = make(*values[: len(fields)]), tuple(values[len(fields) :])
         module = op.select(problem[0].device, backend, problem)
         return differentiate(problem, kept, upstream, tuple(map(bool, needs)), problem[0].dtype, module)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*(() if scale else (inputs[-3], *inputs[:tensors])), *(output[1:] if saved else ()))
-        ctx.options, ctx.dtype, ctx.backend = inputs[tensors : len(fields)], inputs[0].dtype, inputs[-1]
+        ctx.save_for_backward(*(() if scale else (inputs[-1], *inputs[:tensors])), *(output[1:] if saved else ()))
+        ctx.options, ctx.dtype, ctx.backend = inputs[tensors : len(fields)], inputs[0].dtype, inputs[-2]
 
     def operator_gradients(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         stored, needs = ctx.saved_tensors, ctx.needs_input_grad[:gradients]
@@ -186,21 +177,20 @@ def register(
         else:
             (numbers, *stored), flags = stored, [int(need) for need in needs]
             problem, kept = (*stored[:tensors], *ctx.options), stored[tensors:]
-            grads = run_backward(upstream, *problem, *kept, numbers, flags, ctx.backend)
+            grads = run_backward(upstream, *problem, *kept, flags, ctx.backend, numbers=numbers)
         rest = len(fields) + 3 - gradients
         return *(g if need else None for g, need in zip(grads, needs, strict=True)), *[None] * rest
 
     nothing = (None,) * len(saved)
-    # needs are ints, because torch.jit.trace cannot record lists of bools
-    name, rest_arguments = name or op.key, ["Tensor? numbers", "int[] needs"]
+    name, needs_argument = name or op.key, "int[] needs"  # ints, because torch.jit.trace cannot record lists of bools
     if scale is None:
         stored_arguments = [f"Tensor saved{i}" for i in range(len(saved))]
         run_backward = operator(
-            f"{name}_backward", ", ".join(["Tensor upstream", *fields, *stored_arguments, *rest_arguments]), gradients,
-            operator_backward, lambda upstream, *inputs: _like(inputs[:gradients], inputs[-1]),
+            f"{name}_backward", ", ".join(["Tensor upstream", *fields, *stored_arguments, needs_argument]), gradients,
+            operator_backward, lambda upstream, *inputs: like(inputs[:gradients], inputs[-1]),
         )  # fmt: skip
     run_operator = operator(
-        name, ", ".join([*fields, *rest_arguments]), 1 + len(saved), operator_forward, operator_shapes,
+        name, ", ".join([*fields, needs_argument]), 1 + len(saved), operator_forward, operator_shapes,
         (save, operator_gradients) if gradients else None,
     )  # fmt: skip
     return call
@@ -208,11 +198,6 @@ def register(
 
 def has_backward(module: ModuleType) -> bool:
     return "backward" in module.__dict__
-
-
-def _like(inputs: Sequence[Tensor | None], needs: Needs) -> Gradients:
-    pairs = zip(inputs, needs, strict=True)
-    return tuple([x.new_empty(x.shape) if need and x is not None else None for x, need in pairs])
 
 
 def _gradient(problem: Any, i: int) -> Tensor:

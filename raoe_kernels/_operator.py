@@ -88,38 +88,50 @@ def operator(
 ) -> Callable[..., Any]:
     """Register and return an operator that takes `arguments` (in schema notation) and the name of a backend.
 
+    torch.compile compiles anew for every value of a float argument, but once for all values of a tensor. So if a float
+    is symbolic, the returned function passes all floats as the tensor `numbers`, the operator's last argument. Constant
+    floats stay floats, because CUDA graphs refuse tensors on the CPU.
+
     run(*arguments, backend)    returns `results` tensors; None stands for an empty tensor
     shapes(*arguments)          returns tensors of the results' shapes and dtypes, with None where run returns None
     autograd                    (setup_context, backward) for torch.library.register_autograd
     """
+    floats = [i for i, argument in enumerate(arguments.split(", ")) if argument.startswith("float ")]
 
     def kernel(*inputs):
-        results = _own_memory(_without_none(run(*inputs), inputs[0]))
+        *values, numbers = inputs
+        for i, number in zip(floats, () if numbers is None else numbers.tolist(), strict=False):
+            values[i] = number
+        results = _own_memory(_without_none(run(*values), inputs[0]))
         return results if len(results) > 1 else results[0]
 
     def fake(*inputs):
-        results = tuple(x.new_empty(x.shape) for x in _without_none(shapes(*inputs[:-1]), inputs[0]))
+        results = tuple(x.new_empty(x.shape) for x in _without_none(shapes(*inputs[:-2]), inputs[0]))
         return results if len(results) > 1 else results[0]
 
     qualified = f"{NAMESPACE}::{name}"
-    torch.library.define(qualified, f"({arguments}, str backend) -> ({', '.join(['Tensor'] * results)})")
+    returns = ", ".join(["Tensor"] * results)
+    torch.library.define(qualified, f"({arguments}, str backend, Tensor? numbers) -> ({returns})")
     torch.library.impl(qualified, "CompositeExplicitAutograd", kernel)
     torch.library.register_fake(qualified, fake)
     if autograd:
         torch.library.register_autograd(qualified, autograd[1], setup_context=autograd[0])
-    return getattr(getattr(torch.ops, NAMESPACE), name)
+    registered = getattr(getattr(torch.ops, NAMESPACE), name)
+
+    def call(*inputs, numbers=None):
+        if numbers is None and any(inputs[i].__class__ is not float for i in floats):
+            one = torch.ones((), dtype=torch.float64, device="cpu")  # torch.compile makes tensors of such products
+            numbers = torch.stack([one * inputs[i] for i in floats])
+            inputs = tuple(0.0 if i in floats else x for i, x in enumerate(inputs))
+        return registered(*inputs, numbers)
+
+    return call
 
 
-def changing(numbers: Sequence[float]) -> Tensor | None:
-    """Return floats as one float64 tensor on the CPU if torch.compile has made any of them symbolic, else None.
-
-    torch.compile compiles an operator anew for every value of a float argument, but once for all values of a tensor.
-    Numbers that are constant stay floats, because a tensor on the CPU would prevent CUDA graphs.
-    """
-    if all(number.__class__ is float for number in numbers):  # a symbolic float has another class, but type() hides it
-        return None
-    one = torch.ones((), dtype=torch.float64, device="cpu")  # torch.compile can convert products, but not torch.tensor
-    return torch.stack([one * number for number in numbers])
+def like(inputs: Sequence[Tensor | None], needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Return an empty tensor of the shape and dtype of each input for which `needs` is True, else None."""
+    pairs = zip(inputs, needs, strict=True)
+    return tuple([x.new_empty(x.shape) if need and x is not None else None for x, need in pairs])
 
 
 def _without_none(results: Iterable[Tensor | None], like: Tensor) -> list[Tensor]:

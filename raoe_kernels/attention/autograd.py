@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._dispatch import Op, backends, refuse_second_derivative, triton_missing
 from .._dtypes import wide
-from .._operator import changing, eager, operator, savable
+from .._operator import eager, like, operator, savable
 from . import scan
 from .padding import Options, Padding, zeros
 
@@ -70,14 +70,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Option
     module = eager(OP, backend, (q, k, v, *padding[:3]), Problem(q, padding, options, False))
     if module is None:
         scale, causal, dropout_p, seed = options
-        numbers = changing((scale, dropout_p))
-        if numbers is not None:
-            scale, dropout_p = 0.0, 0.0
-        results = _operator(q, k, v, *padding[:3], seed, numbers, padding.longest, scale, causal, dropout_p, backend)
+        results = _operator(q, k, v, *padding[:3], seed, padding.longest, scale, causal, dropout_p, backend)
         return results[2 - len(causal) : 2]
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        q, k, v, *where = savable((q, k, v, *padding[:3]))
-        padding = Padding(*where, padding.longest)
+        q, k, v, lengths, mask, cu_seqlens = savable((q, k, v, *padding[:3]))
+        padding = Padding(lengths, mask, cu_seqlens, padding.longest)
     return _attention(q, k, v, padding, options, module)
 
 
@@ -130,14 +127,14 @@ class _Attention(torch.autograd.Function):
         return *inputs_grads, None, None, None
 
 
-def _shapes(q, k, v, lengths, mask, cu_seqlens, seed, numbers, longest, scale, causal, dropout_p):
+def _shapes(q, k, v, lengths, mask, cu_seqlens, seed, longest, scale, causal, dropout_p):
     result, lse = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
     dual = len(causal) == 2
     return result if dual else None, result, lse if dual else None, lse
 
 
-def _operator_forward(q, k, v, lengths, mask, cu_seqlens, seed, numbers, longest, scale, causal, dropout_p, backend):
-    padding, options = Padding(lengths, mask, cu_seqlens, longest), _options(seed, numbers, scale, causal, dropout_p)
+def _operator_forward(q, k, v, lengths, mask, cu_seqlens, seed, longest, scale, causal, dropout_p, backend):
+    padding, options = Padding(lengths, mask, cu_seqlens, longest), Options(scale, tuple(causal), dropout_p, seed)
     module = _select(q, padding, options, backend)
     if hasattr(module, "backward") and not _is_empty(q, padding):
         return module.forward(q, k, v, padding, options)
@@ -147,10 +144,10 @@ def _operator_forward(q, k, v, lengths, mask, cu_seqlens, seed, numbers, longest
 
 
 def _operator_backward(
-    grad_first, grad_last, q, k, v, lengths, mask, cu_seqlens, seed, numbers, longest, scale, causal, dropout_p,
+    grad_first, grad_last, q, k, v, lengths, mask, cu_seqlens, seed, longest, scale, causal, dropout_p,
     first, last, lse_first, lse_last, needs, backend,
 ):  # fmt: skip
-    padding, options = Padding(lengths, mask, cu_seqlens, longest), _options(seed, numbers, scale, causal, dropout_p)
+    padding, options = Padding(lengths, mask, cu_seqlens, longest), Options(scale, tuple(causal), dropout_p, seed)
     if len(causal) == 1:
         grad_first = first = lse_first = None
     module = _select(q, padding, options, backend)
@@ -165,35 +162,27 @@ def _operator_backward(
     return tuple(x if need else None for x, need in zip(grads, needs, strict=True))
 
 
-def _options(seed: Any, numbers: Any, scale: float, causal: Any, dropout_p: float) -> Options:
-    scale, dropout_p = (scale, dropout_p) if numbers is None else numbers.tolist()
-    return Options(scale, tuple(causal), dropout_p, seed)
-
-
-def _gradient_shapes(grad_first, grad_last, q, k, v, *rest):
-    return tuple(x.new_empty(x.shape) if need else None for x, need in zip((q, k, v), rest[-1], strict=True))
-
-
 _ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? mask, Tensor? cu_seqlens, Tensor? seed, Tensor? numbers, "
-    "SymInt longest, float scale, bool[] causal, float dropout_p"
+    "Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? mask, Tensor? cu_seqlens, Tensor? seed, SymInt longest, "
+    "float scale, bool[] causal, float dropout_p"
 )
 _operator_gradients = operator(
     "attention_backward",
     f"Tensor grad_first, Tensor grad_last, {_ARGUMENTS}, Tensor first, Tensor last, Tensor lse_first, Tensor lse_last, "
     "bool[3] needs",
-    3, _operator_backward, _gradient_shapes,
+    3, _operator_backward, lambda grad_first, grad_last, *inputs: like(inputs[:3], inputs[-1]),
 )  # fmt: skip
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:8], *output)
-    *ctx.numbers, ctx.backend = inputs[8:]
+    ctx.save_for_backward(inputs[-1], *inputs[:7], *output)
+    ctx.others, ctx.backend = inputs[7:-2], inputs[-2]
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    saved, needs = ctx.saved_tensors, ctx.needs_input_grad[:3]
-    by_inputs = _operator_gradients(*grads[:2], *saved[:8], *ctx.numbers, *saved[8:], needs, ctx.backend)
+    (numbers, *saved), needs = ctx.saved_tensors, ctx.needs_input_grad[:3]
+    inputs = *saved[:7], *ctx.others, *saved[7:], needs, ctx.backend
+    by_inputs = _operator_gradients(*grads[:2], *inputs, numbers=numbers)
     return *(g if need else None for g, need in zip(by_inputs, needs, strict=True)), *[None] * 10
 
 

@@ -140,8 +140,7 @@ def _run(
 def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the fields `padding` and `bias` of a run."""
     padding = torch.arange(longest, device="cpu") >= lengths[:, None]
-    bias = torch.zeros(padding.shape, dtype=dtype, device="cpu").masked_fill_(padding, -torch.inf)
-    return padding, bias[:, None, None, :]
+    return padding, lengths.new_zeros(padding.shape, dtype=dtype).masked_fill_(padding, -torch.inf)[:, None, None, :]
 
 
 def supports(padding: Padding) -> bool:

@@ -9,25 +9,23 @@ from .._contract import Gradients, Needs
 from .._dtypes import wide
 from .problem import Problem
 
-INF = float("inf")
-
 
 def _log_softmax(logits: Tensor) -> Tensor:
     """log_softmax that returns -inf for a logit of -inf, even in a row where all logits are -inf."""
-    return logits.to(wide(logits.dtype)).log_softmax(-1).masked_fill(logits == -INF, -INF)
+    return logits.to(wide(logits.dtype)).log_softmax(-1).masked_fill(logits == -torch.inf, -torch.inf)
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """Return Eq. 4, guidance p - (guidance - 1) q, computed as p + (guidance - 1) (p - q). p, q: log-probabilities."""
     p, q = map(_log_softmax, problem.logits)
     result = p + (problem.guidance - 1) * (p - q)
-    return result.masked_fill(problem.current == -INF, -INF), (None, None)
+    return result.masked_fill(problem.current == -torch.inf, -torch.inf), (None, None)
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """Apply d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, and sum over the columns v whose result is finite."""
     (current, previous), guidance = problem.logits, problem.guidance
-    grad = upstream.masked_fill((current == -INF) | (previous == -INF), 0)
+    grad = upstream.masked_fill((current == -torch.inf) | (previous == -torch.inf), 0)
     total = grad.sum(-1, keepdim=True)
 
     def gradient(logits: Tensor, weight: float) -> Tensor:
@@ -40,4 +38,4 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """Return the argmax of guidance x - (guidance - 1) y for logits x and y: Eq. 4 without terms constant in a row."""
     x, y = (logits.to(wide(logits.dtype)) for logits in problem.logits)
-    return (x + (problem.guidance - 1) * (x - y)).masked_fill(x == -INF, -INF).argmax(-1), ()
+    return (x + (problem.guidance - 1) * (x - y)).masked_fill(x == -torch.inf, -torch.inf).argmax(-1), ()

@@ -12,7 +12,6 @@ from .._contract import Gradients, Needs
 from .._dtypes import wide
 from .problem import Problem
 
-INF = float("inf")
 # Logits of each context in a chunk: enough to occupy torch's threads, few enough to stay in the cache for two passes.
 CHUNK = 1 << 18
 
@@ -43,8 +42,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
             if math.isfinite(torch.lerp(q, p, guidance, out=out).sum()):
                 continue
         p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
-        q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN if a whole row is -inf
-        torch.sub(p, q, out=out).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
+        q.masked_fill_(y == -torch.inf, -torch.inf)  # log_softmax gives NaN if a whole row is -inf
+        torch.sub(p, q, out=out).mul_(guidance - 1).add_(p).masked_fill_(x == -torch.inf, -torch.inf)
     return result, (None, None)  # no normalisers: backward calls torch's softmax, which is faster
 
 
@@ -57,13 +56,13 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
         x, y, g = current[part], previous[part], upstream[part]
         has_inf = not (_test_first(x) and math.isfinite(x.amin()) and math.isfinite(y.amin()))
         if has_inf:
-            g = g.masked_fill((x == -INF) | (y == -INF), 0)
+            g = g.masked_fill((x == -torch.inf) | (y == -torch.inf), 0)
         total = g.sum(-1, keepdim=True)
         for out, logits, weight in ((by_current, x, guidance), (by_previous, y, 1 - guidance)):
             if out is not None:
                 softmax = logits.softmax(-1, dtype=g.dtype)
                 if has_inf:
-                    softmax.masked_fill_(logits == -INF, 0)  # softmax is NaN if a whole row is -inf
+                    softmax.masked_fill_(logits == -torch.inf, 0)  # softmax is NaN if a whole row is -inf
                 torch.add(softmax.mul_(-weight * total), g, alpha=weight, out=out[part])
     return by_current, by_previous
 
@@ -75,6 +74,6 @@ def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     for part in _chunks(current):
         x, y = (logits[part].to(wide(current.dtype)) for logits in (current, previous))
         if not (_test_first(x) and math.isfinite((scores := torch.lerp(y, x, guidance)).sum())):
-            scores = (x - y).mul_(guidance - 1).add_(x).masked_fill_(x == -INF, -INF)
+            scores = (x - y).mul_(guidance - 1).add_(x).masked_fill_(x == -torch.inf, -torch.inf)
         best[part] = scores.argmax(-1)
     return best, ()

@@ -40,11 +40,6 @@ def check_alike(name: str, value: Tensor, anchors: Tensor) -> None:
         )
 
 
-def integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) -> Tensor:
-    """Check that an integer tensor has `shape` and is on the device of anchors, and return it as int64."""
-    return _validate.integers(name, value, shape, "anchors", anchors).to(torch.int64)
-
-
 def pair_of_ids(
     name: str, value: object, rows: int, columns: int, anchors: Tensor, several: bool = False
 ) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,6 @@ from .._dtypes import wide
 from .._running import logcumsumexp
 from .problem import Problem, Refinement, mean_of_lists
 
-INF = float("inf")
 LINEAR = 85.0
 """If no score is more than LINEAR - ln n below its row's maximum, exp and sums of 1 / exp stay in float32's range."""
 
@@ -32,9 +31,9 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     item_mask = None if mask is None else mask.gather(1, items)
     # Subtracting the row's largest score keeps the digits of the differences. Masked items keep their positions, with
     # weight exp(-inf) = 0.
-    masked_raw = raw if item_mask is None else raw.masked_fill(~item_mask, -INF)
+    masked_raw = raw if item_mask is None else raw.masked_fill(~item_mask, -torch.inf)
     largest = masked_raw.amax(1, keepdim=True)
-    s = scale * (masked_raw - largest.masked_fill(largest == -INF, 0))
+    s = scale * (masked_raw - largest.masked_fill(largest == -torch.inf, 0))
     linear = False
     if s.device.type == "cpu":
         item_scores = s if item_mask is None else s.masked_fill(~item_mask, 0)
@@ -53,7 +52,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         inverse = tail_sums.reciprocal() if item_mask is None else tail_sums.reciprocal().masked_fill(~item_mask, 0)
         grad = weight * inverse.cumsum(1) - 1
     else:
-        inverse = -remaining if item_mask is None else (-remaining).masked_fill(~item_mask, -INF)
+        inverse = -remaining if item_mask is None else (-remaining).masked_fill(~item_mask, -torch.inf)
         grad = (s + inverse.logcumsumexp(1)).exp() - 1
     return mean_of_lists(problem, loss, torch.empty_like(grad).scatter_(1, items, scale * grad))
 
@@ -77,7 +76,7 @@ def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
     if mask is not None:
         in_list = in_list & mask[:, None, :] & mask[:, :, None]
     has_nan = (phi.isnan() & in_list).any(-1, keepdim=True)
-    sorted_phi = phi.masked_fill(~in_list, INF).sort(dim=-1, descending=True).values
+    sorted_phi = phi.masked_fill(~in_list, torch.inf).sort(dim=-1, descending=True).values
     if mask is not None:  # sorting moves masked sentences to the front and so shifts all other columns
         count_mask = mask.long()
         column = (n - count_mask.sum(-1, keepdim=True) + count_mask.cumsum(-1) - 1).clamp(min=0)

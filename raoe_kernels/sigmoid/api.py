@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import _validate
 from .._dtypes import as_products, wide
-from ..infonce.arguments import check_ignore, check_range, check_rows, integers, pair_of_ids
+from ..infonce.arguments import check_ignore, check_range, check_rows, pair_of_ids
 from .problem import Problem, sigmoid
 
 
@@ -52,7 +52,7 @@ def sigmoid_loss(
     """
     rows, columns = check_rows(anchors, positives, negatives, targets)
     if targets is not None:
-        targets = integers("targets", targets, (rows,), anchors)
+        targets = _validate.integers("targets", targets, (rows,), "anchors", anchors).long()
         check_range(targets, columns, lowest=-1)
     groups = (None, None) if positive_ids is None else pair_of_ids("positive_ids", positive_ids, rows, columns, anchors)
     scale = _scalar(_validate.learnable_scale(scale, anchors.device), anchors)
@@ -65,8 +65,6 @@ def sigmoid_loss(
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
     """Return a () tensor: float64 for float64 anchors, otherwise float32. new_full does not make the host wait."""
     dtype = wide(anchors.dtype)
-    if isinstance(value, Tensor):
-        return value.to(dtype)
-    if value.__class__ is not float:  # symbolic: torch.compile would compile new_full anew for every value
-        return anchors.new_ones((), dtype=dtype) * value
-    return anchors.new_full((), value, dtype=dtype)
+    if value.__class__ is float:  # not symbolic: torch.compile would compile new_full anew for every value
+        return anchors.new_full((), value, dtype=dtype)
+    return value.to(dtype) if isinstance(value, Tensor) else anchors.new_ones((), dtype=dtype) * value

@@ -203,10 +203,9 @@ def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Nei
     class_of = torch.from_numpy(classes)
     same_class, other_classes = [], []
     for start, cosines in _chunks(unit, unit):
-        rows = torch.arange(start, start + len(cosines), device="cpu")
-        is_same = class_of[rows][:, None] == class_of
+        is_same = class_of[start : start + len(cosines), None] == class_of
         other_classes.append(_best(cosines.masked_fill(is_same, -torch.inf), k))
-        cosines.masked_fill_(~is_same, -torch.inf)[torch.arange(len(rows), device="cpu"), rows] = -torch.inf
+        cosines.masked_fill_(~is_same, -torch.inf).diagonal(start).fill_(-torch.inf)
         same_class.append(_best(cosines, k))
     return _concatenate(same_class), _concatenate(other_classes)
 

@@ -69,9 +69,8 @@ def add_head(model: Any, seed: int, saved: bool) -> None:
     if saved and pooler is not None and getattr(pooler.weight, "_is_hf_initialized", False):
         start, bias = pooler.weight.detach().clone(), pooler.bias.detach().clone()
     else:
-        std, generator = getattr(inner.config, "initializer_range", 0.02), torch.Generator().manual_seed(seed)
-        start = torch.randn(width, width, generator=generator, device="cpu") * std
-        bias = torch.zeros(width, device="cpu")
+        std, seeded = getattr(inner.config, "initializer_range", 0.02), torch.Generator().manual_seed(seed)
+        start, bias = std * torch.randn(width, width, generator=seeded, device="cpu"), torch.zeros(width, device="cpu")
     head = TrainingHead(width, width, init_weight=start, init_bias=bias)
     model.append(head.to(model.device, weight.dtype))
 

@@ -32,6 +32,12 @@ class Loss(nn.Module, ABC):
     reads: ClassVar[Reads]
     asks_teacher: ClassVar[bool] = False
 
+    def __call__(self, sentence_features: Iterable[Mapping[str, Any]], *labels: Any, **named: Any) -> Any:
+        # DistributedDataParallel finds no tensors in a BatchEncoding and would take every parameter for an unused one.
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            sentence_features = [x if isinstance(x, dict) else dict(x) for x in sentence_features]
+        return super().__call__(sentence_features, *labels, **named)
+
     @classmethod
     def needs_label(cls, keywords: Mapping[str, Any]) -> bool:
         """Return whether the loss with these keyword arguments needs NLI labels as well as scores."""

@@ -32,8 +32,7 @@ class RowCollator(SentenceTransformerDataCollator):
                 raise ValueError(f"column {name} has lists, not texts: {advice}")
         if empty := [name for row in features for name in others[:-1] if row.get(name, 0) is None]:
             raise ValueError(f"a row has no {empty[0]} (None): remove it, or fill the gap")
-        gaps = [[row[name] is None for name in names] for row in features]
-        missing = torch.tensor(gaps, dtype=torch.bool, device="cpu")
+        missing = torch.tensor([[row[name] is None for name in names] for row in features], device="cpu").bool()
         if not missing.any():
             return super().__call__(features)
         if missing[:, :2].any():
@@ -114,8 +113,7 @@ class ListCollator(SentenceTransformerDataCollator):
         batch = super().__call__([{**extra, "sentences": text} for row in features for text in row["sentences"]])
         batch["label"] = {"lengths": torch.tensor(lengths, device="cpu")}
         if "label" in features[0]:
-            teacher = torch.zeros(len(features), max(lengths), max(lengths), device="cpu")
-            batch["label"]["teacher"] = teacher
+            batch["label"]["teacher"] = teacher = torch.zeros(len(features), *2 * [max(lengths)], device="cpu")
             for square, row, length in zip(teacher, features, lengths, strict=True):
                 values = torch.as_tensor(row["label"], dtype=torch.float32, device="cpu")
                 if values.numel() != length * length:

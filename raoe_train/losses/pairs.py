@@ -111,8 +111,7 @@ class PairLoss(CachedLoss):
         if isinstance(labels, Mapping):
             return {name: None if value is None else self.as_tensors(value) for name, value in labels.items()}
         try:
-            is_done = labels is None or isinstance(labels, Tensor)
-            return labels if is_done else torch.as_tensor(labels, device="cpu")
+            return labels if labels is None or torch.is_tensor(labels) else torch.as_tensor(labels, device="cpu")
         except (ValueError, TypeError, RuntimeError):
             form = 'numbers, one for each pair, or {"score": numbers, "label": numbers}'
             raise ValueError(f"labels of {type(self).__name__} must be {form}, got {labels!r:.100}") from None

@@ -25,4 +25,4 @@ def test_the_op_of_the_page(tmp_path, monkeypatch):
     compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
     for eager, traced in zip(*(torch.autograd.grad(f(a, b).sum(), (a, b)) for f in (op, compiled)), strict=True):
         torch.testing.assert_close(traced, eager)
-    torch.library.opcheck(torch.ops.raoe_kernels.distance.default, (a, b, 2.0, None, [1, 1], "auto"))
+    torch.library.opcheck(torch.ops.raoe_kernels.distance.default, (a, b, 2.0, [1, 1], "auto", None))

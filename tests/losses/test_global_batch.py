@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import BatchEncoding
 
 from raoe_train.encoders import lengths
 from raoe_train.losses import (
@@ -19,6 +20,7 @@ from raoe_train.losses import (
     AnglELoss,
     ByLength,
     CoSENTLoss,
+    CosineSimilarityLoss,
     GatedAngularLoss,
     GISTLoss,
     InfoNCELoss,
@@ -96,9 +98,11 @@ def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[A
 
 
 def _parts(features: list[dict[str, Any]], labels: Any, sizes: list[int]) -> list[Any]:
-    def cut(rows: dict[str, Any], start: int, end: int) -> dict[str, Any]:
-        made = {name: value[start:end] for name, value in rows.items() if hasattr(value, "shape")}
-        return {**made, **({"texts": [column[start:end] for column in rows["texts"]]} if "texts" in rows else {})}
+    def cut(rows: Any, start: int, end: int) -> Any:
+        made: Any = {name: value[start:end] for name, value in rows.items() if hasattr(value, "shape")}
+        if "texts" in rows:
+            made["texts"] = [column[start:end] for column in rows["texts"]]
+        return made if isinstance(rows, dict) else BatchEncoding(made)  # as model.preprocess returns columns
 
     bounds = [(sum(sizes[:rank]), sum(sizes[: rank + 1])) for rank in range(len(sizes))]
     return [([cut(column, *at) for column in features], labels and cut(labels, *at)) for at in bounds]
@@ -165,6 +169,40 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
     dist.all_reduce(others, dist.ReduceOp.MAX)
     assert world != 2 or others.tolist() != forwards, "processes have different numbers of rows"
     return result
+
+
+def as_the_page_says(rank: int, world: int, folder: str) -> None:
+    """docs/scale.md: your own loop, without cached gradients, three steps of losses with and without a gather."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = tiny_encoder()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    try:
+        initial, half, score = copy.deepcopy(model.state_dict()), slice(4 * rank, 4 * rank + 4), torch.arange(8) / 8
+        for made, settings in ((CosineSimilarityLoss, {}), (CoSENTLoss, {"gather_across_devices": True})):
+            results = [torch.cat([parameter.detach().flatten() for parameter in model.parameters()])]
+            wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+            for loss, part in ((made(model), slice(8)), (made(wrapped, **settings), half)):
+                model.load_state_dict(initial)
+                optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
+                for _ in range(3):
+                    columns = [model.preprocess(texts[part]) for texts in (SENTENCES[:8], SENTENCES[3:])]
+                    optimiser.zero_grad()
+                    loss(columns, score[part]).backward()
+                    optimiser.step()
+                results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+            torch.testing.assert_close(*results[1:], rtol=0, atol=1e-9)
+            assert (results[1] - results[0]).abs().max() > 1e-4
+            model.load_state_dict(initial)
+            del loss, wrapped
+    finally:
+        gc.collect()
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_wrapped_model_in_your_own_loop(tmp_path):
+    together(as_the_page_says, 2, str(tmp_path))
 
 
 def compare(rank: int, world: int, folder: str, dtype: torch.dtype) -> None:
