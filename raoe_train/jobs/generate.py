@@ -158,8 +158,9 @@ def _print(result: dict[str, Any], generation: Generation) -> None:
     if result["failed"]:
         failed = result["failed_chains"]
         few_shot = generation.method != "single-step" and generation.prompt != FEW_SHOT and "no room" not in failed
+        is_cut = next(iter(failed), "").endswith("max_new_tokens")
         untried = {
-            f" --generation.max_new_tokens {2 * generation.max_new_tokens}": next(iter(failed), "").endswith("max_new_tokens"),
+            f" --generation.max_new_tokens {2 * generation.max_new_tokens}": is_cut,
             " --generation.prompt few-shot": few_shot,
             " --generation.do_sample": not generation.do_sample,
         }
