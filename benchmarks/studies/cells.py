@@ -20,6 +20,7 @@ DEFAULTS: dict[str, Any] = {
     "compare": [], "only": [], "measure": False, "keep_models": False,
 }  # fmt: skip
 SPECIAL = ("base", "seeds", "grid", "after")  # keys of a variant that are not overrides of the training recipe
+DATA = re.compile(r"\{data_dir\}/([\w/-]+)(?![\w./-])")  # a data file without its ending
 FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # PyYAML reads 1e-3 as a string
 Preparation = tuple[str, "str | None", dict[str, Any]]  # job, recipe, overrides
 
@@ -157,17 +158,25 @@ def preparations(
 
 
 def fill(values: Any, words: Mapping[str, str | None]) -> Any:
-    """Replace {data_dir} and the like in every text of nested values."""
+    """Replace {data_dir} and the like in every text of nested values, and {data_dir}/NAME by the file NAME.* there."""
     if isinstance(values, Mapping):
         return {key: fill(value, words) for key, value in values.items()}
     if isinstance(values, list):
         return [fill(value, words) for value in values]
+    if isinstance(values, str) and (folder := words.get("data_dir")):
+        values = DATA.sub(lambda match: _data_file(folder, match[1]), values)
     for word, meaning in words.items() if isinstance(values, str) else ():
         if f"{{{word}}}" in values:
             if meaning is None:
                 raise ValueError(f"--{word} is missing: {values!r} needs it")
             values = values.replace(f"{{{word}}}", meaning)
     return values
+
+
+def _data_file(folder: str, name: str) -> str:
+    """FOLDER/NAME.*, if there is one such file, else the name that `raoe-train prepare` gives it."""
+    found = [*Path(folder).expanduser().glob(f"{name}.*[!n]")]  # but not .json, which is beside a file
+    return str(found[0]) if len(found) == 1 else f"{folder}/{name}.jsonl.gz"
 
 
 def texts_of(values: Any) -> Iterator[str]:

@@ -171,7 +171,7 @@ def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
 
 STSB = partial(_fields, score=4, sentence1=5, sentence2=6)
 SICK_FILES = {"train": "train", "dev": "trial", "test": "test_annotated"}
-SICK = partial(_fields, header=True, sentence1=1, sentence2=2, score=3)
+SICK = partial(_fields, header=True, sentence1=1, sentence2=2, score=3, label=4)
 SST = partial(_fields, text=0, label=1)
 MRPC = partial(_fields, header=True, label=0, sentence1=3, sentence2=4)
 

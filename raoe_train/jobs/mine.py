@@ -169,13 +169,19 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
     """Mine negatives for rows from the passages of all rows and of mining.corpus. Write OUTPUT; return the result."""
     data, model, mining = config.data, config.model, config.mining
     table, counts = row_table(data.input, columns=data.columns or None, on_error=data.on_error)
-    pairs = [*dict.fromkeys(zip(table["anchor"][:], table["positive"][:], strict=True))]
+    labelled: dict[tuple[str, str], list[str]] = {}
+    for query, positive, *negatives in zip(*(table[name][:] for name in table.column_names), strict=True):
+        labelled.setdefault((query, positive), []).extend(filter(None, negatives))
+    pairs, keeps = [*labelled], mining.keep_negatives
+    if not keeps and any(labelled.values()):
+        print("the negatives of the input are replaced; --mining.keep_negatives true keeps them")
     more = read_passages(mining.corpus, data.on_error).values() if mining.corpus else ()
     corpus = [*dict.fromkeys([*Texts({"": table.remove_columns("anchor")}), *more])]
     keywords, cross = {key: getattr(mining, key) for key in FOR_ROWS}, mining.cross_encoder
     if cross and all(value is None for value in (mining.max_score, mining.absolute_margin, mining.relative_margin)):
         raise ValueError("mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin")
-    settings = {"model": identity(model), "input": digest([pairs, corpus]), "mining": {**keywords, "seed": mining.seed},
+    settings = {"model": identity(model), "input": digest([pairs, corpus, *([[*labelled.values()]] if keeps else [])]),
+                "mining": {**keywords, "keep_negatives": keeps, "seed": mining.seed},
                 "cross_encoder": fingerprint(cross or "")}  # fmt: skip
     output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
     if finished := output.finished(say=True):
@@ -195,7 +201,8 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
         **keywords | {"cross_encoder": CrossEncoder(cross, device=model.device) if cross else None},
     )
     mined = {(query, texts[0]): texts[1:] for query, texts in zip(lists["anchor"], lists["positive"], strict=True)}
-    rows = [[*pair, *mined.get(pair, [])] for pair in pairs]
+    kept = labelled if keeps else {}
+    rows = [[*pair, *dict.fromkeys([*kept.get(pair, []), *mined.get(pair, [])])] for pair in pairs]
     numbers = [len(row) - 2 for row in rows]
     if not any(numbers):
         raise ValueError(f"{data.input}: no passage is a valid negative: lower the margins or raise max_score")

@@ -57,7 +57,8 @@ class Mining:
         max_score: maximum similarity of a negative to the query
         absolute_margin: minimum of similarity(query, its least similar positive) - similarity(query, negative)
         relative_margin: minimum share by which a negative is less similar to the query than its least similar positive
-        num_negatives: number of negatives per row; they replace those of the input
+        num_negatives: number of negatives to mine per row
+        keep_negatives: keep the negatives of the input, before the mined ones, instead of replacing them
         sampling_strategy: how to select negatives; top (the most similar passages) or random
         cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities for margins and max_score
     """
@@ -74,6 +75,7 @@ class Mining:
     absolute_margin: float | None = None
     relative_margin: float | None = None
     num_negatives: PositiveInt = 3
+    keep_negatives: bool = False
     sampling_strategy: Literal["top", "random"] = "top"
     cross_encoder: Source | None = None
 

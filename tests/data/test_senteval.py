@@ -1,5 +1,8 @@
 """SentEval's folders as its download script writes them."""
 
+import gzip
+import json
+
 import pytest
 
 from raoe_train import run
@@ -112,6 +115,8 @@ def test_sts(folder):
     assert tasks["stsb#dev"].content["sentence1"] == ['dev "a', "c"]
     assert tasks["sick"].content == {"sentence1": ["i", "k"], "sentence2": ["j", "l"], "score": [1.0, 5.0]}
     assert tasks["sick-all"].content["score"] == [2.5, 1.5, 4.0, 1.0, 5.0]
+    with gzip.open(folder / "made" / "sts" / "sick.jsonl.gz", "rt") as lines:  # RAOE's gate reads the labels
+        assert [json.loads(line)["label"] for line in lines][1:3] == ["NEUTRAL", "ENTAILMENT"]
 
 
 @pytest.mark.parametrize("file", BAD)

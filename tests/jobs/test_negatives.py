@@ -91,6 +91,24 @@ def test_against_brute_force(files, monkeypatch, chunk, mining, arguments):
     assert len(table) == len(rows)
 
 
+def test_negatives_of_the_input_are_kept_if_asked(files, capsys):
+    replaced, _ = mined(files[0])
+    assert "negatives of the input are replaced; --mining.keep_negatives true keeps them" in capsys.readouterr().out
+    kept, result = mined(files[0], "kept.jsonl", keep_negatives=True)
+    assert "replaced" not in capsys.readouterr().out and len(kept) == len(replaced)
+    for new, both in zip(replaced, kept, strict=True):
+        labelled = PASSAGES[20 + QUERIES.index(new["anchor"])]
+        found = [text for name, text in both.items() if name.startswith("negative") and text is not None]
+        others = [text for name, text in new.items() if name.startswith("negative") and text not in (None, labelled)]
+        assert found == [labelled, *others] and both["positive"] == new["positive"]
+    assert result["negatives"] > 3 * len(kept)
+    rows = [json.loads(line) for line in (files[0] / "rows.jsonl").read_text().splitlines()]
+    rows[0]["neg"], rows[1]["neg"] = rows[1]["neg"], rows[0]["neg"]  # the same passages, of other queries
+    (files[0] / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="different: input"):
+        mined(files[0], "kept.jsonl", keep_negatives=True)
+
+
 def test_an_interrupted_job_resumes(files, monkeypatch):
     folder, encoded = files
     with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):

@@ -231,7 +231,7 @@ def test_cpu_steps_are_those_of_the_laboratory():
 
 
 def test_sets_that_prepare_writes_have_their_names():
-    """`prepare` writes .jsonl.gz. Studies read .tsv.gz, so only pages of the laboratory may name these."""
+    """`prepare` writes .jsonl.gz. Earlier files were .tsv.gz, so only pages of the laboratory may name these."""
     for page in PAGES:
         name = str(page.relative_to(ROOT))
         if name.startswith("docs/") and not re.match(r"docs/(lab|results|adapt|margins)/", name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 from pathlib import Path
 
@@ -47,14 +48,16 @@ def prepared(folder: Path) -> None:
     nli = [row for _, row in itertools.islice(open_source("builtin-nli#train").rows, 96)]
     nli = [{**row, "label": words[row["label"]]} for row in nli]
     for name in ("snli", "mnli"):
-        rows = [{**row, "split": "train"} for row in nli]
+        rows = [{**row, "split": split} for split in ("train", "dev", "test", "dev_matched") for row in nli]
         write_rows(folder / f"data/nli/{name}.jsonl.gz", ["split", "label", "premise", "hypothesis"], rows)
     columns = ["score_1", "score_2", "score", "label", "premise", "hypothesis"]
     cosines = [{**row, **dict.fromkeys(columns[:3], place / 96)} for place, row in enumerate(nli)]
     write_rows(folder / "out/nli.jsonl.gz", columns, cosines)
     for name in STS:
         rows = [{**row, "split": split} for split in ("train", "dev", "test") for row in some[:24]]
-        write_rows(folder / f"data/sts/{name}.jsonl.gz", ["split", "score", "sentence1", "sentence2"], rows)
+        rows = [{**row, "label": words[place % 3]} for place, row in enumerate(rows)]
+        columns = ["split", "score", "sentence1", "sentence2", *(["label"] if name == "sick" else [])]
+        write_rows(folder / f"data/sts/{name}.jsonl.gz", columns, rows)
     lists = [{"sentences": SENTENCES[place:] + SENTENCES[:place]} for place in range(len(SENTENCES))]
     write_rows(folder / "data/lists/ranking-sentences.jsonl.gz", ["sentences"], lists)
     texts = dict.fromkeys(row["sentence1"] for row in some)
@@ -141,3 +144,21 @@ def test_three_steps_at_the_papers_settings(tmp_path, monkeypatch, study, only, 
     assert found["failed"] == [] and {row["variant"] for row in found["results"]} >= {name[:-7] for name in only}
     for row in found["results"]:
         assert row["steps"] == 3 and list(row["after"]["tasks"]) == [task]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl"])
+def test_the_ablation_on_two_cores_runs_on_prepared_files(tmp_path, monkeypatch, ending):
+    """At the study's own size but for the steps: teachers are trained, SNLI and MNLI scored, both starts trained."""
+    monkeypatch.chdir(tmp_path)
+    stand_ins(tmp_path)
+    prepared(tmp_path)
+    for path in [*(tmp_path / "data").rglob("*.jsonl.gz")] if ending == ".jsonl" else []:
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    cells = ["minilm-raoe-seed42", "scratch-simcse-enc-seed42"]
+    changes = {"settings.training.max_steps": 3, "variants.minilm-raoe.training.max_steps": 3, "tasks": ["stsb"],
+               "prepare.second.training.max_steps": 3}  # fmt: skip
+    found = sweep("raoe-ablation", "out", data_dir="data", model=BERTS[0], only=cells, changes=changes)
+    assert found["failed"] == [] and {f"{row['variant']}-seed42" for row in found["results"]} >= {*cells}
+    assert all(row["steps"] == 3 for row in found["results"])
