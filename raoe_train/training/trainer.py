@@ -24,7 +24,7 @@ from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, innermost, misfit, weight_for
 from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
 from raoe_train.losses.gathering import share_parameter, world_size
-from raoe_train.losses.in_batch import InBatchLoss, negatives_left_out
+from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 from raoe_train.training.training_data import (
@@ -33,6 +33,7 @@ from raoe_train.training.training_data import (
     check_scores,
     check_sizes,
     own_prompts,
+    print_left_out,
     without_gaps,
 )
 
@@ -287,20 +288,10 @@ class Trainer(SentenceTransformerTrainer):
     def scales(self) -> dict[str, float]:
         return {name: inner.current_scale for name, inner in self._inner() if isinstance(inner, CachedLoss)}
 
-    def _print_left_out(self, inputs: dict[str, Any]) -> None:
-        """Print how many negatives of a batch its loss leaves out, if any."""
-        name = inputs.get("dataset_name", "train")
-        loss = dict(self._inner()).get(name)
-        if isinstance(loss, InBatchLoss) and self.is_world_process_zero():
-            labels = inputs["plan"].labels if "plan" in inputs else loss.beside(*columns_of(inputs))
-            if ids := labels.get("ids"):
-                count, pairs = negatives_left_out(ids)
-                reason = "texts that repeat the anchor or a positive of the same anchor"
-                print(f"{name}: {count} of {pairs} negatives of the first batch are left out: {reason}")
-
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
-        if not self.meter.total_rows:
-            self._print_left_out(inputs)
+        loss = dict(self._inner()).get(name := inputs.get("dataset_name", "train"))
+        if not self.meter.total_rows and isinstance(loss, InBatchLoss) and self.is_world_process_zero():
+            print_left_out(name, loss, inputs)
         self.meter.count(inputs)
         before, self.batch = self.batch, dict(inputs)
         self.check_late()

@@ -27,6 +27,8 @@ from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
+from raoe_train.losses.collators import columns_of
+from raoe_train.losses.in_batch import negatives_left_out
 from raoe_train.losses.reads import LISTS, RANKING
 from raoe_train.settings import Teacher
 
@@ -268,6 +270,15 @@ def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:
     print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
     if args.gradient_accumulation_steps > 1:
         print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
+
+
+def print_left_out(name: str, loss: Any, inputs: dict[str, Any]) -> None:
+    """Print how many negatives of a batch its loss leaves out, if any."""
+    labels = inputs["plan"].labels if "plan" in inputs else loss.beside(*columns_of(inputs))
+    if ids := labels.get("ids"):
+        count, pairs = negatives_left_out(ids)
+        reason = "texts that repeat the anchor or a positive of the same anchor"
+        print(f"{name}: {count} of {pairs} negatives of the first batch are left out: {reason}")
 
 
 def check_prompts(prompts: Any, *data: Any) -> None:
