@@ -284,8 +284,9 @@ def duplicate_ids(texts: Tensor) -> Ids:
     for query, each in texts_of.items():
         if (key := tuple(each)) not in chosen:
             place = next((k for k, names in enumerate(places) if names.keys().isdisjoint(each)), len(places))
-            places += [{}] * (place == len(places))
-            places[place] = places[place] | dict.fromkeys(each, query)
+            if place == len(places):
+                places.append({})
+            places[place].update(dict.fromkeys(each, query))
             chosen[key] = place, query
         of_query[query] = chosen[key]
     # by default, ids that are equal to no other id
