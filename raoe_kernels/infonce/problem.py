@@ -180,9 +180,10 @@ def is_ignored(problem: Any, rows: slice) -> Tensor | None:
     return None if problem.ignored is None else problem.ignored[rows]
 
 
-def equal_ids(of_rows: Tensor, of_columns: Tensor) -> Tensor:
-    """Return (n, C) bool: True where row and column have the same id, or the column's id is NO_CANDIDATE."""
-    return (of_rows[:, None] == of_columns) | (of_columns == NO_CANDIDATE)
+def equal_ids(of_rows: Tensor, of_columns: Tensor, back: bool = False) -> Tensor:
+    """Return (n, C) bool: True where row and column have the same id, or the column's id is NO_CANDIDATE. With `back`,
+    rows are documents and columns are anchors, and the row's id counts, so that the result is query_to_doc's mirror."""
+    return (of_rows[:, None] == of_columns) | ((of_rows[:, None] if back else of_columns) == NO_CANDIDATE)
 
 
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
