@@ -56,7 +56,7 @@ def _part(
             ignored = tl.load(mask[:, None] + column.to(tl.int64)[None, :] * mask_column, mask_range, 0) != 0
         else:
             key_ids = tl.load(column_ids + column, column < column_count, 0)
-            absent = ((ids == ABSENT) & (back != 0))[:, None] | ((key_ids == ABSENT) & (back == 0))[None, :]
+            absent = tl.where(back != 0, ids[:, None], key_ids[None, :]) == ABSENT
             ignored = (ids[:, None] == key_ids[None, :]) | absent
         is_negative = is_negative & ((ignored == 0) | (x != x))  # an ignored NaN must still make the loss NaN
     e = tl.where(is_negative, tl.exp2(x), 0.0)
