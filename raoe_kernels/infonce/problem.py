@@ -182,13 +182,14 @@ def is_ignored(problem: Any, rows: slice) -> Tensor | None:
     return None if problem.ignored is None else problem.ignored[rows]
 
 
-def equal_ids(of_rows: Tensor, of_columns: Tensor) -> Tensor:
+def equal_ids(of_rows: Tensor, of_columns: Tensor, back: bool = False) -> Tensor:
     """Return (n, C) bool: True where row and column have an equal id, or the column's id is NO_CANDIDATE. Ids are (n,)
-    and (C,), or (n, K) and (C, K), where id k of a row is compared with id k of a column."""
+    and (C,), or (n, K) and (C, K), where id k of a row is compared with id k of a column. With `back`, rows are
+    documents and columns are anchors, and the row's id counts, so that the result is query_to_doc's mirror."""
     if of_rows.ndim == 1:
-        return (of_rows[:, None] == of_columns) | (of_columns == NO_CANDIDATE)
+        return (of_rows[:, None] == of_columns) | ((of_rows[:, None] if back else of_columns) == NO_CANDIDATE)
     pairs = zip(of_rows.unbind(1), of_columns.unbind(1), strict=True)
-    return torch.stack([equal_ids(row, column) for row, column in pairs]).any(0)
+    return torch.stack([equal_ids(row, column, back) for row, column in pairs]).any(0)
 
 
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -83,7 +83,8 @@ def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[
     """Return (N, width) bool: True if the row and the column of the block have equal ids, as in problem.equal_ids."""
     of_rows, of_columns = ids[block.from_documents], ids[block.to_documents]
     assert of_rows is not None and of_columns is not None
-    return equal_ids(of_rows[places[block.from_documents]], of_columns[: block.width])
+    back = block.pairs and block.from_documents
+    return equal_ids(of_rows[places[block.from_documents]], of_columns[: block.width], back)
 
 
 def pool_masks(

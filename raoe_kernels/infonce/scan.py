@@ -221,7 +221,8 @@ def _ignore_mask(problem: Problem, block: Block, sides: _Sides, chunk: slice) ->
     """Return (n, width) bool for a chunk's rows: True for columns that `ignore` excludes. None without `ignore`."""
     row_side, col_side = sides[block.from_documents], sides[block.to_documents]
     if row_side.ids is not None and col_side.ids is not None:
-        return equal_ids(_select(row_side.ids, row_side.own, chunk), col_side.ids[: block.width])
+        back = block.pairs and block.from_documents
+        return equal_ids(_select(row_side.ids, row_side.own, chunk), col_side.ids[: block.width], back)
     if problem.ignored is None or not block.from_documents:
         return None if problem.ignored is None else problem.ignored[chunk]
     return problem.ignored[:, _places(row_side.own, chunk, problem.ignored.device)].T

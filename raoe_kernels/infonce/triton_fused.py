@@ -40,7 +40,7 @@ def _halves(x):
 @triton.jit
 def _part(
     products, start, weights, inverse, mask, column_ids, factor, own, ids, line, row_mask, column_count, period, length,
-    mask_column, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
+    mask_column, back, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Return the row sums of exp(logit) over a tile whose first column is `start`. With GRADIENT, also write exp(logit)
     / (norm of the column) to `weights`."""
@@ -56,7 +56,8 @@ def _part(
             ignored = tl.load(mask[:, None] + column.to(tl.int64)[None, :] * mask_column, mask_range, 0) != 0
         else:
             key_ids = tl.load(column_ids + column, column < column_count, 0)
-            ignored = (ids[:, None] == key_ids[None, :]) | (key_ids == ABSENT)[None, :]
+            absent = tl.where(back != 0, ids[:, None], key_ids[None, :]) == ABSENT
+            ignored = (ids[:, None] == key_ids[None, :]) | absent
         is_negative = is_negative & ((ignored == 0) | (x != x))  # an ignored NaN must still make the loss NaN
     e = tl.where(is_negative, tl.exp2(x), 0.0)
     if GRADIENT:
@@ -69,7 +70,7 @@ def _part(
 @kernel
 def info_nce_products(
     rows, columns, weights, sums, row_inverse, inverse, targets, mask, row_ids, column_ids, first, row_count,
-    column_count, units, row_units, period, target_count, has_targets, mask_row: tl.int64, mask_column: tl.int64,
+    column_count, units, row_units, period, target_count, has_targets, back, mask_row: tl.int64, mask_column: tl.int64,
     scale: tl.float64,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
@@ -110,7 +111,7 @@ def info_nce_products(
             total += _part(
                 part, start + (2 * half + quarter) * (BLOCK_N // 4), weights, inverse, mask + anchor * mask_row,
                 column_ids, factor, own, ids, line.to(tl.int64), row_mask, column_count, period, length, mask_column,
-                IGNORE, GRADIENT, INTERPRETED,
+                back, IGNORE, GRADIENT, INTERPRETED,
             )  # fmt: skip
     tl.store(sums + start // BLOCK_N * row_count + line, total, row_mask)
 
@@ -195,7 +196,8 @@ def sweep(
                 rows, keys, weights[-1], block_sums, row_inverse, key_inverse, targets, mask, row_ids, key_ids, first,
                 count, block.width, length // unit, rows.shape[1] // unit,
                 len(problem.positives) if grouped else length, block.width, has_targets * block.to_documents,
-                *mask.stride(), problem.scale, IGNORE=ignore, GRADIENT=gradient, INTERPRETED=INTERPRETED, **TILE,
+                int(block.pairs and block.from_documents), *mask.stride(), problem.scale, IGNORE=ignore,
+                GRADIENT=gradient, INTERPRETED=INTERPRETED, **TILE,
             )  # fmt: skip
         scaled = [anchors.new_empty(count, anchors.shape[1]) if gradient else anchors]
         shares = inverse.new_empty(count) if gradient else stats

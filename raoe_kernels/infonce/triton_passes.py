@@ -106,17 +106,18 @@ def info_nce_rows(
 
 
 @triton.jit
-def leaves_out(mask, row_id, column_ids, column, in_range, mask_column, IGNORE: tl.constexpr):
-    """Whether `ignore` excludes these columns as negatives of the row, by the row of `mask` or by its id row_id."""
+def leaves_out(mask, row_id, column_ids, column, in_range, mask_column, back, IGNORE: tl.constexpr):
+    """Whether `ignore` excludes these columns as negatives of the row, by the row of `mask` or by its id row_id. `back`
+    is described in problem.equal_ids."""
     if IGNORE == 1:
         return tl.load(mask + column * mask_column, in_range, 0) != 0
     column_id = tl.load(column_ids + column, in_range, 0)
-    return (column_id == row_id) | (column_id == ABSENT)
+    return (column_id == row_id) | (tl.where(back != 0, row_id, column_id) == ABSENT)
 
 
 @triton.jit
 def _negatives(
-    logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, hard,
+    logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, back, hard,
     positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
     """Return four blocks for the columns from `start` on: index, 1 / norm, logit (-inf for own and ignored columns,
@@ -134,7 +135,7 @@ def _negatives(
     in_range = column < column_count
     is_negative = in_range & (column != own)
     if IGNORE != 0:
-        ignored = leaves_out(mask, row_id, column_ids, column.to(tl.int64), in_range, mask_column, IGNORE)
+        ignored = leaves_out(mask, row_id, column_ids, column.to(tl.int64), in_range, mask_column, back, IGNORE)
         # An ignored NaN must still make the loss NaN.
         is_negative = is_negative & ((ignored == 0) | (inv_norm != inv_norm))
     return column, inv_norm, tl.where(is_negative, x, float("-inf")), soft
@@ -189,7 +190,7 @@ def info_nce_weights(
     m = tl.full((BLOCK,), float("-inf"), dtype)
     for start in range(0, column_count, BLOCK):
         _, _, x, _ = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled,
-                                mask_column, hard, positive_count, raised, BLOCK, IGNORE)  # fmt: skip
+                                mask_column, back, hard, positive_count, raised, BLOCK, IGNORE)  # fmt: skip
         if SHIFTED:
             new_m = tl.maximum(m, x)
             shift = tl.where(new_m == float("-inf"), 0.0, new_m)
@@ -218,7 +219,7 @@ def info_nce_weights(
             shared = tl.exp(own_logit - tl.load(by_column + own))
             shared -= tl.exp(own_logit - tl.load(stats + 2 * row_count + i))
             if IGNORE != 0:
-                shared = tl.where(leaves_out(mask, row_id, column_ids, own, True, mask_column, IGNORE), 0.0, shared)
+                shared = tl.where(leaves_out(mask, row_id, column_ids, own, True, mask_column, 0, IGNORE), 0.0, shared)
             own_weight += shared
         share = 1 / full_sum
         factor = row_inverse * tl.full((), stretch, dtype)
@@ -226,8 +227,8 @@ def info_nce_weights(
         by_scale = tl.full((BLOCK,), 0.0, dtype)
         for start in range(0, length, BLOCK):
             column, inv_norm, x, soft = _negatives(
-                logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, hard,
-                positive_count, raised, BLOCK, IGNORE,
+                logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, back,
+                hard, positive_count, raised, BLOCK, IGNORE,
             )  # fmt: skip
             w = tl.exp(x - peak) * share
             if SYMMETRIC:

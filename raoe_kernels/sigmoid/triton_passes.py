@@ -61,7 +61,7 @@ def sigmoid_weights(
             positive = own | (tl.load(column_groups + column, in_range, 0) == row_group)
         is_counted = in_range
         if IGNORE != 0:
-            ignore_mask = leaves_out(mask, row_id, column_ids, column.to(tl.int64), in_range, mask_column, IGNORE)
+            ignore_mask = leaves_out(mask, row_id, column_ids, column.to(tl.int64), in_range, mask_column, 0, IGNORE)
             # An ignored NaN must still make the loss NaN.
             is_counted = in_range & ((ignore_mask == 0) | positive | (inv_norm != inv_norm))
         x = cosine * slope + shift

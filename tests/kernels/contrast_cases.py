@@ -140,6 +140,7 @@ class Contrast:
         mask = torch.rand(n, columns, generator=seeded) < 0.3
         mask[torch.arange(n), targets.clamp(min=0)] = True
         ids, more = ([torch.randint(4, (size,), generator=seeded) for size in (n, columns)] for _ in "ab")
+        ids[1][targets[0]] = ids[0][-1] = -(2**31)
         absent = ids[1].clone()
         absent[n::3] = -(2**31)  # no candidates
         both = {"targets": targets, "symmetric": True}

@@ -51,8 +51,9 @@ def formula(
                     if from_document == to_document and j in siblings:
                         continue
                     if not found and isinstance(ignore, tuple):
-                        mine, theirs = ignore[from_document], ignore[to_document]
-                        if theirs[j] in (mine[t if from_document else o], -(2**31)):
+                        mine, theirs = ignore[from_document][t if from_document else o], ignore[to_document][j]
+                        # doc_to_query is query_to_doc's mirror: the document's id is the one that may be -2**31
+                        if mine == theirs or (mine if from_document > to_document else theirs) == -(2**31):
                             continue
                     if not found and isinstance(ignore, Tensor) and (ignore[j, t] if from_document else ignore[i, j]):
                         continue
@@ -83,6 +84,7 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
     every = torch.randint(4, (7,), generator=seeded)
     absent = many.clone()
     absent[7:][torch.rand(14, generator=seeded) < 0.5] = -(2**31)
+    absent[5] = few[4] = every[2] = -(2**31)
     guide = [torch.randn(size, 4, generator=seeded) for size in (6, 7, 14)]
     guide_all = [torch.randn(7, 4, generator=seeded), *guide[1:]]
     all_four = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")

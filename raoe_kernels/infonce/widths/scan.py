@@ -185,7 +185,7 @@ def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None
 def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
     """Return (n, N) bool for the column indices `rows`: True for anchors for which `ignore` excludes the column."""
     if problem.anchor_ids is not None and problem.column_ids is not None:
-        return equal_ids(problem.anchor_ids, problem.column_ids[rows]).T
+        return equal_ids(problem.column_ids[rows], problem.anchor_ids, back=True)
     return None if problem.ignored is None else problem.ignored[:, rows].T
 
 
