@@ -57,14 +57,10 @@ def info_nce_loss(
             leave out, or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). With ids, every column with
             the anchor's id is left out (from a document, with the id of the anchor's positive), and columns with id
             -2**31 are left out for all anchors. An anchor's own positive is never left out. Ids work in all directions.
-<<<<<<< HEAD
             With ids (N, K) and (P + M, K), a column is left out if any of its K ids equals the anchor's id in the same
-            place. A mask works only for query_to_doc and, without all_anchors, for doc_to_query.
-=======
-            A mask works only for query_to_doc and, without all_anchors, for doc_to_query. doc_to_query mirrors
+            place. A mask works only for query_to_doc and, without all_anchors, for doc_to_query. doc_to_query mirrors
             query_to_doc: if `ignore` leaves out column targets[i] for anchor j (because of a mask, equal ids or the
             column's id -2**31), it also leaves out anchor j for the positive of anchor i, and no other anchors.
->>>>>>> ops
         symmetric: if True, average this loss with the loss in the opposite direction, in which the positive of anchor i
             is compared with all N anchors, and anchor i is its target. This is the same as directions=("query_to_doc",
             "doc_to_query") with partition_mode="per_direction".

@@ -49,7 +49,16 @@ def _is_empty(problem: Problem) -> bool:
     return len(problem.anchors) == 0 or problem.column_count == 0
 
 
-OP = Op("sigmoid", ("sigmoid_loss",), backends(__package__, triton=triton_missing))
+def has_several_ids(problem: Problem) -> bool:
+    return problem.anchor_ids is not None and problem.anchor_ids.ndim > 1
+
+
+OP = Op(
+    "sigmoid",
+    ("sigmoid_loss",),
+    backends(__package__, triton=triton_missing),
+    by_case=lambda problem: "scan" if has_several_ids(problem) else "triton",
+)
 sigmoid = register(OP, Problem, gradients=5, is_empty=_is_empty)
 
 

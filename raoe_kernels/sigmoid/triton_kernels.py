@@ -22,7 +22,7 @@ from ..infonce.triton_units import (
     through_norms,
     units_of,
 )
-from .problem import Problem
+from .problem import Problem, has_several_ids
 from .triton_passes import IDS, MASK, NONE, UNIT, sigmoid_weights
 
 # A program reads its row of logits once. With eight elements per thread, two loads of 16 bytes are in flight.
@@ -39,6 +39,8 @@ def _pass(
 ) -> Callable[[int, Tensor], Tensor | None]:
     """Return the callback for `sweep`. It turns a chunk's logits into losses and, with own_weights, into weights."""
     gradient, mask = own_weights is not None, problem.ignored
+    if has_several_ids(problem):
+        raise RuntimeError("backend 'triton' cannot run sigmoid_loss with several ids; use backend='scan'")
     tensors = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
     targets, *ids = integers_or(stats, problem.targets, *tensors)
     constants = WEIGHTS | {

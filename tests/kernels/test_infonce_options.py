@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from raoe_kernels import info_nce_loss
+from raoe_kernels import info_nce_loss, sigmoid_loss
 from tests.kernels.test_infonce_forms import FOUR
 
 A, P, N = torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)
@@ -53,3 +53,28 @@ WRONG = [
 def test_wrong(given, kind, key):
     with pytest.raises(kind, match=key):
         info_nce_loss(A, P, N, **given)
+
+
+@pytest.mark.parametrize("form", [{}, {"symmetric": True}, {"dims": (5, 16)}, "sigmoid"])
+def test_several_ids_of_a_row_equal_the_mask_of_their_pairs(form, place):
+    """A column is left out if one of its ids equals the anchor's id in the same place."""
+    device, backend = place
+    generator = torch.Generator().manual_seed(0)
+    rows, loss = torch.randn(3, 6, 16, generator=generator, dtype=torch.float64).to(device), info_nce_loss
+    ids = [torch.randint(3, (count, 2), generator=generator).to(device) for count in (6, 12)]
+    ids[1][7] = -(2**31)
+    mask = (ids[0][:, None] == ids[1]).any(-1) | (ids[1][:, 0] == -(2**31))
+    assert 6 < mask.sum() < 60
+    if form == "sigmoid":
+        loss, form = sigmoid_loss, {}
+    values = []
+    for ignore in (mask, tuple(ids)):
+        leaves = [each.clone().requires_grad_() for each in rows]
+        if backend == "triton" and ignore is not mask:
+            with pytest.raises(RuntimeError, match="several ids"):
+                loss(*leaves, ignore=ignore, backend=backend, **form)
+            return
+        if backend != "native":
+            value = loss(*leaves, ignore=ignore, backend=backend, **form).sum()
+            values += [torch.cat([value.detach()[None], *(each.flatten() for each in torch.autograd.grad(value, leaves))])]
+    assert not values or torch.equal(*values)
