@@ -31,13 +31,10 @@ def _run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str
     import mteb
 
     show_bar, training = sys.stderr.isatty(), model.training
-    results = mteb.evaluate(
-        model,
-        task,
-        cache=None if cache is None else mteb.ResultCache(cache),
-        encode_kwargs={"batch_size": batch_size, "show_progress_bar": show_bar},
-        show_progress_bar=show_bar,
-        co2_tracker=False,
+    options: dict[str, Any] = {"encode_kwargs": {"batch_size": batch_size, "show_progress_bar": show_bar}}
+    options |= {"show_progress_bar": show_bar, "co2_tracker": False}
+    results: Any = mteb.evaluate(
+        model, task, cache=None if cache is None else mteb.ResultCache(cache), **options
     ).task_results[0]
     model.train(training)
     scores = {
