@@ -32,7 +32,7 @@ def unit_embeddings(model: Any, batches: Iterable[Sequence[str] | Mapping[str, A
     """Return the normalized embeddings of batches of texts (which get the default prompt) or tokenized columns, (texts,
     D) float64, in evaluation and without gradients. The model's training mode and the random state do not change."""
     prompt = model.prompts.get(model.default_prompt_name)
-    device, modes = _device(model), {module: module.training for module in model.modules()}
+    device, modes = device_of(model), {module: module.training for module in model.modules()}
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with generators, torch.no_grad(), torch.compiler.set_stance("force_eager"):
         try:
@@ -57,7 +57,7 @@ def reads_padding(model: Any) -> str | None:
     if is_sharded or not all(each.numel() and each.is_floating_point() and not each.is_meta for each in weights):
         return None
     # transformers computes parts of float64 models in float32, and GPUs may compute in TF32
-    least = TOLERANCE[torch.float32 if _device(model).type == "cpu" else torch.float16]
+    least = TOLERANCE[torch.float32 if device_of(model).type == "cpu" else torch.float16]
     for route in getattr(next(iter(model.children()), None), "sub_modules", [None]):  # of a Router
         try:
             features = model.preprocess([SENTENCES[-1], SENTENCES[0]], **({"task": route} if route else {}))
@@ -73,5 +73,6 @@ def reads_padding(model: Any) -> str | None:
     return None
 
 
-def _device(model: Any) -> torch.device:
+def device_of(model: Any) -> torch.device:
+    """Return the device of a model's first weight; cpu without weights."""
     return next(model.parameters(), torch.empty(0)).device

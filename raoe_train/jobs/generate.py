@@ -159,12 +159,8 @@ def _print(result: dict[str, Any], generation: Generation) -> None:
         failed = result["failed_chains"]
         few_shot = generation.method != "single-step" and generation.prompt != FEW_SHOT and "no room" not in failed
         is_cut = next(iter(failed), "").endswith("max_new_tokens")
-        untried = {
-            f" --generation.max_new_tokens {2 * generation.max_new_tokens}": is_cut,
-            " --generation.prompt few-shot": few_shot,
-            " --generation.do_sample": not generation.do_sample,
-        }
-        advice = "".join(word for word, helps in untried.items() if helps) or " a larger model"
-        print(f"few chains passed all checks: try{advice}")
+        untried = [f"--generation.max_new_tokens {2 * generation.max_new_tokens}"] * is_cut
+        untried += ["--generation.prompt few-shot"] * few_shot + ["--generation.do_sample"] * (not generation.do_sample)
+        print(f"few chains passed all checks: try {' '.join(untried) or 'a larger model'}")
     if run:
         print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} per second")

@@ -23,7 +23,7 @@ from raoe_train.config import NonNegativeFloat, convert
 from raoe_train.data.columns import NAMES
 from raoe_train.encoders.lengths import by_length, change, keywords_of, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
-from raoe_train.encoders.padding import reads_padding
+from raoe_train.encoders.padding import device_of, reads_padding
 from raoe_train.losses.base import CachedLoss, attach_gradient, backward, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
@@ -246,9 +246,9 @@ class ByLength(CachedLossMixin, nn.Module):
         self.keep = keep
         self.model: Any = _encoder(innermost(loss))
         if packed == "auto":
-            packed = is_default(_device(self.model))
+            packed = is_default(device_of(self.model))
         for model in (self.model, *([keep.start] if keep else [])):
-            reason = pack(_layers(model)[-1], packed) if packed or _device(model).type != "cpu" else None
+            reason = pack(_layers(model)[-1], packed) if packed or device_of(model).type != "cpu" else None
             if packed and reason is not None:
                 warn_once("texts are not packed, but encoded by length: %s", reason)
 
@@ -290,7 +290,7 @@ class ByLength(CachedLossMixin, nn.Module):
             sizes = [*map(_count_texts, features)]
             rows: Any = [*torch.arange(sum(sizes)).split(sizes)]
             planned = Batch(features, rows, _beside(innermost(self.loss), features, labels), tokens=features)
-        batch = planned.to(_device(self.model))
+        batch = planned.to(device_of(self.model))
         batch.before = self._start(batch)
         # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings
         batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
@@ -369,10 +369,6 @@ class ByLength(CachedLossMixin, nn.Module):
         return {"loss": type(loss).__name__, **(loss.get_config_dict() if hasattr(loss, "get_config_dict") else {})}
 
 
-def _device(model: Any) -> torch.device:
-    return next(model.parameters(), torch.empty(0)).device
-
-
 def _layers(model: Any) -> list[Any]:
     """Return a model and its wrappers (DDP, FSDP 1, torch.compile), from the outermost wrapper to the model."""
     layers = [model]
@@ -394,6 +390,6 @@ def _most_forwards(forwards: int, layers: list[Any]) -> int:
     """Return the number of forward passes to make: `forwards`, or with DDP or FSDP its maximum over processes."""
     if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
-    count = torch.tensor(forwards, device=_device(layers[-1]))
+    count = torch.tensor(forwards, device=device_of(layers[-1]))
     dist.all_reduce(count, dist.ReduceOp.MAX)
     return int(count)

@@ -301,7 +301,7 @@ class Trainer(SentenceTransformerTrainer):
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]  # as in the base class
         with without_reports():
             super()._load_from_checkpoint(checkpoint_path)
-        inner: Any = getattr(self.model, "_orig_mod", self.model).transformers_model
+        inner: Any = getattr(getattr(self.model, "_orig_mod", self.model)[0], "model", None)
         if getattr(inner, "_hf_peft_config_loaded", False):
             set_adapter_weights(inner, checkpoint_path, {})
 
