@@ -45,8 +45,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def set_modes(folder: str | os.PathLike[str]) -> None:
-    """Give weights in a folder and its subfolders the mode of other files. safetensors lets only their owner read them.
-    """
+    """Give weights in a folder the mode of its other files: safetensors lets only their owner read them."""
     mask = os.umask(0o077)  # the only way to read the mask is to set it
     os.umask(mask)
     for path in Path(folder).rglob("*.safetensors"):

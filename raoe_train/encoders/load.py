@@ -212,8 +212,9 @@ def _load(spec: Model) -> Any:
         model_kwargs={key: value for key, value in weights.items() if value is not None},
         config_kwargs=None if spec.load_in_4bit is None else {"base_quantization": quantization},
     )
-    if getattr(model.transformers_model, "_hf_peft_config_loaded", False):  # BidirectionalModel has done this
-        set_adapter_weights(model.transformers_model, name, {"revision": spec.revision} if spec.revision else {})
+    inner = getattr(model[0], "model", None)
+    if getattr(inner, "_hf_peft_config_loaded", False):  # BidirectionalModel has done this
+        set_adapter_weights(inner, name, {"revision": spec.revision} if spec.revision else {})
     tokenizer = getattr(model[0], "tokenizer", None)
     if isinstance(model[0], Transformer) and tokenizer is not None and tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # many decoders have no padding token

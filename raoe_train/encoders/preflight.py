@@ -1,5 +1,7 @@
 """Checks before a model is loaded: its device, and its folder or hub name. Also the settings of 4-bit weights."""
 
+import logging
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +31,25 @@ def four_bit(compute_dtype: str | None) -> dict[str, Any]:
 
 
 @contextmanager
+def without_reports() -> Iterator[None]:
+    """Context manager: drop transformers' reports of weights that encoders do not use: a decoder's head, a pooler. raoe
+    checks the other weights itself."""
+    loggers = [logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "integrations.peft")]
+    for logger in loggers:
+        logger.addFilter(_is_needed)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_is_needed)
+
+
+def _is_needed(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return "LOAD REPORT" not in message or bool(re.search(r"^(?=.*\|)(?!.*pooler\.).*MISSING", message, re.M))
+
+
+@contextmanager
 def loading(name: str) -> Iterator[None]:
     """Context manager: replace errors while loading a model by a one-sentence error that names the model."""
     # A hub name is OWNER/NAME or NAME. A longer name, or a name that starts with . / ~, is a path.
@@ -43,7 +64,8 @@ def loading(name: str) -> Iterator[None]:
             message = f"{name} cannot be loaded: there is no such folder, and the hub cannot be reached ({reason})"
             raise OSError(message) from None
     try:
-        yield
+        with without_reports():
+            yield
     except (ImportError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # libraries raise errors of many classes for a damaged folder

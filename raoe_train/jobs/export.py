@@ -7,12 +7,14 @@ from typing import Any
 
 from raoe_train.artifacts.resume import Output, replacing_model
 from raoe_train.artifacts.writing import read_json
+from raoe_train.encoders.preflight import without_reports
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.jobs.settings import ExportConfig
 from raoe_train.jobs.shared import job, require
 
 
 @job
+@without_reports()
 def export(config: ExportConfig) -> dict[str, Any]:
     """Save an encoder with its adapter merged into the weights.
 

@@ -138,13 +138,9 @@ def _print(result: dict[str, Any], generation: Generation) -> None:
     if result["failed"]:
         failed = result["failed_chains"]
         few_shot = generation.method != "single-step" and generation.prompt != FEW_SHOT and "no room" not in failed
-        cut_off = next(iter(failed), "").endswith("max_new_tokens")  # the most frequent reason
-        untried = {
-            f" --generation.max_new_tokens {2 * generation.max_new_tokens}": cut_off,
-            " --generation.prompt few-shot": few_shot,
-            " --generation.do_sample": not generation.do_sample,
-        }
-        advice = "".join(word for word, helps in untried.items() if helps) or " a larger model"
-        print(f"few chains passed all checks: try{advice}")
+        is_cut = next(iter(failed), "").endswith("max_new_tokens")  # the most frequent reason
+        untried = [f"--generation.max_new_tokens {2 * generation.max_new_tokens}"] * is_cut
+        untried += ["--generation.prompt few-shot"] * few_shot + ["--generation.do_sample"] * (not generation.do_sample)
+        print(f"few chains passed all checks: try {' '.join(untried) or 'a larger model'}")
     if run:
         print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} per second")

@@ -20,6 +20,7 @@ from raoe_train.data.rows import columns_in_order, from_frames, in_our_order
 from raoe_train.encoders.bidirectional.modeling import set_adapter_weights
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default
+from raoe_train.encoders.preflight import without_reports
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, innermost, misfit, weight_for
 from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
@@ -340,8 +341,9 @@ class Trainer(SentenceTransformerTrainer):
         set_modes(output_dir or str(self.args.output_dir))
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]  # as in the base class
-        super()._load_from_checkpoint(checkpoint_path)
-        inner: Any = getattr(self.model, "_orig_mod", self.model).transformers_model
+        with without_reports():
+            super()._load_from_checkpoint(checkpoint_path)
+        inner: Any = getattr(getattr(self.model, "_orig_mod", self.model)[0], "model", None)
         if getattr(inner, "_hf_peft_config_loaded", False):
             set_adapter_weights(inner, checkpoint_path, {})
 

@@ -1,5 +1,6 @@
 """Creating, loading and saving encoders: pooling, random weights, chat templates, adapters."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,31 @@ def test_chat_template_is_not_applied_to_texts(tmp_path):
     assert features[0]["modality"] == "message", "or this test shows nothing"
     assert InfoNCELoss(theirs)(features).isfinite()
     assert ours.preprocess(["a man"])["input_ids"].tolist() == [tokenizer("a man")["input_ids"]]
+
+
+def test_reports_of_weights_that_encoders_do_not_use_are_not_printed(tmp_path):
+    """Such as a decoder's head; transformers reports them. A missing layer is still reported, and refused by raoe."""
+    base, printed, logger = saved_decoder(tmp_path), list[str](), logging.getLogger("transformers.modeling_utils")
+    handler = logging.Handler()
+    handler.emit = lambda record: printed.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        file = f"{base}/model.safetensors"
+        save_file(load_file(file) | {"lm_head.weight": torch.ones(4, 4)}, file, {"format": "pt"})
+        lora = {"r": 2, "use_dora": True}
+        load_encoder(base, device="cpu", pooling="mean", lora=lora).save_pretrained(str(tmp_path / "adapter"))
+        load_encoder(str(tmp_path / "adapter"), device="cpu")
+        run("export", **{"model.name": str(tmp_path / "adapter"), "merge": True, "output": str(tmp_path / "merged")})
+        assert not printed
+        AutoModel.from_pretrained(base)
+        assert "lm_head" in printed.pop() and not printed, "other code has its reports"
+        weights = {key: each for key, each in load_file(file).items() if "layers.0.self_attn.q_proj" not in key}
+        save_file(weights, file, {"format": "pt"})
+        with pytest.raises(ValueError, match="is incomplete: 1 weights are missing"):
+            load_encoder(base, device="cpu", pooling="mean")
+        assert "q_proj" in printed.pop()
+    finally:
+        logger.removeHandler(handler)
 
 
 @pytest.mark.parametrize("kind", ["mistral", "bert"])

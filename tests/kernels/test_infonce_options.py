@@ -76,5 +76,6 @@ def test_several_ids_of_a_row_equal_the_mask_of_their_pairs(form, place):
             return
         if backend != "native":
             value = loss(*leaves, ignore=ignore, backend=backend, **form).sum()
-            values += [torch.cat([value.detach()[None], *(each.flatten() for each in torch.autograd.grad(value, leaves))])]
+            gradients = torch.autograd.grad(value, leaves)
+            values += [torch.cat([value.detach()[None], *(each.flatten() for each in gradients)])]
     assert not values or torch.equal(*values)
