@@ -181,8 +181,8 @@ def is_ignored(problem: Any, rows: slice) -> Tensor | None:
 
 
 def equal_ids(of_rows: Tensor, of_columns: Tensor, back: bool = False) -> Tensor:
-    """Return (n, C) bool: True where row and column have the same id, or the column's id is NO_CANDIDATE. With `back`,
-    rows are documents and columns are anchors, and the row's id counts, so that the result is query_to_doc's mirror."""
+    """Return (n, C) bool: True where row and column have the same id, or the column's id is NO_CANDIDATE. `back`: the
+    rows are documents, the columns anchors, and the row's id may be NO_CANDIDATE, so that query_to_doc is mirrored."""
     return (of_rows[:, None] == of_columns) | ((of_rows[:, None] if back else of_columns) == NO_CANDIDATE)
 
 
