@@ -82,7 +82,7 @@ def register(
     tensors = sum(field.startswith("Tensor") for field in fields)
     no_tensors, no_needs = (None,) * tensors, (False,) * gradients
     if saved is None:
-        saved = [lambda problem, i=i: _gradient(problem, i) for i in range(gradients)]  # type: ignore[misc]
+        saved = [lambda problem, i=i: like_field(problem, i) for i in range(gradients)]  # type: ignore[misc]
 
     def call(problem: Any, backend: str) -> Tensor:
         module, needs = eager(op, backend, problem[:tensors], problem), no_needs
@@ -200,6 +200,6 @@ def has_backward(module: ModuleType) -> bool:
     return "backward" in module.__dict__
 
 
-def _gradient(problem: Any, i: int) -> Tensor:
+def like_field(problem: Any, i: int = 0) -> Tensor:
     """Return zeros with the shape of field i, in the dtype of the arithmetic (float32 or float64)."""
     return problem[i].new_zeros(problem[i].shape, dtype=wide(problem[0].dtype))

@@ -20,9 +20,16 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
         c, inverse_a, inverse_b = (torch.stack(x) for x in zip(*prefixes, strict=True))
         return c, (c, inverse_a, inverse_b)
     a, b = a.to(wide(a.dtype)), b.to(wide(b.dtype))
-    norm_a, norm_b = a.norm(dim=1), b.norm(dim=1)
+    return similarities((a * b).sum(1), (a * a).sum(1), (b * b).sum(1), eps)
+
+
+def similarities(dot: Tensor, square_a: Tensor, square_b: Tensor, eps: float) -> tuple[Tensor, Saved]:
+    """Return c and `saved` from the sums of a b, a a and b b. For equal rows, c is exactly 1, so that the terms of the
+    gradient cancel: <a, b> / (|a| |b|) would have a rounding error, which losses may multiply by 1e4."""
+    norm_a, norm_b = square_a.sqrt(), square_b.sqrt()
     zero = (norm_a <= eps) | (norm_b <= eps)
-    c = ((a * b).sum(1) / (norm_a * norm_b)).masked_fill(zero, 0)
+    ratio = torch.maximum(norm_a, norm_b) / torch.minimum(norm_a, norm_b)
+    c = (dot / torch.maximum(square_a, square_b) * ratio).masked_fill(zero, 0)
     return c, (c, (1 / norm_a).masked_fill(zero, 0), (1 / norm_b).masked_fill(zero, 0))
 
 

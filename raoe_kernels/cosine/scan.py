@@ -24,10 +24,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
         x, y = a[:, segment].to(exact), b[:, segment].to(exact)
         sums.append(torch.stack([torch.linalg.vecdot(*pair) for pair in ((x, y), (x, x), (y, y))]))
     dot, square_a, square_b = torch.stack(sums, 1).cumsum(1)
-    norm_a, norm_b = square_a.sqrt(), square_b.sqrt()
-    zero = (norm_a <= eps) | (norm_b <= eps)
-    c = (dot / (norm_a * norm_b)).masked_fill(zero, 0)
-    return c, (c, (1 / norm_a).masked_fill(zero, 0), (1 / norm_b).masked_fill(zero, 0))
+    return reference.similarities(dot, square_a, square_b, eps)
 
 
 def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._contract import Needs, register
+from .._contract import Needs, like_field, register
 from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
 
@@ -33,10 +33,6 @@ class Problem(NamedTuple):
         return needs[0], needs[1] and self.guidance != 1
 
 
-def _log_probs(problem: Problem) -> Tensor:
-    return problem.current.new_zeros(problem.current.shape, dtype=wide(problem.current.dtype))
-
-
 def _normaliser(problem: Problem) -> Tensor:
     return problem.current.new_zeros(2, problem.current.shape[0], dtype=wide(problem.current.dtype))
 
@@ -46,5 +42,5 @@ def _tokens(problem: Problem) -> Tensor:
 
 
 OP = Op("guided", ("guided_log_probs", "guided_argmax"), backends(__package__, triton=triton_missing))
-log_probs = register(OP, Problem, gradients=2, result=_log_probs, saved=[_normaliser] * 2, scale=None)
+log_probs = register(OP, Problem, gradients=2, result=like_field, saved=[_normaliser] * 2, scale=None)
 argmax = register(OP, Problem, gradients=0, result=_tokens, name="guided_argmax", forward="argmax")

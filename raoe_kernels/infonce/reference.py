@@ -46,7 +46,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         mask = torch.cat(pool_masks(problem, pool, places, guide_rows), 1)
         logits = scale * torch.cat(cosines, 1)
         if problem.hardness and not pool[0].from_documents:
-            logits[:, : pool[0].width] += problem.strength * cosines[0] * hard_columns(problem, places[1])
+            logits[:, : pool[0].width] += problem.strength * cosines[0].detach() * hard_columns(problem, places[1])
         losses, weights = softmax_loss(logits, places[pool[0].to_documents][:, None], mask)
         loss = loss + losses.sum()
         for block, w, cosine in zip(pool, weights.split([b.width for b in pool], 1), cosines, strict=True):
@@ -65,11 +65,12 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 def softmax_loss(logits: Tensor, own: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's loss -log softmax(logits)[own], (n, 1), and its gradient with respect to the logits, (n, C).
     The softmax leaves out the columns where `mask` is True, but never the column `own`."""
-    own_logit = logits.gather(1, own)
-    negatives = logits.masked_fill(mask, -torch.inf).scatter(1, own, -torch.inf)
-    log_sum = torch.logaddexp(own_logit, negatives.logsumexp(1, keepdim=True))
-    weights = (negatives - log_sum).exp().scatter(1, own, (own_logit - log_sum).exp() - 1)
-    return log_sum - own_logit, weights
+    # Differences from the own logit keep the digits of a small loss. Left-out columns get a finite number whose exp is
+    # 0, because the forward-mode derivative of logsumexp is NaN if all columns are -inf.
+    negatives = (logits - logits.gather(1, own)).masked_fill(mask, -1e30).scatter(1, own, -1e30)
+    log_sum = negatives.logsumexp(1, keepdim=True)
+    losses = torch.logaddexp(log_sum, torch.zeros_like(log_sum))
+    return losses, (negatives - losses).exp().scatter(1, own, torch.expm1(-losses))
 
 
 def own(places: Tensor, count: int) -> Tensor:
@@ -79,23 +80,19 @@ def own(places: Tensor, count: int) -> Tensor:
     return mask.scatter_(1, places, True)
 
 
-def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[Tensor, Tensor]) -> Tensor:
-    """Return (N, width) bool: True if the row and the column of the block have equal ids, as in problem.equal_ids."""
-    of_rows, of_columns = ids[block.from_documents], ids[block.to_documents]
-    assert of_rows is not None and of_columns is not None
-    back = block.pairs and block.from_documents
-    return equal_ids(of_rows[places[block.from_documents]], of_columns[: block.width], back)
-
-
 def pool_masks(
     problem: Problem, pool: list[Block], places: tuple[Tensor, Tensor], guide_rows: tuple[Tensor, Tensor] | None
 ) -> list[Tensor]:
     """Return a bool mask (N, width) for each block: True for the columns to leave out of a row's softmax."""
     result, threshold = [], None
+    ids = problem.anchor_ids, problem.column_ids
     for block in pool:
         mask = torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
         if problem.anchor_ids is not None:
-            mask |= equal((problem.anchor_ids, problem.column_ids), block, places)
+            row_ids, column_ids = ids[block.from_documents], ids[block.to_documents]
+            assert row_ids is not None and column_ids is not None
+            back, row_ids = block.pairs and block.from_documents, row_ids[places[block.from_documents]]
+            mask |= equal_ids(row_ids, column_ids[: block.width], back)
         if problem.ignored is not None:
             mask |= problem.ignored[:, places[1]].T if block.from_documents else problem.ignored
         if guide_rows is not None:

@@ -107,8 +107,8 @@ def info_nce_rows(
 
 @triton.jit
 def leaves_out(mask, row_id, column_ids, column, in_range, mask_column, back, IGNORE: tl.constexpr):
-    """Whether `ignore` excludes these columns as negatives of the row, by the row of `mask` or by its id row_id. `back`
-    is described in problem.equal_ids."""
+    """Whether `ignore` excludes these columns as negatives of the row, by the row of `mask` or by its id row_id. For
+    `back`, see problem.equal_ids."""
     if IGNORE == 1:
         return tl.load(mask + column * mask_column, in_range, 0) != 0
     column_id = tl.load(column_ids + column, in_range, 0)

@@ -42,7 +42,8 @@ def list_mle_loss(
 
     Returns:
         () loss, float64 for float64 scores, otherwise float32. The gradient has student's dtype. If student or teacher
-        is NaN for any item, the loss and the gradients of all items are NaN.
+        is NaN for any item, the loss and the gradients of all items are NaN. The loss has an absolute error of about
+        the dtype's eps for each item, so a much smaller loss is 0.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._contract import Gradients, register
+from .._contract import Gradients, like_field, register
 from .._dispatch import Op, backends
-from .._dtypes import wide
 
 
 class Problem(NamedTuple):
@@ -34,13 +33,9 @@ class Refinement(NamedTuple):
     omega: float
 
 
-def _refined(problem: Refinement) -> Tensor:
-    return problem.phi.new_zeros(problem.phi.shape, dtype=wide(problem.phi.dtype))
-
-
 OP = Op("listwise", ("list_mle_loss", "refine_similarity"), backends(__package__))
 list_mle = register(OP, Problem, gradients=1)
-refine = register(OP, Refinement, gradients=0, result=_refined, name="refine_similarity", forward="refine")
+refine = register(OP, Refinement, gradients=0, result=like_field, name="refine_similarity", forward="refine")
 
 
 def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[Tensor, Gradients]:

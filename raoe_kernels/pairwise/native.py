@@ -36,9 +36,8 @@ def _forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     losses = torch.empty(shape, dtype=result_dtype, device=device)
     grads = torch.empty((*shape, size), dtype=result_dtype, device=device) if needs[0] else None
     arguments = (
-        address(similarity), address(scores), address(labels), size, FLOATS[dtype], _KEYS[scores.dtype],
-        _TIES[ties], rank, angle, parts, scale, problem.threshold, rank_weight, angle_weight, losses.data_ptr(),
-        address(grads),
+        address(similarity), address(scores), address(labels), size, FLOATS[dtype], _KEYS[scores.dtype], _TIES[ties],
+        rank, angle, parts, scale, problem.threshold, rank_weight, angle_weight, losses.data_ptr(), address(grads),
     )  # fmt: skip
     compiled = module(kind)
     if kind == "cpu":

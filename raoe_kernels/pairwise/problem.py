@@ -57,8 +57,7 @@ class Problem(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """floor(2 margin) + 1: pairs are compared if 2 r_j - 2 r_i >= threshold. Twice a rank is an integer under every
-        tie rule, and it is below 2^62."""
+        """floor(2 margin) + 1: pairs are compared if 2 r_j - 2 r_i >= threshold. 2 r is an integer below 2^62."""
         return math.floor(min(2 * self.margin, 2.0**62)) + 1
 
     def max_pairs(self) -> int:

@@ -141,7 +141,8 @@ def _label_sums(
         below = _before(x.masked_fill(~label_mask, -torch.inf), first.expand(label_mask.shape))
         above = _from(y.masked_fill(label_mask, -torch.inf), (last + 1).expand(label_mask.shape))
         empty = x.new_full((1, len(x)), -torch.inf)  # no label is above the largest or below the smallest
-        return _row(torch.cat([below, empty]), ids), _row(torch.cat([empty, above]), ids)
+        below, above = torch.cat([below, empty]), torch.cat([empty, above])
+        return below.gather(0, ids[None])[0], above.gather(0, ids[None])[0]
     below, above = torch.full_like(x, -torch.inf), torch.full_like(y, -torch.inf)
     levels = max(classes - 1, 1).bit_length()
     for low in range(0, levels, LEVELS_AT_ONCE):
@@ -157,10 +158,6 @@ def _dense_ids(labels: Tensor) -> tuple[Tensor, Tensor]:
     values, order = labels.sort()
     ids = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
     return torch.empty_like(ids).scatter_(0, order, ids), ids[-1] + 1
-
-
-def _row(table: Tensor, ids: Tensor) -> Tensor:
-    return table.gather(0, ids[None])[0]
 
 
 def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from raoe_train.config import NonNegativeFloat, convert
 from raoe_train.data.columns import NAMES
 from raoe_train.encoders.lengths import by_length, change, device_of, keywords_of, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
-from raoe_train.encoders.padding import device_of, reads_padding
+from raoe_train.encoders.padding import reads_padding
 from raoe_train.losses.base import CachedLoss, attach_gradient, backward, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 

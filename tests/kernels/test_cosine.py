@@ -53,6 +53,29 @@ def agrees_with_the_reference(shape, dims, dtype, device, backend):
         assert_accurate(name, x, p, t, factor=factor, floor=floor)
 
 
+@pytest.mark.parametrize("dtype, low, high", [(torch.float32, 1e-15, 1e18), (torch.float64, 1e-150, 1e150)])
+@pytest.mark.parametrize("dims", [None, (7, 64)])
+def test_backends_agree_in_the_range_of_the_docstring(dims, dtype, low, high, place):
+    device, backend = place
+    units = [F.normalize(x, dim=1) for x in rows((5, 64), dtype, device)]
+    expected = pairwise_cosine(*units, dims=dims, backend="reference")
+    for lengths in ((low, low), (low, high), (high, high)):
+        a, b = (x * length for x, length in zip(units, lengths, strict=True))
+        a.requires_grad_()
+        c = pairwise_cosine(a, b, eps=0, dims=dims, backend=backend)
+        torch.testing.assert_close(c, expected)
+        (grad,) = torch.autograd.grad(c.sum(), a)
+        assert grad.isfinite().all() and grad.abs().max() * lengths[0] > 0.1
+
+
+@pytest.mark.parametrize("backend", ["reference", "scan", "native"])
+def test_equal_rows_have_cosine_1(backend):
+    """Exactly: a loss of cosines that are nearly equal multiplies a rounding error by up to 1e4."""
+    _, backend = available(("cpu", backend), "pairwise_cosine")
+    a, _ = rows((500, 64), torch.float32, "cpu")
+    assert all((pairwise_cosine(a, a, dims=dims, backend=backend) == 1).all() for dims in (None, (7, 64)))
+
+
 def test_where_squares_leave_float32_cpp_sums_doubles():
     _, backend = available(("cpu", "native"), "pairwise_cosine")
     far = (torch.tensor([row]) for row in ([3e20, 4e20], [4e20, 3e20]))

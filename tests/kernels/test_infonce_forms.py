@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import raoe_kernels
 from raoe_kernels import info_nce_loss
@@ -68,6 +69,19 @@ def test_against_the_formula(which, learned, place):
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
     for x, y in zip(grads, torch.autograd.grad(expected * -1.5, leaves), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("which", CASES)
+def test_forward_mode_in_the_reference(which):
+    """Guides leave rows without a negative; hardness is a constant in forward mode, too."""
+    given = cases()[which]
+    leaves = leaves_of(torch.float64, given)
+    _, *grads = run(torch.float64, which, "cpu", "reference")
+    with forward_ad.dual_level(), torch.no_grad():
+        duals = [forward_ad.make_dual(x.detach(), x.detach().cos()) for x in leaves]
+        found = forward_ad.unpack_dual(loss_of(info_nce_loss, duals, given, backend="reference")).tangent
+    expected = sum((grad * x.detach().cos()).sum() for grad, x in zip(grads, leaves, strict=True)) / -1.5
+    torch.testing.assert_close(found, expected)
 
 
 @EVERY_DTYPE
