@@ -147,7 +147,10 @@ class Trainer(SentenceTransformerTrainer):
         if isinstance(loss, str):
             raise ValueError(f"loss must be a loss, not its name: pass rt.losses.{loss}(model)")
         loss = super().prepare_loss(loss, model)
-        loss = loss.loss if isinstance(loss, ByLength) else loss
+        if isinstance(loss, ByLength):
+            if loss.keep is not None:
+                raise ValueError(f"the loss has a regularizer: pass keep={loss.keep.weight:g} to rt.Trainer instead")
+            loss = loss.loss
         if world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
             encoder = {*map(id, model.parameters())}
             own = [each for _, part in losses_in(loss) for each in part.parameters(recurse=False)]

@@ -104,6 +104,9 @@ def test_invalid_keep(tmp_path):
     with pytest.raises(ValueError, match="keep needs batches by length, but AdaptiveLayerLoss may need"):
         layers = theirs.AdaptiveLayerLoss(model, theirs.CoSENTLoss(model))
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=layers, keep=1)
+    with pytest.raises(ValueError, match=r"the loss has a regularizer: pass keep=0\.5 to rt\.Trainer instead"):
+        own = ByLength(theirs.CoSENTLoss(model), keep=Keep(model, 0.5))
+        Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=own)
 
 
 @pytest.mark.parametrize("cached", [{}, {"mini_batch_size": 2}])
