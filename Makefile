@@ -6,10 +6,10 @@ RUN = $(VENV)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 # Test processes, one thread each.
 JOBS ?= 2
-test test-all exhaustive: export OMP_NUM_THREADS = 1
+test test-plain test-all exhaustive: export OMP_NUM_THREADS = 1
 INSTALLED = $(VENV)/.installed
 
-.PHONY: demo test test-all exhaustive lint docs tutorials bench build gpu wheels hub-kernel clean
+.PHONY: demo test test-plain test-all exhaustive lint docs tutorials bench build gpu wheels hub-kernel clean
 
 demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evaluate and save it (3 minutes on 2 cores)
 	$(RUN) -m raoe_kernels
@@ -17,6 +17,16 @@ demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evalua
 
 test: $(INSTALLED)  ## numbers, losses, data, training: three minutes on two cores
 	$(RUN) -m pytest -q -n $(JOBS) -m "not slow"
+
+# Of the last commit: a clone has no file that git does not track, so none that was compiled.
+test-plain: $(INSTALLED)  ## the same tests in a clone of the repository without compiled modules
+	rm -rf build/plain
+	git clone -q . build/plain
+	cd build/plain && export PYTHONPATH=$$PWD PYTHON=$(abspath $(RUN)) && \
+	$$PYTHON -c "import os, raoe_kernels as r; assert r.__file__.startswith(os.getcwd()), r.__file__; \
+	assert 'never built' in r.backends('cpu')['raoe_loss']['native']" && \
+	$$PYTHON -m pytest -q -n $(JOBS) -m "not slow"
+	rm -rf build/plain
 
 test-all: $(INSTALLED)  ## the other tests: Triton's interpreter, builds, packaging, benchmarks, long trainings
 	$(RUN) -m pytest -q -n $(JOBS) --maxschedchunk 1 -m "slow and not exhaustive" --durations 20

@@ -48,10 +48,6 @@ def scaled(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 
 
-def first_is_empty(problem: Any) -> bool:
-    return problem[0].numel() == 0
-
-
 def register(
     op: Op,
     make: Any,
@@ -60,7 +56,7 @@ def register(
     result: Shape = scalar,
     saved: Sequence[Shape] | None = None,
     scale: Callable[..., Gradients] | None = scaled,
-    is_empty: Callable[[Any], bool] = first_is_empty,
+    is_empty: Callable[[Any], bool] = lambda problem: problem[0].numel() == 0,
     name: str = "",
     forward: str = "forward",
 ) -> Callable[[Any, str], Tensor]:

@@ -32,8 +32,11 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
         return None
     device = tensors[0].device  # type: ignore[union-attr]
     module, forward_mode = op.select(device, backend, problem), forward_ad._current_level >= 0
-    if (not forward_mode and _reads_memory(tensors)) or module.__name__.endswith((".scan", ".reference")):
+    if not forward_mode and _reads_memory(tensors):
         return module
+    if module.__name__.endswith((".scan", ".reference")):
+        is_traced = _mode_traces() or any(hasattr(x, "fake_mode") for x in tensors)  # plain torch may read values, too
+        return None if is_traced and not forward_mode else module
     if forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
         if op.wish(backend) == "auto":
             return op.select(device, "scan", problem)

@@ -134,7 +134,8 @@ def _label_sums(
     j, and Q_i sums over all j after i's run that have a smaller label than i."""
     ids, count = _dense_ids(labels)
     if classes is None:
-        classes = int(count) if labels.device.type == "cpu" else len(labels)
+        is_readable = labels.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
+        classes = int(count) if is_readable else len(labels)
     if classes <= MASKED_CLASSES:
         boundary = torch.arange(classes - 1, device=ids.device)[:, None]
         label_mask = ids > boundary  # row k splits the labels into 0..k and k+1..

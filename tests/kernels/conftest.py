@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import raoe_kernels
+from raoe_kernels import _build
 from raoe_kernels._dispatch import NAMES
 from raoe_kernels.infonce import chunks
 
@@ -29,11 +30,11 @@ WISH = os.environ.get("RAOE_KERNELS_BUILD")
 
 @pytest.fixture(params=PLACES, ids=[f"{d}-{b}" for d, b in PLACES])
 def place(request, monkeypatch):
-    """(device, backend name) of one run of a test; a backend that should be here and is not fails the test."""
+    """(device, backend name) of one run of a test; a backend that was to be built and is not here fails the test."""
     device, backend = request.param
     reason = raoe_kernels.backends(device)["raoe_loss"][backend]
     if reason is not True:
-        if backend == "native" and WISH != "none" and device == "cpu":
+        if backend == "native" and WISH != "none" and device == "cpu" and _build.info() is not None:
             pytest.fail(f"the native backend is missing: {reason}")
         pytest.skip(f"{backend} on {device}: {reason}")
     if request.param == ("cpu", "triton"):
