@@ -30,7 +30,7 @@ class _AsCpuModule(ModuleType):
     def pairwise(self, *arguments) -> None:
         *arguments, _rows, _threads = arguments
         size = self._cuda.pairwise_workspace(*arguments)
-        workspace = torch.full((size + 256,), 255, dtype=torch.uint8)  # NaN, and the largest integers
+        workspace = torch.full((size + 256,), 255, dtype=torch.uint8, device="cpu")  # NaN, and the largest integers
         start = -workspace.data_ptr() % 256
         self._cuda.pairwise(*arguments, workspace.data_ptr() + start, 0)
         # What lies behind the workspace is not ours.

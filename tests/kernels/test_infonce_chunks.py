@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from torch.nn.functional import cosine_similarity, cross_entropy
 
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import HAS_GPU
@@ -17,10 +18,10 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 HALVES = [torch.float16, torch.bfloat16]
 
 
-def compared(inputs, upstream=-1.5, **given):
-    """Of the Triton form, plain torch, and float64, by the one rule."""
+def compared(inputs, upstream=-1.5, plain=None, **given):
+    """Of the Triton form, plain torch (by default the reference at the inputs' dtype), and float64, by the one rule."""
     ours = INFONCE.run([x.to(DEVICE) for x in inputs], "triton", upstream, **mapped(given, lambda x: x.to(DEVICE)))
-    plain = INFONCE.run(inputs, "reference", upstream, **given)
+    plain = plain or INFONCE.run(inputs, "reference", upstream, **given)
     truth = INFONCE.run([x.double() for x in inputs], "reference", upstream, **given)
     assert_loss_accurate(ours[0], plain[0], truth[0], 2 * given.get("scale", 20.0))
     for x, p, t in zip(ours[1:], plain[1:], truth[1:], strict=True):
@@ -62,5 +63,11 @@ def test_weights_of_a_learned_batch_keep_their_digits(dtype, symmetric):
     a = torch.eye(16, 24)
     noise, _ = rows((16, 16), 24, torch.float32)
     p = a + 0.02 * noise / noise.norm(dim=1, keepdim=True)
-    truth = compared([a.to(dtype), p.to(dtype)], 2.0**20, symmetric=symmetric)
+    leaves = [x.to(dtype).requires_grad_() for x in (a, p)]
+    # torch's cross entropy subtracts 1 from the softmax, and so loses digits that the reference keeps
+    logits = 20 * cosine_similarity(*(x.float() for x in (leaves[0][:, None], leaves[1][None])), dim=2)
+    sides = (logits, logits.T) if symmetric else (logits,)
+    loss = torch.stack([cross_entropy(side, torch.arange(16)) for side in sides]).mean()
+    plain = (loss.detach(), *torch.autograd.grad(loss * 2.0**20, leaves))
+    truth = compared([x.detach() for x in leaves], 2.0**20, plain, symmetric=symmetric)
     assert 0 < truth[0] < 1e-6 and truth[1].abs().max() > 1e-3
