@@ -190,6 +190,8 @@ class AnglELoss(PairLoss):
     cites = ("li2024angle",)
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
+        # before version 6.2, sentence-transformers saves embeddings for backward, also those of inference mode
+        a, b = (x.clone() if x.is_inference() else x for x in (a, b))
         return util.pairwise_angle_sim(a, b)
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:

@@ -197,9 +197,8 @@ class Trainer(SentenceTransformerTrainer):
             self.loss = own
 
     def preprocess_dataset(self, dataset: Any = None, dataset_name: str | None = None) -> Any:
-        if hasattr(dataset, "_sentence_transformers_preprocessed"):
-            return dataset
-        dataset = self._in_order(from_frames(dataset), dataset_name)
+        if dataset is not None:  # even one that another trainer has preprocessed, for another loss
+            dataset = self._in_order(from_frames(dataset), dataset_name)
         if dataset_name == "train" and self.args.prompts is None:
             self.args.prompts = own_prompts(self.model, dataset)  # the collator reads prompts only from args
         return super().preprocess_dataset(dataset, dataset_name)
@@ -208,7 +207,8 @@ class Trainer(SentenceTransformerTrainer):
         """Return a dataset, or {name: dataset}, as its loss reads it. Losses of raoe find columns by name, and all
         other losses by position. Losses of NLI classes get raoe's numbers of the classes."""
         if isinstance(data, Mapping):
-            return DatasetDict({key: self._in_order(each, key) for key, each in data.items()})
+            # copies, because sentence-transformers sets transforms on them in place
+            return DatasetDict({key: copy.copy(self._in_order(each, key)) for key, each in data.items()})
         loss = self.loss.get(name or "") if isinstance(self.loss, Mapping) else self.loss
         reads = getattr(innermost(loss), "reads", None)
         result = in_our_order(data, name or "", by_name=reads is not None, classes=reads in (SCORED_PAIRS, CLASSES))

@@ -286,3 +286,14 @@ def test_the_card_names_the_loss_and_the_columns_as_they_are_trained(tmp_path):
         assert "loss:MultipleNegativesRankingLoss" in text and "ByLength" not in text
         assert "<code>question</code>" in text and SENTENCES[3].upper() in text
     assert cards[0]["train_datasets"] == cards[1]["train_datasets"] and cards[0]["tags"] == cards[1]["tags"]
+
+
+def test_a_dataset_of_an_earlier_trainer_is_read_as_the_new_loss_reads_it(tmp_path):
+    """Two trainers use the same objects, first with a loss that reads by position, then with one that reads by name."""
+    data = {"a": rows("positive", "anchor"), "b": rows("positive", "anchor")}
+    prompts = {"a": "first: ", "b": "second: "}
+    made(rt.Trainer, tmp_path, ranking, lambda: data, {"prompts": prompts}).train()
+    assert all(each.format["type"] is None for each in data.values())
+    again = made(rt.Trainer, tmp_path, rt.losses.InfoNCELoss, lambda: data, {"prompts": prompts})
+    assert [*again.train_dataset["a"][:1]] == ["anchor", "positive", "dataset_name"]
+    again.train()
