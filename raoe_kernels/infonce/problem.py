@@ -109,7 +109,7 @@ class Problem(NamedTuple):
             "all_anchors": self.all_anchors is not None,
             "hardness_mode": self.hardness,
             "a guide": self.guide_anchors is not None,
-            "several ids": self.anchor_ids is not None and self.anchor_ids.ndim > 1,
+            "several ids": has_several_ids(self),
         }
         return [name for name, is_used in options.items() if is_used]
 
@@ -180,6 +180,11 @@ def is_ignored(problem: Any, rows: slice) -> Tensor | None:
     if problem.anchor_ids is not None:
         return equal_ids(problem.anchor_ids[rows], problem.column_ids)
     return None if problem.ignored is None else problem.ignored[rows]
+
+
+def has_several_ids(problem: Any) -> bool:
+    """Whether the rows of a problem have several ids each, which only `scan` and `reference` support."""
+    return problem.anchor_ids is not None and problem.anchor_ids.ndim > 1
 
 
 def equal_ids(of_rows: Tensor, of_columns: Tensor, back: bool = False) -> Tensor:

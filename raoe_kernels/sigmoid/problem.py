@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._contract import register
 from .._dispatch import Op, backends, triton_missing
+from ..infonce.problem import has_several_ids
 
 
 class Problem(NamedTuple):
@@ -47,10 +48,6 @@ class Problem(NamedTuple):
 
 def _is_empty(problem: Problem) -> bool:
     return len(problem.anchors) == 0 or problem.column_count == 0
-
-
-def has_several_ids(problem: Problem) -> bool:
-    return problem.anchor_ids is not None and problem.anchor_ids.ndim > 1
 
 
 OP = Op(

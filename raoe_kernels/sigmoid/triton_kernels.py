@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._contract import Gradients
 from ..infonce.chunks import sweep
+from ..infonce.problem import has_several_ids
 from ..infonce.triton_units import (
     HALF,
     INTERPRETED,
@@ -22,7 +23,7 @@ from ..infonce.triton_units import (
     through_norms,
     units_of,
 )
-from .problem import Problem, has_several_ids
+from .problem import Problem
 from .triton_passes import IDS, MASK, NONE, UNIT, sigmoid_weights
 
 # A program reads its row of logits once. With eight elements per thread, two loads of 16 bytes are in flight.

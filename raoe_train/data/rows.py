@@ -128,21 +128,21 @@ def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
     if any(not isinstance(features[each], Value) for each in LISTS if each in features):
         data, counts = row_table(data)
         logger.warning("rows of %s: %s", name, counts)
-    columns, order = columns_in_order(data), columns_in_order(data)
+    columns = order = columns_in_order(data)
     first = [next((each for each in NAMES[role] if each in columns), None) for role in ("anchor", "positive")]
     if by_name and None not in first:
         order = [*first, *sorted((each for each in columns if each not in first), key="neutral".__eq__)]  # type: ignore
     numbers = [NLI_LABELS.get(each.lower(), -1) for each in getattr(features.get("label"), "names", [])]
     renumbers = classes and sorted(numbers) != numbers and min(numbers) >= 0
-    transform = _transform_of(data)
-    if transform and (renumbers or order != columns):
+    transform = _transform_of(data) if renumbers or order != columns else None
+    if transform:
         data = data.with_format(None)
     if renumbers:
         whole: dict[str, Any] = {"features": Features({**data.features, "label": Value("int64")})}
         whole |= {"keep_in_memory": True} if hasattr(data, "__len__") else {}
         of_class: dict[int | None, int | None] = {None: None, -1: -1, **dict(enumerate(numbers))}
         data = data.map(lambda row: {"label": of_class[row["label"]]}, **whole)
-    if transform and (renumbers or order != columns):
+    if transform:
         return data.with_transform(lambda rows: {each: row[each] for row in [transform(rows)] for each in order})
     return data.select_columns(order) if order != columns else data
 
@@ -196,8 +196,9 @@ def _parse_texts(column: str, value: Any) -> list[str]:
     """Return the texts in a cell, which holds a list or a single text. Return [] for an empty single text."""
     if value is None or value == "":
         return []
-    is_list = column in LISTS and not (isinstance(value, str) and not re.fullmatch(r"\[.*\]", value, re.DOTALL))
-    if not is_list:
+    # a string may be a list of a CSV file, or a single text
+    is_list = not isinstance(value, str) or re.fullmatch(r"\[.*\]", value, re.DOTALL)
+    if column not in LISTS or not is_list:
         return [parse_sentence(column, value)]
     if not isinstance(value, list):
         raise RowProblem(f"{column} is {value!r}, not a list of texts")

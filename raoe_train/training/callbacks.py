@@ -159,11 +159,10 @@ class LogFile(TrainerCallback):
 
 
 def _line(entry: dict[str, Any]) -> str:
-    # leave out train_loss: in a resumed run, transformers divides the losses since the resume by all steps
-    kept = {key: value for key, value in entry.items() if key != "train_loss"}
-    # leave out values that are always 0: rows per second of an evaluator, and operations (flos)
-    kept = {key: value for key, value in kept.items() if value or not key.endswith(("_per_second", "_flos"))}
-    return json.dumps(kept) + "\n"
+    # Leave out train_loss: in a resumed run, transformers divides the losses since the resume by all steps. Leave out
+    # values that are always 0: rows per second of an evaluator, and operations (flos).
+    always_0 = {key for key, value in entry.items() if not value and key.endswith(("_per_second", "_flos"))}
+    return json.dumps({key: value for key, value in entry.items() if key not in {"train_loss"} | always_0}) + "\n"
 
 
 class Interruption(TrainerCallback):

@@ -47,13 +47,13 @@ class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for losses of raoe_train and sentence-transformers: one loss, or one per dataset.
 
     Differences from the base class: The loss determines the collator. Losses of raoe find their columns by name, in any
-    order. If `args` has no prompts, texts get the encoder's
-    default prompt or, if the first column is a query (such as anchor or question), its query and document prompts.
-    Batches are encoded by length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that
-    shows the rows. Checkpoints include the loss's own parameters (a learned scale, a classifier), which stay equal in
-    all processes. Weight decay skips scalar parameters. Several processes split one batch, so all rows of a step come
-    from one dataset. Evaluation uses all rows. The log is printed as lines, and trackers also get speed and scale. A
-    subclass that overrides compute_loss gets tokenized columns, and batches are planned in super().compute_loss.
+    order. If `args` has no prompts, texts get the encoder's default prompt or, if the first column is a query (such as
+    anchor or question), its query and document prompts. Batches are encoded by length (raoe_train.losses.ByLength). A
+    NaN or infinite loss stops training with an error that shows the rows. Checkpoints include the loss's own parameters
+    (a learned scale, a classifier), which stay equal in all processes. Weight decay skips scalar parameters. Several
+    processes split one batch, so all rows of a step come from one dataset. Evaluation uses all rows. The log is printed
+    as lines, and trackers also get speed and scale. A subclass that overrides compute_loss gets tokenized columns, and
+    batches are planned in super().compute_loss.
 
     Args:
         model: the encoder.
@@ -293,9 +293,10 @@ class Trainer(SentenceTransformerTrainer):
         return {name: inner.current_scale for name, inner in self._inner() if isinstance(inner, CachedLoss)}
 
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
-        loss = dict(self._inner()).get(name := inputs.get("dataset_name", "train"))
-        if not self.meter.total_rows and isinstance(loss, InBatchLoss) and self.is_world_process_zero():
-            print_left_out(name, loss, inputs)
+        if not self.meter.total_rows and self.is_world_process_zero():  # the first step
+            inner = dict(self._inner()).get(name := inputs.get("dataset_name", "train"))
+            if isinstance(inner, InBatchLoss):
+                print_left_out(name, inner, inputs)
         self.meter.count(inputs)
         before, self.batch = self.batch, dict(inputs)
         self.check_late()

@@ -167,7 +167,7 @@ def test_both_trainers_give_the_same(tmp_path, case):
 )
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_each_way_into_the_trainer_reads_the_columns_alike(tmp_path, capsys, names, is_ours):
-    """By position for sentence-transformers' losses, as its trainer does; by name for raoe's, which is said."""
+    """Losses of sentence-transformers read columns by position, raoe's by name. A printed line says so."""
     make = (lambda model: rt.losses.InfoNCELoss(model)) if is_ours else ranking
     values, data = set(), rows(*names)
     for trainer in TRAINERS[is_ours:]:
