@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train import config as cfg
-from raoe_train.artifacts.processes import end_group
-from raoe_train.data.sources import file_and_split, is_file, pool
 from raoe_train.jobs import settings
-from raoe_train.jobs.shared import check_paths
+from raoe_train.jobs.shared import check_paths, finished_result, output_of
+from raoe_train.processes import end_group
 
 JOBS = {
     "train": "train an encoder on scored pairs, triplets, labelled pairs or lists",
@@ -210,11 +209,11 @@ def _run(words: list[str]) -> dict[str, Any]:
     elif "print_config" in options:
         print(cfg.recipe_text(cfg.checked(config) if getattr(config, "needs_library", False) else config), end="")
     else:
-        check_paths(config)  # this check and the loop report errors before the slow import of torch
-        for _, source in cfg.marked(config, "rows"):
-            for part in filter(is_file, pool(source)):
-                file_and_split(part)
-        config = cfg.checked(config)
+        check_paths(config)
+        output = output_of(config) if options["job"] not in ("check", "prepare") else None
+        if finished := finished_result(output):
+            return finished
+        cfg.checked(config)  # reports most errors before the slow import of torch
         result = job_of(options["job"])(config)
         end_group()
         return result

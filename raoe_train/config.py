@@ -35,12 +35,24 @@ Cosine = Annotated[float, (">=", -1), ("<", 1)]
 # Types of paths that a job reads or writes. `check_paths` uses them to reject an output that would overwrite an input.
 Source = Annotated[str, "read"]
 DataSource = Annotated[str, "read", "rows"]
+TaskName = Annotated[str, "read", "task"]
+Suite = Annotated[str, "suite"]
 File = Annotated[str, "written file"]
+RecordFile = Annotated[str, "written file", "record"]  # a JSON file that is its own record
 Folder = Annotated[str, "written folder"]
+UNRECORDED = "unrecorded"
+Unrecorded = Annotated[T, UNRECORDED]  # a setting that does not affect results, such as the device
 
 SIGNS = {">": (operator.gt, "above"), ">=": (operator.ge, "of at least"),
          "<": (operator.lt, "below"), "<=": (operator.le, "of at most")}  # fmt: skip
 RECIPES = Path(__file__).with_name("recipes")
+# {kind of a YAML value: (its form, its possible first characters)}; other words stay strings
+OWN_RULES = {
+    "int": (r"[-+]?(0|[1-9]\d*)$", "-+0123456789"),
+    "float": (r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)$|\.nan$", "-+.0123456789"),
+    "bool": (r"(true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    "timestamp": (r"(?!)", ""),
+}  # fmt: skip
 OTHERS = "others"  # name of the field for keys that a section accepts in addition to its own fields
 shorten = reprlib.Repr()  # for messages: the repr of nested YAML aliases could be huge
 shorten.maxstring = shorten.maxother = 200
@@ -192,12 +204,6 @@ def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
     return keys
 
 
-def defaults_of(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {dotted key: default} of all keys. Sections are left out, unless they are unset (None) by default."""
-    keys = keys_of(config, prefix).items()
-    return {name: key.default for name, key in keys if not dataclasses.is_dataclass(key.default)}
-
-
 def hints_of(config: Any) -> dict[str, Any]:
     """Return {field: type} of a dataclass."""
     hints = typing.get_type_hints(config, include_extras=True)
@@ -210,7 +216,9 @@ def dataclass_in(hint: Any) -> Any:
 
 
 def members(hint: Any) -> tuple[Any, ...]:
-    """Return the member types of a union, or (the type,) for any other type."""
+    """Return the member types of a union, or (the type,) for any other type. Markers of a union are ignored."""
+    if typing.get_origin(hint) is Annotated:
+        hint = typing.get_args(hint)[0]
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
@@ -241,18 +249,18 @@ def _convert(value: Any, hint: Any) -> Any:
         if isinstance(value, str) or result == value or hint is float:
             return result
     elif hint not in (str, int, float) and origin is not Literal:
-        plain = _plain(value) if isinstance(value, str) else value
-        if is_generic(hint, Mapping) and isinstance(plain, Mapping):
-            return {name: _convert(each, of[1]) for name, each in plain.items()}
+        given = plain(value) if isinstance(value, str) else value
+        if is_generic(hint, Mapping) and isinstance(given, Mapping):
+            return {name: _convert(each, of[1]) for name, each in given.items()}
         if is_generic(hint, Iterable) and not is_generic(hint, Mapping):
-            listed = plain if isinstance(plain, list | tuple) else [value]
+            listed = given if isinstance(given, list | tuple) else [value]
             return [_convert(each, of[0]) for each in listed]
-        if hint is Any or (inspect.isclass(hint) and origin is None and isinstance(plain, hint)):
-            return plain
+        if hint is Any or (inspect.isclass(hint) and origin is None and isinstance(given, hint)):
+            return given
     raise ValueError(value)
 
 
-def _plain(text: str) -> Any:
+def plain(text: str) -> Any:
     """Parse a string as YAML. Invalid YAML and mappings without braces ("query: ") stay strings."""
     with contextlib.suppress(ValueError):
         value = read_yaml(text)
@@ -324,14 +332,15 @@ def marked(config: Any, marker: str, prefix: str = "") -> Iterator[tuple[str, st
         value, key = getattr(config, name), prefix + name
         if dataclasses.is_dataclass(value):
             yield from marked(value, marker, f"{key}.")
-        elif value and _has_marker(hint, marker):
+        elif value and marked_as(hint, marker):
             for text in [value] if isinstance(value, str) else value:
                 yield key, text
 
 
-def _has_marker(hint: Any, marker: str) -> bool:
+def marked_as(hint: Any, marker: str) -> bool:
+    """Whether a type, or a type in it, has a marker."""
     of = typing.get_args(hint)
-    return marker in of or any(_has_marker(each, marker) for each in of)
+    return marker in of or any(marked_as(each, marker) for each in of)
 
 
 def to_dict(value: Any) -> Any:
@@ -364,16 +373,17 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
 
 def read_yaml(text: str) -> Any:
     """Parse YAML. ValueError if it is invalid. Words that YAML 1.1 reads as numbers or dates, although users mean names
-    (007, 1_000, 1:30, 2026-11-26), stay strings."""
+    (007, 1_000, 1:30, 2026-11-26, yes, off), stay strings, and 1e-8 is a number, as in YAML 1.2."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-            first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in ("int", "timestamp")]
+            first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in OWN_RULES]
             for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9]\d*)$"), [*"-+0123456789"])
+    for tag, (form, starts) in OWN_RULES.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(form), [*starts])
     try:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:

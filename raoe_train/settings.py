@@ -14,6 +14,8 @@ from raoe_train.config import (
     Seed,
     Share,
     Source,
+    TaskName,
+    Unrecorded,
     ZeroToOne,
     nearest,
 )
@@ -96,10 +98,10 @@ class LanguageModel:
     name: Source = ""
     trust_remote_code: bool = False
     revision: str | None = None
-    device: str | None = None
+    device: Unrecorded[str | None] = None
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
     attention: str | None = None
-    device_map: str | None = None
+    device_map: Unrecorded[str | None] = None
     load_in_4bit: bool = False
 
 
@@ -158,7 +160,7 @@ class Generation(Sampling):
     steps: PositiveInt = 32
     guidance: NonNegativeFloat = 1.5
     max_new_tokens: PositiveInt = 64
-    batch_size: PositiveInt = 16
+    batch_size: Unrecorded[PositiveInt] = 16
     verify: bool = True
     seed: NonNegativeInt = 42
     prompt: str | None = None
@@ -257,8 +259,8 @@ class Training:
     save_steps: PositiveFloat | None = None
     save_total_limit: PositiveInt | None = 2
     logging_steps: PositiveFloat = 10.0
-    report_to: str | list[str] = "none"
-    dataloader_num_workers: NonNegativeInt | None = None
+    report_to: Unrecorded[str | list[str]] = "none"
+    dataloader_num_workers: Unrecorded[NonNegativeInt | None] = None
     batch_sampler: str | None = None
     gradient_checkpointing: bool = False
     learning_rate_mapping: dict[str, NonNegativeFloat] | None = None
@@ -282,9 +284,9 @@ class Evaluation:
         guard_budget: with certificate, maximum decrease of the guard score (correlation x 100 on data.guard)
     """
 
-    tasks: list[Source] = field(default_factory=list)
+    tasks: list[TaskName] = field(default_factory=list)
     before: bool = True
-    batch_size: PositiveInt = 64
+    batch_size: Unrecorded[PositiveInt] = 64
     classifier: Classifier | None = None
     certificate: bool = False
     mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.7, 0.6, 0.5, 0.4])

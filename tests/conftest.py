@@ -62,7 +62,7 @@ def encoder(tmp_path_factory):
 @pytest.fixture
 def drawn(monkeypatch):
     """A list of the figures that are saved."""
-    from raoe_train.artifacts import report
+    from raoe_train.training import report
 
     made, real = [], report.save
     monkeypatch.setattr(report, "save", lambda figure, path: (made.append(figure), real(figure, path)))

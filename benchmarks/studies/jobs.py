@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 
 import raoe_train as rt
-from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.report import cell, made_with, table
-from raoe_train.artifacts.resume import beside
 from raoe_train.cli import job_of
 from raoe_train.config import parse
 from raoe_train.data.pairs import conditional_table, pair_table
@@ -31,6 +28,8 @@ from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.collators import TextCollator
 from raoe_train.losses.in_batch import teacher_embeddings
 from raoe_train.losses.reads import SENTENCES, Reads, table_of
+from raoe_train.outputs import beside, digest
+from raoe_train.training.report import cell, made_with, table
 
 __all__ = ["LEVEL", "PAIRS_WITH_TEXTS", "CachedLoss", "Outcomes", "cell", "differences", "interval", "made_with",
            "main_score", "read_tasks", "resample", "split_word", "table", "teacher_embeddings"]  # fmt: skip

@@ -101,12 +101,12 @@ def _result(label: str, path: Path) -> Result:
         settings = metrics.get("settings") or {}
         made_by = {
             "model": metrics.get("model") or str(path),
-            "options": {key: settings[key] for key in ("truncate_dim", "precision") if settings.get(key)},
-            "files": str((settings.get("model") or {}).get("files") or ""),
+            "options": {key: settings[key] for key in ("truncate_dim",) if settings.get(key)},
+            "files": str((settings.get("model") or {}).get("name") or ""),
             "commit": metrics.get("commit"),
             "versions": dict(metrics.get("versions") or {}),
         }
-        data = dict(settings.get("tasks") or {})
+        data = dict([*settings.get("tasks", []), *settings.get("suite", [])])
         valid = bool(tasks) and all(
             isinstance(main_score(task), (float, int, type(None))) and isinstance(kind_of(word, task), str)
             for word, task in tasks.items()

@@ -16,8 +16,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import RowProblem
+from raoe_train.outputs import replacing
 
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside

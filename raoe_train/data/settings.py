@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from raoe_train.config import DataSource, NonNegativeInt, PositiveInt, Share, Source
+from raoe_train.config import DataSource, NonNegativeInt, PositiveInt, Share, Source, Unrecorded
 from raoe_train.data.sources import pool
 
 
@@ -62,7 +62,7 @@ class Tasks(Rows):
         dir: directory where evaluation tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
-    dir: Source | None = None
+    dir: Unrecorded[Source | None] = None
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Data(Rows):
     neutral: bool = False
     num_negatives: NonNegativeInt | None = None
     shuffle_lists: bool = False
-    dir: Source | None = None
+    dir: Unrecorded[Source | None] = None
 
     def labels_of(self, source: str) -> dict[str, int | None] | None:
         """Return the label map for a source: `labels`, or the entry of `labels` for the file's name ("sick" or

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raoe_train.artifacts.provenance import file_digest
 from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Row, class_labels, data_kind, existing_file, name_classes, read_rows
 
@@ -105,14 +104,6 @@ def join_sources(name: str, sources: Sequence[Source], columns: Columns) -> Sour
 
     source = Source(name, "row", columns, rows())
     return source
-
-
-def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return what determines a file's rows: SHA-256, format and split. None for a source that is not a file."""
-    if not is_file(name):
-        return None
-    path, split = file_and_split(name)
-    return {"sha256": file_digest(path), "kind": data_kind(path), "split": split}
 
 
 def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts import resume
-from raoe_train.artifacts.provenance import digest
-from raoe_train.encoders.settings import CONDITIONAL, PROMPTS, Encoder, Precision, identity
+from raoe_train.encoders.settings import CONDITIONAL, PROMPTS, Encoder, identity
+from raoe_train.outputs import digest, read_parts, write_parts
 
 SORTED = 4096  # number of sentences that are tokenized and sorted by length together
 CHUNK = 1 << 24  # number of cosines in memory at a time, 64 MiB
@@ -84,22 +83,11 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
     return cut
 
 
-def reduce(
-    embeddings: np.ndarray, n_queries: int = 0, truncate_dim: int | None = None, precision: Precision = "float32"
-) -> np.ndarray:
-    """Truncate [n, d] embeddings to truncate_dim dimensions and, unless precision is float32, quantize their unit rows
-    with sentence-transformers' quantize_embeddings. Return float32. The rows after the first n_queries set the range of
-    int8. Bits of ubinary become -1 and 1, so cosines rank as Hamming distances do. ValueError if d < truncate_dim."""
+def truncated(embeddings: np.ndarray, truncate_dim: int | None) -> np.ndarray:
+    """Return the first truncate_dim dimensions of [n, d] embeddings (None: all). ValueError if d < truncate_dim."""
     if (truncate_dim or 0) > embeddings.shape[1]:
         raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {embeddings.shape[1]} dimensions")
-    if precision == "float32":
-        return embeddings[:, :truncate_dim]
-    from sentence_transformers.util import quantize_embeddings
-
-    unit = unit_rows(embeddings[:, :truncate_dim])
-    values: Any = quantize_embeddings(unit, precision, calibration_embeddings=unit[n_queries:])
-    bits = precision == "ubinary"
-    return np.unpackbits(values, axis=1, count=unit.shape[1]) * np.float32(2) - 1 if bits else values.astype(np.float32)
+    return embeddings[:, :truncate_dim]
 
 
 def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str | None = None) -> Embed:
@@ -160,10 +148,10 @@ def embeddings(
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
         return embed(texts)
-    parts = {"model": identity(encoder), "texts": digest(list(texts)), "shard": resume.SHARD}
+    parts = {"model": identity(encoder), "texts": digest(list(texts))}
     key = digest(parts | ({"kind": kind} if kind else {}))
     folder = Path(cache).expanduser() / key[:16]
-    return resume.gather(resume.share(folder, texts, resume.SHARD, embed, f"{role} {encoder.name}"))
+    return np.concatenate(read_parts(write_parts(folder, texts, embed, f"{role} {encoder.name}")))
 
 
 def unit_rows(embeddings: np.ndarray) -> np.ndarray:
@@ -178,14 +166,6 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     quotients = np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
     return np.clip(quotients, -1, 1)  # rounding can give 1.0000000000000002
-
-
-def rounding(embeddings: np.ndarray) -> float:
-    """Return a bound on rounding errors of cosines, from the smallest dtype that holds [n, d] embeddings exactly."""
-    # MiniLM's cosines of 300 pairs differ between batch sizes 64 and 3 by 2.5e-3 (bf16), 3.1e-4 (fp16), 3.9e-7 (fp32).
-    if not (embeddings.astype(np.float32).view(np.uint32) & 0xFFFF).any():
-        return 2**-8
-    return 2**-11 if np.array_equal(embeddings.astype(np.float16), embeddings) else 2**-21
 
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:

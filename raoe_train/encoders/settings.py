@@ -4,16 +4,14 @@ import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
-from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, Source, merge
+from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, Source, Unrecorded, merge
+from raoe_train.inputs import recorded
 
 SCRATCH = "scratch"  # value of model.name for a new model
-WHERE_IT_RUNS = ("device", "device_map", "training_head")  # settings of a model that do not affect embeddings
 CONDITIONAL = "conditional"  # name of the prompt with {condition} in a model's `prompts`
 # {kind of text: names that its prompt can have}, as in encode_query and encode_document of sentence-transformers
 PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 Dtype = Literal["float32", "bfloat16", "float16"]
-Precision = Literal["float32", "int8", "ubinary"]
 Changes = TypedDict("Changes", {  # fields of Model, for type checkers  # noqa: UP013
     "name": str, "pooling": Literal["mean", "weighted_mean", "cls", "max", "last"] | None, "prompt": str | None,
     "max_seq_length": int | None, "trust_remote_code": bool, "revision": str | None, "attention": str | None,
@@ -69,7 +67,7 @@ class Encoder:
     trust_remote_code: bool = False
     revision: str | None = None
     attention: str | None = None
-    device: str | None = None
+    device: Unrecorded[str | None] = None
 
 
 @dataclass
@@ -85,7 +83,7 @@ class FrozenEncoder(Encoder):
 
     prompt: str | None = None
     task: str | None = None
-    batch_size: PositiveInt = 64
+    batch_size: Unrecorded[PositiveInt] = 64
     cache: Folder | None = None
 
 
@@ -109,7 +107,7 @@ class Model(Encoder):
     name: Source = ""
     random_weights: bool = False
     dtype: Dtype | None = None
-    device_map: str | None = None
+    device_map: Unrecorded[str | None] = None
     bidirectional_layers: NonNegativeInt | Literal["all"] | None = None
     load_in_4bit: bool | None = None
     lora: dict[str, Any] = field(default_factory=dict)
@@ -126,15 +124,7 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
     return merge(Model, [{key: value for key, value in settings.items() if key in names}, changes], "model.")
 
 
-def identity(model: Any) -> dict[str, Any]:
-    """Return everything that determines a model's outputs: the settings of an Encoder or LanguageModel without those in
-    WHERE_IT_RUNS, and the fingerprint of the model's files."""
-    spec = as_model(model) if isinstance(model, Encoder) else model
-    defaults, settings = asdict(type(spec)()), asdict(spec)
-    # leave out defaults, so that identities stay the same when a later version adds a setting
-    settings = {key: value for key, value in settings.items() if value != defaults[key] and key not in WHERE_IT_RUNS}
-    if getattr(model, "task", None) is not None:
-        settings["task"] = model.task
-    if (second := getattr(model, "second", None)) is not None:  # second encoder of a teacher
-        settings["second"] = identity(second)
-    return {**settings, "files": fingerprint(spec.name)}
+def identity(encoder: Encoder) -> dict[str, Any]:
+    """Return everything that determines the embeddings of an encoder: its settings and a digest of its files. A Model
+    and a FrozenEncoder with the same settings have the same identity."""
+    return recorded(encoder)

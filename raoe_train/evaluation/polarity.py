@@ -3,7 +3,6 @@ whether the sentences that an encoder retrieves have the class of the query (pol
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -12,9 +11,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 
 from raoe_train.data.mining import distinct, labelled_table
 from raoe_train.encoders.embed import embeddings, encode_sentences, nearest, unit_rows
-from raoe_train.encoders.settings import identity
 from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_task
-from raoe_train.settings import Polarity
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
@@ -158,10 +155,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
         result, polarity = evaluator().report(embeddings, options.curve)
         return result, Outcomes(100 * polarity)
 
-    defaults = asdict(Polarity())
-    scored_by = {key: value for key, value in asdict(options).items() if value != defaults[key]}
-    scored_by["reference"] = identity(encoder)
-    return Task("polarity", "polarity", [[*texts, *corpus], labels, classes, scored_by], [*texts, *corpus], score)
+    return Task("polarity", "polarity", [[*texts, *corpus], labels, classes], [*texts, *corpus], score)
 
 
 def _sample(data: Any, limit: int | None, seed: int) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from raoe_train.artifacts.writing import read_json
 from raoe_train.data.pairs import read_scored
-from raoe_train.encoders.embed import cosines, rounding
+from raoe_train.encoders.embed import cosines
 from raoe_train.encoders.settings import CONDITIONAL, Model
 from raoe_train.evaluation.tasks import Outcomes, Reading, Task, find_task, mean_of_all
+from raoe_train.outputs import read_json
 
 
 def read_sts(name: str, reading: Reading) -> Task:
@@ -30,10 +30,10 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
     """Return ({"spearman", "pearson", "pairs"}, Outcomes: cosines and scores). The correlations, x100, are over all
     pairs together ("all" in Gao et al. 2021, Appendix B). With several subsets, the dict also has "subsets" ({name:
     {"spearman", "pearson", "pairs"}}) and "mean" (the unweighted mean of the subsets' correlations)."""
-    similarity, noise = cosines(*np.split(embeddings, 2)), rounding(embeddings)
+    similarity = cosines(*np.split(embeddings, 2))
 
     def measure(rows: np.ndarray) -> dict[str, Any]:
-        return {**correlate(similarity[rows], scores[rows], noise), "pairs": int(rows.sum())}
+        return {**correlate(similarity[rows], scores[rows]), "pairs": int(rows.sum())}
 
     result = measure(np.full(len(scores), True))
     parts = {name: measure(subsets == name) for name in dict.fromkeys(subsets.tolist())}
@@ -43,10 +43,10 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
     return result, Outcomes(similarity, scores)
 
 
-def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) -> dict[str, float | None]:
-    """Return {"spearman", "pearson"} x100 of two vectors [n]. Both are None if all scores are equal, or if the
-    similarities differ by at most `noise`, their rounding error."""
-    if np.ptp(similarity) <= noise or np.ptp(scores) == 0:
+def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | None]:
+    """Return {"spearman", "pearson"} x100 of two vectors [n]. Both are None if all scores or all
+    similarities are equal."""
+    if np.ptp(similarity) == 0 or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
     return {"spearman": 100 * float(spearman.statistic), "pearson": 100 * float(pearson.statistic)}

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.resume import beside
-from raoe_train.artifacts.writing import replacing
 from raoe_train.config import nearest
 from raoe_train.data.files import data_kind, read_rows
 from raoe_train.data.pairs import is_conditional
 from raoe_train.data.public import STS, TRANSFER
 from raoe_train.data.sources import BUILTIN, is_file
-from raoe_train.encoders.embed import encode_sentences, print_cut, prompt_of, reduce
+from raoe_train.encoders.embed import encode_sentences, print_cut, prompt_of, truncated
+from raoe_train.outputs import beside, digest, replacing
 from raoe_train.settings import Classifier, Polarity
 
 KINDS = {
@@ -65,7 +63,7 @@ class Task:
 
     kind: str  # name of the kind in KINDS
     main: str  # name of the main metric (x100, higher is better); averages are means of main metrics
-    content: Any  # everything that determines a result, as plain values
+    content: Any  # what is compared with embeddings, as plain values
     sentences: list[str]  # the n texts to encode; each distinct text is encoded once
     # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
     score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]]
@@ -132,6 +130,15 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
     return by_word
 
 
+def source_of(word: str, data_dir: str | None) -> str | None:
+    """Return the data source of a task word, or None if there is no such task."""
+    kind, name = split_word(word)
+    try:
+        return find_task(name, data_dir, kind, whole=True)
+    except NoSuchTask:
+        return None
+
+
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
     """Find the source of a task NAME, NAME#SPLIT or NAME-all: the file data_dir/NAME.* or data_dir/KIND/NAME.*, else
     data_dir/*/NAME.*. NAME alone means its test split, unless `whole`. A file or hub name is returned unchanged."""
@@ -193,14 +200,14 @@ def evaluate_tasks(
     tasks: Mapping[str, Task],
     batch_size: int = 64,
     outcomes: dict[str, Outcomes] | None = None,
-    **reduction: Any,
+    truncate_dim: int | None = None,
 ) -> dict[str, Any]:
     """Evaluate a SentenceTransformer. Return {"tasks", "average", "averages"} as the job `evaluate` does. Outcomes are
-    added to the dict `outcomes`. `reduction`: keywords of `reduce` for the embeddings."""
+    added to the dict `outcomes`. `truncate_dim` is the number of leading dimensions to use, or None for all."""
     parts = encode_tasks(model, [*tasks.values()], batch_size)
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():
-        metrics, examples = task.score(reduce(next(parts), task.n_queries, **reduction))
+        metrics, examples = task.score(truncated(next(parts), truncate_dim))
         results[word] = {"kind": task.kind, "main": task.main, **metrics}
         if outcomes is not None:
             outcomes[word] = examples

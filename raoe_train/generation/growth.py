@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from raoe_train.artifacts.provenance import digest
 from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request
 from raoe_train.generation.instructions import Instructions, parse_list, unfinished, verify_chain, verify_sentence
+from raoe_train.outputs import digest
 from raoe_train.settings import Generation
 
 REDRAWS = 5  # maximum number of new attempts for a sentence

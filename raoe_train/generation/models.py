@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from raoe_train.artifacts.processes import from_environment
 from raoe_train.encoders.preflight import check_device, four_bit, loading
+from raoe_train.processes import from_environment
 from raoe_train.settings import LanguageModel
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts.provenance import versions
 from raoe_train.jobs.settings import CheckConfig
 from raoe_train.jobs.shared import job
+from raoe_train.outputs import versions
 
 
 @job

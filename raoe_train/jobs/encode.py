@@ -5,19 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts import resume
-from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.resume import Output
-from raoe_train.artifacts.writing import replacing
 from raoe_train.data.tables import read_sentences
 from raoe_train.encoders.embed import encode_sentences, print_cut, refuse_conditional
-from raoe_train.encoders.settings import identity
 from raoe_train.jobs.settings import EncodeConfig
 from raoe_train.jobs.shared import job, require
+from raoe_train.outputs import Output, read_parts, replacing, write_parts
 
 
 @job
-def encode(config: EncodeConfig) -> dict[str, Any]:
+def encode(config: EncodeConfig, output: Output) -> dict[str, Any]:
     """Read sentences from a file, and write their embeddings to a .npy file.
 
     OUTPUT is a .npy file, float32 [sentences, d], with row i for sentence i. The input is a .txt file (also .gz) with
@@ -33,10 +29,6 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     if not path.endswith(".npy"):
         raise ValueError(f"output must name a .npy file, got {path!r}")
     sentences = read_sentences(source, config.data.columns)
-    settings = {"model": identity(config.model), "input": digest(sentences)}
-    output = Output(path, settings, config.overwrite)
-    if finished := output.finished(say=True):
-        return finished
 
     from raoe_train.encoders.load import load_encoder
 
@@ -44,13 +36,13 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     refuse_conditional(encoder, config.model.name)
     print_cut(encoder, sentences, source)
     embed = partial(encode_sentences, encoder, batch_size=config.batch_size)
-    shards = resume.share(output.parts, sentences, resume.SHARD, embed, "encode")
-    count, dimension = len(sentences), np.load(shards[0], mmap_mode="r").shape[1]
+    parts = read_parts(write_parts(output.parts, sentences, embed, "encode"))
+    count, dimension = sum(map(len, parts)), parts[0].shape[1]
     output.begin()
     with replacing(output.path) as temporary, temporary.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (count, dimension)}
         np.lib.format.write_array_header_1_0(file, header)
-        for shard in shards:
-            file.write(np.load(shard).tobytes())
+        for part in parts:
+            file.write(part.tobytes())
     print(f"{count} sentences x {dimension} dimensions -> {path}")
-    return output.finish({"sentences": count, "dimension": dimension, "model": config.model.name})
+    return {"sentences": count, "dimension": dimension, "model": config.model.name}

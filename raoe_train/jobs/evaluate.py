@@ -2,21 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.artifacts.provenance import commit, digest, versions
-from raoe_train.artifacts.resume import Output
 from raoe_train.config import parse
-from raoe_train.encoders.settings import identity
 from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import evaluate_tasks, read_tasks, suite_tasks, table, write_outcomes
+from raoe_train.inputs import recorded
 from raoe_train.jobs.settings import EvaluateConfig
-from raoe_train.jobs.shared import check_paths, job, require
+from raoe_train.jobs.shared import check_paths, job, output_of, require
+from raoe_train.outputs import Output, commit, versions
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
 @job
-def evaluate(config: EvaluateConfig) -> dict[str, Any]:
+def evaluate(config: EvaluateConfig, output: Output | None) -> dict[str, Any]:
     """Evaluate an encoder on similarity, transfer, polarity and retrieval tasks.
 
     The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores results per
@@ -27,7 +26,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         metrics, x100, "averages": {kind: mean of its tasks} if there are several kinds, "model": its name, or None for
         a model in memory, "versions", "commit", "settings"}. Undefined metrics and their averages are None.
     """
-    return _evaluate(config, None)
+    return _evaluate(config, output, None)
 
 
 def evaluate_model(model: "SentenceTransformer", **settings: Any) -> dict[str, Any]:
@@ -37,15 +36,19 @@ def evaluate_model(model: "SentenceTransformer", **settings: Any) -> dict[str, A
         raise ValueError(f"evaluate_model needs a loaded encoder, got {model!r}: pass rt.load_encoder(name)")
     config = parse(EvaluateConfig, None, settings)
     check_paths(config)
-    return _evaluate(config, model)
+    output = output_of(config)
+    if output and output.finished() and not config.overwrite:
+        problem = "exists and may belong to another model"
+        raise ValueError(f"output {config.output} {problem}: choose another output, or set overwrite=True")
+    result = _evaluate(config, output, model)
+    return output.finish(result) if output else result
 
 
-def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
+def _evaluate(config: EvaluateConfig, output: Output | None, model: Any) -> dict[str, Any]:
     if model is None:
         require(config.model.name, "model.name", "the encoder to evaluate")
     # read tasks before the model is loaded, so that a misspelt task costs no time
     data = config.data
-    model_settings = identity(config.model) if model is None else None
     tasks = read_tasks(
         [*config.tasks, *(task for task in suite_tasks(config.suite) if task not in config.tasks)],
         data.dir,
@@ -55,29 +58,19 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
         polarity=config.polarity,
         classifier=config.classifier,
     )
-    settings = {"model": model_settings, "tasks": {word: digest(task.content) for word, task in tasks.items()}}
-    reduction: dict[str, Any] = {} if config.truncate_dim is None else {"truncate_dim": config.truncate_dim}
-    reduction |= {} if config.precision == "float32" else {"precision": config.precision}
-    settings |= reduction
-    output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
-    result = output.finished(say=model is None) if output else None
-    if result and model is not None and not config.overwrite:
-        problem = "exists and may belong to another model"
-        raise ValueError(f"output {config.output} {problem}: choose another output, or set overwrite=True")
-    if result is None or model is not None:
-        from raoe_train.encoders.load import load_encoder, warn_without_cosine
 
-        encoder = load_encoder(config.model) if model is None else model
-        warn_without_cosine(encoder)
-        for word, task in tasks.items():
-            task.print_cut(encoder, word)
-        outcomes: dict[str, Any] = {}
-        result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes, **reduction)
-        result.update(model=config.model.name if model is None else None, commit=commit())
-        if output:
-            write_outcomes(output.path, outcomes, settings)
-            result = output.finish(result)
-        else:
-            result = {**result, "versions": versions(), "settings": settings}
+    from raoe_train.encoders.load import load_encoder, warn_without_cosine
+
+    encoder = load_encoder(config.model) if model is None else model
+    warn_without_cosine(encoder)
+    for word, task in tasks.items():
+        task.print_cut(encoder, word)
+    outcomes: dict[str, Any] = {}
+    result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes, config.truncate_dim)
+    result.update(model=config.model.name if model is None else None, commit=commit())
+    if output:
+        write_outcomes(output.path, outcomes, output.settings)
+    else:
+        result.update(versions=versions(), settings=recorded(config))
     print(table(result))
     return result

@@ -5,17 +5,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from raoe_train.artifacts.resume import Output, replacing_model
-from raoe_train.artifacts.writing import read_json
 from raoe_train.encoders.preflight import without_reports
-from raoe_train.encoders.settings import Model, identity
+from raoe_train.encoders.settings import Model
 from raoe_train.jobs.settings import ExportConfig
 from raoe_train.jobs.shared import job, require
+from raoe_train.outputs import Output, read_json, replacing_model
 
 
 @job
 @without_reports()
-def export(config: ExportConfig) -> dict[str, Any]:
+def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     """Save an encoder with its adapter merged into the weights.
 
     A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. To
@@ -43,9 +42,6 @@ def export(config: ExportConfig) -> dict[str, Any]:
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no sentence-transformers model in {str(source)!r} (it has no modules.json)")
     target = require(config.output, "output", "the directory to write to")
-    output = Output(target, {"model": identity(model), "merge": config.merge}, config.overwrite, folder=True)
-    if finished := output.finished(say=True):
-        return finished
     if (output.path / "metrics.json").exists():
         raise ValueError(f"output {target} holds a run of `train`, which export never replaces: choose another output")
     register()
@@ -86,4 +82,4 @@ def export(config: ExportConfig) -> dict[str, Any]:
     with replacing_model(output) as folder:
         encoder.save_pretrained(str(folder))
     print(f"{'merged, ' if merged else ''}saved to {target}")
-    return output.finish(result)
+    return result

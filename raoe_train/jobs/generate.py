@@ -1,18 +1,17 @@
 """The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.growth)."""
 
+import json
 import re
 import time
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.artifacts.provenance import digest, versions
-from raoe_train.artifacts.resume import Output, SharedRows
-from raoe_train.config import defaults_of
-from raoe_train.encoders.settings import identity
 from raoe_train.generation.decoding import GuidedDecoder, Sampling
 from raoe_train.generation.growth import Chain, grow
 from raoe_train.generation.instructions import FEW_SHOT, Instructions
@@ -20,6 +19,8 @@ from raoe_train.generation.models import load_language_model, load_tokenizer
 from raoe_train.generation.starts import acceptable, read_starts
 from raoe_train.jobs.settings import GenerateConfig
 from raoe_train.jobs.shared import job, require
+from raoe_train.outputs import POLL, Output, beside, digest, replacing, versions
+from raoe_train.processes import rank_and_world
 from raoe_train.settings import Generation
 
 FEW = 0.1  # minimum share of verified chains; below it, the job reports a failure
@@ -27,19 +28,19 @@ SILENT = 30.0  # seconds between progress lines if there is no progress bar
 
 
 @job(together=True)
-def generate(config: GenerateConfig) -> dict[str, Any]:
+def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
     """Generate chains of sentences that move away from a source sentence step by step.
 
     Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}, where
     `id` is the row number of the source in the input, from 1. A chain that breaks a rule stops at this step and goes to
     OUTPUT.failed.jsonl, with "reason" and "step". If generation.verify is false, no rule is checked. Under torchrun
-    or accelerate, each process generates its share. An interrupted job resumes after the last sentence of each chain.
+    or accelerate, each process generates its share, and the first process writes OUTPUT. Until then, OUTPUT.parts/
+    stores finished chains: an interrupted job resumes with the chains that were not finished.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "failed": whether fewer than a tenth of the
         chains passed verification, "skipped": {reason: rows}, "model", "settings", "versions", "run": {"chains",
-        "tokens", "seconds", "tokens_per_second"} of this run and process}, also written to OUTPUT.json. If
-        other processes still have chains to finish, the result is {"output", "waiting": True, "run"}.
+        "tokens", "seconds", "tokens_per_second"} of this run and of the first process}, also written to OUTPUT.json.
     """
     data, model, generation = config.data, config.model, config.generation
     require(data.input, "data.input", "the sentences to start chains from")
@@ -54,74 +55,92 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         single = generation.method == "single-step"
         sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
-    settings: dict[str, Any] = {
-        "model": identity(model),
-        "generation": generation.effective(),
-        "prompt": digest([instructions.template, instructions.chat]),
-        "input": digest(sentences),
-    }
-    output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
-    if finished := output.finished(say=True):
-        return finished
     rank, world = rank_and_world()
-    rows, own = SharedRows(output), sentences[rank::world]
-    earlier = rows.read()
-    begun = ((key, earlier.get(key, {"begun": [sentence]}).get("begun")) for key, sentence in own)
-    waiting = [(key, texts) for key, texts in begun if texts]
+    finished, own = read_rows(output.parts), sentences[rank::world]
+    waiting = [(key, sentence) for key, sentence in own if key not in finished]
     run: dict[str, Any] = {}
     if waiting:
         decoder = GuidedDecoder(load_language_model(model), tokenizer, sampling)
+        prompt = digest([instructions.template, instructions.chat])
         line = {
             "method": generation.method,
-            "settings": {**settings["generation"], "prompt": settings["prompt"], "revision": model.revision},
+            "settings": {**generation.effective(), "prompt": prompt, "revision": model.revision},
             "model": model.name,
             "versions": versions(),
         }
-        chains = (Chain(key, texts, instructions, generation) for key, texts in waiting)
-        run = _write(grow(chains, decoder, generation.batch_size), rows, line, len(own), len(waiting))
-    with output.finish_lock():
-        if finished := output.finished():  # another process has finished the output
-            return finished
-        output.begin()  # before merging, because a file without a record would never be replaced
-        finished_rows = [row for row in map(rows.read().get, dict(sentences)) if row and "begun" not in row]
-        if len(finished_rows) < len(sentences):
-            print(f"this process has finished its {len(waiting)} chains; other processes are still working")
-            return {"output": path, "waiting": True, "run": run}
-        rows.merge(finished_rows)
-        good = [row for row in finished_rows if "reason" not in row]
-        # without details that differ between chains: numbers and quotations
-        reasons = [re.sub(r": .*[\d'\"].*", "", row["reason"]) for row in finished_rows if "reason" in row]
-        result = {
-            "chains": len(good),
-            "sentences": sum(len(row["sentences"]) for row in good),
-            "failed": len(good) < FEW * len(sentences),
-            "failed_chains": dict(Counter(reasons).most_common()),
-            "skipped": skipped,
-            "model": model.name,
-            "run": run,
-        }
-        result = output.finish(result)
-    _print(result, generation)
+        chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
+        run = _write(grow(chains, decoder, generation.batch_size), new_part(output.parts), line, len(own), len(waiting))
+    if rank > 0:
+        return {}
+    while len(finished := read_rows(output.parts)) < len(sentences):
+        time.sleep(POLL)  # other processes still have chains to finish
+    rows = [finished[key] for key, _ in sentences]
+    output.begin()
+    _merge(rows, output.path)
+    good = [row for row in rows if "reason" not in row]
+    # without details that differ between chains: numbers and quotations
+    reasons = [re.sub(r": .*[\d'\"].*", "", row["reason"]) for row in rows if "reason" in row]
+    result = {
+        "chains": len(good),
+        "sentences": sum(len(row["sentences"]) for row in good),
+        "failed": len(good) < FEW * len(sentences),
+        "failed_chains": dict(Counter(reasons).most_common()),
+        "skipped": skipped,
+        "model": model.name,
+        "run": run,
+    }
+    _print(result, path, generation)
     return result
 
 
-def _write(chains: Any, rows: SharedRows, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
-    """Write each chain after each sentence. `total` is the number of this process's chains, of which `waiting` are not
+def new_part(folder: Path) -> Path:
+    """Return the path of a new file for the finished chains of this process. Killed runs may have left other files."""
+    rank, _ = rank_and_world()
+    number = len(list(folder.glob(f"{rank:04d}-*.jsonl")))
+    return folder / f"{rank:04d}-{number:04d}.jsonl"
+
+
+def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return {id: row} of the finished chains of all processes. A last line that a killed process left is skipped."""
+    rows: dict[int, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError):  # half a line
+                row = json.loads(line)
+                rows[row["id"]] = row
+    return rows
+
+
+def _merge(rows: Iterable[dict[str, Any]], path: Path) -> None:
+    """Write the rows of good chains to `path`, and rows with a "reason" to OUTPUT.failed.jsonl."""
+    with replacing(path) as good_rows, replacing(beside(path, ".failed.jsonl")) as failed_rows:
+        with open(good_rows, "w", encoding="utf-8") as good, open(failed_rows, "w", encoding="utf-8") as failed:
+            for row in rows:
+                (failed if "reason" in row else good).write(json.dumps(row, ensure_ascii=False) + "\n")
+    if not beside(path, ".failed.jsonl").stat().st_size:
+        beside(path, ".failed.jsonl").unlink()
+
+
+def _write(chains: Any, part: Path, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
+    """Append each finished chain to `part`. `total` is the number of this process's chains, of which `waiting` are not
     finished. Return the number of chains and tokens, and the speed."""
     tokens, done, start = 0, total - waiting, time.perf_counter()
     printed = start
     place = rank_and_world()[0] or None
-    with tqdm(total=total, initial=done, unit="chain", disable=None, position=place) as bar:
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        open(part, "w", encoding="utf-8", buffering=1) as file,  # a line at a time
+        tqdm(total=total, initial=done, unit="chain", disable=None, position=place) as bar,
+    ):
         for number, chain in enumerate(chains, 1):
-            row: dict[str, Any] = {"begun": chain.sentences}
             if chain.finished:
                 row = {"id": chain.key, "sentences": chain.sentences, **line}
                 if chain.reason is not None:
                     row |= {"reason": chain.reason, "step": len(chain.sentences) - 1}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 tokens, done = tokens + chain.tokens, done + 1
                 bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
                 bar.update()
-            rows.write(chain.key, row)
             if bar.disable and time.perf_counter() - printed > SILENT:
                 printed = time.perf_counter()
                 print(f"{done} of {total} chains; {number} answers in this run", flush=True)
@@ -129,8 +148,8 @@ def _write(chains: Any, rows: SharedRows, line: dict[str, Any], total: int, wait
     return {"chains": waiting, "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
-def _print(result: dict[str, Any], generation: Generation) -> None:
-    output, run = result["output"], result["run"]
+def _print(result: dict[str, Any], output: str, generation: Generation) -> None:
+    run = result["run"]
     print(f"{result['chains']} chains, {result['sentences']} sentences in total -> {output}")
     for label, counts in ((f"failed, in {output}.failed.jsonl:", "failed_chains"), ("skipped rows:", "skipped")):
         if result[counts]:

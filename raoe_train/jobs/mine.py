@@ -12,9 +12,6 @@ from datasets import Dataset
 from sentence_transformers import CrossEncoder
 from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_dot_score
 
-from raoe_train.artifacts.provenance import digest, fingerprint
-from raoe_train.artifacts.resume import Output
-from raoe_train.config import defaults_of
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.mining import (
     COLUMNS,
@@ -31,10 +28,11 @@ from raoe_train.data.rows import row_table
 from raoe_train.data.sources import has_column
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import CHUNK, embeddings, nearest_by_class, unit_rows
-from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.retrieval import read_passages
 from raoe_train.jobs.settings import MineConfig, Mining
 from raoe_train.jobs.shared import job, require
+from raoe_train.outputs import Output
 
 LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; all others except seed are for rows
 FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_margin", "num_negatives",
@@ -42,7 +40,7 @@ FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_
 
 
 @job
-def mine(config: MineConfig) -> dict[str, Any]:
+def mine(config: MineConfig, output: Output) -> dict[str, Any]:
     """Make examples for contrastive losses from labelled texts, or mine negatives for rows of queries and passages.
 
     For labelled texts (section 3.4 of the margins paper), each sentence is combined with its k nearest sentences of the
@@ -74,7 +72,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
     elif mining.count is None:
         raise ValueError("--mining.count is missing: set it to the number of random pairs for loss mse")
     if not is_labelled:
-        return _mine_negatives(config, path)
+        return _mine_negatives(config, output)
     texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
         raise ValueError(f"{data.input} has pairs of sentences: mining needs a single text and a label in each row")
@@ -85,16 +83,6 @@ def mine(config: MineConfig) -> dict[str, Any]:
     if len(sizes) < 2:
         raise ValueError(f"{data.input}: all texts are of one class, {labels[0]!r}; mining needs two or more classes")
     columns = COLUMNS[loss]
-    settings = {
-        "model": None if loss == "mse" else identity(model),
-        "input": digest([sentences, labels]),
-        "columns": columns,
-        "mining": {key: getattr(mining, key) for key in (*LABELLED, "seed")},
-    }
-    output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
-    if finished := output.finished(say=True):
-        return finished
-
     classes = np.unique(labels, return_inverse=True)[1]
     result: dict[str, Any] = {}
     if loss == "mse":
@@ -120,8 +108,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
         "classes": sizes,
         "read": counts,
     }
-    result = output.finish(result)
-    _print(result, mining.count)
+    _print(result, path, mining.count)
     return result
 
 
@@ -139,10 +126,10 @@ def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str)
     return Neighbours(own, others, own_count, others_count)
 
 
-def _print(result: dict[str, Any], count: int | None) -> None:
+def _print(result: dict[str, Any], path: Path, count: int | None) -> None:
     labels = result["labels"]
     kinds = f" ({labels['1']} pairs of one class, {labels['0']} of two classes)" if labels else ""
-    print(f"{result['examples']} of {result['available']} examples{kinds} -> {result['output']}")
+    print(f"{result['examples']} of {result['available']} examples{kinds} -> {path}")
     if count is not None and result["examples"] < count:
         print(f"fewer examples than mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
     if result.get("without"):
@@ -165,7 +152,7 @@ class _Resumable:
         return self.encode_query(texts, kind="document")
 
 
-def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
+def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     """Mine negatives for rows from the passages of all rows and of mining.corpus. Write OUTPUT; return the result."""
     data, model, mining = config.data, config.model, config.mining
     table, counts = row_table(data.input, columns=data.columns or None, on_error=data.on_error)
@@ -180,12 +167,6 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
     keywords, cross = {key: getattr(mining, key) for key in FOR_ROWS}, mining.cross_encoder
     if cross and all(value is None for value in (mining.max_score, mining.absolute_margin, mining.relative_margin)):
         raise ValueError("mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin")
-    settings = {"model": identity(model), "input": digest([pairs, corpus, *([[*labelled.values()]] if keeps else [])]),
-                "mining": {**keywords, "keep_negatives": keeps, "seed": mining.seed},
-                "cross_encoder": fingerprint(cross or "")}  # fmt: skip
-    output = Output(path, settings, config.overwrite, defaults=defaults_of(type(config)))
-    if finished := output.finished(say=True):
-        return finished
     random.seed(mining.seed)
     # sentence-transformers masks only positives, so a query that is also a passage counts as its own positive
     passages = {*corpus}
@@ -213,6 +194,6 @@ def _mine_negatives(config: MineConfig, path: Path) -> dict[str, Any]:
     is_limited = fewer and mining.range_max is None and len(corpus) > mining.num_negatives * 10
     advice = "; a larger mining.range_max finds more" if is_limited else ""
     found = f"{len(rows)} rows with {total} negatives, {fewer} rows with fewer than {mining.num_negatives}{advice}"
-    print(f"{found} -> {path}")
+    print(f"{found} -> {config.output}")
     counted = {"rows": len(rows), "negatives": total, "fewer": fewer, "passages": len(corpus)}
-    return output.finish({**counted, "read": counts})
+    return {**counted, "read": counts}

@@ -3,18 +3,31 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.resume import Output
+from raoe_train.config import File, Unrecorded
 from raoe_train.data.files import write_rows
 from raoe_train.data.public import find_public, public_rows, public_sets
 from raoe_train.jobs.settings import PrepareConfig
 from raoe_train.jobs.shared import job, require
+from raoe_train.outputs import Output
 
 
-@job
+@dataclass
+class PublicSet:
+    """A public data set to prepare: its name and its entry in public.yaml; see PrepareConfig."""
+
+    name: str = ""
+    entry: dict[str, Any] = field(default_factory=dict)
+    copies: Unrecorded[str | None] = None
+    counts: bool = True
+    output: File | None = None
+    overwrite: Unrecorded[bool] = False
+
+
+@job(record=False)
 def prepare(config: PrepareConfig) -> dict[str, Any]:
     """Download public data sets, check their numbers of rows and write one file per set.
 
@@ -28,20 +41,23 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
     if not config.names:
         raise ValueError("--names is missing: set it to data sets, such as snli, or to a paper, such as raoe")
     target = Path(require(config.output, "output", "the directory to write to")).expanduser()
-    folder = Path(config.copies).expanduser() if config.copies else None
-    if folder is not None and not folder.is_dir():
+    if config.copies and not Path(config.copies).expanduser().is_dir():
         raise FileNotFoundError(f"no such folder: {config.copies!r} (copies)")
     results: dict[str, dict[str, Any]] = {}
     for name, entry in public_sets(config.names).items():
-        settings = {"set": name, "table": digest(entry), "counts": config.counts}
-        output = Output(target / entry["kind"] / f"{name}.jsonl.gz", settings, config.overwrite)
-        results[name] = output.finished(say=True) or _prepare(name, entry, folder, output)
-        print(f"{name}: {results[name]['rows']} -> {output.path} (licence: {entry['licence']}; {entry['page']})")
+        output = target / entry["kind"] / f"{name}.jsonl.gz"
+        results[name] = prepare_set(
+            PublicSet(name, entry, config.copies, config.counts, str(output), config.overwrite)
+        )
+        print(f"{name}: {results[name]['rows']} -> {output} (licence: {entry['licence']}; {entry['page']})")
     return {"sets": results}
 
 
-def _prepare(name: str, entry: dict[str, Any], folder: Path | None, output: Output) -> dict[str, Any]:
-    place, splits = find_public(name, entry, folder)
+@job
+def prepare_set(config: PublicSet, output: Output) -> dict[str, Any]:
+    """Prepare one public data set. Return its entry in the result of `prepare`."""
+    name, entry = config.name, config.entry
+    place, splits = find_public(name, entry, Path(config.copies).expanduser() if config.copies else None)
     rows, left_out = Counter[str](), Counter[str]()
 
     def count_rows() -> Iterator[dict[str, Any]]:
@@ -54,7 +70,7 @@ def _prepare(name: str, entry: dict[str, Any], folder: Path | None, output: Outp
                 f"{name} cannot be read from {place} ({error}): if it is gated, accept its terms at {entry['page']}; "
                 "without a network, pass the folder of downloaded files with --copies"
             ) from error
-        for split, published in entry["counts"].items() if output.settings["counts"] else ():
+        for split, published in entry["counts"].items() if config.counts else ():
             if rows[split] != published:
                 raise ValueError(
                     f"{name} has {rows[split]} rows{' of ' * bool(split)}{split} in {place}, but {published} were "
@@ -67,4 +83,4 @@ def _prepare(name: str, entry: dict[str, Any], folder: Path | None, output: Outp
     output.begin()
     write_rows(output.path, list(first), itertools.chain([first], counted_rows))
     result = {"rows": dict(rows), "left_out": dict(left_out), "from": place}
-    return output.finish({**result, "licence": entry["licence"], "page": entry["page"]})
+    return {**result, "licence": entry["licence"], "page": entry["page"]}

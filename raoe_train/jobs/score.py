@@ -2,24 +2,22 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts import resume
-from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.artifacts.resume import Output
 from raoe_train.config import merge
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs import PairsToScore
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import cosines, embedder
-from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.jobs.settings import ScoreConfig
 from raoe_train.jobs.shared import job, require
+from raoe_train.outputs import Output, read_parts, write_parts
+from raoe_train.processes import rank_and_world
 
 ADDED = ("score_1", "score_2", "score")
 TEACHERS: dict[str, dict[str, Any]] = {
@@ -31,7 +29,7 @@ jina-embeddings-v3 it uses. text-matching is the adapter for similarity. Both te
 
 
 @job(together=True)
-def score(config: ScoreConfig) -> dict[str, Any]:
+def score(config: ScoreConfig, output: Output) -> dict[str, Any]:
     """Add the score S = (S1 + S2) / 2 of two teacher encoders to sentence pairs (Eq. 4 of the RAOE paper).
 
     OUTPUT has all rows of data.input, even rows without a gold label, and three more columns: score_1 and score_2 (the
@@ -51,23 +49,14 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     path = Path(require(config.output, "output", "the file to write"))
     encoders = resolve_teachers(config)
     table = PairsToScore(data, known_kind(path), ADDED)
-    settings = {
-        "teachers": [identity(encoder) for encoder in encoders],
-        "input": table.digest,
-        "data": {key: value for key, value in asdict(data).items() if key != "input"},
-        "shard": resume.SHARD,
-    }
-    output = Output(path, settings, config.overwrite)
-    if finished := output.finished(say=True):
-        return finished
-    shards, texts = [], Texts({"": table.pairs} if rank_and_world()[0] == 0 else {})
+    parts, texts = [], Texts({"": table.pairs} if rank_and_world()[0] == 0 else {})
     for number, encoder in enumerate(encoders, 1):
         folder = output.parts / f"score_{number}"
-        shards.append(resume.share(folder, table.pairs, resume.SHARD, _scorer(encoder, texts), str(encoder.name)))
+        parts.append(write_parts(folder, table.pairs, _scorer(encoder, texts), str(encoder.name)))
         gc.collect()  # keep only one teacher in memory at a time
     if rank_and_world()[0] > 0:
-        return output.wait()
-    first, second = map(resume.gather, shards)
+        return {}
+    first, second = (np.concatenate(read_parts(paths)) for paths in parts)
     mean = (first + second) / 2
     columns = (dict(zip(ADDED, map(float, values), strict=True)) for values in zip(first, second, mean, strict=True))
     rows = ({**fields, **values} for fields, values in zip(table.rows(), columns, strict=True))
@@ -85,7 +74,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         "teachers": [encoder.name for encoder in encoders],
     }
     print(f"{len(mean)} pairs scored, mean {result['mean']:.4f} -> {path}")
-    return output.finish(result)
+    return result
 
 
 def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:

@@ -20,16 +20,20 @@ from raoe_train.config import (
     Key,
     NonNegativeInt,
     PositiveInt,
+    RecordFile,
     Seed,
     Share,
     Source,
+    Suite,
+    TaskName,
+    Unrecorded,
     convert,
     hints_of,
     keywords_of,
     nearest,
 )
 from raoe_train.data.settings import Data, Input, Pairs, Sentences, Tasks
-from raoe_train.encoders.settings import FrozenEncoder, Model, Precision
+from raoe_train.encoders.settings import FrozenEncoder, Model
 
 # Training arguments that are not settings: output_dir is OUTPUT/checkpoints, and torchrun sets local_rank
 NOT_TAKEN = (OTHERS, "output_dir", "local_rank")
@@ -95,6 +99,7 @@ class TrainConfig:
         "model.name", "data.train", "data.dev", "loss", "training.num_train_epochs",
         "training.per_device_train_batch_size", "training.learning_rate", "training.seed", "evaluation.tasks", "output",
     )  # fmt: skip
+    result: ClassVar[str] = "metrics.json"  # file in the output that has the result
     example: ClassVar[str] = "raoe-train train adapt --model.name all-MiniLM-L6-v2 --data.train pairs.tsv --output out"
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
@@ -104,8 +109,8 @@ class TrainConfig:
     evaluation: settings.Evaluation = field(default_factory=settings.Evaluation)
     polarity: settings.Polarity = field(default_factory=settings.Polarity)
     output: Folder | None = None
-    overwrite: bool = False
-    dry_run: bool = False
+    overwrite: Unrecorded[bool] = False
+    dry_run: Unrecorded[bool] = False
 
     @property
     def needs_library(self) -> bool:
@@ -205,7 +210,7 @@ class PrepareConfig:
     copies: Source | None = None
     counts: bool = True
     output: Folder | None = None
-    overwrite: bool = False
+    overwrite: Unrecorded[bool] = False
 
 
 @dataclass
@@ -226,10 +231,10 @@ class ScoreConfig:
     teachers: list[Source] = field(default_factory=list)
     teacher: dict[str, dict[str, Any]] = field(default_factory=dict)
     trust_remote_code: bool = False
-    batch_size: PositiveInt = 64
-    device: str | None = None
+    batch_size: Unrecorded[PositiveInt] = 64
+    device: Unrecorded[str | None] = None
     output: File | None = None
-    overwrite: bool = False
+    overwrite: Unrecorded[bool] = False
 
 
 @dataclass
@@ -249,7 +254,7 @@ class MineConfig:
     loss: Literal["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"] = "triplet"
     mining: Mining = field(default_factory=Mining)
     output: File | None = None
-    overwrite: bool = False
+    overwrite: Unrecorded[bool] = False
 
 
 @dataclass
@@ -265,7 +270,7 @@ class GenerateConfig:
     data: Sentences = field(default_factory=Sentences)
     generation: settings.Generation = field(default_factory=settings.Generation)
     output: File | None = None
-    overwrite: bool = False
+    overwrite: Unrecorded[bool] = False
 
 
 @dataclass
@@ -279,22 +284,20 @@ class EvaluateConfig:
         classifier: classifier for transfer tasks
         batch_size: sentences in a batch
         truncate_dim: use only this many leading dimensions of the embeddings; by default, all
-        precision: quantization of the embeddings; float32 (none), int8 or ubinary
         output: JSON file to write
         overwrite: replace an output that was made with other settings
     """
 
     model: Model = field(default_factory=Model)
-    tasks: list[Source] = field(default_factory=list)
+    tasks: list[TaskName] = field(default_factory=list)
     data: Tasks = field(default_factory=Tasks)
-    suite: list[str] = field(default_factory=list)
+    suite: list[Suite] = field(default_factory=list)
     polarity: settings.Polarity = field(default_factory=settings.Polarity)
     classifier: settings.Classifier | None = None
-    batch_size: PositiveInt = 64
+    batch_size: Unrecorded[PositiveInt] = 64
     truncate_dim: PositiveInt | None = None
-    precision: Precision = "float32"
-    output: File | None = None
-    overwrite: bool = False
+    output: RecordFile | None = None
+    overwrite: Unrecorded[bool] = False
 
 
 @dataclass
@@ -309,9 +312,9 @@ class EncodeConfig:
 
     model: Model = field(default_factory=Model)
     data: Input = field(default_factory=Input)
-    batch_size: PositiveInt = 64
+    batch_size: Unrecorded[PositiveInt] = 64
     output: File | None = None
-    overwrite: bool = False
+    overwrite: Unrecorded[bool] = False
 
 
 @dataclass
@@ -327,7 +330,7 @@ class ExportConfig:
     model: Model = field(default_factory=Model)
     merge: bool = False
     output: Folder | None = None
-    overwrite: bool = False
+    overwrite: Unrecorded[bool] = False
 
 
 @dataclass

@@ -10,31 +10,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.artifacts.resume import BESIDE, beside, lock_output
-from raoe_train.artifacts.writing import check_writable, explained
-from raoe_train.config import checked, marked, merge, parse, to_dict
+from raoe_train.config import checked, hints_of, marked, marked_as, merge, read_recipe, to_dict
+from raoe_train.inputs import recorded
+from raoe_train.outputs import BESIDE, Output, beside, check_writable, explained, locked
+from raoe_train.processes import rank_and_world
 
 
-def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
+def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool = False, record: bool = True) -> Any:
     """Turn a function that takes a configuration object into a job. A running job locks its output.
 
     A job is called with a recipe (a YAML file or the name of a shipped recipe) and settings that override the recipe,
     nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``). A recipe may be a configuration object.
 
+    If the output is finished and has the same settings, the job only returns its result. If the output has other
+    settings, the job raises ValueError, unless `overwrite` is set.
+
     Args:
-        function: the job. Its parameter `config` is a dataclass, which may have fields `output` and `overwrite`.
+        function: the job. Its parameter `config` is a dataclass. If this class has a field `output`, the job also takes
+            an Output, or None if `output` is not set, and returns the result to record.
         together: whether several processes (of torchrun) can share the job. If not, each process raises ValueError.
+            Only the first process records the result; all others wait for it.
+        record: False for a job that makes several outputs.
     """
     if function is None:
-        return functools.partial(job, together=together)
+        return functools.partial(job, together=together, record=record)
     work, config_class = function, typing.get_type_hints(function)["config"]
 
     def call(recipe: Any = None, /, **settings: Any) -> dict[str, Any]:
         if isinstance(recipe, config_class):
-            config = checked(merge(recipe, [settings])) if settings else recipe
+            config = merge(recipe, [settings]) if settings else recipe
         else:
-            config = parse(config_class, recipe, settings)
+            config = merge(config_class, [*([] if recipe is None else [read_recipe(recipe)]), settings])
         rank, world = rank_and_world()
         if not together and world > 1:
             raise ValueError(f"{work.__name__} runs in one process: start it without torchrun")
@@ -42,15 +48,45 @@ def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bo
         # On a CPU, torch compiles a kernel per shape of a matrix product. Each of two caches keeps up to 1,024 kernels.
         for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
             os.environ.setdefault(name, "64")  # torch reads these variables at the first matrix product
-        output = getattr(config, "output", None)
-        lock: Any = lock_output(output) if output and rank == 0 else contextlib.nullcontext()
-        with explained(output), lock:
-            return work(config)
+        path = getattr(config, "output", None)
+        lock: Any = locked(path) if path and rank == 0 else contextlib.nullcontext()
+        with explained(path), lock:
+            if not record or not hasattr(config, "output"):
+                return work(checked(config))
+            output = output_of(config)
+            if finished := finished_result(output):
+                return finished
+            result = work(checked(config), output)
+            if output is None:
+                return result
+            recorded_result = output.finish(result) if rank == 0 else output.wait()
+            return result if output.result else recorded_result
 
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # but not the signature of `work`
         setattr(call, name, getattr(work, name))
     call.config = config_class  # type: ignore[attr-defined]
     return call
+
+
+def output_of(config: Any) -> Output | None:
+    """Return the output of a configuration object with the settings to record, or None if nothing is written."""
+    settings = recorded(config)  # first, because it reports missing files
+    if not config.output or getattr(config, "dry_run", False):
+        return None
+    hint, result = hints_of(type(config))["output"], getattr(config, "result", "")
+    kind = {"folder": marked_as(hint, "written folder"), "own_record": marked_as(hint, "record")}
+    return Output(config.output, settings, config.overwrite, result=result, **kind)
+
+
+def finished_result(output: Output | None) -> dict[str, Any] | None:
+    """Return the result of a finished output with the same settings, or None. Only the first process explains why an
+    output cannot be used; the others raise SystemExit."""
+    try:
+        return None if output is None else output.finished(say=True)
+    except ValueError:
+        if rank_and_world()[0] > 0:
+            raise SystemExit(2) from None
+        raise
 
 
 def check_paths(config: Any) -> None:

@@ -14,12 +14,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import EarlyStoppingCallback, set_seed
 
 import raoe_kernels
-from raoe_train.artifacts.processes import on_rank_zero, print_on_rank_zero, rank_and_world
-from raoe_train.artifacts.provenance import PICTURE, commit, versions
-from raoe_train.artifacts.report import pictures
-from raoe_train.artifacts.resume import Output, remove
-from raoe_train.artifacts.writing import read_json, write_json, write_text
-from raoe_train.config import Choice, defaults_of, recipe_text
+from raoe_train.config import Choice, recipe_text
 from raoe_train.data.columns import RowProblem
 from raoe_train.data.sources import has_column, open_source
 from raoe_train.data.tables import Texts
@@ -28,15 +23,18 @@ from raoe_train.encoders.load import convert_parameters
 from raoe_train.encoders.settings import SCRATCH
 from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.tasks import Task, evaluate_tasks
-from raoe_train.jobs.settings import TrainConfig, loss_keywords
+from raoe_train.jobs.settings import TrainConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.losses import AutoLoss
 from raoe_train.losses.reads import LISTS
+from raoe_train.outputs import Output, commit, remove, versions, write_json, write_text
+from raoe_train.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.settings import Teacher, Training
 from raoe_train.training import certificate, measures
 from raoe_train.training.arguments import check_training, multiplies_bfloat16, trainer_settings
 from raoe_train.training.callbacks import Interruption, LogFile, keep_events
 from raoe_train.training.certificate import CERTIFICATE
+from raoe_train.training.report import pictures
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -44,13 +42,12 @@ from raoe_train.training.run_directory import (
     INITIAL,
     LOG,
     METRICS,
+    PICTURE,
     RECIPE,
     TEACHER,
-    clear_unfinished,
     complete_checkpoints,
     newest_checkpoint,
     save_with_card,
-    settings_of,
     starting_encoder,
 )
 from raoe_train.training.trainer import Trainer
@@ -62,7 +59,7 @@ STEPS = 4  # steps of a dry run; the first step is slower and is not timed
 
 @job(together=True)
 @print_on_rank_zero()
-def train(config: TrainConfig) -> dict[str, Any]:
+def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     """Train an encoder on the data that its loss requires: scored pairs, triplets, labelled pairs or lists.
 
     The encoder is saved in the directory `output`, with recipe.yaml, metrics.json, log.jsonl and run.png. An
@@ -90,13 +87,6 @@ def train(config: TrainConfig) -> dict[str, Any]:
     tasks = measures.tasks_of(config.evaluation, data, config.model, config.polarity)
     if config.dry_run:
         return measure(config, settings)
-    recorded = settings_of(config, tasks)
-    defaults = defaults_of(TrainConfig, "recipe.")
-    defaults |= {f"recipe.loss.init_args.{k}": key.default for k, key in loss_keywords(config.loss.chosen).items()}
-    output = on_rank_zero(lambda: Output(folder, recorded, config.overwrite, folder=True, defaults=defaults))
-    if on_rank_zero(lambda: output.finished(say=True)) and (finished := read_json(output.path / METRICS)):
-        clear_unfinished(output.path)
-        return finished
     if not output.replaces:
         on_rank_zero(lambda: output.begin(*FILES))
     start_time = time.time()
@@ -186,8 +176,6 @@ def train(config: TrainConfig) -> dict[str, Any]:
         if chosen:
             write_json(output.path / CERTIFICATE, chosen)
         write_json(output.path / METRICS, metrics)
-        output.finish({})
-        clear_unfinished(output.path)
         print("\n".join(filter(None, [measures.summary(metrics), f"saved to {folder}"])))
         return metrics
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.config import to_dict
 from raoe_train.encoders.preflight import check_device
+from raoe_train.processes import rank_and_world
 from raoe_train.settings import Training
 from raoe_train.training.run_directory import CHECKPOINTS
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts import report
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 from raoe_train.evaluation.tasks import Task, main_score, read_tasks
 from raoe_train.settings import Evaluation, Polarity
+from raoe_train.training import report
 
 # keys of log entries; all other keys of an entry with a loss are parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}

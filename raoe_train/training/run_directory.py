@@ -9,59 +9,22 @@ from typing import Any
 
 import yaml
 
-from raoe_train.artifacts.processes import on_rank_zero
-from raoe_train.artifacts.provenance import PICTURE, digest, fingerprint
-from raoe_train.artifacts.report import cell, made_with, table
-from raoe_train.artifacts.resume import Output, explicit, remove, replacing_model
-from raoe_train.artifacts.writing import partial, read_json, set_modes
-from raoe_train.config import defaults_of, marked, to_dict
-from raoe_train.data.sources import contents, pool
+from raoe_train.config import marked
 from raoe_train.encoders.scratch import drop_head
 from raoe_train.encoders.settings import SCRATCH, Model
-from raoe_train.evaluation.tasks import Task
+from raoe_train.inputs import recorded
+from raoe_train.outputs import Output, partial, read_json, remove, replacing_model, set_modes
+from raoe_train.processes import on_rank_zero
 from raoe_train.training.certificate import CERTIFICATE, table_of
 from raoe_train.training.measures import score_rows
+from raoe_train.training.report import cell, made_with, table
 
 RECIPE, METRICS, LOG = "recipe.yaml", "metrics.json", "log.jsonl"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of an unfinished run
-EVENTS = "tensorboard"
+EVENTS, PICTURE = "tensorboard", "run.png"
 FILES = (RECIPE, METRICS, LOG, CERTIFICATE, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
 STATE = "trainer_state.json"  # file in each checkpoint
 HEADING = "\n## Model Details\n"  # raoe's section is inserted before this heading of sentence-transformers' card
-# Settings that do not affect results. These are full keys, because data.labels could have a label named "device".
-WHERE_IT_RUNS = {"output", "overwrite", "dry_run", "model.device", "model.device_map", "teacher.device",
-                 "teacher.cache", "teacher.second.device", "teacher.second.cache", "polarity.reference.device",
-                 "polarity.reference.cache", "training.report_to", "training.dataloader_num_workers"}  # fmt: skip
-
-
-def settings_of(config: Any, tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """Return everything that determines a run's result: its recipe, and fingerprints of local data, encoders and
-    tasks (None for hub names and built-in data)."""
-    second = config.teacher.second
-    encoders = {"model.name": config.model.name, "teacher.name": config.teacher.name}
-    if second is not None:
-        encoders["teacher.second.name"] = second.name
-    fingerprints = {
-        **{f"data.{key}": [[contents(part) for part in pool(source)] for source in getattr(config.data, key) or []]
-           for key in ("train", "dev", "guard")},
-        **{key: fingerprint(name) if name not in (None, SCRATCH) else None for key, name in encoders.items()},
-        "evaluation.tasks": {word: digest(task.content) for word, task in tasks.items()},
-    }
-    return {"recipe": _without_places(to_dict(config)), "contents": fingerprints}
-
-
-def _without_places(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    return {
-        key: _without_places(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
-        for key, value in values.items()
-        if f"{prefix}{key}" not in WHERE_IT_RUNS
-    }
-
-
-def clear_unfinished(output: Path) -> None:
-    """Remove the folders that only an unfinished run needs."""
-    for name in (CHECKPOINTS, INITIAL, TEACHER):
-        remove(output / name)
 
 
 def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
@@ -136,7 +99,7 @@ def _text(value: Any) -> Any:
 
 
 def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
-    settings = explicit(to_dict(replace(config, output=None, overwrite=False)), defaults_of(type(config)))
+    settings = recorded(config, digests=False)
     recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     for _, path in marked(config, "read"):
         if os.path.isabs(path):

@@ -15,7 +15,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import find_batch_size
 
-from raoe_train.artifacts.writing import replacing, set_modes
 from raoe_train.data.rows import columns_in_order, from_frames, in_our_order
 from raoe_train.encoders.bidirectional.modeling import set_adapter_weights
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
@@ -27,6 +26,7 @@ from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_o
 from raoe_train.losses.gathering import share_parameter, world_size
 from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
+from raoe_train.outputs import replacing, set_modes
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 from raoe_train.training.training_data import (
     check_prompts,

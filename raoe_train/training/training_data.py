@@ -16,8 +16,6 @@ from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch.utils.data import RandomSampler
 
 from raoe_kernels import refine_similarity
-from raoe_train.artifacts import resume
-from raoe_train.artifacts.provenance import digest
 from raoe_train.data.columns import NAMES
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
 from raoe_train.data.rows import columns_in_order, row_table
@@ -30,11 +28,13 @@ from raoe_train.evaluation.sts import of_pairs
 from raoe_train.losses.collators import columns_of
 from raoe_train.losses.in_batch import negatives_left_out
 from raoe_train.losses.reads import LISTS, RANKING
+from raoe_train.outputs import digest, read_parts, write_parts
 from raoe_train.settings import Teacher
 
 logger = logging.getLogger(__name__)
 FEWEST = 16  # minimum number of rows of data from which a dev set is held out
 OTHER_ROWS = 500  # training rows whose passages join the corpus of a held-out dev set, which would be too small
+LISTS_IN_PART = 256  # of about 16 sentences each
 DEV_ROWS = 200  # with fewer, a gain of a few points is rarely significant
 
 
@@ -110,8 +110,7 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
     The cache stores these cosines, not embeddings: 4 n^2 bytes for each list (4 kB for 33 sentences). Runs with another
     omega, ablation or seed can share the cache.
     """
-    size = max(1, resume.SHARD // 16)  # number of lists in a shard, for lists of about 16 sentences
-    key = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
+    key = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists])}
     embed = embedder(teacher, "teacher")
 
     def cosines(shard: Sequence[Sequence[str]]) -> np.ndarray:
@@ -121,7 +120,7 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
         return np.concatenate(squares).astype(np.float32)
 
     folder = cache / digest(key)[:16]
-    flat = resume.gather(resume.share(folder, lists, size, cosines, f"teacher {teacher.name}"))
+    flat = np.concatenate(read_parts(write_parts(folder, lists, cosines, f"teacher {teacher.name}", LISTS_IN_PART)))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 

@@ -1,14 +1,16 @@
 """Names of sources: a file, a dataset on a hub, a pool of files; and the digest of their content."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from raoe_train.config import Choice
 from raoe_train.data.pairs import PairsToScore, pair_table, read_pairs
-from raoe_train.data.settings import Data, Pairs
-from raoe_train.data.sources import contents, is_file, pool
+from raoe_train.data.settings import Data, Input, Pairs
+from raoe_train.data.sources import is_file, pool
+from raoe_train.inputs import recorded
 from raoe_train.jobs.settings import TrainConfig
 from tests.data.made import HEADER, write
 from tests.tiny import training_data
@@ -94,11 +96,16 @@ def test_plus_in_a_file_name(tmp_path):
 
 def test_file_is_identified_by_its_bytes(two_files):
     first, second = two_files
+    def contents(source):
+        return recorded(Input(input=str(source)))
+
     before, old = contents(second), os.stat(second)
     Path(second).write_text(Path(second).read_text().replace("2", "1"))
     os.utime(second, ns=(old.st_atime_ns, old.st_mtime_ns))  # as long and as old as before
     assert contents(second) != before and contents(f"{first}#train") != contents(first)
-    assert contents("builtin#train") is None
+    assert contents("builtin#train") == {"input": ["builtin#train"]}
+    moved = shutil.copy(first, Path(first).with_name("moved.tsv"))
+    assert contents(moved) == contents(first) != contents(shutil.copy(first, Path(first).with_name("other.csv")))
 
 
 def test_a_pool_to_be_scored(two_files):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from raoe_train.artifacts import resume
+from raoe_train import outputs
 from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Encoder, FrozenEncoder, Model, as_model, identity
@@ -91,7 +91,7 @@ def test_encoder_with_custom_code_is_loaded_unchanged(tmp_path):
 
 
 def test_embeddings_are_cached(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(resume, "SHARD", 4)
+    monkeypatch.setattr(outputs, "SHARD", 4)
     teacher = FrozenEncoder(encoder, device="cpu", cache=str(tmp_path))
     made = frozen.embeddings(teacher, SENTENCES, "reference")
     np.testing.assert_allclose(made, SentenceTransformer(encoder, device="cpu").encode(SENTENCES), atol=1e-6)

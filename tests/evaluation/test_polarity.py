@@ -91,7 +91,7 @@ def test_as_a_task(folder):
     model = tiny_encoder(double=False).eval()
     result = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
     task = read_polarity("set", Reading(folder, polarity=options))
-    _, labels, classes, _ = task.content
+    _, labels, classes = task.content
     test, sources = task.sentences[:3], task.sentences[3:]
     assert test == SENTENCES[:3] and len(sources) == 15 == result["sources"]
     from sentence_transformers import SentenceTransformer

@@ -10,7 +10,6 @@ import pytest
 import torch
 from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import (
-    EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
 
@@ -143,19 +142,6 @@ def test_more_relevant_passages_than_ranks():
     assert outcomes.values == pytest.approx([100]) and result["recall@10"] == pytest.approx(1000 / 12)
 
 
-@pytest.mark.parametrize("precision", ["int8", "ubinary"])
-def test_quantized_similarity_is_that_of_sentence_transformers(precision):
-    model = tiny_encoder(double=False)
-    first, second, scores = SENTENCES[:5], SENTENCES[5:10], [0.1, 0.9, 0.3, 0.2, 0.7]
-    pairs = Dataset.from_dict({"sentence1": first, "sentence2": second, "score": scores})
-    ours = evaluate_tasks(model, {"x": of_pairs(pairs)}, truncate_dim=12, precision=precision)["tasks"]["x"]
-    theirs = EmbeddingSimilarityEvaluator(
-        first, second, scores, precision=precision, truncate_dim=12, similarity_fn_names=["cosine", "manhattan"]
-    )(model.eval())
-    metric = "spearman_cosine" if precision == "int8" else "spearman_manhattan"  # of bits: the Hamming distance
-    assert ours["spearman"] == pytest.approx(100 * theirs[metric], abs=1e-4)
-
-
 @pytest.mark.parametrize("passage", ["document", "passage", None])
 def test_prompts_of_the_model_are_used(passage):
     model = tiny_encoder(double=False)
@@ -249,8 +235,8 @@ def test_job_with_settings_and_examples(tmp_path):
         values = examples[f"{word}\tvalues"]
     assert values.shape == (6,) and values.mean() == pytest.approx(whole["average"])
     assert run("evaluate", None, **settings)["tasks"] == whole["tasks"]  # finished, with the settings as before
-    small = run("evaluate", None, **settings, truncate_dim=4, precision="ubinary", overwrite=True)
-    assert small["settings"]["truncate_dim"] == 4 and small["settings"]["precision"] == "ubinary"
+    small = run("evaluate", None, **settings, truncate_dim=4, overwrite=True)
+    assert small["settings"]["truncate_dim"] == 4
     assert small["tasks"][word]["ndcg@10"] != whole["tasks"][word]["ndcg@10"]
     with pytest.raises(ValueError, match="truncate_dim 17 is more than the encoder's 16 dimensions"):
         run("evaluate", None, **settings, truncate_dim=17, overwrite=True)

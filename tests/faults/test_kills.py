@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raoe_train import run
-from raoe_train.artifacts import resume
+from raoe_train import outputs, run
 from tests.faults.kills import disturbed
 from tests.faults.small_jobs import make_jobs
 
@@ -39,10 +38,10 @@ def test_output_without_summary_is_recognised(jobs, tmp_path, name, more, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(resume.Output, "finish", killed)
+        patched.setattr(outputs.Output, "finish", killed)
         run(name, **keys)
     output = Path(keys["output"])
     written = output.read_bytes()
     run(name, **keys)
-    assert output.read_bytes() == written and resume.beside(output, ".json").exists()
-    assert not resume.beside(output, ".parts").exists()
+    assert output.read_bytes() == written and outputs.beside(output, ".json").exists()
+    assert not outputs.beside(output, ".parts").exists()

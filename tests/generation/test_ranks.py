@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from raoe_train.artifacts.processes import from_environment, on_rank_zero, rank_and_world
 from raoe_train.generation.models import default_device
+from raoe_train.processes import from_environment, on_rank_zero, rank_and_world
 
 
 @pytest.fixture(autouse=True)

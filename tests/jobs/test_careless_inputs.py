@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset
 from safetensors.torch import load_file, save_file
 
 import raoe_train as rt
-from raoe_train.artifacts.provenance import fingerprint
+from raoe_train.inputs import fingerprint
 from raoe_train.jobs.shared import check_paths
 from tests.tiny import load, saved_encoder
 from tests.training.small_runs import write_pairs

@@ -16,8 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 import raoe_train as rt
-from raoe_train import cli
-from raoe_train.artifacts import resume
+from raoe_train import cli, outputs
 from raoe_train.config import hints_of, keywords_of
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import Changes, Model, Scratch
@@ -158,7 +157,7 @@ def test_a_failed_job_leaves_no_folders(tmp_path, encoder, texts, job):
 
 def test_encode_resumes_and_keeps_shards_only_until_the_end(tmp_path, encoder, texts, monkeypatch):
     """Shards of four rows; the second run computes the missing ones, and the result is that of one piece."""
-    monkeypatch.setattr(resume, "SHARD", 4)
+    monkeypatch.setattr(outputs, "SHARD", 4)
     options = {"model": {"name": encoder, "device": "cpu"}, "data": {"input": texts}, "output": str(tmp_path / "o.npy")}
     encode, calls = sys.modules["raoe_train.jobs.encode"], []
     whole = encode.encode_sentences
@@ -328,7 +327,7 @@ def test_a_finished_output_says_how_to_repeat_the_work(tmp_path, encoder, texts,
         rt.run(job, **made)
         text = f"{target} is finished with these settings; to repeat the work, remove it"
         assert target.stat().st_ctime_ns == before and text in capsys.readouterr().out
-        resume.remove(target)
+        outputs.remove(target)
 
 
 @pytest.mark.parametrize("job", ["encode", "score", "mine", "mine rows", "evaluate"])

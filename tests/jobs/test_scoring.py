@@ -6,8 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from raoe_train import run
-from raoe_train.artifacts import resume
+from raoe_train import outputs, run
 from raoe_train.data.files import read_rows
 from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders import embed as frozen
@@ -44,7 +43,7 @@ def scored(pairs, teachers, output, **more):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(resume, "SHARD", 8)
+    monkeypatch.setattr(outputs, "SHARD", 8)
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_names_from_files_are_escaped(tmp_path):
     """No tag, link, image, address or column of a hostile result; a page is one, whoever renders it."""
     evil = "<script>x</script>|[a](http://evil)![b](//evil) *b* `c` www.evil.org"
     task = {"kind": evil, "main": evil, evil: 1.0}
-    more = {"model": evil, "versions": {evil: evil}, "settings": {"tasks": {evil: "same"}}}
+    more = {"model": evil, "versions": {evil: evil}, "settings": {"tasks": [[evil, "same"]]}}
     report([result(tmp_path, name, {evil: task}, **more) for name in ("x", "y")], tmp_path)
     shown = re.sub(r"!\[scores\]\(scores\.png\)", "", (tmp_path / "report.md").read_text())
     assert "<script" not in shown and "http://" not in shown and "www." not in shown

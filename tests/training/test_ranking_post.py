@@ -97,7 +97,7 @@ def test_shuffled_lists(tmp_path, encoders, monkeypatch):
 
 
 def test_similarities_are_computed_once(tmp_path, encoders, monkeypatch):
-    """For the same lists and teacher; how a killed process goes on is in tests/artifacts/test_resume.py."""
+    """For the same lists and teacher; how a killed process goes on is in tests/outputs/test_resume.py."""
     teacher = FrozenEncoder(encoders[1], device="cpu")
     result = teaching.similarities(CHAINS, teacher, tmp_path)
     for phi, texts in zip(result, CHAINS, strict=True):

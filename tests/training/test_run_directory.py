@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.config import to_dict
-from raoe_train.training.run_directory import settings_of
+from raoe_train.inputs import recorded
 from tests.forked import python
 from tests.tiny import load, saved_encoder
 from tests.training.small_runs import KILLED, SCRATCH, saving, settings
@@ -23,7 +23,7 @@ def test_finished_run_is_returned_and_other_settings_refused(finished):
     weights = folder / "out" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     assert run("train", "raoe-s1", **made) == metrics
-    keys = r"recipe\.loss\.init_args\.margin, recipe\.training\.seed"
+    keys = r"loss\.init_args\.margin, training\.seed"
     with pytest.raises(ValueError, match=rf"other settings or inputs \(different: {keys}\)"):
         run("train", "raoe-s1", **{**made, "loss.margin": 3, "training": {**made["training"], "seed": 1}})
     with pytest.raises(ValueError, match=r"contains the input data\.train"):
@@ -37,7 +37,7 @@ def test_run_counts_as_finished_only_with_equal_inputs(finished, name, key):
     data = folder / f"{name}.tsv"
     text = data.read_text()
     data.write_text(text.replace("5.000", "0.000"))
-    with pytest.raises(ValueError, match=rf"other settings or inputs \(different: contents.{key}.*--overwrite"):
+    with pytest.raises(ValueError, match=rf"other settings or inputs \(different: {key}.*--overwrite"):
         run("train", "raoe-s1", **made)
     data.write_text(text)  # another time, the same contents
     assert run("train", "raoe-s1", **made) == metrics
@@ -47,7 +47,7 @@ def test_device_is_not_part_of_the_settings():
     """Mappings may have keys of any name."""
 
     def made_from(**settings):
-        return settings_of(load("train", None, settings), {})
+        return recorded(load("train", None, settings))
 
     named = {"teacher.second.name": "x", "polarity.reference.name": "y"}
     for key in ("output", "model.device", "teacher.second.cache", "polarity.reference.device"):
@@ -70,7 +70,7 @@ def test_second_stage_is_stale_after_its_first_stage_is_retrained(tmp_path, key)
     assert run("train", None, **options) == metrics
     weights = load_file(Path(first) / "model.safetensors")
     save_file({name: 1.5 * value for name, value in weights.items()}, Path(first) / "model.safetensors")
-    with pytest.raises(ValueError, match=f"different: contents.{key}"):
+    with pytest.raises(ValueError, match=f"different: {key}"):
         run("train", None, **options)
 
 
@@ -143,7 +143,7 @@ def test_old_adapter_is_removed_when_a_model_replaces_it(tmp_path):
 @pytest.mark.parametrize("mask", [0o022, 0o027], ids=oct)
 def test_every_file_has_the_mode_of_the_umask(tmp_path, monkeypatch, mask):
     """Weights too, which safetensors writes for their owner only: of a run, its checkpoints, an adapter, an export."""
-    monkeypatch.setattr("raoe_train.jobs.train.clear_unfinished", lambda folder: None)
+    monkeypatch.setattr("raoe_train.outputs.Output.clear", lambda output: None)
     before = os.umask(mask)
     try:
         options = saving(tmp_path, 2)

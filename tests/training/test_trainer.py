@@ -34,8 +34,8 @@ from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCol
 from raoe_train.settings import Training
 from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.trainer import Trainer
-from tests.artifacts.test_processes import port
 from tests.forked import together
+from tests.outputs.test_processes import port
 from tests.tiny import SENTENCES, saved_encoder, tiny_encoder
 from tests.training.small_runs import arguments, write_pairs
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raoe_train.artifacts.writing import replacing
+from raoe_train.outputs import replacing
 
 logger = logging.getLogger(__name__)
 

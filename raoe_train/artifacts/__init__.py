@@ -1,1 +1,0 @@
-"""Outputs of jobs: write files atomically, resume work, record the inputs of results. Imports no encoder code."""

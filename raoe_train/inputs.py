@@ -1,0 +1,130 @@
+"""What determines the result of a job: its settings, and digests of the files and models that they name."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raoe_train.config import OTHERS, UNRECORDED, Choice, hints_of, marked_as, plain
+from raoe_train.data.files import data_kind
+from raoe_train.data.sources import file_and_split, is_file, pool
+from raoe_train.outputs import digest, read_json
+
+LOSSES = "raoe_train.losses."
+# names, because the tasks import this module
+TASK_SOURCE, SUITE_TASKS = "raoe_train.evaluation.tasks:source_of", "raoe_train.evaluation.tasks:suite_tasks"
+# files of a run or a model that its embeddings do not depend on, by the start of their names
+METADATA = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", "run.png", "events.out.tf")
+
+
+def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True) -> dict[str, Any]:
+    """Return the settings of a configuration object, or of one of its sections, that determine a result.
+
+    Settings with their default values are left out, so that a setting that a later version adds does not matter to
+    earlier records. Digests replace the paths of files and folders, so that changed content counts and a moved file
+    does not; without `digests`, paths stay. `data_dir` is the folder in which tasks are looked up by name.
+    """
+    data_dir = getattr(getattr(section, "data", None), "dir", data_dir)
+    defaults, result = type(section)(), dict[str, Any]()
+    for name, hint in hints_of(type(section)).items():
+        value, default = getattr(section, name), getattr(defaults, name)
+        if isinstance(value, Choice):
+            value, default = _choice(value), _choice(default)
+        if value == default or any(marked_as(hint, each) for each in (UNRECORDED, "written file", "written folder")):
+            continue
+        if dataclasses.is_dataclass(value):
+            value = recorded(value, data_dir, digests=digests)
+            if not value and default is not None:  # only settings that do not matter
+                continue
+        elif name == OTHERS:
+            result |= _as_plain(value)
+            continue
+        elif digests and marked_as(hint, "suite"):
+            value = [[word, _task_digest(word, data_dir)] for word in pkgutil.resolve_name(SUITE_TASKS)(value)]
+        elif digests and marked_as(hint, "read"):
+            names = [value] if isinstance(value, str) else value
+            if marked_as(hint, "task"):
+                names = [[word, _task_digest(word, data_dir)] for word in names]
+            else:
+                names = [_data_digest(each) if marked_as(hint, "rows") else digest_of(each) for each in names]
+            value = names[0] if isinstance(value, str) else names
+        result[name] = value
+    return result
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {"class_path": choice.class_path.removeprefix(LOSSES), "init_args": _as_plain(choice.init_args)}
+
+
+def _as_plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse words of the command line, which are converted to their types only when the libraries are imported."""
+    return {name: plain(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def _data_digest(source: str) -> Any:
+    """Return what determines the rows of a data source: for a file, its digest, format and split."""
+    parts: list[Any] = []
+    for part in pool(source):
+        if os.path.isdir(part.partition("#")[0]) or not is_file(part):
+            base, mark, split = part.partition("#")
+            parts.append(digest_of(base) + mark + split)
+        else:
+            path, split = file_and_split(part)
+            parts.append([file_digest(path), data_kind(path), split])
+    return parts
+
+
+def _task_digest(word: str, data_dir: str | None) -> Any:
+    """Return what determines a task's data; None for an unknown task, which reading the tasks will explain."""
+    source = pkgutil.resolve_name(TASK_SOURCE)(word, data_dir)
+    return source and _data_digest(source)
+
+
+def digest_of(name: str) -> str:
+    """Return the digest of a local file or model folder, or the name itself if it is not local (such as a hub name)."""
+    path = Path(name).expanduser()
+    if not name or not os.path.exists(path):  # Path.exists raises an error for very long names
+        return name
+    if path.is_dir():
+        return fingerprint(str(path))
+    return file_digest(path) if path.is_file() else name  # a pipe or a device has no end
+
+
+def fingerprint(folder: str) -> str:
+    """Return a digest of a local model folder: its file names, file contents (links are followed) and, for an adapter,
+    its base model. The digest changes when the model is trained again, but not when the folder moves."""
+    digests, seen = dict[str, str](), set[str]()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()  # skip a link back to a parent folder
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]  # such as .git and .cache
+        for path in (Path(root, name) for name in names if not name.startswith((".", *METADATA))):
+            place = path.relative_to(folder).as_posix()
+            if path.is_file():
+                digests[place] = file_digest(path)
+            if path.name in ("adapter_config.json", "config.json"):
+                config = read_json(path)
+                base = str(config.get("base_model_name_or_path") or config.get("base_model") or "")
+                if base and Path(base).resolve() != Path(folder).resolve():
+                    digests[f"base of {place}"] = digest_of(base)
+    return digest(sorted(digests.items()))
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal. An unchanged file is read only once."""
+    state = path.stat()
+    return _sha256(path.resolve(), state.st_ctime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sha256(path: Path, *_: int) -> str:
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            sha256.update(block)
+    return sha256.hexdigest()

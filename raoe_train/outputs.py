@@ -1,0 +1,383 @@
+"""Outputs of jobs: whole files, records of finished work, and parts from which an interrupted job resumes.
+
+An output is a file or a folder with a *record*, a JSON file: OUTPUT.json next to a file, OUTPUT/made_from.json in a
+folder. The record has the settings (see `raoe_train.inputs`) and, once the output is finished, the result. Unfinished
+work for a file is in OUTPUT.parts/DIGEST/, where DIGEST is computed from the settings, so that other settings never use
+it. A file without a record was not written by raoe, and is never replaced. Only the decorator of a job reads records.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from raoe_train.processes import rank_and_world
+
+MADE_FROM = "made_from.json"  # record of a folder
+NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files of a run that has no work to resume
+UNFINISHED = ("checkpoints", "initial", "teacher")  # folders in the folder of an unfinished run
+BESIDE = (".json", ".parts", ".failed.jsonl", ".examples.npz")  # suffixes of paths beside an output file
+FORMAT = 2  # of records; earlier versions wrote records without this number
+SHARD = 4096  # sentences or pairs in a part; a killed process loses at most one part
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)  # of a file system without locks
+POLL = 0.2  # seconds between checks for the work of other processes
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Full-disk messages of libraries that do not raise OSError: safetensors (its own error class) and torch.save
+# (RuntimeError without a reason).
+FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "file write failed",
+              "iostream error", "unexpected pos")  # fmt: skip
+
+
+def check_writable(path: Path, key: str) -> None:
+    """Raise ValueError with the setting's `key` if a folder cannot be created. Read-only folders are accepted."""
+    existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{key} {path} cannot be written: {existing} is a file; choose another folder")
+    if existing != path.absolute() and not os.access(existing, os.W_OK):
+        raise ValueError(f"{key} {path} cannot be written: {existing} is read-only; choose another folder")
+
+
+def partial(path: Path) -> Path:
+    """Return the temporary path for writing a file or folder. The next run overwrites what a killed job left there."""
+    # a prefix, not a suffix, because the suffix sets the format
+    return path.with_name(f".partial.{path.name}")
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` when the block ends, or is removed if the block fails. A killed job
+    leaves the old file or the new file, never half a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = partial(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def set_modes(folder: str | os.PathLike[str]) -> None:
+    """Give weights in a folder the mode of its other files: safetensors lets only their owner read them."""
+    mask = os.umask(0o077)  # the only way to read the mask is to set it
+    os.umask(mask)
+    for path in Path(folder).rglob("*.safetensors"):
+        with suppress(OSError):  # raised by file systems without modes
+            path.chmod(0o666 & ~mask)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write `content` as indented JSON atomically. ValueError for NaN and infinities."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Return {} if the file does not exist or holds no valid object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@contextmanager
+def explained(output: str | None) -> Iterator[None]:
+    """Replace full-disk errors in the `with` block with an OSError that says what to do. Other errors do not change."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) not in FULL and not any(words in str(error) for words in FULL_WORDS):
+            raise
+        target, reason = getattr(error, "filename", None) or output, str(error).partition("\n")[0][:200]
+        raise OSError(
+            f"the disk is full: cannot write {target} ({reason}). Finished files are complete: free some space and run "
+            "the same command again to resume"
+        ) from error
+
+
+class Output:
+    """One output of a job.
+
+    Args:
+        path: the file, or the folder if `folder` is True. Links are followed.
+        settings: everything that determines the result, as plain values.
+        overwrite: whether to replace an output that was made with other settings.
+        folder: whether the output is a folder. Only files that its record lists are ever removed.
+        own_record: whether the output is a JSON file that is its own record.
+        result: name of a JSON file in the folder that has the result, which the record then lacks.
+
+    Attributes:
+        parts: folder for unfinished work.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        settings: Mapping[str, Any],
+        overwrite: bool = False,
+        *,
+        folder: bool = False,
+        own_record: bool = False,
+        result: str = "",
+    ) -> None:
+        self.path, self.user_path = Path(path).expanduser().resolve(), str(path)
+        self.settings = json.loads(json.dumps(settings))  # convert to JSON's types, to compare with a record
+        self.overwrite, self.folder, self.result = overwrite, folder, result
+        self.record = self.path if own_record else self.path / MADE_FROM if folder else beside(self.path, ".json")
+        self.all_parts = beside(self.path, ".parts")
+        self.unfinished = [self.path / name for name in UNFINISHED] if folder else [self.all_parts]
+        self.parts = self.all_parts / digest(self.settings)[:16]
+
+    def finished(self, say: bool = False) -> dict[str, Any] | None:
+        """Return the result if the output is finished and has these settings, or None if the work may start or resume.
+        With `say`, print how to repeat finished work.
+
+        Raises:
+            ValueError: the path is a folder instead of a file (or the reverse), the output has no record, or its
+                record has other settings and `overwrite` is False.
+        """
+        if self.path.exists() and self.path.is_dir() != self.folder:
+            raise ValueError(f"output {self.path} is a {'folder' if self.path.is_dir() else 'file'}: choose another")
+        record, exists = read_json(self.record), self._exists()
+        if "settings" not in record:
+            if exists or self.record.exists():
+                raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")
+            return None
+        changed = self._changed(record)
+        if not changed and record.get("finished") and exists:
+            self.clear()  # what a killed process has left
+            result = {key: value for key, value in record.items() if key not in ("finished", "files", "format")}
+            if self.result and not (result := read_json(self.path / self.result)):
+                return None
+            if say and rank_and_world()[0] == 0:
+                print(f"{self.user_path} is finished with these settings; to repeat the work, remove it")
+            return result
+        if changed and exists and not self.overwrite:
+            how = f"with other settings or inputs (different: {', '.join(changed)})"
+            if record.get("format") != FORMAT:
+                how = "by an earlier version of raoe"
+            advice = "choose another output, or replace it with --overwrite"
+            raise ValueError(f"output {self.path} was made {how}: {advice}")
+        return None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether `begin` removes an output that was made with other settings."""
+        record = read_json(self.record)
+        return "settings" in record and bool(self._changed(record))
+
+    def _changed(self, record: Mapping[str, Any]) -> Sequence[str]:
+        """Return the dotted keys of the settings in which a record differs from this output."""
+        if record.get("format") != FORMAT:
+            return ["all"]
+        return different(record.get("settings"), self.settings)
+
+    def begin(self, *files: str) -> None:
+        """Write the record; call this right before writing to a folder. If its record is finished or has other
+        settings, remove the files that it names. `files`: files in the folder that a later run may remove."""
+        record = read_json(self.record)
+        if record.get("finished") or self._changed(record):
+            if self.folder:
+                if "finished" in record:  # before removing files: a killed process must leave no finished record
+                    write_json(self.record, {**record, "finished": False})
+                for path in (self.path / name for name in record.get("files", [])):
+                    if self.path in path.parent.resolve().joinpath(path.name).parents:  # only inside the folder
+                        remove(path)
+                        with suppress(OSError):  # raised for a folder that is not empty
+                            os.removedirs(path.parent)
+            record = {"format": FORMAT, "settings": self.settings}
+        names = dict.fromkeys([*record.get("files", []), *files])
+        write_json(self.record, {**record, "files": [*names]})
+
+    def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Write and return the record of a complete output (result, settings, versions), and remove unfinished work."""
+        result = {} if self.result else result
+        record = {"output": self.user_path, **result, "settings": self.settings, "versions": versions()}
+        names = read_json(self.record).get("files", [])  # expand folders to their files: users may add files later
+        files = [str(path.relative_to(self.path)) for name in names for path in files_in(self.path / name)]
+        write_json(self.record, {**record, "format": FORMAT, "finished": True, "files": files})
+        self.clear()
+        return record
+
+    def clear(self) -> None:
+        """Remove what only unfinished work needs."""
+        for path in self.unfinished:
+            remove(path)
+
+    def wait(self) -> dict[str, Any]:
+        """Wait for another process to finish the output, and return the result."""
+        while not (result := self.finished()):
+            time.sleep(POLL)
+        return result
+
+    def _exists(self) -> bool:
+        """Whether the file exists, or the folder has any content besides a record."""
+        if self.path.is_dir():
+            return any(path not in (self.record, partial(self.record)) for path in self.path.iterdir())
+        return self.path.exists()
+
+
+def digest(content: Any) -> str:
+    """Return the SHA-256 of plain values (written as JSON), in hexadecimal."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def different(old: Any, new: Any, prefix: str = "") -> Sequence[str]:
+    """Return the dotted keys in which two nested settings differ. A missing key differs from a null value."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [f"{prefix}{key}" for key in new.keys() ^ old.keys()]
+        for key in new.keys() & old.keys():
+            keys += different(old[key], new[key], f"{prefix}{key}.")
+        return sorted(keys)
+    is_equal = old == new and isinstance(old, bool) == isinstance(new, bool)
+    return [] if is_equal else [prefix.rstrip(".") or "all"]
+
+
+def versions() -> dict[str, str]:
+    """Return {name: version} of Python and of the installed packages that affect results."""
+    packages = {"python": platform.python_version()}
+    for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn"):
+        with suppress(PackageNotFoundError):
+            packages[package] = version(package)
+    return packages
+
+
+def commit() -> str | None:
+    """Return the git commit of this source tree, with "+" if files have changed since the commit; None outside git."""
+
+    def git(*words: str) -> str:
+        home = Path(__file__).parent
+        return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20).stdout
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+").strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Hold a lock file next to an output during the `with` block. The lock is released if the process dies. ValueError
+    if another process holds it. All links to an output share its lock."""
+    path = Path(path).expanduser().resolve()
+    lock_file = path.with_name(f".{path.name}.lock")
+    new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(lock_file, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"another process is writing to {path}: wait, or choose another output") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(f"warning: the file system has no locks: let no other process write to {path}")
+    try:
+        yield
+    finally:
+        record = read_json(path / MADE_FROM)
+        if "settings" in record and not record.get("finished") and not any(map(_is_work, path.iterdir())):
+            remove(path)  # the job failed before it wrote any work to resume
+        lock_file.unlink(missing_ok=True)
+        lock.release()
+        for folder in new_folders:
+            with suppress(OSError):  # raised for a folder that is not empty, and for a file
+                folder.rmdir()
+
+
+def _is_work(path: Path) -> bool:
+    """Whether a path in an unfinished output has work to resume, a non-empty log, or files that raoe did not write."""
+    is_empty_log = path.name == "log.jsonl" and path.stat().st_size == 0
+    return path.name not in NO_WORK and not is_empty_log and bool(files_in(path))
+
+
+@contextmanager
+def replacing_model(output: Output) -> Iterator[Path]:
+    """Yield a temporary folder for a model. When the block ends without an error, an old model is removed, the record
+    gets the names of the new files, and the new files move to the output folder."""
+    saved = partial(output.path / "model")
+    remove(saved)  # a killed process may have left it, with safetensors' temporary files
+    saved.mkdir()
+    yield saved
+    set_modes(saved)
+    output.begin(*(path.name for path in sorted(saved.iterdir())))
+    for path in files_in(saved):
+        place = output.path / path.relative_to(saved)
+        for folder in reversed(path.relative_to(saved).parents):
+            if (output.path / folder).is_symlink():  # through a link, files would be written to another folder
+                remove(output.path / folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(place)
+    remove(saved)
+
+
+def write_parts(
+    folder: Path, items: Sequence[Any], make: Callable[[Any], np.ndarray], name: str, size: int = 0
+) -> list[Path]:
+    """Make an array part by part: write this process's share of the missing parts, and return the paths of all parts.
+
+    Args:
+        folder: where finished parts are kept, from which an interrupted job resumes.
+        items: what to make the array from, equal in all processes.
+        make: function that returns the rows of the array for some of the items.
+        name: what a progress bar shows.
+        size: number of items in a part, by default SHARD. A part does not depend on the number of processes.
+    """
+    rank, world = rank_and_world()
+    size = size or SHARD
+    # parts of another size have other names
+    paths = {start: folder / f"{start:09d}+{size}.npy" for start in range(0, len(items), size)}
+    own = [start for number, start in enumerate(paths) if number % world == rank]
+    missing = [start for start in own if not paths[start].exists()]
+    for start in tqdm(missing, desc=name, unit="part", disable=None):
+        with replacing(paths[start]) as temporary:
+            np.save(temporary, make(items[start : start + size]))
+    return [*paths.values()]
+
+
+def read_parts(paths: Sequence[Path]) -> list[np.ndarray]:
+    """Wait until all processes have written their parts, and return all parts, mapped into memory."""
+    for path in paths:
+        while not path.exists():
+            time.sleep(POLL)
+    return [np.load(path, mmap_mode="r") for path in paths]
+
+
+def files_in(path: Path) -> list[Path]:
+    """Return all files and links in a folder and its subfolders; for any other path, the path itself."""
+    if path.is_symlink() or not path.is_dir():
+        return [path]
+    return [Path(root, name) for root, _, names in os.walk(path) for name in names]
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """Append a suffix to a path, as in `OUTPUT.json`."""
+    return path.with_name(path.name + suffix)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
