@@ -5,9 +5,9 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
@@ -77,19 +77,62 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     With evaluation.certificate, the result also has "certificate" (see raoe_train.training.certificate.choose; also
     written to certificate.json). "failed" is 1 if the certificate rejects the run or, without one, the dev score fell.
     """
+    start_time = time.time()
     config = by_data(config)
-    data, training, seed = config.data, config.training, config.training.seed
     check_config(config)
     require(config.model.name, "model.name", "the encoder to train")
-    folder = Path("" if config.dry_run else require(config.output, "output", "the directory to write to")).expanduser()
-    has_dev = bool(data.dev or data.dev_share)
-    settings = trainer_settings(training, folder, device=config.model.device, has_dev=has_dev)
-    tasks = measures.tasks_of(config.evaluation, data, config.model, config.polarity)
+    if not config.dry_run:
+        require(config.output, "output", "the directory to write to")
+    folder, has_dev = Path(config.output or "").expanduser(), bool(config.data.dev or config.data.dev_share)
+    settings = trainer_settings(config.training, folder, device=config.model.device, has_dev=has_dev)
+    tasks = measures.tasks_of(config.evaluation, config.data, config.model, config.polarity)
     if config.dry_run:
         return measure(config, settings)
+    run = prepare(config, output, settings, tasks)
+    before = run.measure(tasks if config.evaluation.before else {})
+    if (value := before.get("spearman") or 0.0) < -20:
+        print(f"warning: dev pairs with high scores have low cosines (spearman {value:.2f}): are the scores distances?")
+    trainer = build_trainer(config, run.settings, run.encoder, run.datasets, run.evaluator)
+    facts = describe(run, trainer)
+    selection = fit(run, trainer, before)
+    metrics = {
+        **selection,
+        "scale": trainer.scales,
+        "keep": trainer.keep,
+        "steps": trainer.state.global_step,
+        "epochs": trainer.state.epoch,
+        "seconds": round(time.time() - start_time, 1),
+        **trainer.meter.costs(),
+        **facts,
+    }
+    return on_rank_zero(lambda: save(run, trainer, metrics))
+
+
+@dataclass
+class Run:
+    """A training run: its settings, data and encoder."""
+
+    config: TrainConfig
+    output: Output
+    settings: dict[str, Any]  # keywords of SentenceTransformerTrainingArguments
+    datasets: Any  # {name: training dataset}
+    evaluator: Any  # evaluator of the dev sets, or None
+    tasks: dict[str, Task]  # tasks to evaluate before and after training
+    encoder: Any
+
+    def measure(self, tasks: dict[str, Task]) -> dict[str, Any]:
+        """Return the encoder's metrics on the dev sets and the tasks, x100."""
+        metrics = measures.dev_metrics(self.evaluator, self.encoder)
+        if tasks:
+            metrics |= evaluate_tasks(self.encoder, tasks, self.config.evaluation.batch_size)
+        return metrics
+
+
+def prepare(config: TrainConfig, output: Output, settings: dict[str, Any], tasks: dict[str, Task]) -> Run:
+    """Read the data, load the encoder, and start the output: a run to overwrite is removed once all inputs are read."""
     if not output.replaces:
         on_rank_zero(lambda: output.begin(*FILES))
-    start_time = time.time()
+    seed = config.training.seed
     set_seed(seed)
     datasets, texts = read_training_data(config, cache=output.path / TEACHER)
     datasets, dev = with_dev(datasets, config)
@@ -97,71 +140,31 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     if dev:
         evaluator = DevEvaluator(dev, config.evaluation.batch_size, "dev", widths)
         settings = {"metric_for_best_model": evaluator.primary_metric, **settings}
-    start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
-    first_encoder = None if config.model.name == SCRATCH else start()
-    if first_encoder is not None:
-        settings = with_products(training, settings, first_encoder)
-    on_rank_zero(lambda: output.begin(*FILES))  # removes the run to overwrite, once all inputs are read
-    on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run"))))
-    encoder = start() if first_encoder is None else first_encoder
 
-    def measure_encoder(tasks: dict[str, Any]) -> dict[str, Any]:
-        metrics = measures.dev_metrics(evaluator, encoder)
-        return {**metrics, **evaluate_tasks(encoder, tasks, config.evaluation.batch_size)} if tasks else metrics
+    def begin() -> None:
+        output.begin(*FILES)
+        write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run")))
 
-    before = measure_encoder(tasks if config.evaluation.before else {})
-    if (value := before.get("spearman") or 0.0) < -20:
-        print(f"warning: dev pairs with high scores have low cosines (spearman {value:.2f}): are the scores distances?")
-    trainer = build_trainer(config, settings, encoder, datasets, evaluator)
-    if training.min_steps:
-        trainer.args.max_steps = planned_steps(trainer, training)
-    cut = _print_cut(trainer, datasets, {**(evaluator.tasks if evaluator else {}), **tasks})
-    if training.patience is not None:
-        trainer.add_callback(EarlyStoppingCallback(training.patience))
-    usable = raoe_kernels.backends(encoder.device)["raoe_loss"]
+    if config.model.name == SCRATCH:
+        on_rank_zero(begin)  # first, because a new encoder is saved in the output
+        encoder = starting_encoder(config.model, output.path / INITIAL, texts, seed)
+    else:
+        encoder = starting_encoder(config.model, output.path / INITIAL, texts, seed)
+        settings = with_products(config.training, settings, encoder)
+        on_rank_zero(begin)
+    return Run(config, output, settings, datasets, evaluator, tasks, encoder)
+
+
+def describe(run: Run, trainer: Trainer) -> dict[str, Any]:
+    """Print and return facts about a run that do not depend on its training."""
+    dev = run.evaluator.tasks if run.evaluator else {}
+    cut = _print_cut(trainer, run.datasets, {**dev, **run.tasks})
+    usable = raoe_kernels.backends(run.encoder.device)["raoe_loss"]
     backends = [name for name in ("native", "triton", "scan", "reference") if usable.get(name) is True]
-    print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
-    trainer.add_callback(LogFile(output.path / LOG))
-    interruption = Interruption(trainer.args)
-    trainer.add_callback(interruption)
-    keep_events(trainer, output.path / EVENTS)
-    checkpoint = on_rank_zero(lambda: newest_checkpoint(output.path / CHECKPOINTS, trainer.args.save_only_model))
-    if checkpoint is not None:
-        print(f"resuming from {checkpoint}")
-    certified, guard = config.evaluation.certificate, cast(Any, None)
-    weights = certificate.weights_of(encoder) if certified or trainer.args.load_best_model_at_end else {}
-    if certified:
-        guard = certificate.guard_of(data, encoder, seed)
-    with interruption:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    trainer.accelerator.unwrap_model(encoder, keep_fp32_wrapper=False)  # evaluate as before, without autocast
-    chosen: dict[str, Any] = {}
-    if certified:
-        tried = on_rank_zero(lambda: complete_checkpoints(output.path / CHECKPOINTS))
-        chosen = certificate.choose(trainer, weights, tried, [*dev.values()], guard, config.evaluation)
-    convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, so that `after` describes them
-    convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
-    after, best_step = measure_encoder(tasks), trainer.state.best_global_step
-    worse = measures.lower(after, before)
-    if worse and not certified:
-        print(f"warning: on the dev set {worse}", "the start is saved" if weights else "the last model is saved")
-    if worse and weights and not certified:
-        certificate.mix(encoder, weights, weights, 0.0)
-        after, best_step = measure_encoder(tasks), 0
-    metrics: dict[str, Any] = {
-        **({"certificate": chosen} if chosen else {}),
-        **({"failed": int(not chosen["accepted"] if chosen else bool(worse))} if chosen or worse else {}),
-        "before": before,
-        "after": after,
-        "scale": trainer.scales,
-        "keep": trainer.keep,
-        "steps": trainer.state.global_step,
-        "epochs": trainer.state.epoch,
-        "best_step": best_step,
-        "seconds": round(time.time() - start_time, 1),
-        **trainer.meter.costs(),
+    print(f"raoe_kernels backends for {run.encoder.device.type}: {', '.join(backends)}", flush=True)
+    return {
         "truncated": cut,
-        "pairs": {name: len(dataset) for name, dataset in datasets.items()},
+        "pairs": {name: len(dataset) for name, dataset in run.datasets.items()},
         "backends": backends,
         "versions": versions(),
         "commit": commit(),
@@ -169,17 +172,57 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
         "processes": rank_and_world()[1],
     }
 
-    def save() -> dict[str, Any]:
-        plots = pictures(lambda: measures.plot_run(trainer.state.log_history, metrics, output.path / PICTURE))
-        convert_parameters(encoder, encoder.saved_dtypes)
-        save_with_card(encoder, output, config, metrics, plots)
-        if chosen:
-            write_json(output.path / CERTIFICATE, chosen)
-        write_json(output.path / METRICS, metrics)
-        print("\n".join(filter(None, [measures.summary(metrics), f"saved to {folder}"])))
-        return metrics
 
-    return on_rank_zero(save)
+def fit(run: Run, trainer: Trainer, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Train, or resume training, and put the weights to save into the encoder. Return {"before", "after": metrics,
+    "best_step": step of the saved weights, and, if there are any, "certificate" and "failed"}."""
+    config, encoder, folder = run.config, run.encoder, run.output.path
+    if config.training.min_steps:
+        trainer.args.max_steps = planned_steps(trainer, config.training)
+    if config.training.patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(config.training.patience))
+    trainer.add_callback(LogFile(folder / LOG))
+    interruption = Interruption(trainer.args)
+    trainer.add_callback(interruption)
+    keep_events(trainer, folder / EVENTS)
+    checkpoint = on_rank_zero(lambda: newest_checkpoint(folder / CHECKPOINTS, trainer.args.save_only_model))
+    if checkpoint is not None:
+        print(f"resuming from {checkpoint}")
+    certified = config.evaluation.certificate
+    start = certificate.weights_of(encoder) if certified or trainer.args.load_best_model_at_end else {}
+    guard = certificate.guard_of(config.data, encoder, config.training.seed) if certified else None
+    with interruption:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    trainer.accelerator.unwrap_model(encoder, keep_fp32_wrapper=False)  # evaluate as before, without autocast
+    result: dict[str, Any] = {}
+    if guard is not None:
+        tried = on_rank_zero(lambda: complete_checkpoints(folder / CHECKPOINTS))
+        dev = [*run.evaluator.tasks.values()]
+        result["certificate"] = certificate.choose(trainer, start, tried, dev, guard, config.evaluation)
+        result["failed"] = int(not result["certificate"]["accepted"])
+    convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, so that `after` describes them
+    convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
+    after, best_step = run.measure(run.tasks), trainer.state.best_global_step
+    if (worse := measures.lower(after, before)) and not certified:
+        result["failed"] = 1
+        print(f"warning: on the dev set {worse}", "the start is saved" if start else "the last model is saved")
+        if start:
+            certificate.mix(encoder, start, start, 0.0)
+            after, best_step = run.measure(run.tasks), 0
+    return {**result, "before": before, "after": after, "best_step": best_step}
+
+
+def save(run: Run, trainer: Trainer, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Save the encoder, its model card, plot and metrics. Return the metrics."""
+    folder, encoder = run.output.path, run.encoder
+    plots = pictures(lambda: measures.plot_run(trainer.state.log_history, metrics, folder / PICTURE))
+    convert_parameters(encoder, encoder.saved_dtypes)
+    save_with_card(encoder, run.output, run.config, metrics, plots)
+    if "certificate" in metrics:
+        write_json(folder / CERTIFICATE, metrics["certificate"])
+    write_json(folder / METRICS, metrics)
+    print("\n".join(filter(None, [measures.summary(metrics), f"saved to {run.output.user_path}"])))
+    return metrics
 
 
 def by_data(config: TrainConfig) -> TrainConfig:
