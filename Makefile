@@ -50,7 +50,7 @@ bench: $(INSTALLED)  ## ratios against the peers, side by side
 build: $(INSTALLED)  ## compile csrc again, in place
 	$(RUN) setup.py build_ext --inplace
 
-wheels: $(INSTALLED)  ## in dist/: the wheel for this platform, the one for any, the sdist; audited, tried in empty environments
+wheels: $(INSTALLED)  ## in dist/: a wheel for each Python here, one for any platform, the sdist; audited, tried in empty environments
 	$(RUN) -m tests.packaging.wheels
 
 hub-kernel: $(INSTALLED)  ## dist/raoe-kernels: raoe_kernels as Hugging Face's `kernels` loads it
@@ -61,10 +61,11 @@ gpu:  ## on a machine with a GPU, with the Python given: build in place, all GPU
 	$(PYTHON) -m benchmarks.gpu $(PARTS) $(if $(RESULTS),--results $(RESULTS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 # torch comes first and from the constraints, so that nothing else decides which build of it is taken. Bytecode is made
-# of what is imported, when it is: pip would make it of 16,000 files. Beside pip, which has one core busy, csrc is compiled
-# into a cache of objects, of which the build at the end is made.
+# of what is imported, when it is: pip would make it of 16,000 files. Beside pip, which keeps
+# one core busy, csrc is compiled in build/native. The build at the end finds it there and puts the modules in place.
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt ninja pybind11
 	$(RUN) csrc/build_modules.py > /dev/null 2>&1 & \
 	$(RUN) -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt torch numpy && \
 	RAOE_KERNELS_BUILD=none $(RUN) -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e ".[train,dev]" && \

@@ -39,11 +39,7 @@ def wanted() -> list[Extension]:
     except build_modules.BuildError as error:
         raise SystemExit(f"error: {error}") from None
     kinds = [kind for kind, reason in found.items() if reason is None]
-    return [Extension(f"raoe_kernels._native_{kind}", [], py_limited_api=True) for kind in kinds]
+    return [Extension(f"raoe_kernels._native_{kind}", []) for kind in kinds]
 
 
-setup(
-    ext_modules=(modules := wanted()),
-    cmdclass={"build": Build, "build_ext": BuildNative},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}} if modules else {},
-)
+setup(ext_modules=wanted(), cmdclass={"build": Build, "build_ext": BuildNative})

@@ -1,9 +1,10 @@
-"""Compile csrc into raoe_kernels._native_cpu and raoe_kernels._native_cuda.
+"""Compile csrc into raoe_kernels._native_cpu and raoe_kernels._native_cuda, with ninja and pybind11.
 
-Requires a C++ compiler, Python's headers, and for the CUDA module nvcc, but neither torch nor a GPU. The modules use
-Python's limited API, so one binary serves CPython 3.10 and all later versions. setup.py calls this script. Without
-setuptools, `python csrc/build_modules.py` builds in place. A module consists of <op>/cpu/*.cpp and <op>/*_cpu.cpp (or
-<op>/cuda/*.cu and <op>/*_cuda.cu) plus bindings_cpu.cpp (bindings_cuda.cpp), so a new op only needs new files.
+Requires a C++ compiler, Python's headers, the packages ninja and pybind11, and for the CUDA module nvcc, but neither
+torch nor a GPU. A module serves the version of CPython that built it, with every version of torch. setup.py calls this
+script. Without setuptools, `python csrc/build_modules.py` builds in place. A module consists of <op>/cpu/*.cpp and
+<op>/*_cpu.cpp (or <op>/cuda/*.cu and <op>/*_cuda.cu) plus bindings_cpu.cpp (bindings_cuda.cpp), so a new op only needs
+new files.
 
 Environment:
     RAOE_KERNELS_BUILD        auto (default): the modules that the installed tools can build; none; cpu; cuda: both
@@ -11,13 +12,15 @@ Environment:
     RAOE_KERNELS_CUDA_ARCHS   CUDA architectures, such as "80,90"; by default the architectures of this machine's GPUs.
                               "all", which is the default without a GPU: those of 75, 80, 90 and 100 that nvcc supports
     RAOE_KERNELS_WERROR       1: treat warnings as errors
-    RAOE_KERNELS_CACHE        folder of compiled objects, by default ~/.cache/raoe_kernels
+    RAOE_KERNELS_CACHE        build folder, by default build/native in this checkout. build.ninja and the objects stay
+                              there, so that the next build compiles only what has changed.
     MAX_JOBS, CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as usual; without CUDA_HOME, nvcc on PATH or in /usr/local/cuda
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import platform
@@ -27,40 +30,31 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("cpu", "cuda")
-MODES = ("auto", "none", *KINDS)
 # sm_80 code also runs on sm_86 and sm_89. GPUs newer than the last entry compile its PTX when they first load it.
 CUDA_ARCHS = (75, 80, 90, 100)
 CUDA = Path("/usr/local/cuda")  # NVIDIA's installer puts it here, without adding it to PATH
 LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")  # commands that may precede the compiler in CXX
-KEEP_OBJECTS = 30 * 24 * 3600.0  # seconds since the last use, after which an object is deleted
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")  # of modules for this version of Python
 # The code reads neither errno nor floating-point exceptions. No other assumption of -ffast-math is made.
-FLOATING = ["-fno-math-errno", "-fno-trapping-math"]
-HOST_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", *FLOATING]
-WARNINGS = ["-Wall", "-Wextra"]
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-fno-math-errno", "-fno-trapping-math"]
 
 
 class BuildError(Exception):
     """A module cannot be built; the message says what is missing or what failed."""
 
 
-def mode(environ: Mapping[str, str]) -> str:
-    request = environ.get("RAOE_KERNELS_BUILD") or "auto"
-    if request not in MODES:
-        raise BuildError(f"RAOE_KERNELS_BUILD must be one of {', '.join(MODES)}, got {request!r}")
-    return request
-
-
 def obstacles(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return for each module why it cannot be built here, or None. This only looks for tools and compiles nothing."""
-    request = mode(environ)
+    request = environ.get("RAOE_KERNELS_BUILD") or "auto"
+    if request not in ("auto", "none", *KINDS):
+        raise BuildError(f"RAOE_KERNELS_BUILD must be one of auto, none, {', '.join(KINDS)}, got {request!r}")
     reasons: dict[str, str | None] = {}
     for kind in KINDS:
         reasons[kind] = None
@@ -68,7 +62,7 @@ def obstacles(environ: Mapping[str, str]) -> dict[str, str | None]:
             reasons[kind] = f"the build used RAOE_KERNELS_BUILD={request}"
             continue
         try:
-            _binding_includes()
+            packages()
             host_compiler(environ)
             if kind == "cuda":
                 nvcc(environ)
@@ -77,17 +71,33 @@ def obstacles(environ: Mapping[str, str]) -> dict[str, str | None]:
     return reasons
 
 
+def packages() -> tuple[str, list[str]]:
+    """Return the path of ninja, and the flags with which a binding finds the headers of Python and pybind11."""
+    include = sysconfig.get_paths()["include"]
+    if not Path(include, "Python.h").exists():
+        raise BuildError(f"Python's headers are not installed (no Python.h in {include})")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise BuildError("this Python has no GIL, and the compiled modules were tested only with one")
+    try:
+        import ninja
+        import pybind11
+    except ImportError as error:
+        raise BuildError(f"the package {error.name} is not installed: pip install ninja pybind11") from None
+    program = shutil.which(os.path.join(ninja.BIN_DIR, "ninja"))
+    if program is None:
+        raise BuildError("the package ninja is installed, but its program ninja is not on PATH")
+    return program, ["-isystem", include, "-isystem", pybind11.get_include()]
+
+
 def host_compiler(environ: Mapping[str, str]) -> list[str]:
+    """Return the command of the C++ compiler, which may begin with a launcher such as ccache and end with options."""
     if sys.platform not in ("linux", "darwin"):
         raise BuildError(f"the compiled modules need Linux or macOS, and this is {sys.platform}")
     if environ.get("CXX"):
         command = _words("CXX", environ)
-        launcher, compiler, _ = _parts(command)
-        if not compiler:
-            raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} does not name one")
-        for word in (*launcher, compiler):
-            if shutil.which(word, path=environ.get("PATH")) is None:
-                raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} was not found")
+        compiler = _without_launcher(command)
+        if not compiler or shutil.which(compiler[0], path=environ.get("PATH")) is None:
+            raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} was not found")
         return command
     for name in ("g++", "c++", "clang++"):
         path = shutil.which(name, path=environ.get("PATH"))
@@ -96,23 +106,15 @@ def host_compiler(environ: Mapping[str, str]) -> list[str]:
     raise BuildError("there is no C++ compiler: none of g++, c++, clang++ is on PATH and CXX is not set")
 
 
+def _without_launcher(command: list[str]) -> list[str]:
+    return [word for word in command if Path(word).name not in LAUNCHERS]
+
+
 def _words(name: str, environ: Mapping[str, str]) -> list[str]:
     try:
         return shlex.split(environ.get(name, ""))
     except ValueError as error:
         raise BuildError(f"{name}={environ[name]} cannot be split into words: {error}") from None
-
-
-def _parts(command: list[str]) -> tuple[list[str], str, list[str]]:
-    """Split a command into a launcher such as ccache, the compiler and the compiler's options."""
-    first = next((i for i, word in enumerate(command) if Path(word).name not in LAUNCHERS), len(command))
-    return command[:first], "".join(command[first : first + 1]), command[first + 1 :]
-
-
-def _host_of_nvcc(command: list[str]) -> list[str]:
-    """Return nvcc's options for the host compiler. nvcc does not accept a launcher."""
-    _, compiler, options = _parts(command)
-    return ["-ccbin", compiler, *(f"-Xcompiler={option}" for option in options)]
 
 
 def nvcc(environ: Mapping[str, str]) -> str:
@@ -128,48 +130,23 @@ def nvcc(environ: Mapping[str, str]) -> str:
     return path
 
 
-def _binding_includes() -> list[str]:
-    include = sysconfig.get_paths()["include"]
-    if not Path(include, "Python.h").exists():
-        raise BuildError(f"Python's headers are not installed (no Python.h in {include})")
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise BuildError("this Python has no GIL, so it lacks the limited API that the compiled modules need")
-    return ["-isystem", include]
-
-
-def _sources(kind: str) -> tuple[Path, list[Path]]:
-    """Return the binding and the kernel sources. Those with the most included text come first: they compile longest."""
-    folder, suffix = ROOT / "csrc", "cpp" if kind == "cpu" else "cu"
-    sources = [*folder.glob(f"*/{kind}/*.{suffix}"), *folder.glob(f"*/*_{kind}.{suffix}")]
-    size = {path: sum(x.stat().st_size for x in _with_includes(path, set())) for path in sources}
-    return folder / f"bindings_{kind}.cpp", sorted(sources, key=lambda path: -size[path])
-
-
-def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:
-    """Return the architectures to build and nvcc's flags for them. PTX of the last architecture serves newer GPUs."""
-    supported = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
+def _architectures(compiler: str, environ: Mapping[str, str]) -> list[int]:
+    """Return the CUDA architectures to compile for, in increasing order: 90 for sm_90."""
     request = environ.get("RAOE_KERNELS_CUDA_ARCHS", "").strip()
-    if request in ("", "all"):
-        archs = ([] if request else _gpus()) or list(CUDA_ARCHS)
-    else:
+    if request not in ("", "all"):
         try:
-            archs = sorted(map(int, re.split(r"[\s,;]+", request)))
+            return sorted(map(int, re.split(r"[\s,;]+", request)))
         except ValueError:
             raise BuildError(f'RAOE_KERNELS_CUDA_ARCHS must be numbers such as "80,90", got {request!r}') from None
-        if unknown := [arch for arch in archs if arch not in supported]:
-            raise BuildError(f"{compiler} does not support RAOE_KERNELS_CUDA_ARCHS {unknown}, only {sorted(supported)}")
-    archs = [arch for arch in archs if arch in supported] or [max(supported)]
-    flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-    return archs, [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
-
-
-def _gpus() -> list[int]:
-    """Return the architectures of this machine's GPUs: 90 for sm_90."""
-    try:
-        output = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
-    except BuildError:
-        return []
-    return sorted({int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", output, re.MULTILINE)})
+    supported = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
+    gpus: list[int] = []
+    if not request:
+        try:
+            found = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+            gpus = sorted({int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", found, re.MULTILINE)})
+        except BuildError:  # there is no GPU
+            pass
+    return [arch for arch in gpus or CUDA_ARCHS if arch in supported] or [max(supported)]
 
 
 def _output(command: list[str]) -> str:
@@ -177,16 +154,6 @@ def _output(command: list[str]) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
         raise BuildError(f"{shlex.join(command)} failed: {error}") from None
-
-
-def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
-    # pip shows this output only with -v, so the build info also keeps the first error.
-    print(shlex.join(command), result.stdout, result.stderr, sep="\n", end="", flush=True)
-    if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if "error" in line.lower()]
-        first = lines[0] if lines else f"exit status {result.returncode}"
-        raise BuildError(f"{command[0]} … {Path(command[-1]).name} failed: {first.strip()}")
 
 
 def _jobs(environ: Mapping[str, str]) -> int:
@@ -203,94 +170,68 @@ def _jobs(environ: Mapping[str, str]) -> int:
     return max(1, min(cores, pages >> 31))  # compiling CUB takes up to 2 GiB per process
 
 
-def _cache(environ: Mapping[str, str]) -> Path:
-    """Return the folder that keeps objects between builds, outside pip's temporary build environments."""
-    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
-    folder = Path(environ.get("RAOE_KERNELS_CACHE") or Path(base, "raoe_kernels"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="raoe_kernels_"))
-    for path in folder.glob("*.o"):
-        if time.time() - path.stat().st_mtime > KEEP_OBJECTS:
-            path.unlink(missing_ok=True)
-    return folder
+def _write(file: TextIO, kind: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Write the rules and the files of a module into build.ninja, and return its compilers and flags."""
+    from ninja import ninja_syntax
+
+    compiler = host_compiler(environ)
+    werror = environ.get("RAOE_KERNELS_WERROR", "0") not in ("", "0")
+    warnings = ["-Wall", "-Wextra", *(["-Werror"] if werror else [])]
+    flags = [*FLAGS, *warnings, *_words("CXXFLAGS", environ)]
+    info: dict[str, Any] = {"compiler": _output([*compiler, "--version"]).splitlines()[0], "flags": flags}
+    kernel = linker = [*compiler, *flags]
+    if kind == "cuda":
+        cuda = nvcc(environ)
+        host = []
+        if environ.get("CXX"):
+            name, *options = _without_launcher(compiler)  # nvcc does not accept a launcher
+            host = ["-ccbin", name, *(f"-Xcompiler={option}" for option in options)]
+        archs = _architectures(cuda, environ)
+        codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+        codes.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")  # PTX, for newer GPUs
+        cuda_flags = ["-std=c++17", "-O3", *codes, *(["-Werror=all-warnings"] if werror else []), *host]
+        release = _output([cuda, "--version"])
+        info |= {"nvcc": (re.findall(r"V[\d.]+", release) or [release])[-1], "archs": archs}
+        info |= {"ptx": archs[-1], "cuda_flags": cuda_flags}
+        kernel = [cuda, *cuda_flags, "-Xcompiler", ",".join(["-fPIC", "-fvisibility=hidden", *warnings])]
+        # Link with nvcc, which finds the static CUDA runtime. Importing the module then needs no CUDA installation.
+        linker = [cuda, "-cudart", "static", *host]
+    extra = ["-Xlinker", "-undefined", "-Xlinker", "dynamic_lookup"] if sys.platform == "darwin" else []
+    linker = [*linker, "-shared", *extra, *_words("LDFLAGS", environ)]
+    writer = ninja_syntax.Writer(file)
+    for name, command in (("kernel", kernel), ("binding", [*compiler, *flags, *packages()[1]])):
+        # -MD and not -MMD, because the system's headers change with the versions of compiler, CUDA and pybind11.
+        text = f"{_escaped(command)} -MD -MF $out.d -o $out -c $in"
+        writer.rule(f"{kind}_{name}", text, depfile="$out.d", deps="gcc")
+    writer.rule(f"{kind}_link", f"{_escaped(linker)} -o $out $in")
+
+    folder, ending = ROOT / "csrc", "cpp" if kind == "cpu" else "cu"
+    objects = [f"{kind}/bindings{SUFFIX}.o"]
+    writer.build(objects, f"{kind}_binding", str(folder / f"bindings_{kind}.cpp"))
+    for source in sorted([*folder.glob(f"*/{kind}/*.{ending}"), *folder.glob(f"*/*_{kind}.{ending}")]):
+        objects += writer.build(f"{kind}/{source.stem}.o", f"{kind}_kernel", str(source))
+    writer.build(f"{kind}/module{SUFFIX}", f"{kind}_link", objects)
+    return info
 
 
-def _with_includes(path: Path, seen: set[Path]) -> set[Path]:
-    """Return the file and all files of csrc that it includes, directly or indirectly."""
-    seen.add(path)
-    for name in re.findall(r'^\s*#\s*include\s*"(.+?)"', path.read_text(encoding="utf-8"), re.MULTILINE):
-        included = (path.parent / name).resolve()
-        if included not in seen and included.exists():
-            _with_includes(included, seen)
-    return seen
+def _escaped(command: list[str]) -> str:
+    return shlex.join(command).replace("$", "$$")
 
 
-def _object(cache: Path, source: Path, command: list[str], identity: Iterable[str]) -> Path:
-    """Compile a source, or take the object from the cache if none of its inputs has changed.
-
-    identity: all inputs except the files: flags and versions, but no paths, because pip's paths vary.
-    """
-    digest = hashlib.sha256("\0".join(identity).encode())
-    for path in sorted(_with_includes(source, set())):
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    target = cache / f"{source.stem}-{digest.hexdigest()[:24]}.o"
-    if target.exists():
-        os.utime(target)
-        return target
-    partial = target.with_suffix(f".{os.getpid()}.part.o")
-    _run([*command, "-o", str(partial), "-c", str(source)])
-    partial.replace(target)
-    return target
-
-
-class _Module:
-    """A module that is being built: compilations that run in the background, then a link."""
-
-    def __init__(self, kind: str, environ: Mapping[str, str], cache: Path, pool: ThreadPoolExecutor) -> None:
-        self.kind, self.environ = kind, environ
-        self.started = time.monotonic()
-        compiler = host_compiler(environ)
-        werror = environ.get("RAOE_KERNELS_WERROR", "0") not in ("", "0")
-        warnings = [*WARNINGS, *(["-Werror"] if werror else [])]
-        flags = [*HOST_FLAGS, *warnings, *_words("CXXFLAGS", environ)]
-        version = _output([*compiler, "--version"]).splitlines()[0]
-        self.info: dict[str, object] = {"compiler": version, "flags": flags}
-        identity = [*compiler, version, *flags, platform.machine()]
-        self.linker = [*compiler, *flags]
-        binding, sources = _sources(kind)
-        kernel, kernel_identity = [*compiler, *flags], identity
-        if kind == "cuda":
-            cuda = nvcc(environ)
-            archs, arch_flags = _arch_flags(cuda, environ)
-            host = _host_of_nvcc(compiler) if environ.get("CXX") else []
-            cuda_flags = ["-std=c++17", "-O3", *arch_flags, *(["-Werror=all-warnings"] if werror else []), *host]
-            host_flags = ["-fPIC", "-fvisibility=hidden", *warnings]
-            release = _output([cuda, "--version"])
-            self.info |= {"nvcc": (re.findall(r"V[\d.]+", release) or [release])[-1], "archs": archs}
-            self.info |= {"ptx": archs[-1], "cuda_flags": cuda_flags}
-            kernel = [cuda, *cuda_flags, "-Xcompiler", ",".join(host_flags)]
-            nvcc_flags = [environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
-            kernel_identity = [*identity, release, *cuda_flags, *host_flags, *nvcc_flags]
-            # Link with nvcc, which finds the static CUDA runtime. Importing the module then needs no CUDA installation.
-            self.linker = [cuda, "-cudart", "static", *host]
-            names = ", ".join(f"sm_{arch}" for arch in archs)
-            print(f"compiling {len(sources)} CUDA files for {names}: minutes, unless they are cached", flush=True)
-        self.objects: list[Future[Path]] = [
-            pool.submit(_object, cache, source, kernel, kernel_identity) for source in sources
-        ]
-        bind = [*compiler, *flags, *_binding_includes()]
-        self.objects.append(pool.submit(_object, cache, binding, bind, [*identity, platform.python_version()]))
-
-    def link(self, module: Path) -> dict[str, object]:
-        objects = [str(future.result()) for future in self.objects]
-        extra = ["-Xlinker", "-undefined", "-Xlinker", "dynamic_lookup"] if sys.platform == "darwin" else []
-        extra += _words("LDFLAGS", self.environ)
-        _run([*self.linker, "-shared", *extra, "-o", str(module), *objects])
-        return {"built": True, **self.info, "seconds": round(time.monotonic() - self.started, 1)}
+def _compile(folder: Path, jobs: int) -> dict[str, str]:
+    """Run ninja until everything is built that can be. Return the modules that failed, each with its first error."""
+    command = [packages()[0], "-C", str(folder), "-v", "-k", "0", "-j", str(jobs)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(result.stdout, end="", flush=True)  # pip shows it only with -v, so the build info also has the first error
+    reasons: dict[str, str] = {}
+    for failure in re.split(r"^FAILED: ", result.stdout, flags=re.MULTILINE)[1:]:
+        target, _, *lines = failure.splitlines()
+        kind, name = re.findall(r"(cpu|cuda)/(\S+)", target)[0]
+        errors = [line.strip() for line in lines if re.search("error|fatal", line, re.IGNORECASE)]
+        reasons.setdefault(kind, f"building {kind}/{name} failed: {(errors or ['no error was printed'])[0]}")
+    if result.returncode and not reasons:
+        reasons = dict.fromkeys(KINDS, f"ninja failed: {result.stdout.strip()}")
+    return reasons
 
 
 def sources() -> str:
@@ -312,37 +253,42 @@ def _commit() -> str | None:
         return None
 
 
-def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
+def build(package: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     """Write the modules and _build_info.json into `package`, and remove modules that this build does not produce.
     Earlier modules stay in place until the build has finished."""
-    request, missing, jobs = mode(environ), obstacles(environ), _jobs(environ)
-    modules: dict[str, dict[str, object]] = {}
-    running: dict[str, _Module] = {}
-    cache = _cache(environ)
+    reasons, jobs, started = obstacles(environ), _jobs(environ), time.monotonic()
+    request = environ.get("RAOE_KERNELS_BUILD") or "auto"
+    folder = Path(environ.get("RAOE_KERNELS_CACHE") or ROOT / "build" / "native").resolve()
+    modules: dict[str, dict[str, Any]] = {}
+    rules = io.StringIO()
+    for kind in reversed(KINDS):  # nvcc first, which takes longest
+        try:
+            if reasons[kind] is None:
+                modules[kind] = _write(rules, kind, environ)
+        except BuildError as error:
+            reasons[kind] = str(error)
+    if modules:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "build.ninja").write_text(rules.getvalue(), encoding="utf-8")
+        print(f"building {' and '.join(modules)} in {folder}: the first build takes minutes", flush=True)
+        failures = _compile(folder, jobs)
+        reasons |= {kind: failures.get(kind) for kind in modules}
+    for kind in KINDS if request == "cuda" else KINDS[:1] if request == "cpu" else ():
+        if reasons[kind]:
+            raise BuildError(f"cannot build RAOE_KERNELS_BUILD={request}: {reasons[kind]}")
+    seconds = round(time.monotonic() - started, 1)
     package.mkdir(parents=True, exist_ok=True)
-    targets = {kind: package / f"_native_{kind}.abi3.so" for kind in KINDS}
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=package) as temporary, ThreadPoolExecutor(jobs) as pool:
-        for kind in reversed(KINDS):  # start with nvcc, which takes longest
-            try:
-                if missing[kind] is not None:
-                    raise BuildError(missing[kind])
-                running[kind] = _Module(kind, environ, cache, pool)
-            except BuildError as error:
-                modules[kind] = {"built": False, "reason": str(error)}
-        for kind, module in running.items():
-            try:
-                modules[kind] = module.link(Path(temporary, targets[kind].name))
-            except BuildError as error:
-                modules[kind] = {"built": False, "reason": str(error)}
-        for kind in KINDS if request == "cuda" else KINDS[:1] if request == "cpu" else ():
-            if not modules[kind]["built"]:
-                raise BuildError(f"cannot build RAOE_KERNELS_BUILD={request}: {modules[kind]['reason']}")
-        for kind, target in targets.items():
-            if modules[kind]["built"]:
-                Path(temporary, target.name).replace(target)  # rename: a running process may use the old file
-            for other in package.glob(f"_native_{kind}.*"):  # Python prefers a module for its own version over abi3
-                if other != target or not modules[kind]["built"]:
-                    other.unlink()
+    for kind, reason in reasons.items():
+        target = package / f"_native_{kind}{SUFFIX}"
+        if reason is None:
+            copy = shutil.copy(folder / kind / f"module{SUFFIX}", package / f".{target.name}")
+            Path(copy).replace(target)  # rename: a running process may use the old file
+        for other in package.glob(f"_native_{kind}.*"):  # also of other Pythons: nothing says of which sources they are
+            if reason or other != target:
+                other.unlink()
+        found = {"built": False, "reason": reason}
+        modules[kind] = found if reason else {"built": True, **modules[kind], "seconds": seconds}
+        print(f"raoe_kernels._native_{kind}:", reason or "built", flush=True)
     info = {
         "commit": _commit(),
         "sources": sources(),
@@ -352,8 +298,6 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
         "modules": {kind: modules[kind] for kind in KINDS},
     }
     (package / "_build_info.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-    for kind in KINDS:
-        print(f"raoe_kernels._native_{kind}:", modules[kind].get("reason") or "built", flush=True)
     return info
 
 

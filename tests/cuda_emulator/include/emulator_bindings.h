@@ -19,8 +19,10 @@ inline const char* done() {
   return lines.c_str();
 }
 
-}  // namespace emulator
+inline void define(pybind11::module_& module) {
+  module.def("schedule", &schedule);
+  module.def("watch", &watch);
+  module.def("operations", &done);
+}
 
-#define EMULATOR                                                                           \
-  method<&emulator::schedule>("schedule"), method<&emulator::watch>("watch"), \
-      method<&emulator::done>("operations")
+}  // namespace emulator
