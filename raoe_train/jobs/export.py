@@ -1,6 +1,5 @@
 """The job `export`: save an encoder with its LoRA adapter merged into the weights."""
 
-import functools
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,8 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}, and
         for 4-bit weights {"cosines": {"mean", "min"} of embeddings before and after merging}.
     """
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Transformer
-
     from raoe_train.encoders.bidirectional import register
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, merged_adapter
-    from raoe_train.encoders.load import check_whole
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
     from raoe_train.encoders.padding import SENTENCES, unit_embeddings
 
     model = config.model
@@ -50,21 +45,9 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     merged = own_adapter or peft_adapter
     if merged and not config.merge:
         raise ValueError(f"{source} is an adapter: add --merge to merge it into its base model")
-    options: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
-    trusted = model.trust_remote_code
     four_bit = own_adapter and read_json(source / "config.json").get("base_quantization")
-    load = functools.partial(SentenceTransformer, str(source), device="cpu", trust_remote_code=trusted)
-    before: Any = None
-    if four_bit and find_spec("bitsandbytes"):
-        before = unit_embeddings(load(model_kwargs=options), [SENTENCES])
-    encoder: Any = load(model_kwargs=options | ({"merge_adapter": True} if own_adapter else {}))
-    if not own_adapter:  # raoe's own adapters are checked when they are loaded
-        check_whole(encoder, model.name, foreign=trusted)
-    if peft_adapter:
-        base = encoder[0].model.peft_config["default"].base_model_name_or_path
-        # a Transformer, not AutoModel, which would add a decoder to an encoder such as T5's
-        whole = Transformer(base, model_kwargs={**options, "trust_remote_code": trusted})
-        encoder[0].model = merged_adapter(whole.model, str(source), {})
+    before = unit_embeddings(_load(model), [SENTENCES]) if four_bit and find_spec("bitsandbytes") else None
+    encoder = _load(model, merge_own=own_adapter, merge_peft=peft_adapter)
     inner: Any = getattr(encoder[0], "model", None)
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:
@@ -83,3 +66,27 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
         encoder.save_pretrained(str(folder))
     print(f"{'merged, ' if merged else ''}saved to {target}")
     return result
+
+
+def _load(model: Model, *, merge_own: bool = False, merge_peft: bool = False) -> Any:
+    """Load a saved encoder on the CPU. Merge raoe's own adapter, or an adapter that peft saved, into its base model."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    from raoe_train.encoders.bidirectional.modeling import merged_adapter
+    from raoe_train.encoders.load import check_whole
+
+    folder, trusted = str(Path(model.name).expanduser()), model.trust_remote_code
+    options: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
+    merging = {"merge_adapter": True} if merge_own else {}
+    encoder: Any = SentenceTransformer(
+        folder, device="cpu", trust_remote_code=trusted, model_kwargs={**options, **merging}
+    )
+    if not merge_own:  # raoe's own adapters are checked when they are loaded
+        check_whole(encoder, model.name, foreign=trusted)
+    if merge_peft:
+        base = encoder[0].model.peft_config["default"].base_model_name_or_path
+        # a Transformer, not AutoModel, which would add a decoder to an encoder such as T5's
+        whole = Transformer(base, model_kwargs={**options, "trust_remote_code": trusted})
+        encoder[0].model = merged_adapter(whole.model, folder, {})
+    return encoder

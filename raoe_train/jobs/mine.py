@@ -71,9 +71,14 @@ def mine(config: MineConfig, output: Output) -> dict[str, Any]:
         require(model.name, "model.name", "the encoder whose embeddings decide which texts are near each other")
     elif mining.count is None:
         raise ValueError("--mining.count is missing: set it to the number of random pairs for loss mse")
-    if not is_labelled:
-        return _mine_negatives(config, output)
-    texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))
+    return _make_examples(config, output) if is_labelled else _mine_negatives(config, output)
+
+
+def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
+    """Combine labelled texts into examples for a loss. Write OUTPUT; return the result."""
+    data, model, mining, loss = config.data, config.model, config.mining, config.loss
+    options: Any = {"columns": data.columns or None, "on_error": data.on_error}
+    texts, counts = distinct(*labelled_table(str(data.input), **options))
     if "second" in texts.column_names:
         raise ValueError(f"{data.input} has pairs of sentences: mining needs a single text and a label in each row")
     sentences, labels = texts["text"][:], texts["label"][:]
@@ -108,7 +113,7 @@ def mine(config: MineConfig, output: Output) -> dict[str, Any]:
         "classes": sizes,
         "read": counts,
     }
-    _print(result, path, mining.count)
+    _print(result, str(config.output), mining.count)
     return result
 
 
@@ -126,7 +131,7 @@ def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str)
     return Neighbours(own, others, own_count, others_count)
 
 
-def _print(result: dict[str, Any], path: Path, count: int | None) -> None:
+def _print(result: dict[str, Any], path: str, count: int | None) -> None:
     labels = result["labels"]
     kinds = f" ({labels['1']} pairs of one class, {labels['0']} of two classes)" if labels else ""
     print(f"{result['examples']} of {result['available']} examples{kinds} -> {path}")

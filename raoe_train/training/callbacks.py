@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import PrinterCallback
 
 from raoe_train.encoders.lengths import texts_of
 from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
@@ -115,8 +115,7 @@ class LogLines(PrinterCallback):
         super().on_train_begin(args, state, control, **kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if args.disable_tqdm:
-            logs.pop("total_flos", None)  # as PrinterCallback does
+        logs.pop("total_flos", None)  # as PrinterCallback does
         if not state.is_world_process_zero or not logs:
             return
         if "loss" in logs:
@@ -134,12 +133,7 @@ class LogLines(PrinterCallback):
                      for name, value in logs.items() if name.endswith(SELECTING)]  # fmt: skip
             cells += [f"loss {logs['eval_loss']:.4g}"] if "eval_loss" in logs else []
         if cells:
-            with tqdm.external_write_mode():  # prints above the progress bar
-                print(f"step {state.global_step}/{state.max_steps}  {'  '.join(cells)}", flush=True)
-
-
-class Bar(LogLines, ProgressCallback):
-    """LogLines with the progress bar of transformers, whose ProgressCallback it replaces."""
+            print(f"step {state.global_step}/{state.max_steps}  {'  '.join(cells)}", flush=True)
 
 
 class LogFile(TrainerCallback):

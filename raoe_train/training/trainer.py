@@ -12,7 +12,7 @@ from datasets import DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import find_batch_size
 
 from raoe_train.data.rows import columns_in_order, from_frames, in_our_order
@@ -27,7 +27,7 @@ from raoe_train.losses.gathering import share_parameter, world_size
 from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
 from raoe_train.outputs import replacing, set_modes
-from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
+from raoe_train.training.callbacks import LEFT, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 from raoe_train.training.training_data import (
     check_prompts,
     check_rows,
@@ -136,11 +136,10 @@ class Trainer(SentenceTransformerTrainer):
         self.meter = Meter(self)
         self.callback_handler.callbacks.insert(0, self.meter)  # first, so that trackers get the values of the meter
         self.add_callback(FiniteWeights(self))
-        # replace the trainer's own progress callback, which is last; keep the callbacks of users and notebooks
-        own = [each for each in self.callback_handler.callbacks if type(each) in (PrinterCallback, ProgressCallback)]
-        if own:
+        # replace the trainer's own callback, which is last; keep the callbacks of users and notebooks
+        if own := [each for each in self.callback_handler.callbacks if type(each) is PrinterCallback]:
             self.remove_callback(own[-1])
-            self.add_callback(LogLines() if isinstance(own[-1], PrinterCallback) else Bar())
+            self.add_callback(LogLines())
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
         """Create the loss if it is a function of the model, and average its own gradients over processes."""

@@ -37,7 +37,8 @@ def test_finished_output_is_matched_by_its_settings(tmp_path, folder):
     assert "torch" in again["versions"] and (folder or not output.all_parts.exists())
     with pytest.raises(ValueError, match=r"with other settings or inputs \(different: model\.name\): choose another"):
         Output(tmp_path / "out", OTHER, folder=folder).finished()
-    assert Output(tmp_path / "out", OTHER, overwrite=True, folder=folder).finished() is None
+    other = Output(tmp_path / "out", OTHER, overwrite=True, folder=folder)
+    assert other.finished() is None and other.parts != output.parts  # never goes on with parts of other settings
     if not folder:
         (tmp_path / "out").unlink()  # the user wants a new one
         assert Output(tmp_path / "out", SETTINGS).finished() is None

@@ -2,7 +2,7 @@
 
 For each CPython from 3.10 to 3.14 on this machine, a wheel for this platform with the C++ kernels, and with CUDA's if
 nvcc is found (RAOE_KERNELS_BUILD and RAOE_KERNELS_CUDA_ARCHS as in csrc/build_modules.py); a wheel for any platform;
-the sdist. Each Python calls its compiled modules. This one installs its wheels with all they need and trains an encoder.
+the sdist. Each Python calls its compiled modules. This one installs its wheels with all dependencies and trains.
 """
 
 from __future__ import annotations
