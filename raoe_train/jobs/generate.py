@@ -1,4 +1,4 @@
-"""The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.growth)."""
+"""The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.chains)."""
 
 import re
 import time
@@ -13,8 +13,8 @@ from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.resume import Output, SharedRows
 from raoe_train.config import defaults_of
 from raoe_train.encoders.settings import identity
-from raoe_train.generation.decoding import GuidedDecoder, Sampling
-from raoe_train.generation.growth import Chain, grow
+from raoe_train.generation.chains import Chain, grow
+from raoe_train.generation.guided import GuidedDecoder, Sampling
 from raoe_train.generation.instructions import FEW_SHOT, Instructions
 from raoe_train.generation.models import load_language_model, load_tokenizer
 from raoe_train.generation.starts import acceptable, read_starts
