@@ -9,7 +9,8 @@ benchmarks/generation.py times single answers, which cannot reuse an earlier ste
 What transformers 5.23.0 can reuse, according to its code: `generate` accepts past_key_values, with the same number of
 cached columns for all rows, and extends them in place. So the instruction's keys and values can be copied into every
 call, with padding between instruction and sentence, as "instruction cached" does. GuidedDecoder reads the instruction
-once for each call, for nearer and farther contexts. UnbatchedClassifierFreeGuidanceLogitsProcessor has its own cache for the farther context, which always starts empty, and `generate` has no argument for it.
+once for each call, for nearer and farther contexts. UnbatchedClassifierFreeGuidanceLogitsProcessor has its own cache
+for the farther context, which always starts empty, and `generate` has no argument for it.
 """
 
 from __future__ import annotations
