@@ -81,16 +81,15 @@ class GuidedDecoder:
             self._check(request)
         texts: list[list[int]] = [[] for _ in requests]
         finish: dict[int, str] = {}
-        numbers = [torch.rand(0)] * len(requests)
-        if self.sampling.do_sample:
-            numbers = [uniforms(request.seed, request.max_new_tokens) for request in requests]
+        sampled = self.sampling.do_sample
+        numbers = [uniforms(request.seed, request.max_new_tokens) for request in requests] if sampled else []
         # The request of each row: first the nearer contexts of all requests in progress, then their farther contexts.
         near, far = list(range(len(requests))), [n for n, request in enumerate(requests) if request.is_guided]
         logits, cache, mask = self._read([*(requests[n].near for n in near), *(requests[n].far or [] for n in far)])
         while True:
             scores = Scores(logits, [requests[n].guidance for n in near], [near.index(n) for n in far])
             earlier = [[*requests[n].near, *texts[n]] for n in near] if self._processors else []
-            uniform = torch.stack([numbers[n][len(texts[n])] for n in near]) if self.sampling.do_sample else None
+            uniform = torch.stack([numbers[n][len(texts[n])] for n in near]) if sampled else None
             for n, token in zip(near, self._choose(scores, earlier, uniform).tolist(), strict=True):
                 if token < 0:
                     raise ValueError("the model's scores for the next token are NaN, or exclude every token")
