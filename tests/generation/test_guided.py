@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, GraniteConfig
 
+from raoe_kernels import guided_log_probs
 from raoe_train.generation import GuidedDecoder, Request, Sampling
 from raoe_train.generation.guided import common_beginning, draw, uniforms
 from tests.decoders import DECODERS, SIZES, saved_decoder, tiny_language_model
@@ -202,6 +203,19 @@ def test_random_answers_depend_on_their_seed_alone(llama):
     assert ids(cold.answers(guided())) == ids(GuidedDecoder(llama).answers(guided()))
     first = GuidedDecoder(llama, sampling=Sampling(do_sample=True, top_k=1))
     assert ids(first.answers(guided())) == ids(GuidedDecoder(llama).answers(guided()))
+
+
+def test_each_token_is_drawn_with_a_random_number_of_its_own(llama):
+    answers = GuidedDecoder(llama, sampling=Sampling(do_sample=True, temperature=1.5)).answers(guided())
+    for request, answer in zip(guided(), answers, strict=True):
+        tokens: list[int] = []
+        for number in uniforms(request.seed, NEW)[: len(answer.ids)]:
+            near, far = (
+                llama(torch.tensor([[*context, *tokens]])).logits[:, -1] for context in (request.near, request.far)
+            )
+            scores = guided_log_probs(near, far, guidance=request.guidance) / 1.5
+            tokens.append(int(draw(scores, number[None])))
+        assert answer.ids == tokens
 
 
 def test_draws_follow_the_probabilities():
