@@ -8,9 +8,9 @@ benchmarks/generation.py times single answers, which cannot reuse an earlier ste
 
 What transformers 5.23.0 can reuse, according to its code: `generate` accepts past_key_values, with the same number of
 cached columns for all rows, and extends them in place. So the instruction's keys and values can be copied into every
-call, with padding between instruction and sentence, as "instruction cached" does. Those of a whole near context would
-have to be cut and padded by hand, as GuidedDecoder does. UnbatchedClassifierFreeGuidanceLogitsProcessor has its own
-cache for the farther context, which always starts empty, and `generate` has no argument for it.
+call, with padding between instruction and sentence, as "instruction cached" does. GuidedDecoder reads the instruction
+once for each call, for nearer and farther contexts. UnbatchedClassifierFreeGuidanceLogitsProcessor has its own cache
+for the farther context, which always starts empty, and `generate` has no argument for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raoe_train.generation import GuidedDecoder, Request
 SIZES = {"cpu": [8], "cuda": [8, 32]}
 STEPS, NEW = 4, 24
 INSTRUCTION, CLOSING = 45, 5
-TESTS = ["tests/generation/test_decoding.py", "tests/generation/test_contexts.py"]
+TESTS = ["tests/generation/test_guided.py"]
 
 Rows = list[list[int]]
 
@@ -38,7 +38,6 @@ def case(rows: int, device: str) -> Case:
     decoder, chains = GuidedDecoder(model), _Chains(rows)
     result: dict[str, Call] = {
         "GuidedDecoder": lambda i: _ours(decoder, chains),
-        "GuidedDecoder, nothing known": lambda i: _ours(decoder, chains, keep=False),
         "transformers guidance_scale": lambda i: _theirs(model, chains),
         "transformers, instruction cached": lambda i: _theirs(model, chains, cached=True),
     }
@@ -70,15 +69,13 @@ class _Chains:
         return [self.instruction + sentence + self.closing for sentence in sentences]
 
 
-def _ours(decoder: GuidedDecoder, chains: _Chains, keep: bool = True) -> list[Rows]:
-    near, far, known = chains.prompts(chains.sources), [None] * len(chains.sources), [None] * len(chains.sources)
+def _ours(decoder: GuidedDecoder, chains: _Chains) -> list[Rows]:
+    near, far = chains.prompts(chains.sources), [None] * len(chains.sources)
     steps = []
-    for step in range(STEPS):
-        more = keep and step < STEPS - 1
-        requests = zip(near, far, known, strict=True)
-        answers = decoder.answers([Request(a, b, GUIDANCE, NEW, keep=more, known=c) for a, b, c in requests])
+    for _ in range(STEPS):
+        answers = decoder.answers([Request(a, b, GUIDANCE, NEW) for a, b in zip(near, far, strict=True)])
         steps.append([answer.ids for answer in answers])
-        near, far, known = chains.prompts(steps[-1]), near, [answer.context for answer in answers]
+        near, far = chains.prompts(steps[-1]), near
     return steps
 
 

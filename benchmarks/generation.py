@@ -27,7 +27,7 @@ NEAR, FAR = 64, 60  # tokens of the longest contexts, about as many as the paper
 # width, layers, heads, key-value heads, width of the feed-forward part: Llama 3.2 1B on a GPU; half as wide and deep
 # on a CPU, so that head and body have about equally many weights
 SHAPE = {"cpu": (1024, 8, 16, 4, 4096), "cuda": (2048, 16, 32, 8, 8192)}
-TESTS = ["tests/generation/test_decoding.py"]
+TESTS = ["tests/generation/test_guided.py"]
 
 
 def case(rows: int, device: str) -> Case:

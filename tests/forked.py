@@ -24,7 +24,7 @@ _CONTEXT.set_forkserver_preload(
      "raoe_train.jobs.evaluate", "raoe_train.jobs.mine",
      "raoe_train.jobs.export", "raoe_train.jobs.encode", "raoe_train.jobs.prepare", "raoe_train.evaluation.transfer",
      "raoe_train.evaluation", "raoe_train.jobs.generate",
-     "raoe_train.generation.decoding", "raoe_train.encoders.load",
+     "raoe_train.generation.guided", "raoe_train.encoders.load",
      "raoe_train.losses", "raoe_train.training.report", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.growth)."""
+"""The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.chains)."""
 
 import json
 import re
@@ -12,8 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from raoe_train.generation.decoding import GuidedDecoder, Sampling
-from raoe_train.generation.growth import Chain, grow
+from raoe_train.generation.chains import Chain, grow
+from raoe_train.generation.guided import GuidedDecoder, Sampling
 from raoe_train.generation.instructions import FEW_SHOT, Instructions
 from raoe_train.generation.models import load_language_model, load_tokenizer
 from raoe_train.generation.starts import acceptable, read_starts

@@ -145,7 +145,7 @@ TRIED = {"prompt": "few-shot", "do_sample": True}
 def test_advice_is_not_what_is_already_set(writer, sentences, tmp_path, capsys, monkeypatch, settings, advice):
     """And the summary has the reason: at one token, every answer is cut off."""
     if "stop_strings" in settings:
-        monkeypatch.setattr("raoe_train.generation.growth.verify_sentence", lambda *_: "no letters")
+        monkeypatch.setattr("raoe_train.generation.chains.verify_sentence", lambda *_: "no letters")
     made = options(writer, sentences, tmp_path / "chains.jsonl")
     made["generation"] |= {"verify": True, "max_new_tokens": 1, **settings}
     result = run("generate", **made)

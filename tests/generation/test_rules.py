@@ -3,8 +3,8 @@
 import pytest
 
 from raoe_train.data.settings import Sentences
-from raoe_train.generation.decoding import Answer
-from raoe_train.generation.growth import REDRAWS, Chain
+from raoe_train.generation.chains import REDRAWS, Chain
+from raoe_train.generation.guided import Answer
 from raoe_train.generation.instructions import (
     FEW_SHOT,
     Instructions,

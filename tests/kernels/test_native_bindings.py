@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+import raoe_kernels
 from raoe_kernels import _native
 
 pytestmark = pytest.mark.skipif(
@@ -33,6 +34,18 @@ def test_errors_become_those_of_python():
             compiled.pairwise(*wrong)
     with pytest.raises(TypeError, match="cosine"):
         compiled.cosine(0, 0, 1, 1, 1, 1, 2, 1e-8, 0, 0, 0, ("1",), 1)
+
+
+def test_rows_of_different_strides():
+    """The functions get a stride for each of the two matrices."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(5, 12, generator=generator, dtype=torch.float64, requires_grad=True)
+    narrow = torch.randn(5, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+    found = []
+    for backend in ("native", "reference"):
+        cosine = raoe_kernels.pairwise_cosine(wide[:, :7], narrow, backend=backend)
+        found.append((cosine, *torch.autograd.grad(cosine.pow(2).sum(), (wide, narrow))))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 ROWS, COLUMNS = 1 << 14, 1 << 11

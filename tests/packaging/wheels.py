@@ -1,8 +1,9 @@
 """`make wheels`: builds what a release has into dist/, audits it, and tries each wheel in empty environments.
 
-For each CPython from 3.10 to 3.14 on this machine, a wheel for this platform with the C++ kernels, and with CUDA's if
-nvcc is found (RAOE_KERNELS_BUILD and RAOE_KERNELS_CUDA_ARCHS as in csrc/build_modules.py); a wheel for any platform;
-the sdist. Each Python calls its compiled modules. This one installs its wheels with all dependencies and trains.
+For each CPython from 3.10 to 3.14 on this machine, a wheel for this platform with the C++ kernels, and with those of
+CUDA if nvcc is found (RAOE_KERNELS_BUILD and RAOE_KERNELS_CUDA_ARCHS as in csrc/build_modules.py); a wheel for any
+platform; the sdist. Each Python calls its compiled modules. This one installs its wheels with all they need and trains
+an encoder.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, GraniteConfig
 
+from raoe_kernels import guided_log_probs
 from raoe_train.generation import GuidedDecoder, Request, Sampling
-from raoe_train.generation.decoding import draw, uniforms
+from raoe_train.generation.guided import common_beginning, draw, uniforms
 from tests.decoders import DECODERS, SIZES, saved_decoder, tiny_language_model
 
 NEW = 12
-WINDOWS = ("mistral-window", "qwen2-window", "gemma2", "gemma3")
 
 
 def contexts() -> list[list[int]]:
@@ -25,6 +25,12 @@ def guided(guidance: float = 1.5, new: int = NEW) -> list[Request]:
     """Requests whose contexts are guided away from the previous one."""
     rows = contexts()
     return [Request(row, rows[number - 1], guidance, new, seed=number) for number, row in enumerate(rows)]
+
+
+def in_batches(decoder, requests, size) -> list:
+    """The answers of requests that are decoded `size` at a time."""
+    batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+    return [answer for batch in batches for answer in decoder.answers(batch)]
 
 
 def ids(answers) -> list[list[int]]:
@@ -86,19 +92,10 @@ def test_answer_does_not_depend_on_its_batch(model):
     decoder, requests = GuidedDecoder(model), guided()
     requests[1:1] = [Request(contexts()[4], max_new_tokens=NEW), Request(contexts()[0], [9, 8], 0.5, 5)]
     alone = [decoder.answers([request])[0] for request in requests]
-    for slots in (None, 1, 2, 5):
-        assert decoder.answers(requests, slots) == alone
+    for size in (2, 5, len(requests)):
+        assert in_batches(decoder, requests, size) == alone
     assert decoder.answers(requests[::-1]) == alone[::-1]
     assert [answer.finish for answer in alone].count("length") > 1
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_sliding_windows_run_without_joining(name):
-    decoder = GuidedDecoder(tiny_language_model(name, torch.float32))
-    decoder.add([("a", guided()[0])])
-    assert not decoder.can_join
-    with pytest.raises(ValueError, match="cannot join"):
-        decoder.add([("b", guided()[1])])
 
 
 class Recorder:
@@ -125,8 +122,44 @@ def test_finished_rows_leave_the_batch(llama):
     assert [len(answer.ids) for answer in result] == [3, 6, 5, 1]
     assert seen.body == [(6, 8), (5, 1), (5, 1), (3, 1), (3, 1), (2, 1)]
     assert seen.head == [6, 5, 5, 3, 3, 2]
-    assert decoder.active == 0
-    assert decoder.step() == []
+    assert decoder.answers([]) == []
+
+
+# The beginning that all contexts share
+
+
+def beginning_with(shared: list[int]) -> list[Request]:
+    """The guided requests, whose contexts all begin with the tokens `shared`."""
+    return [Request(shared + list(r.near), shared + list(r.far), r.guidance, NEW, r.seed) for r in guided()]
+
+
+@pytest.mark.parametrize("length", [7, 8, 30])
+def test_a_common_beginning_changes_no_answer(model, length):
+    requests = beginning_with([5 + place % 40 for place in range(length)])
+    theirs = [with_guidance(model, request) for request in requests]
+    decoder = GuidedDecoder(model)
+    assert ids(decoder.answers(requests)) == theirs
+    assert ids(in_batches(decoder, requests, 2)) == theirs
+    assert ids(decoder.answers(requests[:1])) == theirs[:1]
+
+
+def test_a_common_beginning_is_read_once():
+    def read(name: str, requests: list[Request]) -> list[tuple[int, int]]:
+        model = tiny_language_model(name)
+        seen = Recorder(model)
+        GuidedDecoder(model, None, Sampling(eos_token_id=[])).answers(requests)
+        return seen.body[: 1 - NEW]
+
+    shared, longest = [9] * 8, max(map(len, contexts()))
+    assert read("llama", beginning_with(shared)) == [(1, 8), (10, longest)]
+    assert read("llama", beginning_with(shared[1:])) == [(10, 7 + longest)]  # too short to be worth it
+    assert read("mistral-window", beginning_with(shared)) == [(10, 8 + longest)]  # padding would move its window
+    one = Request([*shared, 3], None, 1.0, NEW)
+    assert read("llama", [one]) == [(1, 9)]
+    assert read("llama", [one, one]) == [(1, 8), (2, 1)]  # the last token of a context has to be read for its logits
+    assert common_beginning([[3, 4, 5], [3, 4], [3, 4, 6]]) == 1
+    assert common_beginning([[3, 4, 5], [3, 7, 5]]) == 1
+    assert common_beginning([[4, 4, 5], [3, 4, 5]]) == 0
 
 
 # Whatever a model does to its logits
@@ -160,8 +193,8 @@ def test_random_answers_depend_on_their_seed_alone(llama):
     sampling = Sampling(do_sample=True, temperature=1.5, top_p=0.9)
     decoder = GuidedDecoder(llama, sampling=sampling)
     alone = [decoder.answers([request])[0] for request in guided()]
-    for slots in (None, 2):
-        assert decoder.answers(guided(), slots) == alone
+    for size in (2, 5):
+        assert in_batches(decoder, guided(), size) == alone
     again = [Request(r.near, r.far, r.guidance, r.max_new_tokens, r.seed + 1) for r in guided()]
     assert all(a.ids != b.ids for a, b in zip(decoder.answers(again), alone, strict=True))
     assert all(a.ids != b.ids for a, b in zip(GuidedDecoder(llama).answers(guided()), alone, strict=True))
@@ -170,6 +203,19 @@ def test_random_answers_depend_on_their_seed_alone(llama):
     assert ids(cold.answers(guided())) == ids(GuidedDecoder(llama).answers(guided()))
     first = GuidedDecoder(llama, sampling=Sampling(do_sample=True, top_k=1))
     assert ids(first.answers(guided())) == ids(GuidedDecoder(llama).answers(guided()))
+
+
+def test_each_token_is_drawn_with_a_random_number_of_its_own(llama):
+    answers = GuidedDecoder(llama, sampling=Sampling(do_sample=True, temperature=1.5)).answers(guided())
+    for request, answer in zip(guided(), answers, strict=True):
+        tokens: list[int] = []
+        for number in uniforms(request.seed, NEW)[: len(answer.ids)]:
+            near, far = (
+                llama(torch.tensor([[*context, *tokens]])).logits[:, -1] for context in (request.near, request.far)
+            )
+            scores = guided_log_probs(near, far, guidance=request.guidance) / 1.5
+            tokens.append(int(draw(scores, number[None])))
+        assert answer.ids == tokens
 
 
 def test_draws_follow_the_probabilities():
@@ -196,7 +242,7 @@ def test_processors_are_transformers(options):
     assert result == [with_guidance(model, request, **options) for request in requests]
     assert result != ids(GuidedDecoder(model).answers(requests))
     plain = [Request(row, max_new_tokens=NEW) for row in contexts()]
-    assert ids(decoder.answers(plain, 2)) == [generated(model, row, **options) for row in contexts()]
+    assert ids(in_batches(decoder, plain, 2)) == [generated(model, row, **options) for row in contexts()]
 
 
 # Stop strings
@@ -247,8 +293,7 @@ def test_stop_strings(with_tokenizer):
 def test_invalid_requests(llama, request_, message):
     decoder = GuidedDecoder(llama)
     with pytest.raises(ValueError, match=message):
-        decoder.add([("a", request_)])
-    assert decoder.active == 0
+        decoder.answers([Request([3, 4], max_new_tokens=5), request_])
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(do_sample=True)], ids=["greedy", "sampled"])

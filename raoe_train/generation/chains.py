@@ -7,9 +7,8 @@ guidance moves the answer away from the sentence before the last (Eq. 3 and 4). 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request
+from raoe_train.generation.guided import Answer, GuidedDecoder, Request
 from raoe_train.generation.instructions import Instructions, parse_list, unfinished, verify_chain, verify_sentence
 from raoe_train.outputs import digest
 from raoe_train.settings import Generation
@@ -26,7 +25,6 @@ class Chain:
     instructions: Instructions
     generation: Generation
     reason: str | None = field(default=None, init=False)  # why the chain failed, if it did
-    context: Context | None = field(default=None, init=False)  # context that the next request can reuse (`known`)
     tokens: int = field(default=0, init=False)  # number of tokens in all answers
     redrawn: int = field(default=0, init=False)  # how often the next sentence was rejected
     finished: bool = field(default=False, init=False)
@@ -44,7 +42,7 @@ class Chain:
             self.finished = True
             return None
         seed = int(digest([settings.seed, self.key, step, *filter(None, [self.redrawn])])[:15], 16)
-        return Request(near, far, guidance, new, seed, not single and step < settings.steps, self.context)
+        return Request(near, far, guidance, new, seed)
 
     def take(self, answer: Answer) -> None:
         """Add an answer to the chain. This may finish the chain, or make it fail."""
@@ -70,7 +68,6 @@ class Chain:
         self.finished = self.finished or single or len(self.sentences) > steps
         if self.reason is None:
             self._judge(verify_chain(self.sentences, steps if self.finished else None))
-        self.context = None if self.finished else answer.context
 
     def _wrong(self, sentence: str, finish: str) -> str | None:
         return verify_sentence(sentence, self.sentences[0], finish) or self.instructions.copied(sentence)
@@ -81,31 +78,17 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate at most `slots` chains at a time, and yield a chain after each answer. Waiting chains join the
-    running batch once they are a quarter of all active chains. If they cannot join it, all chains step together."""
-    active: dict[int, Chain] = {}
-    ready: list[Chain] = []
-    latest: Context | None = None
+    """Generate at most `slots` chains at a time, a sentence of each in one batch, and yield a chain after each answer.
+    Waiting chains take the places of finished ones."""
+    active: list[Chain] = []
     while True:
-        for chain in itertools.islice(chains, slots - len(active)):
-            chain.context = latest  # all chains start with the same instruction
-            active[chain.key] = chain
-            ready.append(chain)
+        active += itertools.islice(chains, slots - len(active))
         if not active:
             return
-        answers: list[Any] = []
-        if ready and (not decoder.active or (decoder.can_join and 4 * len(ready) >= len(active))):
-            requests = [(chain, chain.request(decoder.limit)) for chain in ready]
-            ready = []
-            answers += decoder.add((chain.key, request) for chain, request in requests if request is not None)
-            for chain, request in requests:
-                if request is None:
-                    yield active.pop(chain.key)
-        answers += decoder.step()
-        for key, answer in answers:
-            chain = active[key]
-            chain.take(answer)
-            latest = chain.context or latest
-            if not chain.finished:
-                ready.append(chain)
-            yield active.pop(key) if chain.finished else chain
+        requests = [chain.request(decoder.limit) for chain in active]
+        answers = iter(decoder.answers([request for request in requests if request is not None]))
+        for chain, request in zip(active, requests, strict=True):
+            if request is not None:
+                chain.take(next(answers))
+            yield chain
+        active = [chain for chain in active if not chain.finished]
