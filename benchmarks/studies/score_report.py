@@ -106,7 +106,7 @@ def _result(label: str, path: Path) -> Result:
             "commit": metrics.get("commit"),
             "versions": dict(metrics.get("versions") or {}),
         }
-        data = dict([*settings.get("tasks", []), *settings.get("suite", [])])
+        data = {word: str(content) for word, content in [*settings.get("tasks", []), *settings.get("suite", [])]}
         valid = bool(tasks) and all(
             isinstance(main_score(task), (float, int, type(None))) and isinstance(kind_of(word, task), str)
             for word, task in tasks.items()

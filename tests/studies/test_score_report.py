@@ -107,8 +107,8 @@ def test_names_from_files_are_escaped(tmp_path):
 
 
 def test_incompatible_results(tmp_path, capsys):
-    one = result(tmp_path, "one", {"stsb": sts(1.0)}, settings={"tasks": {"stsb": "a"}})
-    two = result(tmp_path, "two", {"stsb": sts(2.0)}, settings={"tasks": {"stsb": "b"}})
+    one = result(tmp_path, "one", {"stsb": sts(1.0)}, settings={"tasks": [["stsb", "a"]]})
+    two = result(tmp_path, "two", {"stsb": sts(2.0)}, settings={"tasks": [["stsb", "b"]]})
     for results, message in (
         ([one, two], "'stsb' has different data"),
         ([one, one], "named twice"),
