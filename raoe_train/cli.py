@@ -210,8 +210,7 @@ def _run(words: list[str]) -> dict[str, Any]:
         print(cfg.recipe_text(cfg.checked(config) if getattr(config, "needs_library", False) else config), end="")
     else:
         check_paths(config)
-        output = output_of(config) if options["job"] not in ("check", "prepare") else None
-        if finished := finished_result(output):
+        if finished := finished_result(output_of(config)):
             return finished
         cfg.checked(config)  # reports most errors before the slow import of torch
         result = job_of(options["job"])(config)

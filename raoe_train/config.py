@@ -51,7 +51,6 @@ OWN_RULES = {
     "int": (r"[-+]?(0|[1-9]\d*)$", "-+0123456789"),
     "float": (r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)$|\.nan$", "-+.0123456789"),
     "bool": (r"(true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    "timestamp": (r"(?!)", ""),
 }  # fmt: skip
 OTHERS = "others"  # name of the field for keys that a section accepts in addition to its own fields
 shorten = reprlib.Repr()  # for messages: the repr of nested YAML aliases could be huge
@@ -378,7 +377,7 @@ def read_yaml(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-            first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in OWN_RULES]
+            first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in (*OWN_RULES, "timestamp")]
             for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 

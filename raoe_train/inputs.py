@@ -17,8 +17,9 @@ from raoe_train.outputs import digest, read_json
 LOSSES = "raoe_train.losses."
 # names, because the tasks import this module
 TASK_SOURCE, SUITE_TASKS = "raoe_train.evaluation.tasks:source_of", "raoe_train.evaluation.tasks:suite_tasks"
-# files of a run or a model that its embeddings do not depend on, by the start of their names
-METADATA = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", "run.png", "events.out.tf")
+# files of a run or a model that its embeddings do not depend on
+METADATA = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", "run.png")
+EVENTS = "events.out.tfevents."  # start of the names of TensorBoard's files
 
 
 def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True) -> dict[str, Any]:
@@ -43,17 +44,22 @@ def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True)
         elif name == OTHERS:
             result |= _as_plain(value)
             continue
-        elif digests and marked_as(hint, "suite"):
-            value = [[word, _task_digest(word, data_dir)] for word in pkgutil.resolve_name(SUITE_TASKS)(value)]
-        elif digests and marked_as(hint, "read"):
-            names = [value] if isinstance(value, str) else value
-            if marked_as(hint, "task"):
-                names = [[word, _task_digest(word, data_dir)] for word in names]
-            else:
-                names = [_data_digest(each) if marked_as(hint, "rows") else digest_of(each) for each in names]
-            value = names[0] if isinstance(value, str) else names
+        elif digests:
+            value = _with_digests(value, hint, data_dir)
         result[name] = value
     return result
+
+
+def _with_digests(value: Any, hint: Any, data_dir: str | None) -> Any:
+    """Replace each name of an input by what determines its content. Names of tasks stay, because results have them."""
+    if marked_as(hint, "suite"):
+        value = pkgutil.resolve_name(SUITE_TASKS)(value)
+    if marked_as(hint, "suite") or marked_as(hint, "task"):
+        return [[word, _task_digest(word, data_dir)] for word in value]
+    if not marked_as(hint, "read"):
+        return value
+    of = _data_digest if marked_as(hint, "rows") else digest_of
+    return of(value) if isinstance(value, str) else [of(name) for name in value]
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
@@ -103,9 +109,9 @@ def fingerprint(folder: str) -> str:
             folders.clear()  # skip a link back to a parent folder
         seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]  # such as .git and .cache
-        for path in (Path(root, name) for name in names if not name.startswith((".", *METADATA))):
+        for path in (Path(root, name) for name in names if name not in METADATA):
             place = path.relative_to(folder).as_posix()
-            if path.is_file():
+            if not path.name.startswith((".", EVENTS)) and path.is_file():
                 digests[place] = file_digest(path)
             if path.name in ("adapter_config.json", "config.json"):
                 config = read_json(path)

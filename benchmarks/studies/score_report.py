@@ -101,7 +101,7 @@ def _result(label: str, path: Path) -> Result:
         settings = metrics.get("settings") or {}
         made_by = {
             "model": metrics.get("model") or str(path),
-            "options": {key: settings[key] for key in ("truncate_dim",) if settings.get(key)},
+            "options": {"truncate_dim": settings["truncate_dim"]} if "truncate_dim" in settings else {},
             "files": str((settings.get("model") or {}).get("name") or ""),
             "commit": metrics.get("commit"),
             "versions": dict(metrics.get("versions") or {}),

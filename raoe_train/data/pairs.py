@@ -1,7 +1,5 @@
 """Read sentence pairs with similarity scores or NLI labels, Conditional STS, and pairs for the job `score`."""
 
-import hashlib
-import json
 import os
 import pickle
 import re
@@ -178,12 +176,12 @@ class PairsToScore:
     ValueError for a value that the format `kind` cannot represent, and for a column in `added` that already exists.
 
     Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if missing), `columns` (all,
-    in order), `left_out` ({reason: skipped rows}) and `digest` (hash of all rows).
+    in order) and `left_out` ({reason: skipped rows}).
     """
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
         label_map, tally = resolve_labels(data.labels), Tally(data.on_error)
-        columns, labels, sha256 = dict[str, None](), list[int](), hashlib.sha256()
+        columns, labels = dict[str, None](), list[int]()
 
         def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
             names = source.columns.find(fields, TEXTS, OPTIONAL)
@@ -195,7 +193,6 @@ class PairsToScore:
             except RowProblem:
                 labels.append(-1)  # scoring needs no label; training reports invalid labels
             columns.update(dict.fromkeys(fields))
-            sha256.update(json.dumps(fields, sort_keys=True, default=str).encode())
             return {**row, "fields": pickle.dumps(fields)}
 
         stream = open_source(str(data.input), data.columns)
@@ -204,7 +201,7 @@ class PairsToScore:
         if clashes := [name for name in added if name in columns]:
             raise ValueError(f"{data.input} already has a column {', '.join(clashes)}: rename or remove it first")
         self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])
-        self.labels, self.columns, self.digest = np.array(labels), list(columns), sha256.hexdigest()
+        self.labels, self.columns = np.array(labels), list(columns)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of each row."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.encoders.settings import CONDITIONAL, PROMPTS, Encoder, identity
+from raoe_train.encoders.settings import CONDITIONAL, PROMPTS, Encoder
+from raoe_train.inputs import recorded
 from raoe_train.outputs import digest, read_parts, write_parts
 
 SORTED = 4096  # number of sentences that are tokenized and sorted by length together
@@ -148,7 +149,7 @@ def embeddings(
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
         return embed(texts)
-    parts = {"model": identity(encoder), "texts": digest(list(texts))}
+    parts = {"model": recorded(encoder), "texts": digest(list(texts))}
     key = digest(parts | ({"kind": kind} if kind else {}))
     folder = Path(cache).expanduser() / key[:16]
     return np.concatenate(read_parts(write_parts(folder, texts, embed, f"{role} {encoder.name}")))

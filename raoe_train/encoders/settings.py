@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
 from raoe_train.config import Folder, NonNegativeInt, PositiveInt, Seed, Share, Source, Unrecorded, merge
-from raoe_train.inputs import recorded
 
 SCRATCH = "scratch"  # value of model.name for a new model
 CONDITIONAL = "conditional"  # name of the prompt with {condition} in a model's `prompts`
@@ -122,9 +121,3 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
     settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
     names = {each.name for each in fields(Model)}
     return merge(Model, [{key: value for key, value in settings.items() if key in names}, changes], "model.")
-
-
-def identity(encoder: Encoder) -> dict[str, Any]:
-    """Return everything that determines the embeddings of an encoder: its settings and a digest of its files. A Model
-    and a FrozenEncoder with the same settings have the same identity."""
-    return recorded(encoder)

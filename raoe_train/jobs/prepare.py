@@ -27,8 +27,8 @@ class PublicSet:
     overwrite: Unrecorded[bool] = False
 
 
-@job(record=False)
-def prepare(config: PrepareConfig) -> dict[str, Any]:
+@job
+def prepare(config: PrepareConfig, _: None) -> dict[str, Any]:
     """Download public data sets, check their numbers of rows and write one file per set.
 
     Each file has a column split. A JSON file next to it has a summary with licence and source. To use the sets in

@@ -206,6 +206,7 @@ class PrepareConfig:
         overwrite: replace files that were written with other settings or from another version
     """
 
+    has_record: ClassVar[bool] = False  # each file has its own
     names: list[str] = field(default_factory=list)
     copies: Source | None = None
     counts: bool = True

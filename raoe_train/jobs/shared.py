@@ -16,7 +16,7 @@ from raoe_train.outputs import BESIDE, Output, beside, check_writable, explained
 from raoe_train.processes import rank_and_world
 
 
-def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool = False, record: bool = True) -> Any:
+def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool = False) -> Any:
     """Turn a function that takes a configuration object into a job. A running job locks its output.
 
     A job is called with a recipe (a YAML file or the name of a shipped recipe) and settings that override the recipe,
@@ -27,13 +27,12 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
 
     Args:
         function: the job. Its parameter `config` is a dataclass. If this class has a field `output`, the job also takes
-            an Output, or None if `output` is not set, and returns the result to record.
+            an Output, or None if there is nothing to record, and returns the result to record.
         together: whether several processes (of torchrun) can share the job. If not, each process raises ValueError.
             Only the first process records the result; all others wait for it.
-        record: False for a job that makes several outputs.
     """
     if function is None:
-        return functools.partial(job, together=together, record=record)
+        return functools.partial(job, together=together)
     work, config_class = function, typing.get_type_hints(function)["config"]
 
     def call(recipe: Any = None, /, **settings: Any) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
         path = getattr(config, "output", None)
         lock: Any = locked(path) if path and rank == 0 else contextlib.nullcontext()
         with explained(path), lock:
-            if not record or not hasattr(config, "output"):
+            if not hasattr(config, "output"):
                 return work(checked(config))
             output = output_of(config)
             if finished := finished_result(output):
@@ -69,7 +68,9 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
 
 
 def output_of(config: Any) -> Output | None:
-    """Return the output of a configuration object with the settings to record, or None if nothing is written."""
+    """Return the output of a configuration object with the settings to record, or None if there is no record."""
+    if not hasattr(config, "output") or not getattr(config, "has_record", True):
+        return None
     settings = recorded(config)  # first, because it reports missing files
     if not config.output or getattr(config, "dry_run", False):
         return None

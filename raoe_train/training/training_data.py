@@ -22,9 +22,10 @@ from raoe_train.data.rows import columns_in_order, row_table
 from raoe_train.data.sources import columns_in, has_column, pool
 from raoe_train.data.tables import BATCH, Texts
 from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
-from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
+from raoe_train.inputs import recorded
 from raoe_train.losses.collators import columns_of
 from raoe_train.losses.in_batch import negatives_left_out
 from raoe_train.losses.reads import LISTS, RANKING
@@ -110,7 +111,7 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
     The cache stores these cosines, not embeddings: 4 n^2 bytes for each list (4 kB for 33 sentences). Runs with another
     omega, ablation or seed can share the cache.
     """
-    key = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists])}
+    key = {"teacher": recorded(teacher), "lists": digest([list(texts) for texts in lists])}
     embed = embedder(teacher, "teacher")
 
     def cosines(shard: Sequence[Sequence[str]]) -> np.ndarray:

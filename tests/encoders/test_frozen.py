@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer
 from raoe_train import outputs
 from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Encoder, FrozenEncoder, Model, as_model, identity
+from raoe_train.encoders.settings import Encoder, FrozenEncoder, Model, as_model
+from raoe_train.inputs import recorded
 from tests.tiny import SENTENCES
 
 # As jina-embeddings-v3 is published: a module of its own, whose forward takes the task.
@@ -44,14 +45,14 @@ class Letters(torch.nn.Module):
 def test_identity_is_equal_for_equal_encoders(encoder):
     frozen_encoder = FrozenEncoder(encoder, prompt="query: {text}", device="cpu", batch_size=3, cache="x")
     same = Model(encoder, prompt="query: {text}"), Encoder(encoder, prompt="query: {text}", device="cuda")
-    assert identity(frozen_encoder) == identity(same[0]) == identity(same[1])
+    assert recorded(frozen_encoder) == recorded(same[0]) == recorded(same[1])
     for other in (
         FrozenEncoder(encoder),
         FrozenEncoder(encoder, prompt="query: {text}", task="x"),
         FrozenEncoder(encoder, prompt="query: {text}", pooling="max"),
         Model(encoder, prompt="query: {text}", dtype="bfloat16"),
     ):
-        assert identity(other) != identity(frozen_encoder)
+        assert recorded(other) != recorded(frozen_encoder)
 
 
 def test_a_name_and_settings(encoder):

@@ -8,7 +8,8 @@ import torch
 
 from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import cosines, embedder
-from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.encoders.settings import FrozenEncoder
+from raoe_train.inputs import recorded
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     InfoNCELoss,
@@ -94,5 +95,5 @@ def test_two_teachers_are_their_mean(tmp_path):
     mean = sum(cosines(each[:-1], each[1:]) for each in alone) / 2
     np.testing.assert_allclose(cosines(made[:-1], made[1:]), mean, atol=1e-6)
     assert np.abs(cosines(*(each[:9] for each in alone))).max() < 0.999, "or both are one encoder"
-    assert identity(both) != identity(Teacher(names[0], device="cpu"))
-    assert identity(both) != identity(Teacher(names[0], second=FrozenEncoder(names[0])))
+    assert recorded(both) != recorded(Teacher(names[0], device="cpu"))
+    assert recorded(both) != recorded(Teacher(names[0], second=FrozenEncoder(names[0])))
