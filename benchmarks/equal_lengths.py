@@ -27,7 +27,7 @@ from benchmarks.provenance import ROOT
 
 SIZES = {"cpu": [64, 512], "cuda": [64, 512]}
 MINI_BATCH = 64
-MINILM = dict(hidden_size=384, layers=6, heads=12, intermediate_size=1536, dropout=0.1, vocab_size=30522)
+MINILM = dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=30522)
 TESTS = [f"tests/losses/test_{name}.py" for name in ("losses", "infonce_loss", "listmle_loss")]
 
 

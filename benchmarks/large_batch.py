@@ -23,7 +23,7 @@ TESTS = ["tests/losses/test_losses.py"]
 def case(pairs: int, device: str) -> Case:
     from raoe_train.losses import ByLength, RAOELoss
 
-    models = {"small": encoder(device, {"hidden_size": 128, "layers": 2}), "MiniLM": minilm(device)[0]}
+    models = {"small": encoder(device, {"hidden_size": 128, "num_hidden_layers": 2}), "MiniLM": minilm(device)[0]}
     features = [rows_of(lengths, device) for lengths in drawn("SNLI", pairs)]
     generator = torch.Generator().manual_seed(0)
     labels = {

@@ -43,7 +43,7 @@ def decoder(shape: dict[str, int], device: str) -> Any:
     from peft import LoraConfig
     from transformers import Qwen2Config, Qwen2Model
 
-    model = encoder("cpu", {"hidden_size": 8, "heads": 2, "layers": 1, "intermediate_size": 8})
+    model = encoder("cpu", {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8})
     with torch.device(device):
         inner = Qwen2Model(Qwen2Config(vocab_size=32000, **shape)).to(torch.bfloat16)
     inner.add_adapter(LoraConfig(r=16, target_modules=LAYERS))

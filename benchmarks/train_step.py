@@ -43,8 +43,15 @@ SOURCES = {
     "STS-B": ("sts/stsb", "train", ("sentence1", "sentence2")),
 }
 SIZES = {"cpu": [64, 256, 512, 4096], "cuda": [512, 64, 4096]}
-BASE = {**MINILM, "hidden_size": 768, "layers": 12, "intermediate_size": 3072}
-THIN = {**MINILM, "hidden_size": 8, "heads": 2, "intermediate_size": 8, "dropout": 0.0}
+BASE = {**MINILM, "hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072}
+THIN = {
+    **MINILM,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 TOKENS = 4096  # tokens of a mini-batch
 AT_ONCE = {"MiniLM": 60_000, "BERT-base": 15_000}  # most tokens whose activations comfortably fit into 24 GiB
 TESTS = ["tests/losses/test_by_length.py"]

@@ -32,10 +32,10 @@ JOBS = {
     "check": "check that embeddings do not depend on padding and batch size",
 }
 TRAIN_PACKAGES = ("accelerate", "datasets", "filelock", "matplotlib", "pandas", "peft", "pyarrow",
-        "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
+        "pydantic", "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
 EXTRAS = {**dict.fromkeys(TRAIN_PACKAGES, "train"), "bitsandbytes": "4bit"}  # {import name: extra}
 USAGE = "raoe-train JOB [RECIPE] [--config FILE] [--section.key VALUE ...]"
-OPTIONS = {"job", "positional", "config", "print_config", "traceback", "loss.help"}  # options that are not settings
+OPTIONS = ("config", "print_config", "traceback", "loss.help")  # options that are not settings
 STATUS = "exit status: 0 done, 1 finished with failures, 2 invalid input, 3 unexpected error, 130 interrupted"
 
 
@@ -69,93 +69,102 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
     return job_of(job)(recipe, **settings)
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser with an option for each key of `config`, a configuration class (None: no such options)."""
-
-    def __init__(self, *args: Any, config: Any = None, **settings: Any) -> None:
-        settings |= {"argument_default": argparse.SUPPRESS, "formatter_class": argparse.RawDescriptionHelpFormatter}
-        super().__init__(*args, **settings, allow_abbrev=False)  # type: ignore[misc]
-        self.keys = cfg.keys_of(config) if config else {}
-        essentials = getattr(config, "essentials", ())
-        groups: dict[str, Any] = {"": self}
-        first = self.add_argument_group("settings that most runs need") if essentials else self
-        for name, key in self.keys.items():
-            section, of = name.rpartition(".")[0], cfg.dataclass_in(key.type)
-            if of in (None, cfg.Choice):
-                self.add_key(name, key, first if name in essentials else groups[section])
-            else:  # for a section that is unset by default, the help only lists the keys
-                inner = [each.rpartition(".")[2] for each in self.keys if each.startswith(f"{name}.")]
-                listed = None if key.type is of else textwrap.fill(f"--{name}.KEY VALUE sets {', '.join(inner)}", 100)
-                title = key.text or str(of.__doc__).partition(".\n")[0]
-                groups[name] = self.add_argument_group(f"{name}: {title}", listed)
-
-    def add_key(self, name: str, key: cfg.Key, group: Any) -> None:
-        """Add the option of a key."""
-        default = key.default.class_path if key.type is cfg.Choice else key.default
-        shown = default if isinstance(default, str) and default else json.dumps(default)
-        kind = cfg.describe(key.type)
-        text = f"{key.text} ({kind}; default: {shown})".strip().replace("%", "%%")
-        several = "+" if cfg.is_generic(key.type, Iterable) else "?" if bool in cfg.members(key.type) else None
-        form = "NAME=VALUE" if "NAME=VALUE" in kind else "VALUE"
-        text = argparse.SUPPRESS if group is not self and group.description else text
-        group.add_argument(f"--{name}", action="append", nargs=several, metavar=form, help=text)
-
-    def error(self, message: str) -> Any:
-        raise ValueError(message)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words. Unknown keys are accepted here: some sections allow any key, and `merge` rejects the others."""
-        unknown = (word.partition("=")[0] for word in args or () if self.keys and word.startswith("--"))
-        for option in {*unknown} - {*self._option_string_actions, "--"}:
-            self.add_argument(option, action="append", nargs="*")
-        return super().parse_known_args(args, namespace)
-
-
-def parser() -> Parser:
-    """Return the parser of the command line."""
+def parser(jobs: Iterable[str]) -> argparse.ArgumentParser:
+    """Return a parser of the command line, with the settings of `jobs`. It writes help and completes words in a shell;
+    `split` reads the settings, because some sections accept keys that only a library knows."""
+    form: Any = argparse.RawDescriptionHelpFormatter
     recipes = textwrap.fill(f"a YAML file, or one of: {', '.join(cfg.shipped())}", 100)
-    top = Parser("raoe-train", usage=USAGE, epilog=f"RECIPE is {recipes}\n\n{STATUS}")
+    epilog = f"RECIPE is {recipes}\n\n{STATUS}"
+    top = argparse.ArgumentParser("raoe-train", usage=USAGE, epilog=epilog, formatter_class=form)
     top.add_argument("--version", action="version", version=f"raoe {version('raoe')}")
-    jobs = top.add_subparsers(title="jobs", metavar="JOB", dest="job", parser_class=Parser)
+    commands = top.add_subparsers(title="jobs", metavar="JOB")
     for name, summary in JOBS.items():
         config = config_of(name)
-        positional, count, text = ("NAME", "*", "same as --names") if name == "prepare" else ("RECIPE", "?", recipes)
+        positional, count, text = ("RECIPE", "?", recipes) if name != "prepare" else ("NAME", "*", "same as --names")
         usage = f"raoe-train {name} [{positional}] [--config FILE] [--section.key VALUE ...]"
-        example = getattr(config, "example", "")
-        job = jobs.add_parser(name, help=summary, description=summary, usage=usage, epilog=example, config=config)
-        job.add_argument("positional", nargs=count, metavar=positional, help=text)
-        job.add_argument("--config", action="append", metavar="FILE", help="YAML file of settings; the last file wins")
+        job = commands.add_parser(name, help=summary, description=summary, usage=usage, formatter_class=form,
+                                  epilog=getattr(config, "example", ""))  # fmt: skip
+        job.add_argument(positional, nargs=count, help=text)
+        job.add_argument("--config", metavar="FILE", help="YAML file of settings; the last file wins")
         job.add_argument("--print_config", action="store_true", help="only print the settings, as a recipe")
         job.add_argument("--traceback", action="store_true", help="show the traceback of an error")
         if name == "train":
             text = "list all losses, or show the help of the loss CLASS"
-            job.add_argument("--loss.help", nargs="?", const="", metavar="CLASS", help=text)
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
-        import argcomplete  # type: ignore[import-not-found]
-
-        argcomplete.autocomplete(top)
+            job.add_argument("--loss.help", nargs="?", metavar="CLASS", help=text)
+        if name in jobs:
+            add_keys(job, config)
     return top
 
 
-def configure(words: Sequence[str]) -> tuple[dict[str, Any], Any]:
-    """Parse a command line. Return the options, and the job's configuration, which `checked` has not checked yet."""
-    if words and not words[0].startswith("-"):
-        config_of(words[0])  # raises an error with a hint for an unknown job
-    options = vars(parser().parse_args(words))
-    config = config_of(options["job"])
+def add_keys(job: argparse.ArgumentParser, config: Any) -> None:
+    """Add an option for each key of a configuration class."""
+    essentials = getattr(config, "essentials", ())
+    first = job.add_argument_group("settings that most runs need") if essentials else job
+    groups: dict[str, Any] = {"": job}
+    for name, key in cfg.keys_of(config).items():
+        section, of = name.rpartition(".")[0], cfg.dataclass_in(key.type)
+        if of in (None, cfg.Choice):
+            group = first if name in essentials else groups[section]
+            add_key(group, name, key, hidden=bool(group is not job and group.description))
+            continue
+        # of a section that is unset by default, the help only lists the keys
+        inner = ", ".join(cfg.hints_of(of))
+        listed = None if key.type is of else textwrap.fill(f"--{name}.KEY VALUE sets {inner}", 100)
+        title = key.text or str(of.__doc__).partition(".\n")[0]
+        groups[name] = job.add_argument_group(f"{name}: {title}", listed)
+
+
+def add_key(group: Any, name: str, key: cfg.Key, *, hidden: bool = False) -> None:
+    """Add the option of a key."""
+    kind, default = cfg.describe(key.type), key.default
+    if key.type is cfg.Choice:
+        default = default.class_path
+    shown = default if isinstance(default, str) and default else json.dumps(default)
+    text = f"{key.text} ({kind}; default: {shown})".strip().replace("%", "%%")
+    several = "+" if "a list" in kind or "a mapping" in kind else "?" if "true or false" in kind else None
+    form = "NAME=VALUE" if "NAME=VALUE" in kind else "VALUE"
+    group.add_argument(f"--{name}", nargs=several, metavar=form, help=argparse.SUPPRESS if hidden else text)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], dict[str, list[list[str]]]]:
+    """Return the words before the first option, and {option: the words after it, each time that it is given}."""
+    before, options = list[str](), dict[str, list[list[str]]]()
+    values = before
+    for word in words:
+        if word.startswith("--"):
+            option, equals, value = word[2:].partition("=")
+            values = [value] if equals else []
+            options.setdefault(option, []).append(values)
+        else:
+            values.append(word)
+    return before, options
+
+
+def configure(words: Sequence[str]) -> tuple[str, dict[str, list[list[str]]], Any]:
+    """Parse a command line. Return the job, the options that are not settings, and the job's configuration, which
+    `checked` has not checked yet."""
+    (job, *names), options = split(words)
+    config = config_of(job)
     keys, given = cfg.keys_of(config), dict[str, Any]()
-    for key in options.keys() - OPTIONS:
-        if len(options[key]) > 1:
-            raise ValueError(f"--{key} is given twice; list several values after one flag: --{key} A B")
-        given[key] = cfg.value_of(options[key][0], keys[key].type if key in keys else None)
-    recipes, positional = options.get("config", []), options.get("positional")
-    if positional and options["job"] == "prepare":
+    others = {option: options.pop(option) for option in OPTIONS if option in options}
+    names += [word for flag in ("print_config", "traceback") for words in others.get(flag, ()) for word in words]
+    for option, values in options.items():
+        if len(values) > 1:
+            raise ValueError(f"--{option} is given twice; list several values after one flag: --{option} A B")
+        hint = keys[option].type if option in keys else Any
+        if not values[0] and hint is not Any and "boolean" not in cfg.kinds_of(hint):
+            raise ValueError(f"--{option} needs a value: {cfg.describe(hint)}")
+        given[option] = cfg.value_of(values[0], hint)
+    recipes = [file for files in others.get("config", ()) for file in files]
+    if job == "prepare" and names:
         if "names" in given:
             raise ValueError("data sets are named twice, before the options and with --names: remove one of the two")
-        given["names"] = positional
-    elif positional:
-        recipes = [positional, *recipes]
-    return options, cfg.merge(config, [*map(cfg.read_recipe, recipes), given])
+        given["names"] = names
+    elif len(names) > 1:
+        raise ValueError(f"one recipe is expected before the options, got {', '.join(names)}")
+    else:
+        recipes = [*names, *recipes]
+    return job, others, cfg.merge(config, [*map(cfg.read_recipe, recipes), given])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -200,34 +209,45 @@ def _main(words: list[str]) -> int:
 
 def _run(words: list[str]) -> dict[str, Any]:
     """Run a job and return its result. For options that only print, such as --print_config, print and return {}."""
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
+        import argcomplete  # type: ignore[import-not-found]
+
+        argcomplete.autocomplete(parser(JOBS))
     if not words:
-        parser().print_help()
+        parser([]).print_help()
         raise SystemExit(2)
-    options, config = configure(words)
+    if words[0].startswith("-"):
+        parser([]).parse_args(words)  # --help or --version
+    config_of(words[0])  # raises an error with a hint for an unknown job
+    if {"-h", "--help"} & {*words}:
+        parser(words[:1]).parse_args([words[0], "--help"])
+    job, options, config = configure(words)
     if "loss.help" in options:
-        print(loss_help(options["loss.help"]))
+        print(loss_help(*options["loss.help"][0][:1]))
     elif "print_config" in options:
-        print(cfg.recipe_text(cfg.checked(config) if getattr(config, "needs_library", False) else config), end="")
+        print(cfg.recipe_text(cfg.checked(config)), end="")
     else:
         check_paths(config)
         if finished := finished_result(output_of(config)):
             return finished
         cfg.checked(config)  # reports most errors before the slow import of torch
-        result = job_of(options["job"])(config)
+        result = job_of(job)(config)
         end_group()
         return result
     return {}
 
 
-def loss_help(name: str) -> str:
-    """Return the help text of a loss and its keywords. For the name "", return a list of all losses."""
+def loss_help(name: str = "") -> str:
+    """Return the help text of a loss and its keywords. Without a name, return a list of all losses."""
     if not name:
-        return f"losses of raoe_train.losses: {', '.join(sorted(settings.loss_outline()))}"
+        return f"losses of raoe_train.losses: {', '.join(sorted(settings.known_losses()))}"
     loss = settings.loss_class(name)
     usage, text = f"raoe-train train --loss {name} [--loss.KEYWORD VALUE ...]", inspect.getdoc(loss) or ""
-    keywords = Parser(usage=usage, add_help=False, description=text.partition("\n\nArgs:")[0])
+    form: Any = argparse.RawDescriptionHelpFormatter
+    keywords = argparse.ArgumentParser(usage=usage, add_help=False, formatter_class=form,
+                                       description=text.partition("\n\nArgs:")[0])  # fmt: skip
     for each, key in settings.loss_keywords(loss).items():
-        keywords.add_key(f"loss.{each}", key, keywords)
+        add_key(keywords, f"loss.{each}", key)
     return keywords.format_help()
 
 

@@ -2,49 +2,69 @@
 
 Each job has one configuration class, and `parse` creates an object of this class. Settings are read in this order, and
 later values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords in Python).
-Keys may be nested or dotted. Each value is converted to the type of its field.
+Keys may be nested or dotted. pydantic converts each value to the type of its field.
 """
 
 import contextlib
 import copy
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
-import math
-import operator
 import re
 import reprlib
-import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 T = TypeVar("T")
-PositiveInt = Annotated[int, (">", 0)]
-NonNegativeInt = Annotated[int, (">=", 0)]
-AtLeast2 = Annotated[int, (">=", 2)]
-Seed = Annotated[int, (">=", 0), ("<", 2**32)]
-PositiveFloat = Annotated[float, (">", 0), ("<", math.inf)]
-NonNegativeFloat = Annotated[float, (">=", 0), ("<", math.inf)]
-Share = Annotated[float, (">=", 0), ("<", 1)]
-ZeroToOne = Annotated[float, (">=", 0), ("<=", 1)]
-AboveZeroToOne = Annotated[float, (">", 0), ("<=", 1)]
-Cosine = Annotated[float, (">=", -1), ("<", 1)]
+
+
+def _number(value: Any) -> Any:
+    """Reject true and false, which pydantic reads as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Parse a text as YAML. Invalid YAML and mappings without braces ("query: ") stay texts, as do other values."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            parsed = read_yaml(value)
+            if value.startswith(("[", "{")) or not isinstance(parsed, list | dict):
+                return parsed
+    return value
+
+
+NUMBER = BeforeValidator(_number)
+PositiveInt = Annotated[int, Field(gt=0), NUMBER]
+NonNegativeInt = Annotated[int, Field(ge=0), NUMBER]
+AtLeast2 = Annotated[int, Field(ge=2), NUMBER]
+Seed = Annotated[int, Field(ge=0, lt=2**32), NUMBER]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
+Share = Annotated[float, Field(ge=0, lt=1), NUMBER]
+ZeroToOne = Annotated[float, Field(ge=0, le=1), NUMBER]
+AboveZeroToOne = Annotated[float, Field(gt=0, le=1), NUMBER]
+Cosine = Annotated[float, Field(ge=-1, lt=1), NUMBER]
+Anything = Annotated[Any, BeforeValidator(plain)]
 # Types of paths that a job reads or writes. `check_paths` uses them to reject an output that would overwrite an input.
-Source = Annotated[str, "read"]
-DataSource = Annotated[str, "read", "rows"]
-TaskName = Annotated[str, "read", "task"]
+PathName = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+Source = Annotated[PathName, "read"]
+DataSource = Annotated[PathName, "read", "rows"]
+TaskName = Annotated[PathName, "read", "task"]
 Suite = Annotated[str, "suite"]
-File = Annotated[str, "written file"]
-RecordFile = Annotated[str, "written file", "record"]  # a JSON file that is its own record
-Folder = Annotated[str, "written folder"]
+File = Annotated[PathName, "written file"]
+RecordFile = Annotated[PathName, "written file", "record"]  # a JSON file that is its own record
+Folder = Annotated[PathName, "written folder"]
 UNRECORDED = "unrecorded"
 Unrecorded = Annotated[T, UNRECORDED]  # a setting that does not affect results, such as the device
 
-SIGNS = {">": (operator.gt, "above"), ">=": (operator.ge, "of at least"),
-         "<": (operator.lt, "below"), "<=": (operator.le, "of at most")}  # fmt: skip
 RECIPES = Path(__file__).with_name("recipes")
 # {kind of a YAML value: (its form, its possible first characters)}; other words stay strings
 OWN_RULES = {
@@ -52,28 +72,34 @@ OWN_RULES = {
     "float": (r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)$|\.nan$", "-+.0123456789"),
     "bool": (r"(true|True|TRUE|false|False|FALSE)$", "tTfF"),
 }  # fmt: skip
+LOSSES = "raoe_train.losses"
 OTHERS = "others"  # name of the field for keys that a section accepts in addition to its own fields
+# words for the types and limits of a JSON schema
+WORDS = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "a string",
+         "null": "null"}  # fmt: skip
+LIMITS = {"exclusiveMinimum": "above", "minimum": "of at least",
+          "exclusiveMaximum": "below", "maximum": "of at most"}  # fmt: skip
 shorten = reprlib.Repr()  # for messages: the repr of nested YAML aliases could be huge
 shorten.maxstring = shorten.maxother = 200
 
 
 @dataclasses.dataclass
 class Choice:
-    """A class and keywords for its constructor. For example, the key `loss` sets the class, and `loss.scale` sets
-    its keyword `scale`. A recipe may instead contain loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
+    """A class of raoe_train.losses, or the import path of another class, and keywords for its constructor. The key
+    `loss` sets the class, and, for example, `loss.scale` sets its keyword `scale`. A recipe may instead contain
+    loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
 
     class_path: str
     init_args: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.class_path = self.class_path.removeprefix(f"{LOSSES}.")
 
     @property
     def chosen(self) -> Any:
         """Import and return the class."""
         module, _, name = self.class_path.rpartition(".")
-        return getattr(importlib.import_module(module), name)
-
-
-WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null",
-         Choice: "the name of a class"}  # fmt: skip
+        return getattr(importlib.import_module(module or LOSSES), name)
 
 
 class Key(NamedTuple):
@@ -84,31 +110,17 @@ class Key(NamedTuple):
     default: Any
 
 
-def shipped() -> dict[str, Path]:
-    """Return {name: file} of the recipes that are part of the package."""
-    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
-
-
-def recipe_path(recipe: str | Path) -> Path:
-    """Return the file of a recipe. `recipe` is a path or the name of a shipped recipe."""
-    name, recipes = str(recipe), shipped()
-    if name in recipes:
-        return recipes[name]
-    if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
-        if not Path(name).expanduser().is_file():
-            raise FileNotFoundError(f"no such file: {name}")
-        return Path(name).expanduser()
-    raise ValueError(f"unknown recipe {name!r}{nearest(name, recipes)}; shipped recipes: {', '.join(recipes)}")
-
-
 def nearest(word: str, candidates: Iterable[Any]) -> str:
     """Return " (did you mean WORD?)" with the most similar candidate, or "" if no candidate is similar."""
     section, dot, key = word.rpartition(".")
     names = {str(name).lower(): str(name) for name in candidates}
-    if key in ("temperature", "tau") and "scale" in names:  # as the ops of raoe_kernels
+    if key in ("temperature", "tau") and f"{section}{dot}scale" in names:  # as the ops of raoe_kernels
         return " (use scale, the inverse of a temperature)"
-    close = [low for low, name in names.items() if dot and name.startswith(section + dot) and key.rstrip("s") in low]
-    close = (close if key else [])[:1] or difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
+    inside = {low.rpartition(".")[2]: low for low, name in names.items() if dot and name.startswith(section + dot)}
+    close = [low for each, low in inside.items() if key and key.rstrip("s") in each][:1]
+    close = close or [inside[each] for each in difflib.get_close_matches(key.lower(), inside, n=1, cutoff=0.5)]
+    if not inside:
+        close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
@@ -152,16 +164,15 @@ def _apply(section: Any, settings: Mapping[str, Any], prefix: str) -> None:
         key, value = prefix + field, {rest: settings[name]} if rest else settings[name]
         hint = hints.get(field)
         inner = dataclass_in(hint)
-        if rest and is_generic(hint, Mapping):  # one entry of a mapping
-            value = {**(getattr(section, field) or {}), **value}
-            setattr(section, field, convert(key, value, hint))
-        elif OTHERS in hints and field not in hints:
-            section.others[str(name)] = value
-        elif hint is None or (rest and inner is None):
+        if OTHERS in hints and field not in hints:
+            section.others[str(name)] = plain(value)
+        elif hint is None or (rest and inner is None and "object" not in kinds_of(hint)):
             raise ValueError(f"unknown key {prefix}{name}{nearest(f'{prefix}{name}', keys_of(type(section), prefix))}")
         elif inner is Choice:
             setattr(section, field, _choose(key, getattr(section, field), value))
         elif inner is None:
+            if rest:  # one entry of a mapping
+                value = {**(getattr(section, field) or {}), **value}
             setattr(section, field, convert(key, value, hint))
         elif value is None:
             setattr(section, field, None if hint is not inner else getattr(section, field))
@@ -181,7 +192,8 @@ def _choose(key: str, choice: Choice, value: Any) -> Choice:
     keywords = {str(name).removeprefix("init_args."): each for name, each in value.items()}
     path, nested = keywords.pop("class_path", None), keywords.pop("init_args", None) or {}
     choice = choice if path is None else Choice(convert(key, path, str))
-    return Choice(choice.class_path, {**choice.init_args, **nested, **keywords})
+    keywords = {name: plain(each) for name, each in {**nested, **keywords}.items()}
+    return Choice(choice.class_path, choice.init_args | keywords)
 
 
 def _rebuild(config: Any) -> Any:
@@ -211,91 +223,62 @@ def hints_of(config: Any) -> dict[str, Any]:
 
 def dataclass_in(hint: Any) -> Any:
     """Return the dataclass X of a type X or X | None. Return None if the type contains no dataclass."""
-    return next((kind for kind in members(hint) if dataclasses.is_dataclass(kind)), None)
+    kinds = (kind for kind in (hint, *typing.get_args(hint)) if inspect.isclass(kind))
+    return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
 
 
-def members(hint: Any) -> tuple[Any, ...]:
-    """Return the member types of a union, or (the type,) for any other type. Markers of a union are ignored."""
-    if typing.get_origin(hint) is Annotated:
-        hint = typing.get_args(hint)[0]
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
 
 
 def convert(key: str, value: Any, hint: Any) -> Any:
-    """Convert the value of a key, such as a string, to a type. If this is impossible, ValueError names the key."""
-    try:
-        return _convert(value, hint)
-    except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"{key} must be {describe(hint)}, got {shorten.repr(value)}") from None
+    """Convert the value of a key to a type. A text may be YAML, and a list may be one value. If this is impossible,
+    ValueError names the key."""
+    parsed = plain(value)
+    for candidate in (*([None] if parsed is None else []), value, parsed, [value]):
+        with contextlib.suppress(ValidationError):
+            result = _adapter(hint).validate_python(candidate)
+            return list(result) if isinstance(result, tuple) else result
+    raise ValueError(f"{key} must be {describe(hint)}, got {shorten.repr(value)}")
 
 
-def _convert(value: Any, hint: Any) -> Any:
-    origin, of = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        result = _convert(value, of[0])
-        if all(SIGNS[rule[0]][0](result, rule[1]) for rule in of[1:] if isinstance(rule, tuple)):
-            return result
-    elif len(members(hint)) > 1:
-        for each in sorted(of, key=lambda each: each is not type(None)):  # try None first, because str takes any word
-            with contextlib.suppress(ValueError, TypeError, OverflowError):
-                return _convert(value, each)
-    elif hint is str and isinstance(value, str | Path):
-        return str(value)
-    elif origin is Literal and value in of:
-        return value
-    elif hint in (int, float) and not isinstance(value, bool):
-        result = hint(value)
-        if isinstance(value, str) or result == value or hint is float:
-            return result
-    elif hint not in (str, int, float) and origin is not Literal:
-        given = plain(value) if isinstance(value, str) else value
-        if is_generic(hint, Mapping) and isinstance(given, Mapping):
-            return {name: _convert(each, of[1]) for name, each in given.items()}
-        if is_generic(hint, Iterable) and not is_generic(hint, Mapping):
-            listed = given if isinstance(given, list | tuple) else [value]
-            return [_convert(each, of[0]) for each in listed]
-        if hint is Any or (inspect.isclass(hint) and origin is None and isinstance(given, hint)):
-            return given
-    raise ValueError(value)
+def _schemas(hint: Any) -> list[dict[str, Any]]:
+    """Return the JSON schemas of a type, one for each member of a union."""
+    schema = _adapter(hint).json_schema()
+    return schema.get("anyOf", [schema])
 
 
-def plain(text: str) -> Any:
-    """Parse a string as YAML. Invalid YAML and mappings without braces ("query: ") stay strings."""
-    with contextlib.suppress(ValueError):
-        value = read_yaml(text)
-        if text.startswith(("[", "{")) or not isinstance(value, list | dict):
-            return value
-    return text
-
-
-def is_generic(hint: Any, kind: type) -> bool:
-    """Whether a type, or a member of a union, is generic (list[X], dict[X, Y]) and a subclass of `kind`."""
-    origins = map(typing.get_origin, members(hint))
-    return any(inspect.isclass(origin) and issubclass(origin, kind) for origin in origins)
+def kinds_of(hint: Any) -> set[str]:
+    """Return the JSON names of a type, such as integer, array (a list) or object (a mapping)."""
+    return {schema.get("type", "") for schema in _schemas(hint)}
 
 
 def describe(hint: Any) -> str:
     """Describe a type in words."""
-    origin, of = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        rules = [rule for rule in of[1:] if isinstance(rule, tuple) and rule[1] < math.inf]
-        return f"{describe(of[0])} {' and '.join(f'{SIGNS[sign][1]} {limit:.10g}' for sign, limit in rules)}".strip()
-    if origin is Literal:
-        return f"{'one of ' * (len(of) > 1)}{', '.join(map(str, of))}"
-    if len(members(hint)) > 1:
-        return " or ".join(map(describe, of))
-    if is_generic(hint, Mapping):
-        return "a mapping, {NAME: {KEY: VALUE}}" if is_generic(of[1], Mapping) else "a mapping, NAME=VALUE ..."
-    if is_generic(hint, Iterable):
-        return f"a list, each {describe(of[0])}"
-    return WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+    if hint is Choice:
+        return "the name of a class"
+    return " or ".join(map(_describe, _schemas(hint)))
 
 
-def value_of(words: str | Sequence[str] | None, hint: Any) -> Any:
+def _describe(schema: Mapping[str, Any]) -> str:
+    kind = schema.get("type", "")
+    if "enum" in schema or "const" in schema:
+        return f"one of {', '.join(schema['enum'])}" if "enum" in schema else schema["const"]
+    if kind == "object":
+        nested = schema.get("additionalProperties") or {}
+        is_nested = isinstance(nested, dict) and nested.get("type") == "object"
+        return "a mapping, {NAME: {KEY: VALUE}}" if is_nested else "a mapping, NAME=VALUE ..."
+    if kind == "array":
+        return f"a list, each {_describe(schema['items'])}"
+    limits = [f"{word} {schema[name]:.10g}" for name, word in LIMITS.items() if name in schema]
+    return f"{WORDS.get(kind, 'any value')} {' and '.join(limits)}".strip()
+
+
+def value_of(words: Sequence[str], hint: Any) -> Any:
     """Convert the words after a key on the command line to a value. No words mean true; NAME=VALUE means a mapping."""
-    words = [words] if isinstance(words, str) else words or ["true"]
-    words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
-    if is_generic(hint, Mapping) and all("=" in word for word in words):
+    words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words or ["true"]]
+    if "object" in kinds_of(hint) and all("=" in word for word in words):
         return dict(word.split("=", 1) for word in words)
     return words if len(words) > 1 else words[0]
 
@@ -358,9 +341,20 @@ def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
+def shipped() -> dict[str, Path]:
+    """Return {name: file} of the recipes that are part of the package."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
+
+
 def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
-    """Read the settings of a recipe. ValueError if the file is not a YAML mapping."""
-    path = recipe_path(recipe)
+    """Read the settings of a recipe: a YAML file, or the name of a shipped recipe. ValueError for an unknown name, and
+    if the file is not a YAML mapping."""
+    name, recipes = str(recipe), shipped()
+    path = recipes.get(name, Path(name).expanduser())
+    if name not in recipes and not (path.suffix in (".yaml", ".yml") or "/" in name or "\\" in name):
+        raise ValueError(f"unknown recipe {name!r}{nearest(name, recipes)}; shipped recipes: {', '.join(recipes)}")
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {name}")
     try:
         values = read_yaml(path.read_text(encoding="utf-8-sig")) or {}
     except ValueError as error:

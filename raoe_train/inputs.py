@@ -5,16 +5,14 @@ import functools
 import hashlib
 import os
 import pkgutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raoe_train.config import OTHERS, UNRECORDED, Choice, hints_of, marked_as, plain
+from raoe_train.config import OTHERS, UNRECORDED, Choice, hints_of, marked_as
 from raoe_train.data.files import data_kind
 from raoe_train.data.sources import file_and_split, is_file, pool
 from raoe_train.outputs import digest, read_json
 
-LOSSES = "raoe_train.losses."
 # names, because the tasks import this module
 TASK_SOURCE, SUITE_TASKS = "raoe_train.evaluation.tasks:source_of", "raoe_train.evaluation.tasks:suite_tasks"
 # files of a run or a model that its embeddings do not depend on
@@ -34,7 +32,7 @@ def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True)
     for name, hint in hints_of(type(section)).items():
         value, default = getattr(section, name), getattr(defaults, name)
         if isinstance(value, Choice):
-            value, default = _choice(value), _choice(default)
+            value, default = dataclasses.asdict(value), dataclasses.asdict(default)
         if value == default or any(marked_as(hint, each) for each in (UNRECORDED, "written file", "written folder")):
             continue
         if dataclasses.is_dataclass(value):
@@ -42,7 +40,7 @@ def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True)
             if not value and default is not None:  # only settings that do not matter
                 continue
         elif name == OTHERS:
-            result |= _as_plain(value)
+            result |= value
             continue
         elif digests:
             value = _with_digests(value, hint, data_dir)
@@ -60,15 +58,6 @@ def _with_digests(value: Any, hint: Any, data_dir: str | None) -> Any:
         return value
     of = _data_digest if marked_as(hint, "rows") else digest_of
     return of(value) if isinstance(value, str) else [of(name) for name in value]
-
-
-def _choice(choice: Choice) -> dict[str, Any]:
-    return {"class_path": choice.class_path.removeprefix(LOSSES), "init_args": _as_plain(choice.init_args)}
-
-
-def _as_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse words of the command line, which are converted to their types only when the libraries are imported."""
-    return {name: plain(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def _data_digest(source: str) -> Any:

@@ -1,12 +1,16 @@
-"""Sections of settings for evaluation, generation and training. This file, data/settings.py and encoders/settings.py do
-not import torch, so that help and shell completion are quick."""
+"""Sections of recipes. This file does not import torch, so that help and shell completion are quick."""
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from raoe_train.config import (
     AboveZeroToOne,
+    Anything,
     AtLeast2,
+    Cosine,
+    DataSource,
+    Folder,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -19,8 +23,15 @@ from raoe_train.config import (
     ZeroToOne,
     nearest,
 )
-from raoe_train.encoders.settings import FrozenEncoder
+from raoe_train.data.sources import pool
 
+SCRATCH = "scratch"  # value of model.name for a new model
+CONDITIONAL = "conditional"  # name of the prompt with {condition} in a model's `prompts`
+# {kind of text: names that its prompt can have}, as in encode_query and encode_document of sentence-transformers
+PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+Pooling = Literal["mean", "weighted_mean", "cls", "max", "last"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+# {classifier: its settings}
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "scikit-learn": {"kfold": 10},
     "senteval": {"kfold": 10, "batch_size": 64, "tenacity": 5, "epoch_size": 4},  # as in SentEval's README for papers
@@ -28,14 +39,260 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
+class Encoder:
+    """An encoder to load, and how it embeds texts.
+
+    Args:
+        name: encoder or SentenceTransformer, by path or hub name
+        pooling: pooling of token states; by default, the saved pooling; without a saved pooling,
+            cls for ModernBERT and SimCSE models, and mean for all other models
+        prompt: template for every text, such as 'query: {text}'; saved with the model
+        max_seq_length: maximum number of tokens; longer texts are truncated
+        trust_remote_code: run custom code from the model's repository
+        revision: branch, tag or commit on the hub
+        attention: attention implementation, such as raoe_packed; by default, the choice of
+            transformers
+        device: torch device; by default, an accelerator if there is one, else cpu
+    """
+
+    name: Source | None = None
+    pooling: Pooling | None = None
+    prompt: str | None = None
+    max_seq_length: PositiveInt | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+    attention: str | None = None
+    device: Unrecorded[str | None] = None
+
+
+@dataclass
+class FrozenEncoder(Encoder):
+    """An encoder that is used but not trained, such as a teacher or a reference.
+
+    Args:
+        prompt: template for every text, such as 'query: {text}'; a prompt without {text} is added
+            before each text
+        task: argument `task` of the encoder's encode method, such as text-matching for
+            jina-embeddings-v3
+        batch_size: sentences to encode at a time
+        cache: directory in which embeddings are cached for later runs
+    """
+
+    task: str | None = None
+    batch_size: Unrecorded[PositiveInt] = 64
+    cache: Folder | None = None
+
+
+@dataclass
+class Model(Encoder):
+    """An encoder to load, and the changes to make before training.
+
+    Args:
+        name: encoder or SentenceTransformer, by path or hub name; scratch makes a new model
+        random_weights: use the architecture and tokenizer of model.name, but draw new weights
+        dtype: dtype of the weights; by default, the saved dtype
+        device_map: device_map of transformers; auto spreads the model over all GPUs
+        bidirectional_layers: number of a decoder's last layers (or all) that attend in both
+            directions
+        load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); fast only on a GPU; by
+            default, only the base model of an adapter that was trained on 4-bit weights
+        lora: train a LoRA adapter with these fields of peft.LoraConfig, such as r
+        training_head: during training, add SimCSE's linear layer and tanh on top of the embedding
+        scratch: fields of transformers.BertConfig for the new model if model.name is scratch
+    """
+
+    name: Source = ""
+    random_weights: bool = False
+    dtype: Dtype | None = None
+    device_map: Unrecorded[str | None] = None
+    bidirectional_layers: NonNegativeInt | Literal["all"] | None = None
+    load_in_4bit: bool | None = None
+    lora: dict[str, Anything] = field(default_factory=dict)
+    training_head: bool = False
+    scratch: dict[str, Anything] = field(default_factory=dict)
+
+
+@dataclass
+class Rows:
+    """How to read rows.
+
+    Args:
+        columns: names of columns in your files, as OUR_NAME=YOUR_NAME ...
+        on_error: what to do with a malformed row; raise (stop with an error) or skip (skip and
+            count it)
+    """
+
+    columns: dict[str, str | None] = field(default_factory=dict)
+    on_error: Literal["raise", "skip"] = "raise"
+
+
+@dataclass
+class Input(Rows):
+    """Data to read.
+
+    Args:
+        input: data to read; FILE, FILE#SPLIT, builtin#SPLIT or hub:OWNER/NAME#SPLIT
+    """
+
+    input: DataSource | None = None
+
+
+@dataclass
+class Pairs(Input):
+    """Pairs to read.
+
+    Args:
+        labels: class of each label, as LABEL=CLASS ...; a larger class means less related
+    """
+
+    labels: dict[str, Anything] | None = None
+
+
+@dataclass
+class Sentences(Input):
+    """Sentences to read.
+
+    Args:
+        max_rows: maximum number of rows to use
+    """
+
+    max_rows: PositiveInt | None = None
+
+
+@dataclass
+class Tasks(Rows):
+    """Data for evaluation.
+
+    Args:
+        dir: directory where evaluation tasks are looked up by name, as NAME.* or KIND/NAME.*
+    """
+
+    dir: Unrecorded[Source | None] = None
+
+
+@dataclass
+class Data(Rows):
+    """What to train on.
+
+    Args:
+        train: training sources (FILE, FILE#SPLIT, builtin#train, hub name); each batch is from one
+            source or pool A+B
+        labels: class of each label (larger = less related; null skips rows), or {FILE NAME: {LABEL:
+            CLASS}}
+        dev: sources of the dev set; the checkpoint with the best dev score is saved
+        guard: with evaluation.certificate, texts or scored pairs whose similarities must stay close
+            to those before training; by default, random words of the encoder's vocabulary
+        dev_share: share of the first training source to hold out as dev set, if data.dev is not
+            set; auto holds out a tenth, or 200 rows if a tenth is less, but at most three tenths
+        score_scale: lowest and highest possible score of data.train; two numbers, or two numbers
+            per source
+        max_rows: maximum number of rows of each source, drawn at random with training.seed
+        redraw: draw a new random sample of max_rows rows in each epoch
+        pairing: triplets to build for each NLI premise; one, zip (i-th entailed with i-th
+            contradicting hypothesis) or all (every combination)
+        neutral: also use a neutral hypothesis of the NLI premise, as a second hard negative
+        num_negatives: maximum number of negatives per row, which are drawn at random if there are
+            more
+        shuffle_lists: shuffle the sentences of each list, as an ablation
+        dir: directory where evaluation tasks are looked up by name, as NAME.* or KIND/NAME.*
+    """
+
+    train: list[DataSource] = field(default_factory=list)
+    labels: dict[str, Anything] | None = None
+    dev: list[DataSource] | None = None
+    guard: list[DataSource] = field(default_factory=list)
+    dev_share: Share | Literal["auto"] = 0.0
+    score_scale: list[float] = field(default_factory=list)
+    max_rows: PositiveInt | None = None
+    redraw: bool = False
+    pairing: Literal["one", "zip", "all"] = "one"
+    neutral: bool = False
+    num_negatives: NonNegativeInt | None = None
+    shuffle_lists: bool = False
+    dir: Unrecorded[Source | None] = None
+
+    def labels_of(self, source: str) -> dict[str, int | None] | None:
+        """Return the label map for a source: `labels`, or the entry of `labels` for the file's name ("sick" or
+        "sick.tsv.gz"). ValueError for an entry that matches no source."""
+        if not self.labels or not any(isinstance(entry, dict) for entry in self.labels.values()):
+            return self.labels
+        names = [_names_of(part) for each in (*self.train, *(self.dev or [])) for part in pool(each)]
+        if unknown := {*self.labels} - {name for known in names for name in known}:
+            sources = ", ".join(dict.fromkeys(known[1] for known in names))
+            raise ValueError(f"data.labels has a key {min(unknown)!r}, which matches none of the sources: {sources}")
+        maps = []
+        for part in pool(source):
+            maps.append(next((self.labels[name] for name in _names_of(part) if name in self.labels), None))
+        if any(each != maps[0] for each in maps):
+            raise ValueError(f"data.labels must be the same for all files of the pool {source}")
+        return maps[0]
+
+
+def _names_of(source: str) -> list[str]:
+    """Return the names by which data.labels can refer to a source: "sick", "sick.tsv.gz", and the name as written."""
+    base = source.partition("#")[0]
+    return [Path(base).name.split(".")[0], Path(base).name, Path(source).name, base, source]
+
+
+@dataclass
+class Mining:
+    """How to mine examples. k, threshold, drop and count are for labelled texts; corpus and the settings after it are
+    for rows of queries and passages.
+
+    Args:
+        k: number of nearest neighbours to find in a sentence's own class, and again in all other
+            classes together
+        threshold: cosine that a sentence and its neighbour must exceed
+        drop: share of all examples to drop at random
+        count: maximum number of examples, drawn at random
+        seed: seed for the random choice of examples
+        corpus: file of additional passages to mine from, with columns text and, optionally, title
+        range_min: number of most similar passages to skip for each query, of those that margins and
+            max_score allow
+        range_max: number of most similar passages to consider for each query; by default range_min
+            + num_negatives or, with max_score or a margin, range_min + 10 x num_negatives, plus the
+            largest number of positives
+        max_score: maximum similarity of a negative to the query
+        absolute_margin: minimum of similarity(query, its least similar positive) -
+            similarity(query, negative)
+        relative_margin: minimum share by which a negative is less similar to the query than its
+            least similar positive
+        num_negatives: number of negatives to mine per row
+        keep_negatives: keep the negatives of the input, before the mined ones, instead of replacing
+            them
+        sampling_strategy: how to select negatives; top (the most similar passages) or random
+        cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities for
+            margins and max_score
+    """
+
+    k: PositiveInt = 16
+    threshold: Cosine = 0.5
+    drop: Share = 0.0
+    count: PositiveInt | None = None
+    seed: Seed = 42
+    corpus: Source | None = None
+    range_min: NonNegativeInt = 0
+    range_max: PositiveInt | None = None
+    max_score: float | None = None
+    absolute_margin: float | None = None
+    relative_margin: float | None = None
+    num_negatives: PositiveInt = 3
+    keep_negatives: bool = False
+    sampling_strategy: Literal["top", "random"] = "top"
+    cross_encoder: Source | None = None
+
+
+@dataclass
 class Classifier:
     """The classifier for transfer tasks. The other keys have defaults that depend on classifier.name.
 
     Args:
-        name: scikit-learn (logistic regression), or senteval (SentEval's linear layer, trained with Adam)
+        name: scikit-learn (logistic regression), or senteval (SentEval's linear layer, trained with
+            Adam)
         kfold: number of cross-validation folds
         batch_size: examples per training step
-        tenacity: number of rounds, in total, that may fail to improve the dev accuracy before training stops
+        tenacity: number of rounds, in total, that may fail to improve the dev accuracy before
+            training stops
         epoch_size: epochs per round; the dev set is evaluated after each round
     """
 
@@ -62,11 +319,15 @@ class Polarity:
     """Settings of polarity tasks (polarity:NAME).
 
     Args:
-        reference: encoder that measures similarity; in the job train, the default is the encoder before training
+        reference: encoder that measures similarity; in the job train, the default is the encoder
+            before training
         k: number of sentences to retrieve for each test sentence
-        discount: weights of the retrieved sentences; linear (Eq. 1 of the margins paper: falling with rank) or none
-        sources: number of train sentences to retrieve from, as a multiple of the number of test sentences
-        max_sentences: maximum number of test sentences, which are sampled at random if there are more
+        discount: weights of the retrieved sentences; linear (Eq. 1 of the margins paper: falling
+            with rank) or none
+        sources: number of train sentences to retrieve from, as a multiple of the number of test
+            sentences
+        max_sentences: maximum number of test sentences, which are sampled at random if there are
+            more
         seed: seed for the random choice of sentences
         curve: additional values of k at which to report scores
     """
@@ -110,7 +371,8 @@ class Sampling:
     """How tokens are chosen. The fields have the same meaning as in transformers.GenerationConfig.
 
     Args:
-        do_sample: sample tokens at random; false always takes the most probable token (greedy decoding)
+        do_sample: sample tokens at random; false always takes the most probable token (greedy
+            decoding)
         repetition_penalty: penalty for tokens that already occurred; 1 for no penalty
         no_repeat_ngram_size: size of the n-grams that must not occur twice; 0 allows repetitions
         temperature: temperature of the softmax
@@ -144,16 +406,21 @@ class Generation(Sampling):
     Args:
         method: guided, iterative (without guidance) or single-step (one prompt for the whole list)
         steps: number of sentences to generate for each source sentence
-        guidance: with method guided, how strongly to move away from the sentence before last; the paper's 1 + lambda
-        max_new_tokens: maximum number of tokens per sentence; method single-step allows `steps` times as many per list
+        guidance: with method guided, how strongly to move away from the sentence before last; the
+            paper's 1 + lambda
+        max_new_tokens: maximum number of tokens per sentence; method single-step allows `steps`
+            times as many per list
         batch_size: number of chains to generate at the same time
-        verify: check each sentence against rules; with do_sample, a sentence that fails is generated again up to 5
-            times; chains that still fail go to OUTPUT.failed.jsonl; false keeps all chains
+        verify: check each sentence against rules; with do_sample, a sentence that fails is
+            generated again up to 5 times; chains that still fail go to OUTPUT.failed.jsonl; false
+            keeps all chains
         seed: seed for the random choices of do_sample
-        prompt: prompt template that replaces the paper's prompt, with {sentence} and optionally {steps} and {example};
-            few-shot selects raoe's prompt for small models
-        chat: use the tokenizer's chat template; by default, true if the tokenizer has a chat template
-        max_input_tokens: maximum number of tokens in a source sentence; longer sentences are skipped and counted
+        prompt: prompt template that replaces the paper's prompt, with {sentence} and optionally
+            {steps} and {example}; few-shot selects raoe's prompt for small models
+        chat: use the tokenizer's chat template; by default, true if the tokenizer has a chat
+            template
+        max_input_tokens: maximum number of tokens in a source sentence; longer sentences are
+            skipped and counted
     """
 
     method: Literal["guided", "iterative", "single-step"] = "guided"
@@ -182,9 +449,10 @@ class Teacher(FrozenEncoder):
     """The frozen encoder that supplies a loss's targets.
 
     Args:
-        cache: directory in which the teacher's embeddings (for lists, cosines) are cached for later runs; for lists,
-            the default is OUTPUT/teacher, which is removed when the run finishes
-        information: what to learn from a list; ranking (its order), semantic (the teacher's cosines) or both
+        cache: directory in which the teacher's embeddings (for lists, cosines) are cached for later
+            runs; for lists, the default is OUTPUT/teacher, which is removed when the run finishes
+        information: what to learn from a list; ranking (its order), semantic (the teacher's
+            cosines) or both
         omega: with information both, how strongly the order of a list changes the teacher's cosines
         second: second teacher, whose cosines are averaged with those of the first teacher
     """
@@ -201,25 +469,28 @@ class Training:
     Args:
         num_train_epochs: number of passes over the training data
         per_device_train_batch_size: rows in a training batch, on each device
-        learning_rate: peak learning rate; auto is 2e-5 for queries and passages, 5e-5 above 50M parameters, else 2e-4
+        learning_rate: peak learning rate; auto is 2e-5 for queries and passages, 5e-5 above 50M
+            parameters, else 2e-4
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
-        bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units; by default, as auto for weights
-            saved in 16 bits, else false
+        bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units; by default, as
+            auto for weights saved in 16 bits, else false
         tf32: multiply float32 matrices in TF32; auto uses TF32 on GPUs that support it
         by_length: encode each batch in groups of texts of similar length, which reduces padding
-        packed: join a batch's texts into one row without padding (uses raoe_kernels' attention); auto packs on CUDA
-        keep: weight of the regularizer that keeps embeddings close to those before training; auto is 0.3 for
-            queries and passages, and if the training scores have only two values; else 0
+        packed: join a batch's texts into one row without padding (uses raoe_kernels' attention);
+            auto packs on CUDA
+        keep: weight of the regularizer that keeps embeddings close to those before training; auto
+            is 0.3 for queries and passages, and if the training scores have only two values; else 0
         patience: number of evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added if needed
         max_steps: number of steps; overrides num_train_epochs
         per_device_eval_batch_size: rows in an evaluation batch, on each device
-        gradient_accumulation_steps: batches per optimizer step; unlike a larger batch with loss.mini_batch_size, this
-            adds no in-batch negatives
+        gradient_accumulation_steps: batches per optimizer step; unlike a larger batch with
+            loss.mini_batch_size, this adds no in-batch negatives
         warmup_steps: number of warm-up steps; a number below 1 is a share of all steps
         weight_decay: weight decay of AdamW
-        max_grad_norm: maximum gradient norm; gradients with a larger norm are scaled down; 0 turns clipping off
+        max_grad_norm: maximum gradient norm; gradients with a larger norm are scaled down; 0 turns
+            clipping off
         fp16: train in float16 with loss scaling
         eval_strategy: when to evaluate; by default, after each epoch if there is a dev set
         eval_steps: steps between evaluations; a number below 1 is a share of all steps
@@ -231,7 +502,8 @@ class Training:
         dataloader_num_workers: processes that prepare batches; by default 4 on CUDA, else 0
         batch_sampler: how batches are drawn, or the import path of a batch sampler class
         gradient_checkpointing: save memory by recomputing activations in the backward pass
-        learning_rate_mapping: learning rates for parameters whose names match a regular expression, as REGEX=RATE
+        learning_rate_mapping: learning rates for parameters whose names match a regular expression,
+            as REGEX=RATE
     """
 
     num_train_epochs: PositiveFloat = 3.0
@@ -272,16 +544,19 @@ class Evaluation:
     """What to evaluate before and after training.
 
     Args:
-        tasks: evaluation tasks, named as in the job evaluate; data.dir is the directory to look up names in
+        tasks: evaluation tasks, named as in the job evaluate; data.dir is the directory to look up
+            names in
         before: also run the evaluation tasks before training
         batch_size: sentences encoded at a time
         classifier: classifier for transfer tasks
-        certificate: save a trained encoder only if a paired bootstrap on the dev set finds it better than the encoder
-            before training; otherwise save the encoder before training
-        mixtures: with certificate, also try the weights x * trained + (1 - x) * before training, for these values of x
-        min_gain: with certificate, save the candidate with the best guard score among those that reach this share of
-            the largest dev gain; 1 saves the candidate with the largest gain
-        guard_budget: with certificate, maximum decrease of the guard score (correlation x 100 on data.guard)
+        certificate: save a trained encoder only if a paired bootstrap on the dev set finds it
+            better than the encoder before training; otherwise save the encoder before training
+        mixtures: with certificate, also try the weights x * trained + (1 - x) * before training,
+            for these values of x
+        min_gain: with certificate, save the candidate with the best guard score among those that
+            reach this share of the largest dev gain; 1 saves the candidate with the largest gain
+        guard_budget: with certificate, maximum decrease of the guard score (correlation x 100 on
+            data.guard)
     """
 
     tasks: list[TaskName] = field(default_factory=list)

@@ -81,7 +81,7 @@ def test_commands_are_valid(page):
                     options.append([])
                 options[-1].append(word)
             output = (word for option in options if not option[-1].isupper() for word in option)
-            assert checked(configure([job, *recipe, *output])[1]), words
+            assert checked(configure([job, *recipe, *output])[2]), words
 
 
 def test_outputs_are_compared():

@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModel
 from raoe_train.cli import config_of
 from raoe_train.config import parse
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model, Scratch
+from raoe_train.settings import Model
 
 # sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
 REPLAYS_IN_DOUBLE = Version(sentence_transformers.__version__) >= Version("6.2")
@@ -39,7 +39,15 @@ def load(job: str, recipe: Any = None, settings: Any = None) -> Any:
 
 def tiny_encoder(dropout: float = 0.0, double: bool = True, **settings: Any) -> Any:
     """A SentenceTransformer of one layer on the CPU."""
-    scratch = Scratch(vocab_size=120, hidden_size=16, layers=1, heads=2, intermediate_size=16, dropout=dropout)
+    scratch = {
+        "vocab_size": 120,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }
     config = Model(name="scratch", device="cpu", max_seq_length=16, scratch=scratch, **settings)
     model = load_encoder(config, sentences=SENTENCES)
     return (model.double() if double else model).train()

@@ -19,9 +19,9 @@ from raoe_train.data.columns import (
     resolve_labels,
 )
 from raoe_train.data.files import cell
-from raoe_train.data.settings import Pairs
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import Reader, Table, Tally, by_column, read_table, to_table
+from raoe_train.settings import Pairs
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.encoders.settings import CONDITIONAL, PROMPTS, Encoder
 from raoe_train.inputs import recorded
 from raoe_train.outputs import digest, read_parts, write_parts
+from raoe_train.settings import CONDITIONAL, PROMPTS, Encoder
 
 SORTED = 4096  # number of sentences that are tokenized and sorted by length together
 CHUNK = 1 << 24  # number of cosines in memory at a time, 64 MiB

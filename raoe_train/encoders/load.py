@@ -2,10 +2,12 @@
 have bidirectional layers, an adapter and 4-bit weights."""
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +16,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS, is_sentence_transformer_model
 from transformers import AutoModel, BitsAndBytesConfig
-from typing_extensions import Unpack
 
+from raoe_train.config import merge
 from raoe_train.data.pairs import is_conditional, split_conditional
 from raoe_train.encoders import preflight
 from raoe_train.encoders.bidirectional import register
@@ -24,7 +26,7 @@ from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalMode
 from raoe_train.encoders.packed import pack
 from raoe_train.encoders.prompts import apply_template
 from raoe_train.encoders.scratch import add_head, add_lora, scratch_transformer
-from raoe_train.encoders.settings import CONDITIONAL, SCRATCH, Changes, Encoder, Model, Scratch, as_model
+from raoe_train.settings import CONDITIONAL, SCRATCH, Encoder, Model
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def load_encoder(
     sentences: Iterable[str] | None = None,
     seed: int = 42,
     train: bool = False,
-    **settings: Unpack[Changes],
+    **settings: Any,
 ) -> SentenceTransformer:
     """Load an encoder as a SentenceTransformer.
 
@@ -54,7 +56,7 @@ def load_encoder(
         train: prepare for training: add the adapter `lora`, and convert trainable weights saved in 16 bits to float32
             (unless `dtype` is set without `lora`). `lora` in `settings` implies train. The encoder's attribute
             `saved_dtypes` has the saved dtypes of the converted weights.
-        settings: fields of raoe_train.encoders.settings.Model that override those of `encoder`.
+        settings: fields of raoe_train.settings.Model that override those of `encoder`.
 
     ValueError for an invalid setting, FileNotFoundError for a missing path.
     """
@@ -65,7 +67,7 @@ def load_encoder(
     if spec.name == SCRATCH:
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} creates a new model, which only train supports: name an encoder")
-        transformer = scratch_transformer(spec.scratch or Scratch(), sentences, spec.max_seq_length)
+        transformer = scratch_transformer(spec.scratch, sentences, spec.max_seq_length, seed)
         pooling = Pooling(transformer.get_embedding_dimension(), POOLING[spec.pooling or "mean"])
         model: Any = SentenceTransformer(modules=[transformer, pooling], device=spec.device)
     else:
@@ -105,6 +107,15 @@ def load_encoder(
         kinds = " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in low.values()}))
         print(f"{len(low)} weights in {kinds} are trained in float32, and saved in {kinds}")
     return model
+
+
+def as_model(encoder: Encoder | str, **changes: Any) -> Model:
+    """Convert an encoder's name, or another Encoder section (such as a FrozenEncoder), to a Model; apply `changes`."""
+    if isinstance(encoder, Model) and not changes:
+        return encoder
+    settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
+    names = {each.name for each in fields(Model)}
+    return merge(Model, [{key: value for key, value in settings.items() if key in names}, changes], "model.")
 
 
 def low_precision(model: Any) -> dict[str, torch.dtype]:

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from raoe_train.encoders.settings import PROMPTS
+from raoe_train.settings import PROMPTS
 
 # Sample texts to test a suffix. They have no punctuation, which many tokenizers merge with the suffix's punctuation.
 _PROBES = ("a", "7", "dog", "the cat", "Zürich")

@@ -1,5 +1,6 @@
 """New models and parts of models: a small BERT with its tokenizer, SimCSE's training head, LoRA adapters."""
 
+import inspect
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -10,27 +11,24 @@ import transformers as hf
 from sentence_transformers.sentence_transformer.modules import Dense, Transformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from raoe_train.encoders.settings import Scratch
+SIZES = {"vocab_size": 4000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 256}  # fmt: skip
 
 
-def scratch_transformer(sizes: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Transformer:
-    """Create a small BERT for texts of up to max_seq_length tokens (default 64), and train its WordPiece tokenizer."""
-    length = max_seq_length or 64
-    words = train_word_pieces(sentences, sizes.vocab_size)
+def scratch_transformer(
+    settings: Mapping[str, Any], sentences: Iterable[str], max_seq_length: int | None, seed: int
+) -> Transformer:
+    """Create a small BERT for texts of up to max_seq_length tokens (default 64), and train its WordPiece tokenizer.
+    `settings` are fields of transformers.BertConfig, which replace SIZES."""
+    if unknown := settings.keys() - inspect.signature(hf.BertConfig).parameters.keys():
+        raise ValueError(f"unknown key model.scratch.{min(unknown)}: use fields of transformers.BertConfig")
+    length, sizes = max_seq_length or 64, {**SIZES, **settings}
+    words = train_word_pieces(sentences, sizes["vocab_size"])
     tokenizer = hf.BertTokenizer(vocab={word: number for number, word in enumerate(words)}, model_max_length=length)
-    config = hf.BertConfig(
-        vocab_size=len(words),
-        hidden_size=sizes.hidden_size,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        intermediate_size=sizes.intermediate_size,
-        max_position_embeddings=length,
-        hidden_dropout_prob=sizes.dropout,
-        attention_probs_dropout_prob=sizes.dropout,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    sizes |= {"vocab_size": len(words), "pad_token_id": tokenizer.pad_token_id}
+    config = hf.BertConfig(**{"max_position_embeddings": length, **sizes})
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(sizes.seed)
+        torch.manual_seed(seed)
         hf.BertModel(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Transformer(folder, max_seq_length=length)

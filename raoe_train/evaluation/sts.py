@@ -9,9 +9,9 @@ from scipy import stats
 
 from raoe_train.data.pairs import read_scored
 from raoe_train.encoders.embed import cosines
-from raoe_train.encoders.settings import CONDITIONAL, Model
 from raoe_train.evaluation.tasks import Outcomes, Reading, Task, find_task, mean_of_all
 from raoe_train.outputs import read_json
+from raoe_train.settings import CONDITIONAL, Model
 
 
 def read_sts(name: str, reading: Reading) -> Task:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from raoe_train.data.columns import RowProblem
-from raoe_train.data.settings import Sentences
 from raoe_train.data.tables import each_sentence
 from raoe_train.generation.instructions import BREAKS, LETTER
+from raoe_train.settings import Sentences
 
 
 def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:

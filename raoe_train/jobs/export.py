@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.encoders.preflight import without_reports
-from raoe_train.encoders.settings import Model
 from raoe_train.jobs.settings import ExportConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.outputs import Output, read_json, replacing_model
+from raoe_train.settings import Model
 
 
 @job

@@ -28,11 +28,11 @@ from raoe_train.data.rows import row_table
 from raoe_train.data.sources import has_column
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import CHUNK, embeddings, nearest_by_class, unit_rows
-from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.retrieval import read_passages
-from raoe_train.jobs.settings import MineConfig, Mining
+from raoe_train.jobs.settings import MineConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.outputs import Output
+from raoe_train.settings import FrozenEncoder, Mining
 
 LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; all others except seed are for rows
 FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_margin", "num_negatives",

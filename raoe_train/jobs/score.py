@@ -13,11 +13,11 @@ from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs import PairsToScore
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import cosines, embedder
-from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.jobs.settings import ScoreConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.outputs import Output, read_parts, write_parts
 from raoe_train.processes import rank_and_world
+from raoe_train.settings import FrozenEncoder
 
 ADDED = ("score_1", "score_2", "score")
 TEACHERS: dict[str, dict[str, Any]] = {

@@ -20,7 +20,6 @@ from raoe_train.data.sources import has_column, open_source
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
-from raoe_train.encoders.settings import SCRATCH
 from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.tasks import Task, evaluate_tasks
 from raoe_train.jobs.settings import TrainConfig
@@ -29,7 +28,7 @@ from raoe_train.losses import AutoLoss
 from raoe_train.losses.reads import LISTS
 from raoe_train.outputs import Output, commit, remove, versions, write_json, write_text
 from raoe_train.processes import on_rank_zero, print_on_rank_zero, rank_and_world
-from raoe_train.settings import Teacher, Training
+from raoe_train.settings import SCRATCH, Teacher, Training
 from raoe_train.training import certificate, measures
 from raoe_train.training.arguments import check_training, multiplies_bfloat16, trainer_settings
 from raoe_train.training.callbacks import Interruption, LogFile, keep_events

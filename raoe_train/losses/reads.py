@@ -11,8 +11,8 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 
 from raoe_train.data.pairs import conditional_table, is_conditional, pair_table
 from raoe_train.data.rows import list_table, row_table
-from raoe_train.data.settings import Data
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator, TextCollator
+from raoe_train.settings import Data
 
 logger = logging.getLogger(__name__)
 Table = tuple[Any, dict[str, Any]]

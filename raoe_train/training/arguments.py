@@ -42,7 +42,6 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     from transformers.integrations import get_reporting_integration_callbacks
     from transformers.utils import is_torch_tf32_available
 
-
     recipe = {name: value for name, value in to_dict(training).items() if name not in RAOE_KEYS and value is not None}
     if (ratio := recipe.pop("warmup_ratio", None)) is not None:
         recipe["warmup_steps"] = ratio  # transformers 5 reads numbers below 1 as a share

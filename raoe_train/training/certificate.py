@@ -12,13 +12,13 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from raoe_train.data.pairs import TEXTS, read_scored
-from raoe_train.data.settings import Data
 from raoe_train.data.sources import columns_in, has_column
 from raoe_train.data.tables import read_sentences
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.evaluation.comparison import differences, interval
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import Outcomes, Task, encode_tasks
+from raoe_train.settings import Data
 
 CERTIFICATE = "certificate.json"
 PHRASES = 1000  # number of random phrases of the guard, if data.guard is not set

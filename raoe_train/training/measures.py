@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.settings import Data
-from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 from raoe_train.evaluation.tasks import Task, main_score, read_tasks
-from raoe_train.settings import Evaluation, Polarity
+from raoe_train.settings import SCRATCH, Data, Evaluation, Model, Polarity
 from raoe_train.training import report
 
 # keys of log entries; all other keys of an entry with a loss are parts of the loss

@@ -11,10 +11,10 @@ import yaml
 
 from raoe_train.config import marked
 from raoe_train.encoders.scratch import drop_head
-from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.inputs import recorded
 from raoe_train.outputs import Output, partial, read_json, remove, replacing_model, set_modes
 from raoe_train.processes import on_rank_zero
+from raoe_train.settings import SCRATCH, Model
 from raoe_train.training.certificate import CERTIFICATE, table_of
 from raoe_train.training.measures import score_rows
 from raoe_train.training.report import cell, made_with, table

@@ -22,7 +22,6 @@ from raoe_train.data.rows import columns_in_order, row_table
 from raoe_train.data.sources import columns_in, has_column, pool
 from raoe_train.data.tables import BATCH, Texts
 from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
-from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.inputs import recorded
@@ -30,7 +29,7 @@ from raoe_train.losses.collators import columns_of
 from raoe_train.losses.in_batch import negatives_left_out
 from raoe_train.losses.reads import LISTS, RANKING
 from raoe_train.outputs import digest, read_parts, write_parts
-from raoe_train.settings import Teacher
+from raoe_train.settings import FrozenEncoder, Teacher
 
 logger = logging.getLogger(__name__)
 FEWEST = 16  # minimum number of rows of data from which a dev set is held out

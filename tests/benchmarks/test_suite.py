@@ -81,9 +81,14 @@ def test_every_op_declares_its_inputs_once(op, monkeypatch):
     monkeypatch.setitem(generation.SHAPE, "cpu", (128, 2, 4, 2, 256))
     for each in (generation, chains):  # the tokens are compared, whatever the size
         monkeypatch.setattr(each, "VOCABULARY", 4000)
-    monkeypatch.setitem(train_step.BASE, "layers", 1)
+    monkeypatch.setitem(train_step.BASE, "num_hidden_layers", 1)
     monkeypatch.setattr(equal_lengths, "find_spec", lambda name: None)  # MiniLM's shape, made small
-    for key, small in {"hidden_size": 32, "layers": 1, "heads": 2, "intermediate_size": 32}.items():
+    for key, small in {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }.items():
         monkeypatch.setitem(equal_lengths.MINILM, key, small)
     monkeypatch.setattr(train_step, "SOURCES", {"SNLI": train_step.SOURCES["SNLI"]})
     monkeypatch.setitem(trainer.STEPS, "cpu", 2)
@@ -98,7 +103,14 @@ def test_every_op_declares_its_inputs_once(op, monkeypatch):
 
 def test_contenders_of_a_gpu_train_alike(monkeypatch):
     """The loss of a step is the same in float32, whichever way the texts are read."""
-    shape = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16, "dropout": 0.0}
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
     model, losses = train_step.encoder("cpu", shape), {}
     (columns, score) = train_step.batch([lengths.clip(2) for lengths in train_step.drawn("SNLI", 9)])
     monkeypatch.setattr(train_step, "flash", packed._attention)

@@ -8,10 +8,10 @@ import pytest
 
 from raoe_train.config import Choice
 from raoe_train.data.pairs import PairsToScore, pair_table, read_pairs
-from raoe_train.data.settings import Data, Input, Pairs
 from raoe_train.data.sources import is_file, pool
 from raoe_train.inputs import recorded
 from raoe_train.jobs.settings import TrainConfig
+from raoe_train.settings import Data, Input, Pairs
 from tests.data.made import HEADER, write
 from tests.tiny import training_data
 
@@ -96,6 +96,7 @@ def test_plus_in_a_file_name(tmp_path):
 
 def test_file_is_identified_by_its_bytes(two_files):
     first, second = two_files
+
     def contents(source):
         return recorded(Input(input=str(source)))
 

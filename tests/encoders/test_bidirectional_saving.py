@@ -19,8 +19,8 @@ from sentence_transformers import SentenceTransformer
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.padding import SENTENCES as CHECKED
-from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
+from raoe_train.settings import Model
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES
 

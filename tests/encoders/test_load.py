@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer
 
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model
 from raoe_train.losses import InfoNCELoss
+from raoe_train.settings import Model
 from raoe_train.training.trainer import Trainer
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, saved_encoder, tiny_encoder

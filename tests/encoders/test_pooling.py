@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import FrozenEncoder
+from raoe_train.settings import FrozenEncoder
 from tests.tiny import tiny_encoder
 
 META = {"format": "pt"}

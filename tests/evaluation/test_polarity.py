@@ -8,10 +8,9 @@ import pytest
 
 from raoe_train.cli import main
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.polarity import PolarityEvaluator, read_polarity
 from raoe_train.evaluation.tasks import Reading
-from raoe_train.settings import Polarity
+from raoe_train.settings import FrozenEncoder, Polarity
 from tests.tiny import SENTENCES, evaluate_encoder, tiny_encoder
 
 

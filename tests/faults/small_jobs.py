@@ -30,7 +30,12 @@ def make_jobs(inputs: Path) -> dict[str, Job]:
     training = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "logging_steps": 1,
                 "eval_strategy": "steps", "eval_steps": 3}  # fmt: skip
     recipe = {
-        "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "dropout": 0.2}},
+        "model": {
+            "name": "scratch",
+            "device": "cpu",
+            "max_seq_length": 16,
+            "scratch": {**SCRATCH, "hidden_dropout_prob": 0.2},
+        },
         "data": {"train": [train], "dev": dev},
         "training": training,
     }

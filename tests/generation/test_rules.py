@@ -2,7 +2,6 @@
 
 import pytest
 
-from raoe_train.data.settings import Sentences
 from raoe_train.generation.chains import REDRAWS, Chain
 from raoe_train.generation.guided import Answer
 from raoe_train.generation.instructions import (
@@ -15,7 +14,7 @@ from raoe_train.generation.instructions import (
     verify_sentence,
 )
 from raoe_train.generation.starts import read_starts
-from raoe_train.settings import Generation
+from raoe_train.settings import Generation, Sentences
 from tests.tiny import tiny_encoder
 
 SOURCE = "A man plays a guitar on the stage."
@@ -164,7 +163,6 @@ def test_inputs_that_cannot_be_used_are_counted(tmp_path):
     with pytest.raises(ValueError, match=r"no usable sentences to start chains from \(5 bad, 3 empty"):
         path.write_text("a\nb\n\n\n\nc\nd\ne\n")
         read_starts(data, lambda _: "bad")
-
 
 
 @pytest.mark.parametrize("wrong", ["Sure, here is it", "New sentence: A man sings.", "A dog is sleeping on the beach."])

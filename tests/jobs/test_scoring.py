@@ -10,9 +10,9 @@ from raoe_train import outputs, run
 from raoe_train.data.files import read_rows
 from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders import embed as frozen
-from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.jobs.score import TEACHERS, resolve_teachers
 from raoe_train.jobs.settings import ScoreConfig
+from raoe_train.settings import FrozenEncoder
 from tests.tiny import SENTENCES, tiny_encoder
 
 LABELS = ("entailment", "neutral", "contradiction", "-")

@@ -88,8 +88,13 @@ WRONG = [
     (lambda: sigmoid_loss(A, A, positive_ids=(T, T[:2])), ValueError, r"positive_ids\[1\]"),
     (lambda: sigmoid_loss(A, A, backend="native"), RuntimeError, "sigmoid has no native backend"),
     (lambda: torch.func.grad(lambda x: rank_margin_loss(x, S))(C), RuntimeError, "rank_margin_loss.*torch.func"),
-    (lambda: torch.autograd.functional.jacobian(lambda x: rank_margin_loss(x, S, backend="native"), C, vectorize=True),
-     RuntimeError, "is_grads_batched.*backend='scan'|cannot run"),
+    (
+        lambda: torch.autograd.functional.jacobian(
+            lambda x: rank_margin_loss(x, S, backend="native"), C, vectorize=True
+        ),
+        RuntimeError,
+        "is_grads_batched.*backend='scan'|cannot run",
+    ),
     (lambda: torch.func.vjp(lambda x: info_nce_loss(x, x), C[None]), RuntimeError, "info_nce_loss.*torch.func.grad"),
 ]
 

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import cosines, embedder
-from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.inputs import recorded
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     InfoNCELoss,
     SoftmaxLoss,
 )
-from raoe_train.settings import Teacher
+from raoe_train.settings import Data, FrozenEncoder, Teacher
 from tests.tiny import SENTENCES, tiny_encoder
 
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 import raoe_train as rt
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model, Scratch
+from raoe_train.settings import Model
 
 NAME = "sentence-transformers-testing/stsb-bert-tiny-safetensors"
 
@@ -32,7 +32,7 @@ if os.environ.get("RAOE_TRAINER"):
 @functools.cache
 def encoder() -> Any:
     """A BERT with two layers, 128 dimensions and random weights, like their tiny one."""
-    scratch = Scratch(vocab_size=90, hidden_size=128, layers=2, heads=2, intermediate_size=256, dropout=0.1)
+    scratch = {"vocab_size": 90, "num_attention_heads": 2}
     words = [
         "anchor positive negative short text sentence another final weather car train sunny day work",
         *ascii_lowercase,

@@ -8,7 +8,8 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from tests.tiny import SENTENCES
 
-SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
+SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+           "vocab_size": 200}  # fmt: skip
 # a process that trains the recipe of its first argument and is killed after the steps of the second
 KILLED = """
 import os, sys

@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from raoe_train import run
 from raoe_train.cli import main
 from raoe_train.config import recipe_text
-from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import encode_sentences
+from raoe_train.settings import Data
 from raoe_train.training.certificate import RESAMPLES, add_evidence, guard_of, mix, random_phrases, weights_of, winner
 from tests.forked import python
 from tests.tiny import SENTENCES, load, tiny_encoder
@@ -38,7 +38,7 @@ def options(folder, seed=0, **changes):
     if not start.exists():
         tiny_encoder().save_pretrained(str(start))
     training = {"num_train_epochs": 4, "per_device_train_batch_size": 32, "learning_rate": 3e-2}
-    given = {"model.name": str(start), "model.scratch": None, "model.max_seq_length": None, "training": training,
+    given = {"model.name": str(start), "model.scratch": {}, "model.max_seq_length": None, "training": training,
              "data.train": [pairs(folder / "mine.tsv", 160, seed, bool(seed))],
              "data.dev": pairs(folder / "held.tsv", 120, seed + 1, bool(seed)),
              "loss": "PearsonLoss", "evaluation.certificate": True, "evaluation.guard_budget": 200}  # fmt: skip
@@ -240,5 +240,5 @@ def test_the_data_say_which_loss(tmp_path, capsys, columns, loss, rate):
     metrics = run("train", "adapt", **options(tmp_path, **changes, **{"evaluation.guard_budget": None}))
     output = capsys.readouterr().out
     assert f": {loss}\n" in output and f"learning rate {float(rate):g}, for 0M parameters" in output
-    assert f"class_path: raoe_train.losses.{loss}" in (tmp_path / "out" / "recipe.yaml").read_text()
+    assert f"class_path: {loss}" in (tmp_path / "out" / "recipe.yaml").read_text()
     assert metrics["certificate"]["metric"] == ("spearman" if loss == "PearsonLoss" else "ndcg@10")

@@ -9,7 +9,7 @@ import pytest
 from raoe_train import run
 from raoe_train.data.pairs import split_conditional
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model
+from raoe_train.settings import Model
 from tests.decoders import saved_decoder
 
 PROMPT = 'Given the context {condition}, summarize the sentence {text} in one word:"'

@@ -71,7 +71,7 @@ def test_memory_is_that_of_the_whole_run(tmp_path):
     texts = [" ".join(draw.choices(known, k=draw.randint(1, 40))) for _ in range(2 * rows)]
     lines = [f"{first}\t{second}\t{draw.random()}\n" for first, second in zip(texts[:rows], texts[rows:], strict=True)]
     (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tscore\n" + "".join(lines))
-    shape = {"hidden_size": 384, "layers": 1, "heads": 12, "intermediate_size": 1536}
+    shape = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 1536}
     words = ["--model.name=scratch", *(f"--model.scratch.{key}={value}" for key, value in shape.items())]
     words += ["--model.device=cpu", "--data.train=pairs.tsv", "--output=out", "--evaluation.certificate=false"]
     words += ["--data.dev_share=0", "--training.eval_strategy=no", "--training.bf16=true", "--training.max_steps=50"]

@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from raoe_train.losses import RAOELoss
+from raoe_train.settings import Model
 from tests.tiny import SENTENCES
 from tests.training.small_runs import saving
 

@@ -31,7 +31,7 @@ def start_in(folder, dtype, *, dense=False, **changes):
     if dense:
         model.append(Dense(16, 16))
     model.to(dtype).save_pretrained(str(folder / "start"))
-    made = settings(folder, **{"model.name": str(folder / "start"), "model.scratch": None, "data.dev": None})
+    made = settings(folder, **{"model.name": str(folder / "start"), "model.scratch": {}, "data.dev": None})
     training = made["training"] | {"learning_rate": 2e-5, "bf16": False}
     return {**made, "training": training, **changes}
 
@@ -129,7 +129,7 @@ def test_adapters_are_in_float32_on_a_frozen_base_in_sixteen_bits(tmp_path, dtyp
 def test_the_start_competes(tmp_path, capsys, recipe):
     """A rate that destroys the encoder: what is saved is not worse than the start, and the exit status says so."""
     start = rt.train(recipe, **settings(tmp_path, **{"output": str(tmp_path / "first")}))
-    made = settings(tmp_path, **{"model.name": str(tmp_path / "first"), "model.scratch": None})
+    made = settings(tmp_path, **{"model.name": str(tmp_path / "first"), "model.scratch": {}})
     made["training"] |= {"learning_rate": 10.0, "warmup_ratio": None, "eval_steps": None, "eval_strategy": "epoch"}
     result = rt.train(recipe, **made)
     assert result["after"]["spearman"] == pytest.approx(result["before"]["spearman"]) and start
@@ -140,7 +140,7 @@ def test_the_start_competes(tmp_path, capsys, recipe):
 def test_a_worse_last_model_is_said(tmp_path, capsys):
     """Without evaluation in training, the last model is asked for."""
     rt.train("raoe-s1", **settings(tmp_path, **{"output": str(tmp_path / "first")}))
-    made = settings(tmp_path, **{"model.name": str(tmp_path / "first"), "model.scratch": None})
+    made = settings(tmp_path, **{"model.name": str(tmp_path / "first"), "model.scratch": {}})
     made["training"] |= {"learning_rate": 10.0, "eval_strategy": "no"}
     result = rt.train("raoe-s1", **made)
     assert result["after"]["spearman"] < result["before"]["spearman"] and result["failed"] == 1
@@ -367,7 +367,7 @@ def test_environment_variables_that_look_like_ours_are_said(monkeypatch, name):
 
 
 def test_the_card_names_its_model_and_no_folder(tmp_path):
-    rt.train("raoe-s1", **settings(tmp_path, **{"model.name": saved_encoder(tmp_path / "base"), "model.scratch": None}))
+    rt.train("raoe-s1", **settings(tmp_path, **{"model.name": saved_encoder(tmp_path / "base"), "model.scratch": {}}))
     card = (tmp_path / "out" / "README.md").read_text()
     assert str(tmp_path) not in card and "sentence_transformers_model_id" not in card
     assert "**Base model:** base" in card

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks import timing
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.losses import CoSENTLoss, InfoNCELoss, ListMLELoss, RAOELoss
+from raoe_train.settings import Model
 from tests.tiny import total
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")]
@@ -20,7 +20,7 @@ MINI_BATCH = 32
 
 @pytest.fixture(scope="module")
 def encoder():
-    shape = Scratch(hidden_size=64, layers=2, intermediate_size=256, dropout=0.1)
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 256}
     return load_encoder(Model(name="scratch", scratch=shape, device="cpu"), sentences=["a b", "b c"], seed=0)
 
 

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 import raoe_train.training.training_data as teaching
 from raoe_kernels import refine_similarity
 from raoe_train import run
-from raoe_train.encoders.settings import FrozenEncoder
+from raoe_train.settings import FrozenEncoder
 from tests.tiny import SENTENCES, load, tiny_encoder, training_data
 from tests.training.small_runs import write_pairs
 
@@ -44,8 +44,14 @@ def settings(folder, encoders, **changes):
         "teacher.device": "cpu",
         "data.train": [write_chains(folder / "chains.jsonl")],
         "data.dev": write_pairs(folder / "dev.tsv", rows=24),
-        "training": {"num_train_epochs": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "bf16": False,
-                     "logging_steps": 1, "eval_steps": 2},
+        "training": {
+            "num_train_epochs": 2,
+            "per_device_train_batch_size": 2,
+            "learning_rate": 1e-3,
+            "bf16": False,
+            "logging_steps": 1,
+            "eval_steps": 2,
+        },
         "output": str(folder / "out"),
     }
     return {**options, **changes}

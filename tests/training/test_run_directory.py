@@ -100,7 +100,9 @@ def test_killed_run_resumes_exactly(tmp_path, changes, capsys):
     """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 13)):
-        options = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
+        options = settings(
+            tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "hidden_dropout_prob": 0.2}}
+        )
         options["training"] = {**options["training"], "num_train_epochs": 4}
         recipe = tmp_path / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump(to_dict(load("train", "raoe-s1", {**options, **changes}))))
@@ -148,7 +150,7 @@ def test_every_file_has_the_mode_of_the_umask(tmp_path, monkeypatch, mask):
     try:
         options = saving(tmp_path, 2)
         run("train", "raoe-s1", **options)
-        adapter = {"model.name": str(tmp_path / "out"), "model.scratch": None, "model.lora": {"r": 2}}
+        adapter = {"model.name": str(tmp_path / "out"), "model.scratch": {}, "model.lora": {"r": 2}}
         run("train", "raoe-s1", **{**options, **adapter, "output": str(tmp_path / "adapter")})
         run("export", **{"model.name": str(tmp_path / "adapter"), "merge": True, "output": str(tmp_path / "merged")})
     finally:

