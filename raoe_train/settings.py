@@ -89,7 +89,6 @@ class Model(Encoder):
 
     Args:
         name: encoder or SentenceTransformer, by path or hub name; scratch makes a new model
-        random_weights: use the architecture and tokenizer of model.name, but draw new weights
         dtype: dtype of the weights; by default, the saved dtype
         device_map: device_map of transformers; auto spreads the model over all GPUs
         bidirectional_layers: number of a decoder's last layers (or all) that attend in both
@@ -102,7 +101,6 @@ class Model(Encoder):
     """
 
     name: Source = ""
-    random_weights: bool = False
     dtype: Dtype | None = None
     device_map: Unrecorded[str | None] = None
     bidirectional_layers: NonNegativeInt | Literal["all"] | None = None
@@ -329,7 +327,6 @@ class Polarity:
         max_sentences: maximum number of test sentences, which are sampled at random if there are
             more
         seed: seed for the random choice of sentences
-        curve: additional values of k at which to report scores
     """
 
     reference: FrozenEncoder | None = None
@@ -338,7 +335,6 @@ class Polarity:
     sources: PositiveInt = 5
     max_sentences: PositiveInt | None = None
     seed: Seed = 42
-    curve: list[PositiveInt] = field(default_factory=list)
 
 
 @dataclass

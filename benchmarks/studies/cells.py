@@ -19,7 +19,13 @@ DEFAULTS: dict[str, Any] = {
     "base": None, "settings": {}, "variants": {}, "seeds": [42], "tasks": [], "prepare": {}, "scales": {},
     "compare": [], "only": [], "measure": False, "keep_models": False,
 }  # fmt: skip
-SPECIAL = ("base", "seeds", "grid", "after")  # keys of a variant that are not overrides of the training recipe
+SPECIAL = (
+    "base",
+    "seeds",
+    "grid",
+    "after",
+    "random_weights",
+)  # keys of a variant that are not overrides of the training recipe
 DATA = re.compile(r"\{data_dir\}/([\w/-]+)(?![\w./-])")  # a data file without its ending
 FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # PyYAML reads 1e-3 as a string
 Preparation = tuple[str, "str | None", dict[str, Any]]  # job, recipe, overrides
@@ -37,6 +43,7 @@ class Cell:
     overrides: dict[str, Any]  # nested, without `output`
     point: dict[str, Any]  # {dotted key: value} of the variant's grid
     after: Cell | None  # the cell whose encoder this one starts from
+    random: bool  # whether it starts from random weights, drawn with `seed`, in the architecture of model.name
     run: str  # name of the run's folder; cells with equal settings share the run of the first one
 
 
@@ -99,7 +106,7 @@ def expand(study: Mapping[str, Any], words: Mapping[str, str | None]) -> list[Ce
     starts: set[str] = set()
     for family, variant in study["variants"].items():
         changes = fill(merge(shared, nest(variant or {})), words)
-        base, seeds, grid, after = (changes.pop(key, None) for key in SPECIAL)
+        base, seeds, grid, after, random = (changes.pop(key, None) for key in SPECIAL)
         axes = dict(_axes(grid or {}))
         for values, seed in itertools.product(itertools.product(*axes.values()), seeds or study["seeds"]):
             point = dict(zip(axes, values, strict=True))
@@ -109,11 +116,12 @@ def expand(study: Mapping[str, Any], words: Mapping[str, str | None]) -> list[Ce
                 raise ValueError(f"variant {family!r} cannot name a folder: it must be one line without / and \\")
             start = _start(family, after, seed, cells) if after is not None else None
             overrides = merge(merge(changes, nest(point)), {"training": {"seed": seed}})
-            cell = Cell(name, row, family, seed, base or study["base"], overrides, point, start, name)
-            first = first_with.setdefault(json.dumps([cell.recipe, overrides, start and start.run]), cell)
+            cell = Cell(name, row, family, seed, base or study["base"], overrides, point, start, bool(random), name)
+            first = first_with.setdefault(json.dumps([cell.recipe, overrides, cell.random, start and start.run]), cell)
             if first is cell:
                 # The starting encoder is evaluated once for all cells that share it.
-                key = json.dumps([cell.recipe, overrides.get("model"), overrides["evaluation"]])
+                drawn = seed if cell.random else None
+                key = json.dumps([cell.recipe, overrides.get("model"), overrides["evaluation"], drawn])
                 before = start is None and key not in starts
                 starts.add(key)
                 cell.overrides = merge(overrides, {"evaluation": {"before": before}})
@@ -151,6 +159,8 @@ def preparations(
         job, recipe = overrides.pop("job", None), overrides.pop("recipe", None)
         if job is None or "output" not in overrides:
             raise ValueError(f"prepare.{name} needs a job and an output, got {entry!r}")
+        if (own := Path(__file__).with_name(f"{recipe}.yaml")).is_file():  # a recipe of the studies
+            recipe = str(own)
         if any(overrides["output"] in text for text in texts):
             result[name] = job, recipe, overrides
             texts.append(json.dumps(overrides))

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import AutoModel
 
 import raoe_train as rt
 from raoe_train.cli import job_of
@@ -69,6 +71,19 @@ def check_tasks(tasks: Sequence[str], data_dir: str | None) -> None:
 def load_encoder(name: str, **settings: Any) -> Any:
     """Load a SentenceTransformer."""
     return rt.load_encoder(name, **settings)
+
+
+def draw_weights(name: str, seed: int, folder: Path) -> Path:
+    """Save an encoder with the architecture and the tokenizer of another one, but random weights. Return the folder."""
+    model = rt.load_encoder(name, device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        new = AutoModel.from_config(model[0].model.config)
+    # strict=False, because the new model may have a pooler that the saved encoder lacks
+    if missing := model[0].model.load_state_dict(new.state_dict(), strict=False).missing_keys:
+        raise ValueError(f"weights of {name} cannot be drawn: {', '.join(missing[:3])}")
+    model.save_pretrained(str(folder))
+    return folder
 
 
 def conditional_rows(source: str, encoder: Any) -> tuple[list[str], list[str]]:

@@ -112,7 +112,8 @@ class _Runner:
         """What a cell's result depends on; files and weights count by their content."""
         content = {text: digest for text in texts_of(cell.overrides) if (digest := _content(text))}
         start = self.settings(cell.after) if cell.after else None
-        return {"recipe": cell.recipe, "overrides": cell.overrides, "content": content, "after": start}
+        settings = {"recipe": cell.recipe, "overrides": cell.overrides, "content": content, "after": start}
+        return settings | ({"random": True} if cell.random else {})
 
     def attempt(self, cell: Cell, failed: Sequence[str]) -> str | None:
         """Train and evaluate one cell; return the error message, or None."""
@@ -135,6 +136,9 @@ class _Runner:
             if not (start / "modules.json").is_file():  # its weights were removed
                 self._make(cell.after, failed)
             overrides = merge(overrides, {"model": {"name": str(start)}})
+        if cell.random:
+            start = jobs.draw_weights(overrides["model"]["name"], cell.seed, self.runs / f"{cell.run}.start")
+            overrides = merge(overrides, {"model": {"name": str(start)}})
         settings = self.settings(cell)
         if record.is_file():
             if not self.overwrite and _read(record).get("settings") != settings:
@@ -142,6 +146,7 @@ class _Runner:
             shutil.rmtree(folder, ignore_errors=True)
         self.metrics[cell.run] = self.train("train", cell.recipe, overrides)
         write_text(record, json.dumps({"settings": settings, "metrics": self.metrics[cell.run]}, indent=1) + "\n")
+        shutil.rmtree(self.runs / f"{cell.run}.start", ignore_errors=True)
         self.drop_weights()
 
     def _recorded(self, cell: Cell) -> dict[str, Any] | None:

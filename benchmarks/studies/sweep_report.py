@@ -118,26 +118,19 @@ class SweepReport:
         return paths
 
     def _draw_polarity(self, tasks: Sequence[str], runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:
-        """P against S with the Pareto front; P and S along each numeric key and, of starting encoders, along the number
-        k of retrieved sentences (the margins paper's Figures 2 and 3)."""
+        """P against S with the Pareto front; P and S along each numeric key (the margins paper's Figure 2)."""
         along = {key: {task: curves(runs, key, runs[sides(task)]) for task in tasks} for key in numeric_keys(runs)}
         points: dict[str, Any] = {}
         before: dict[str, Any] = {}
-        by_k: dict[str, Any] = {}
         for task in tasks:
             means = runs.groupby("variant", sort=False)[sides(task)].mean().dropna()
             points[task] = {point[0]: point[1:] for point in means.itertuples(name=None)}
             before_runs = {f"before: {model}": result["tasks"].get(PREFIX + task) for model, result in starts.items()}
             before_runs = {name: of for name, of in before_runs.items() if of}
             before[task] = {name: (of["polarity"], of["similarity"]) for name, of in before_runs.items()}
-            by_k[task] = {
-                name: [(int(k), at["polarity"], at["similarity"]) for k, at in of["curve"].items()]
-                for name, of in before_runs.items()
-                if "curve" in of
-            }
         paths = [self.output / "polarity-against-similarity.png"]
         plots.plot_tradeoff(points, before, paths[0])
-        for key, panels in {**along, "k": by_k}.items():
+        for key, panels in along.items():
             if present := {task: lines for task, lines in panels.items() if lines}:
                 paths.append(self.output / f"polarity-{_file_name(key)}.png")
                 plots.plot_lines(present, key, "P (solid) and S (dotted), x 100", paths[-1])

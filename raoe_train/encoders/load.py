@@ -15,7 +15,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS, is_sentence_transformer_model
-from transformers import AutoModel, BitsAndBytesConfig
+from transformers import BitsAndBytesConfig
 
 from raoe_train.config import merge
 from raoe_train.data.pairs import is_conditional, split_conditional
@@ -52,7 +52,7 @@ def load_encoder(
             Without saved pooling, the pooling is cls for ModernBERT (the RAOE paper's Table 5) and models with a SimCSE
             name, and mean for all others, with a warning unless the encoder is a well-known language model.
         sentences: texts to train the tokenizer on, if the model is created from scratch.
-        seed: seed for new weights of a random model or an adapter.
+        seed: seed for new weights.
         train: prepare for training: add the adapter `lora`, and convert trainable weights saved in 16 bits to float32
             (unless `dtype` is set without `lora`). `lora` in `settings` implies train. The encoder's attribute
             `saved_dtypes` has the saved dtypes of the converted weights.
@@ -74,19 +74,17 @@ def load_encoder(
         with preflight.loading(spec.name), _seeded(seed):
             model = _load(spec)
         check_vocabulary(model)
-        if not (spec.random_weights or spec.load_in_4bit):
+        if not spec.load_in_4bit:
             check_whole(model, spec.name, spec.trust_remote_code)
     if isinstance(model[0], Transformer):
-        if spec.random_weights:
-            _draw_weights(model, seed)
         with _seeded(seed):
             _wrap_decoder(model, spec, train)
             inner = model[0].model
             decoder = inner.decoder if isinstance(inner, BidirectionalModel) else None
             if train and (spec.lora or (decoder is not None and inner.has_adapter)):
                 add_lora(inner if decoder is None else decoder, spec.lora)
-    elif spec.random_weights or spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
-        options = "LoRA, 4 bits, bidirectional layers or random weights"
+    elif spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
+        options = "LoRA, 4 bits or bidirectional layers"
         raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}, which does not support {options}")
     if spec.attention == PACKED and (reason := pack(model)):
         raise ValueError(f"model.attention {PACKED} cannot be used with {spec.name}: {reason}")
@@ -253,16 +251,6 @@ def _usual_pooling(name: str, config: Any) -> Literal["cls", "mean"]:
 
 def _takes_first(name: str, config: Any) -> bool:
     return any(FIRST_TOKEN.search(str(each)) for each in (Path(name).name, config.name_or_path))
-
-
-def _draw_weights(model: Any, seed: int) -> None:
-    old = model[0].model
-    with _seeded(seed):
-        new = AutoModel.from_config(old.config)
-    # strict=False, because a new model may have a pooler that the saved encoder lacks
-    missing, _ = old.load_state_dict(new.state_dict(), strict=False)
-    if missing:
-        raise ValueError(f"model.random_weights cannot draw weights for {', '.join(missing[:3])}")
 
 
 def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:

@@ -68,8 +68,10 @@ class PolarityEvaluator(SentenceEvaluator):
         self.texts, self.labels = [*sentences, *source_sentences], list(labels)
         numbers = {label: number for number, label in enumerate(dict.fromkeys(source_labels))}
         self.classes = np.array([numbers[label] for label in (*labels, *source_labels)])
-        self.k, self.discount, self.batch_size, self.name = k, discount, batch_size, name
-        self._weights(k)
+        self.k, self.batch_size, self.name = k, batch_size, name
+        if (sources := len(self.texts) - len(self.labels)) < k:
+            raise ValueError(f"k is {k}, but there are only {sources} source sentences: lower k")
+        self.weights = weights(k, discount)
         if not isinstance(reference, np.ndarray):
             reference = encode_sentences(reference, self.texts, batch_size)
         if (rows := len(reference)) != len(self.texts):
@@ -83,20 +85,20 @@ class PolarityEvaluator(SentenceEvaluator):
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
-    def scores(self, embeddings: np.ndarray, k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def scores(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (P, S) of each sentence, computed from its k nearest source sentences: [n] from 0 to 1, and [n] from
         -1 to 1. `embeddings` is [n + m, d]: the sentences, followed by the source sentences."""
-        n, unit, w = len(self.labels), unit_rows(embeddings), self._weights(k or self.k)
+        n, unit, w = len(self.labels), unit_rows(embeddings), self.weights
         places, _ = nearest(unit[:n], unit[n:], len(w))
         is_same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
         # compute row by row, because [n, k, d] may be large
         cosines = np.stack([self.reference[n + row] @ self.reference[i] for i, row in enumerate(places)])
         return is_same @ w, cosines.astype(np.float64) @ w
 
-    def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> tuple[dict[str, Any], np.ndarray]:
+    def report(self, embeddings: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
         """Return (result, P of each sentence: [n] from 0 to 1). The result has scores in percent: {"polarity",
         "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class": {class: values of the
-        first five keys}, "curve": {k: {"polarity", "similarity"}}}."""
+        first five keys}}."""
         polarity, similarity = self.scores(embeddings)
         labels = np.array(list(map(str, self.labels)))
 
@@ -109,15 +111,7 @@ class PolarityEvaluator(SentenceEvaluator):
             "k": self.k,
             "by_class": {label: of(labels == label) for label in sorted(set(labels.tolist()))},
         }
-        for k in curve:
-            mean = _percent(*self.scores(embeddings, k))
-            result.setdefault("curve", {})[str(k)] = {name: mean[name] for name in ("polarity", "similarity")}
         return result, polarity
-
-    def _weights(self, k: int) -> np.ndarray:
-        if (sources := len(self.texts) - len(self.labels)) < k:
-            raise ValueError(f"k is {k}, but there are only {sources} source sentences: lower k")
-        return weights(k, self.discount)
 
 
 def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
@@ -152,7 +146,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
         return PolarityEvaluator(texts, labels, corpus, classes, reference, options.k, options.discount)
 
     def score(embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-        result, polarity = evaluator().report(embeddings, options.curve)
+        result, polarity = evaluator().report(embeddings)
         return result, Outcomes(100 * polarity)
 
     return Task("polarity", "polarity", [[*texts, *corpus], labels, classes], [*texts, *corpus], score)

@@ -23,7 +23,7 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
     """Read the tasks of the recipe, if any. The default reference of polarity tasks is the encoder before training."""
     if not evaluation.tasks:
         return {}
-    if polarity.reference is None and not model.random_weights and model.name != SCRATCH:
+    if polarity.reference is None and model.name != SCRATCH:
         start: Any = model  # all settings: pooling, prompt, length, revision …
         polarity = replace(polarity, reference=start)
     return read_tasks(

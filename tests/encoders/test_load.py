@@ -50,18 +50,6 @@ def test_default_pooling_of_modernbert(tmp_path):
     assert load_encoder(Model(name=str(tmp_path / "modern"), device="cpu"))[1].pooling_mode == "cls"
 
 
-def test_random_weights(tmp_path):
-    load_encoder(Model(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "m"))
-    saved = Model(name=str(tmp_path / "m"), device="cpu")
-    new = Model(name=str(tmp_path / "m"), device="cpu", random_weights=True)
-    old, first, second, other = (
-        load_encoder(config, seed=seed) for config, seed in ((saved, 1), (new, 1), (new, 1), (new, 2))
-    )
-    weights = [model[0].model.embeddings.word_embeddings.weight for model in (old, first, second, other)]
-    assert torch.equal(weights[1], weights[2])
-    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[3])
-
-
 def test_chat_template_is_not_applied_to_texts(tmp_path):
     folder = saved_decoder(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -58,7 +58,6 @@ def test_missing_weights_are_an_error(bare):
     save_file({key: weights[key] for key in weights if key not in cut}, f"{folder}/model.safetensors", META)
     with pytest.raises(ValueError, match=rf"is incomplete: {len(cut)} weights .*output\.dense"):
         load_encoder(FrozenEncoder(folder))
-    assert load_encoder(folder, random_weights=True) is not None
 
 
 @pytest.mark.parametrize("length", [1, 2])

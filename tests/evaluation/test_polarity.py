@@ -112,9 +112,9 @@ def test_as_a_task(folder):
 
 def test_from_the_command_line(folder, capsys):
     words = ["evaluate", "--model.name", str(folder / "model"), "--data.dir", str(folder), "--tasks", "polarity:set"]
-    options = ["--polarity.reference.name", str(folder / "reference"), "--polarity.k=3", "--polarity.curve", "1", "2"]
+    options = ["--polarity.reference.name", str(folder / "reference"), "--polarity.k=3"]
     assert main([*words, *options, "--output", str(folder / "scores.json")]) == 0
     written = json.loads((folder / "scores.json").read_text())["tasks"]["polarity:set"]
-    assert set(written["curve"]) == {"1", "2"} and f"{written['polarity']:.2f}" in capsys.readouterr().out
+    assert written["k"] == 3 and f"{written['polarity']:.2f}" in capsys.readouterr().out
     assert main(words) == 2
     assert "--polarity.reference.name is missing" in capsys.readouterr().err

@@ -263,30 +263,6 @@ def test_every_job_reads_a_static_model(tmp_path, texts):
         assert metrics["steps"] == 4 and metrics["keep"] == 0.3
 
 
-@pytest.mark.parametrize("job", ["check", "train", "generate", "score"])
-def test_a_misspelt_model_is_said_at_once(tmp_path, monkeypatch, job):
-    """One question to the hub, not six with pauses."""
-    calls = []
-
-    def get_session():
-        calls.append(1)
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr("raoe_train.encoders.preflight.get_session", get_session)
-    (tmp_path / "texts.txt").write_text("a\nb\n")
-    (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\na\tb\n")
-    options = {
-        "check": {"model.name": "modles/mini"},
-        "train": settings(tmp_path, **{"model.name": "modles/mini", "model.scratch": {}}),
-        "generate": {"model.name": "modles/mini", "data.input": str(tmp_path / "texts.txt"), "output": "o.jsonl"},
-        "score": {"teachers": ["modles/mini", "b"], "data.input": str(tmp_path / "pairs.tsv"), "output": "o.tsv"},
-    }
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match="modles/mini cannot be loaded: there is no such folder"):
-        rt.run(job, **options[job])
-    assert calls == [1]
-
-
 @pytest.mark.parametrize("job", cli.JOBS)
 def test_advice_names_a_setting_of_the_job(job):
     text = cli._explain(MemoryError("x"), job)

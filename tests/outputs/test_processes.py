@@ -77,7 +77,8 @@ def recipe(folder: Path, name: str, processes: int, rows: tuple[int, int] = (40,
     sources = [write_pairs(folder / "train.tsv", rows[0]), write_pairs(folder / "other.tsv", rows[1], scale=500.0)]
     dev = write_pairs(folder / "dev.tsv", rows=24)
     options = {
-        "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}},
+        "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16,
+                  "scratch": {**SCRATCH, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}},
         "data": {"train": sources, "dev": [dev]},
         "loss": {"gather_across_devices": True, "scale": 5.0},
         "training": {"num_train_epochs": 2, "per_device_train_batch_size": 8 // processes, "learning_rate": 0.01,

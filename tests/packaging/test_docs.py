@@ -24,7 +24,6 @@ USES = {
     "adapt": "[fine-tune any encoder on your data](adapt.md)",
     "retrieval": "[queries, passages and negatives](tutorials/retrieval.md)",
     "demo": "a first run on the built-in corpus, no downloads",
-    "encoder-tiny": "a small encoder trained on NLI triplets, [a weak student](lab/ranking-sentences.md)",
     "raoe-s1": "[RAOE](reproduce.md), stage 1",
     "raoe-s2": "RAOE, stage 2",
     "raoe-qwen2.5-7b": "RAOE, stage 1",

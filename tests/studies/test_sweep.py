@@ -11,6 +11,7 @@ import yaml
 from benchmarks.studies import jobs
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.sweep import sweep
+from tests.tiny import saved_encoder
 from tests.training.small_runs import SCRATCH, settings
 
 EPOCH = {"num_train_epochs": 1, "per_device_train_batch_size": 8}
@@ -155,3 +156,34 @@ def test_cells_are_trained_once_and_failures_do_not_stop_others(tmp_path, capsys
     study["compare"] = []
     (third,) = (row for row in run(tmp_path, study, only=["third-seed2"])["results"] if row["variant"] == "third")
     assert third["before"]["spearman"] == pytest.approx(lines[1]["after"]["spearman"])
+
+
+def test_random_weights_depend_on_the_seed_only(tmp_path):
+    start = saved_encoder(tmp_path / "start")
+    drawn = [jobs.draw_weights(start, seed, tmp_path / name) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+    old, first, second, other = (
+        jobs.load_encoder(str(name), device="cpu")[0].model.state_dict() for name in (start, *drawn)
+    )
+    name = "embeddings.word_embeddings.weight"
+    assert all(first[key].equal(second[key]) for key in first)
+    assert not first[name].equal(old[name]) and not first[name].equal(other[name])
+
+
+def test_cells_start_from_random_weights(tmp_path):
+    start = saved_encoder(tmp_path / "start")
+    variants = {"own": {}, "drawn": {"random_weights": True}}
+    study = table(tmp_path, variants=variants, seeds=[1], keep_models=True)
+    study["settings"] |= {
+        "model.name": start,
+        "model.scratch": {},
+        "training.max_steps": 1,
+        "training.learning_rate": 1e-9,
+    }
+    assert run(tmp_path, study)["failed"] == []
+    name = "embeddings.word_embeddings.weight"
+    first, own, drawn = (
+        jobs.load_encoder(str(path), device="cpu")[0].model.state_dict()[name]
+        for path in (start, *(tmp_path / "out" / "runs" / f"{variant}-seed1" for variant in variants))
+    )
+    assert own.allclose(first, atol=1e-6) and not drawn.allclose(first, atol=1e-2)
+    assert not (tmp_path / "out" / "runs" / "drawn-seed1.start").exists()
