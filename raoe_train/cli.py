@@ -184,8 +184,10 @@ def _main(words: list[str]) -> int:
     # At import, bitsandbytes warns about a missing optional kernel. Users can ignore this warning.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.stderr.isatty():  # the libraries read these variables when they are imported
-        for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
+        for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
             os.environ.setdefault(key, "1")
+        for key in ("TQDM_DELAY", "TQDM_MININTERVAL"):  # a line a minute
+            os.environ.setdefault(key, "60")
     try:
         result = _run(words)
         sys.stdout.flush()

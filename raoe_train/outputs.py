@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
-from tqdm import tqdm
 
 from raoe_train.processes import rank_and_world
 
@@ -343,13 +342,17 @@ def write_parts(
         name: what a progress bar shows.
         size: number of items in a part, by default SHARD. A part does not depend on the number of processes.
     """
+    from tqdm import tqdm  # here, because the command line sets variables that tqdm reads at import
+
     rank, world = rank_and_world()
     size = size or SHARD
     # parts of another size have other names
     paths = {start: folder / f"{start:09d}+{size}.npy" for start in range(0, len(items), size)}
     own = [start for number, start in enumerate(paths) if number % world == rank]
     missing = [start for start in own if not paths[start].exists()]
-    for start in tqdm(missing, desc=name, unit="part", disable=None):
+    if done := len(own) - len(missing):
+        print(f"{name}: resuming after {done} of {len(own)} parts", flush=True)
+    for start in tqdm(missing, desc=name, unit="part", total=len(own), initial=done):
         with replacing(paths[start]) as temporary:
             np.save(temporary, make(items[start : start + size]))
     return [*paths.values()]

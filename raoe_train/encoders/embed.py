@@ -1,7 +1,6 @@
 """Compute embeddings with a loaded encoder, or with a frozen encoder and a cache. Find nearest neighbours by cosine."""
 
 import functools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +36,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
     if not sentences:
         raise ValueError("sentences is empty: there is nothing to encode")
     places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
-    training, bar = model.training, sys.stderr.isatty() and len(places) > SORTED  # no bar for one step
+    training, bar = model.training, len(places) > SORTED  # no bar for one step
     with encoding_by_length(model, batch_size):
         distinct = model.encode(list(places), batch_size=SORTED, show_progress_bar=bar, **options)
     model.train(training)

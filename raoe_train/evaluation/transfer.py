@@ -68,7 +68,7 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     grid = model.split_grid if has_splits and not len(dev) else model.grid
     rounds = [(train, test)] if has_splits else _folds(np.arange(len(labels)), labels, settings)
     correct, accuracies, dev_accuracies = np.full(len(labels), np.nan), [], []
-    for train, test in tqdm(rounds, desc="folds", disable=has_splits or None):
+    for train, test in tqdm(rounds, desc="folds", disable=has_splits):
         folds = [(train, dev)] if len(dev) else _folds(train, labels, settings)
         scores = np.round(100 * model.validate(folds, grid).mean(0), 2)  # argmax returns the first of equal scores
         predictions = model.predict(train, dev, test, grid[int(scores.argmax())])

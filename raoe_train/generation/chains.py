@@ -78,8 +78,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate at most `slots` chains at a time, a sentence of each in one batch, and yield a chain after each answer.
-    Waiting chains take the places of finished ones."""
+    """Generate at most `slots` chains at a time, a sentence of each in one batch, and yield finished chains. Waiting
+    chains take the places of finished ones."""
     active: list[Chain] = []
     while True:
         active += itertools.islice(chains, slots - len(active))
@@ -90,5 +90,5 @@ def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterato
         for chain, request in zip(active, requests, strict=True):
             if request is not None:
                 chain.take(next(answers))
-            yield chain
+        yield from (chain for chain in active if chain.finished)
         active = [chain for chain in active if not chain.finished]

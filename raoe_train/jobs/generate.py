@@ -24,7 +24,6 @@ from raoe_train.processes import rank_and_world
 from raoe_train.settings import Generation
 
 FEW = 0.1  # minimum share of verified chains; below it, the job reports a failure
-SILENT = 30.0  # seconds between progress lines if there is no progress bar
 
 
 @job(together=True)
@@ -124,26 +123,23 @@ def _merge(rows: Iterable[dict[str, Any]], path: Path) -> None:
 def _write(chains: Any, part: Path, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
     """Append each finished chain to `part`. `total` is the number of this process's chains, of which `waiting` are not
     finished. Return the number of chains and tokens, and the speed."""
-    tokens, done, start = 0, total - waiting, time.perf_counter()
-    printed = start
-    place = rank_and_world()[0] or None
+    tokens, start, done = 0, time.perf_counter(), total - waiting
+    if done:
+        print(f"resuming after {done} of {total} chains", flush=True)
     part.parent.mkdir(parents=True, exist_ok=True)
+    place = rank_and_world()[0] or None
     with (
         open(part, "w", encoding="utf-8", buffering=1) as file,  # a line at a time
-        tqdm(total=total, initial=done, unit="chain", disable=None, position=place) as bar,
+        tqdm(total=total, initial=done, unit="chain", position=place) as bar,
     ):
-        for number, chain in enumerate(chains, 1):
-            if chain.finished:
-                row = {"id": chain.key, "sentences": chain.sentences, **line}
-                if chain.reason is not None:
-                    row |= {"reason": chain.reason, "step": len(chain.sentences) - 1}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                tokens, done = tokens + chain.tokens, done + 1
-                bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
-                bar.update()
-            if bar.disable and time.perf_counter() - printed > SILENT:
-                printed = time.perf_counter()
-                print(f"{done} of {total} chains; {number} answers in this run", flush=True)
+        for chain in chains:
+            row = {"id": chain.key, "sentences": chain.sentences, **line}
+            if chain.reason is not None:
+                row |= {"reason": chain.reason, "step": len(chain.sentences) - 1}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            tokens += chain.tokens
+            bar.set_postfix_str(f"{tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
+            bar.update()
     seconds = time.perf_counter() - start
     return {"chains": waiting, "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
 

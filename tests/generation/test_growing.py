@@ -39,8 +39,11 @@ def chains_of(write, sources, slots=2, limit=None, prompt="{sentence}", **settin
     instructions = Instructions(Letters(), wish.method, wish.steps, prompt)
     decoder = Script(write, limit)
     made = (Asking(key, [source], instructions, wish) for key, source in enumerate(sources, 1))
-    result = {chain.key: chain for chain in grow(made, decoder, slots)}
-    assert sorted(result) == list(range(1, len(sources) + 1)) and all(chain.finished for chain in result.values())
+    grown = sorted(grow(made, decoder, slots), key=lambda chain: chain.key)
+    result = {chain.key: chain for chain in grown}
+    assert [chain.key for chain in grown] == [*range(1, len(sources) + 1)] and all(
+        chain.finished for chain in result.values()
+    )
     return result, decoder.sizes
 
 

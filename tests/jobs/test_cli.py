@@ -94,6 +94,16 @@ def test_missing_package_or_file(capsys, does, error, said):
     assert ("pip install" in last) == ("install raoe" in said)
 
 
+def test_without_a_terminal_a_progress_bar_is_a_line_a_minute():
+    code = """from raoe_train.cli import main
+main(["--version"])
+from tqdm import trange
+bar = trange(3)
+print(bar.disable, bar.delay, bar.mininterval)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False 60.0 60.0\n") and not done.stderr
+
+
 def test_closed_pipe_is_not_an_error():
     code = "import sys; from raoe_train.cli import main; sys.exit(main(['encode', '--print_config']))"
     reader, writer = os.pipe()

@@ -115,13 +115,14 @@ def squares(folder, items=range(10), made=None):
     return np.concatenate(read_parts(write_parts(folder, items, make, "squares", 3))).tolist()
 
 
-def test_parts_are_computed_once(tmp_path):
+def test_parts_are_computed_once(tmp_path, capsys):
     made: list = []
     assert squares(tmp_path, made=made) == [n * n for n in range(10)] and len(made) == 4
     assert squares(tmp_path, made=made) == [n * n for n in range(10)] and len(made) == 4
     (tmp_path / "000000009+3.npy").unlink()
     (tmp_path / ".partial.000000009+3.npy").write_bytes(b"half")  # left by a kill
     assert squares(tmp_path, made=made) == [n * n for n in range(10)] and made[4:] == [[9]]
+    assert "squares: resuming after 3 of 4 parts" in capsys.readouterr().out
     assert np.concatenate(read_parts(write_parts(tmp_path, range(10), np.array, "n", 4))).tolist() == [*range(10)]
 
 
