@@ -65,27 +65,14 @@ def load_encoder(
     train = train or bool(settings.get("lora"))
     _check(spec, train)
     if spec.name == SCRATCH:
-        if sentences is None:
-            raise ValueError(f"model.name {SCRATCH!r} creates a new model, which only train supports: name an encoder")
-        transformer = scratch_transformer(spec.scratch, sentences, spec.max_seq_length, seed)
-        pooling = Pooling(transformer.get_embedding_dimension(), POOLING[spec.pooling or "mean"])
-        model: Any = SentenceTransformer(modules=[transformer, pooling], device=spec.device)
+        model = _new(spec, sentences, seed)
     else:
         with preflight.loading(spec.name), _seeded(seed):
             model = _load(spec)
         check_vocabulary(model)
         if not spec.load_in_4bit:
             check_whole(model, spec.name, spec.trust_remote_code)
-    if isinstance(model[0], Transformer):
-        with _seeded(seed):
-            _wrap_decoder(model, spec, train)
-            inner = model[0].model
-            decoder = inner.decoder if isinstance(inner, BidirectionalModel) else None
-            if train and (spec.lora or (decoder is not None and inner.has_adapter)):
-                add_lora(inner if decoder is None else decoder, spec.lora)
-    elif spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
-        options = "LoRA, 4 bits or bidirectional layers"
-        raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}, which does not support {options}")
+    _change_layers(model, spec, seed, train)
     if spec.attention == PACKED and (reason := pack(model)):
         raise ValueError(f"model.attention {PACKED} cannot be used with {spec.name}: {reason}")
     _set_length(model, spec)
@@ -105,6 +92,29 @@ def load_encoder(
         kinds = " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in low.values()}))
         print(f"{len(low)} weights in {kinds} are trained in float32, and saved in {kinds}")
     return model
+
+
+def _new(spec: Model, sentences: Iterable[str] | None, seed: int) -> Any:
+    if sentences is None:
+        raise ValueError(f"model.name {SCRATCH!r} creates a new model, which only train supports: name an encoder")
+    transformer = scratch_transformer(spec.scratch, sentences, spec.max_seq_length, seed)
+    pooling = Pooling(transformer.get_embedding_dimension(), POOLING[spec.pooling or "mean"])
+    return SentenceTransformer(modules=[transformer, pooling], device=spec.device)
+
+
+def _change_layers(model: Any, spec: Model, seed: int, train: bool) -> None:
+    """Add what the settings ask for: bidirectional layers and, for training, an adapter."""
+    if not isinstance(model[0], Transformer):
+        if spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
+            options = "LoRA, 4 bits or bidirectional layers"
+            raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}, which does not support {options}")
+        return
+    with _seeded(seed):
+        _wrap_decoder(model, spec, train)
+        inner = model[0].model
+        decoder = inner.decoder if isinstance(inner, BidirectionalModel) else None
+        if train and (spec.lora or (decoder is not None and inner.has_adapter)):
+            add_lora(inner if decoder is None else decoder, spec.lora)
 
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:

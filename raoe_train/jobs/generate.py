@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -76,20 +76,22 @@ def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
     rows = [finished[key] for key, _ in sentences]
     output.begin()
     _merge(rows, output.path)
+    result = {**_summary(rows), "skipped": skipped, "model": model.name, "run": run}
+    _print(result, path, generation)
+    return result
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Count the chains, their sentences, and the reasons why other chains failed."""
     good = [row for row in rows if "reason" not in row]
     # without details that differ between chains: numbers and quotations
     reasons = [re.sub(r": .*[\d'\"].*", "", row["reason"]) for row in rows if "reason" in row]
-    result = {
+    return {
         "chains": len(good),
         "sentences": sum(len(row["sentences"]) for row in good),
-        "failed": len(good) < FEW * len(sentences),
+        "failed": len(good) < FEW * len(rows),
         "failed_chains": dict(Counter(reasons).most_common()),
-        "skipped": skipped,
-        "model": model.name,
-        "run": run,
     }
-    _print(result, path, generation)
-    return result
 
 
 def new_part(folder: Path) -> Path:
