@@ -1,7 +1,6 @@
 """Sections of recipes. This file does not import torch, so that help and shell completion are quick."""
 
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal
 
 from raoe_train.config import (
@@ -23,7 +22,6 @@ from raoe_train.config import (
     ZeroToOne,
     nearest,
 )
-from raoe_train.data.sources import pool
 
 SCRATCH = "scratch"  # value of model.name for a new model
 CONDITIONAL = "conditional"  # name of the prompt with {condition} in a model's `prompts`
@@ -208,28 +206,6 @@ class Data(Rows):
     num_negatives: NonNegativeInt | None = None
     shuffle_lists: bool = False
     dir: Unrecorded[Source | None] = None
-
-    def labels_of(self, source: str) -> dict[str, int | None] | None:
-        """Return the label map for a source: `labels`, or the entry of `labels` for the file's name ("sick" or
-        "sick.tsv.gz"). ValueError for an entry that matches no source."""
-        if not self.labels or not any(isinstance(entry, dict) for entry in self.labels.values()):
-            return self.labels
-        names = [_names_of(part) for each in (*self.train, *(self.dev or [])) for part in pool(each)]
-        if unknown := {*self.labels} - {name for known in names for name in known}:
-            sources = ", ".join(dict.fromkeys(known[1] for known in names))
-            raise ValueError(f"data.labels has a key {min(unknown)!r}, which matches none of the sources: {sources}")
-        maps = []
-        for part in pool(source):
-            maps.append(next((self.labels[name] for name in _names_of(part) if name in self.labels), None))
-        if any(each != maps[0] for each in maps):
-            raise ValueError(f"data.labels must be the same for all files of the pool {source}")
-        return maps[0]
-
-
-def _names_of(source: str) -> list[str]:
-    """Return the names by which data.labels can refer to a source: "sick", "sick.tsv.gz", and the name as written."""
-    base = source.partition("#")[0]
-    return [Path(base).name.split(".")[0], Path(base).name, Path(source).name, base, source]
 
 
 @dataclass
@@ -480,14 +456,8 @@ class Training:
         patience: number of evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added if needed
         max_steps: number of steps; overrides num_train_epochs
-        per_device_eval_batch_size: rows in an evaluation batch, on each device
         gradient_accumulation_steps: batches per optimizer step; unlike a larger batch with
             loss.mini_batch_size, this adds no in-batch negatives
-        warmup_steps: number of warm-up steps; a number below 1 is a share of all steps
-        weight_decay: weight decay of AdamW
-        max_grad_norm: maximum gradient norm; gradients with a larger norm are scaled down; 0 turns
-            clipping off
-        fp16: train in float16 with loss scaling
         eval_strategy: when to evaluate; by default, after each epoch if there is a dev set
         eval_steps: steps between evaluations; a number below 1 is a share of all steps
         save_strategy: when to write checkpoints; by default, after each evaluation
@@ -515,12 +485,7 @@ class Training:
     patience: PositiveInt | None = None
     min_steps: NonNegativeInt = 0
     max_steps: PositiveInt | None = None
-    per_device_eval_batch_size: PositiveInt = 8
     gradient_accumulation_steps: PositiveInt = 1
-    warmup_steps: NonNegativeFloat | None = None
-    weight_decay: NonNegativeFloat = 0.0
-    max_grad_norm: NonNegativeFloat = 1.0
-    fp16: bool = False
     eval_strategy: Literal["no", "steps", "epoch"] | None = None
     eval_steps: PositiveFloat | None = None
     save_strategy: Literal["no", "steps", "epoch", "best"] | None = None

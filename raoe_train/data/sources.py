@@ -159,3 +159,26 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
             raise ValueError(f"{name} has the splits {', '.join(map(str, dataset))}: choose one with hub:{name}#SPLIT")
         dataset = dataset[split]
     yield from _named_rows(dataset)
+
+
+def labels_of(source: str, data: Any) -> dict[str, int | None] | None:
+    """Return the label map of a section `data` for one of its sources: `labels`, or the entry of `labels` for the
+    file's name ("sick" or "sick.tsv.gz"). ValueError for an entry that matches no source."""
+    if not data.labels or not any(isinstance(entry, dict) for entry in data.labels.values()):
+        return data.labels
+    names = [_names_of(part) for each in (*data.train, *(data.dev or [])) for part in pool(each)]
+    if unknown := {*data.labels} - {name for known in names for name in known}:
+        sources = ", ".join(dict.fromkeys(known[1] for known in names))
+        raise ValueError(f"data.labels has a key {min(unknown)!r}, which matches none of the sources: {sources}")
+    maps = []
+    for part in pool(source):
+        maps.append(next((data.labels[name] for name in _names_of(part) if name in data.labels), None))
+    if any(each != maps[0] for each in maps):
+        raise ValueError(f"data.labels must be the same for all files of the pool {source}")
+    return maps[0]
+
+
+def _names_of(source: str) -> list[str]:
+    """Return the names by which data.labels can refer to a source: "sick", "sick.tsv.gz", and the name as written."""
+    base = source.partition("#")[0]
+    return [Path(base).name.split(".")[0], Path(base).name, Path(source).name, base, source]

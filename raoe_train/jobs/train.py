@@ -322,7 +322,7 @@ def with_products(training: Training, settings: dict[str, Any], encoder: Any) ->
             advice = "set model.dtype to bfloat16 or float32, or training.bf16 to false"
             raise ValueError(f"a CPU cannot train with training.bf16 true and weights in float16: {advice}")
         return {**settings, "bf16": False}
-    if encoder.saved_dtypes and not settings["fp16"] and training.bf16 is not False:
+    if encoder.saved_dtypes and not settings.get("fp16") and training.bf16 is not False:
         # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
         is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
         return {**settings, "bf16": settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])}

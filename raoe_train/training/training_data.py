@@ -19,7 +19,7 @@ from raoe_kernels import refine_similarity
 from raoe_train.data.columns import NAMES
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
 from raoe_train.data.rows import columns_in_order, row_table
-from raoe_train.data.sources import columns_in, has_column, pool
+from raoe_train.data.sources import columns_in, has_column, labels_of, pool
 from raoe_train.data.tables import BATCH, Texts
 from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
 from raoe_train.evaluation.retrieval import of_rows
@@ -50,7 +50,7 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
     for number, source in enumerate(data.train):
         source_data = replace(
             data,
-            labels=data.labels_of(source),
+            labels=labels_of(source, data),
             score_scale=(scale[2 * number : 2 * number + 2] or scale[:2]) if scale else [],
         )
         with_label = config.loss.chosen.needs_label(config.loss.init_args)
@@ -135,7 +135,7 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
     others: Any = ()  # additional passages of a held-out dev set of queries
     for source in data.dev or []:
         options: Any = {"columns": columns_in(source, data.columns), "on_error": data.on_error}
-        options |= {"labels": data.labels_of(source)}
+        options |= {"labels": labels_of(source, data)}
         name = Path(source).name
         is_rows = may_have_rows and not has_column(source, options["columns"], "score")
         rows = row_table(source, keep_all=True, **options)[0] if is_rows else read_scored(source, prompt, **options)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import raoe_train as rt
 from raoe_train import cli, outputs
 from raoe_train.config import keywords_of
+from raoe_train.data.sources import labels_of
 from raoe_train.jobs.settings import CheckConfig, EncodeConfig, EvaluateConfig
 from raoe_train.losses.infonce import Contrastive
 from raoe_train.settings import Data, Model
@@ -38,7 +39,7 @@ WORDS = {"entailment": 0, "neutral": 1, "contradiction": 2}
 def test_labels_of_a_source_go_by_any_of_its_names(tmp_path, name):
     source = str(tmp_path / "train.tsv.gz") if name == "FILE" else "folder/train.tsv"
     data = Data(train=[source, "other.tsv"], labels={source if name == "FILE" else name: WORDS})
-    assert data.labels_of(source) == WORDS and data.labels_of("other.tsv") is None
+    assert labels_of(source, data) == WORDS and labels_of("other.tsv", data) is None
 
 
 @pytest.mark.parametrize(
