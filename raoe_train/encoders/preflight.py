@@ -63,6 +63,9 @@ def loading(name: str) -> Iterator[None]:
             raise  # this message of raoe already names the model
         kind = OSError if isinstance(error, OSError) else ValueError
         reason = " ".join(str(error).split())
-        if not isinstance(error, (OSError, ValueError)):
+        if "ignore_mismatched_sizes" in reason:  # the words of transformers
+            reason = ("its weights have other sizes than the model they belong to. If tokens were added before an "
+                      "adapter: save the base model with them, and train the adapter on it")  # fmt: skip
+        elif not isinstance(error, (OSError, ValueError)):
             reason = f"its files may be damaged ({type(error).__name__}: {reason[:200]})"
         raise kind(f"{name} cannot be loaded: {reason}") from error

@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer
 
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.scratch import add_lora
 from raoe_train.losses import InfoNCELoss
 from raoe_train.settings import Model
 from raoe_train.training.trainer import Trainer
@@ -48,6 +49,16 @@ def test_default_pooling_of_modernbert(tmp_path):
     ModernBertModel(config).save_pretrained(tmp_path / "modern")
     tokenizer.save_pretrained(tmp_path / "modern")
     assert load_encoder(Model(name=str(tmp_path / "modern"), device="cpu"))[1].pooling_mode == "cls"
+
+
+def test_an_adapter_with_more_tokens_than_its_base_model_is_named(tmp_path):
+    model = load_encoder(saved_encoder(tmp_path / "base"), device="cpu")
+    model.tokenizer.add_tokens(["<new>"])
+    model[0].model.resize_token_embeddings(len(model.tokenizer))
+    add_lora(model[0].model, {"r": 2})
+    model.save_pretrained(str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=r"out cannot be loaded: its weights have other sizes .* save the base model"):
+        load_encoder(str(tmp_path / "out"), device="cpu")
 
 
 def test_chat_template_is_not_applied_to_texts(tmp_path):

@@ -94,6 +94,19 @@ def test_missing_package_or_file(capsys, does, error, said):
     assert ("pip install" in last) == ("install raoe" in said)
 
 
+def test_a_deleted_working_folder_and_an_unknown_home_are_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(["encode", "--output", "o.npy"]) == 2
+    assert capsys.readouterr().err.startswith("raoe-train: the working folder no longer exists")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])  # a container's user without a name
+    assert cli.main(["encode", "--data.input", "~/a.txt", "--output", "o.npy"]) == 2
+    assert capsys.readouterr().err.startswith("raoe-train: the home folder is unknown: set HOME")
+
+
 def test_without_a_terminal_a_progress_bar_is_a_line_a_minute():
     code = """from raoe_train.cli import main
 main(["--version"])
