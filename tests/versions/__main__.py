@@ -52,10 +52,9 @@ class Corner:
 
 
 CORNERS = (
-    Corner("3.10", "2.6.0", oldest=True),
+    Corner("3.10", "2.9.0", oldest=True),
     Corner("3.11", "2.13.0", oldest=True, pins=("pyarrow<26",)),  # 26 cannot be imported with numpy 1
-    Corner("3.12", "2.6.0"),
-    Corner("3.12", "2.10.0", pins=("transformers==5.13.1", "sentence-transformers==6.1.0", "peft==0.20.0")),
+    Corner("3.12", "2.10.0", pins=("transformers==5.20.0", "sentence-transformers==6.1.0", "peft==0.20.0")),
     Corner("3.13", "2.14.1"),
     Corner("3.13", "2.15.0"),
 )
