@@ -90,6 +90,10 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--data.train+=x", "unknown key data.train+ (did you mean data.train?)"),
         ("--training.keep null", "training.keep must be a number of at least 0 or auto, got 'null'"),
         ("--training.seed -1", "training.seed must be an integer of at least 0 and below 4294967296, got '-1'"),
+        ("--training.max_steps true", "training.max_steps must be an integer above 0 or null, got 'true'"),
+        ("--training.num_train_epochs .inf", "training.num_train_epochs must be a number above 0, got '.inf'"),
+        ("--training.weight_decay abc", "training.weight_decay must be a number, got 'abc'"),
+        ("--training.output_dir x", "unknown key training.output_dir"),
         ("--training.eval_strategy never", "must be one of no, steps, epoch or null, got 'never'"),
         ("--polarity.reference x", "polarity.reference is a section: set --polarity.reference.KEY VALUE"),
         ("--model.name a b", "model.name must be a string, got ['a', 'b']"),
@@ -130,6 +134,7 @@ def test_another_loss_has_its_own_defaults(tmp_path):
         assert (loss.chosen.__name__, loss.init_args["margin"], loss.init_args["scale"]) == ("GISTLoss", 0, 100)
     assert load("train", "raoe-s1", {"loss": {"init_args": {"scale": 7}}}).loss.init_args["margin"] == 2
     assert load("train", None, {"loss": "CoSENTLoss"}).loss.init_args["scale"] == 20  # its own default
+    assert load("train", None, {"loss": "raoe_train.losses.GISTLoss"}) == load("train", None, {"loss": "GISTLoss"})
     assert command("--loss.scale", "5", "--loss", "CoSENTLoss").loss.init_args["scale"] == 5
     given = {"loss.angle_weight": 2, "loss.class_path": "RAOELoss"}
     assert load("train", None, given).loss.init_args["angle_weight"] == 2
