@@ -51,6 +51,15 @@ def test_default_pooling_of_modernbert(tmp_path):
     assert load_encoder(Model(name=str(tmp_path / "modern"), device="cpu"))[1].pooling_mode == "cls"
 
 
+def test_weights_of_a_new_encoder_depend_on_the_seed():
+    first, again, other = (
+        load_encoder("scratch", device="cpu", sentences=SENTENCES, seed=seed)[0].model.state_dict()
+        for seed in (1, 1, 2)
+    )
+    name = "encoder.layer.0.attention.self.query.weight"
+    assert first[name].equal(again[name]) and not first[name].equal(other[name])
+
+
 def test_an_adapter_with_more_tokens_than_its_base_model_is_named(tmp_path):
     model = load_encoder(saved_encoder(tmp_path / "base"), device="cpu")
     model.tokenizer.add_tokens(["<new>"])

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -39,6 +40,7 @@ def test_later_layers_win(tmp_path):
     [
         ("--data.train a.tsv b.tsv", "data.train", ["a.tsv", "b.tsv"]),
         ("--data.train 1.10 007 null", "data.train", ["1.10", "007", "null"]),
+        ("--data.train ~/a.tsv", "data.train", [str(Path.home() / "a.tsv")]),
         ("--data.score_scale 1 5", "data.score_scale", [1.0, 5.0]),
         ("--data.labels yes=0 no=1 x=null", "data.labels", {"yes": 0, "no": 1, "x": None}),
         ("--model.lora r=4 lora_alpha=8", "model.lora", {"r": 4, "lora_alpha": 8}),
@@ -138,6 +140,12 @@ def test_another_loss_has_its_own_defaults(tmp_path):
     assert command("--loss.scale", "5", "--loss", "CoSENTLoss").loss.init_args["scale"] == 5
     given = {"loss.angle_weight": 2, "loss.class_path": "RAOELoss"}
     assert load("train", None, given).loss.init_args["angle_weight"] == 2
+
+
+def test_settings_that_exclude_each_other_are_compared_after_all_layers():
+    with pytest.raises(ValueError, match=r"generation\.temperature has no effect on greedy decoding"):
+        load("generate", None, {"generation.temperature": 0.5})
+    assert load("generate", None, {"generation.temperature": 0.5, "generation.do_sample": True})
 
 
 def test_custom_loss(tmp_path, monkeypatch):
