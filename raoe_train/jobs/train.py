@@ -261,7 +261,7 @@ def rate_for(encoder: Any, datasets: Any) -> float:
 def check_config(config: TrainConfig) -> None:
     """Raise ValueError for settings that contradict each other, before any data is read."""
     data, teacher, loss = config.data, config.teacher, config.loss.chosen
-    name, lists = loss.__name__, loss.reads is LISTS
+    name, lists = loss.__name__, loss.reads.name == LISTS.name
     if not data.train:
         raise ValueError("--data.train is missing: set it to the training data")
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
@@ -272,8 +272,6 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")
     if data.redraw and data.max_rows is None:
         raise ValueError("data.redraw needs --data.max_rows: set it to the number of rows to draw in each epoch")
-    if data.shuffle_lists and not lists:
-        raise ValueError(f"{name} does not train on lists: remove --data.shuffle_lists")
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
         raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")

@@ -1,12 +1,11 @@
 """ByLength wraps a loss and encodes each distinct text of a batch once, in groups of similar length or packed into one
-row. Keep is a regularizer that keeps embeddings close to those before training."""
+row."""
 
-import copy
 import functools
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -19,13 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from raoe_train.config import NonNegativeFloat, convert
-from raoe_train.data.columns import NAMES
 from raoe_train.encoders.lengths import by_length, change, device_of, keywords_of, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
 from raoe_train.encoders.padding import reads_padding
-from raoe_train.losses.base import CachedLoss, attach_gradient, backward, with_own_gradients
-from raoe_train.losses.pairs import LossParts
+from raoe_train.losses.base import CachedLoss, LossParts, attach_gradient, backward, summed, with_own_gradients
+from raoe_train.losses.keep import Keep
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
 LENGTH_MULTIPLE = 16  # for a compiled model, padded lengths are multiples of this number of tokens
@@ -80,34 +77,24 @@ def _encoder(loss: Any) -> Any:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's method
-    `beside` or, without this method, the batch's labels. `tokens` are tokenized columns, for a loss with a guide."""
-    if isinstance(loss, MatryoshkaLoss) and loss.uses_gradient_cache and embeds_columns(loss.loss):
-        loss = loss.loss  # its calculate_loss already sums over all widths, because MatryoshkaLoss replaced it
+    """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's
+    method prepare_labels or, without this method, the batch's labels. `tokens` are tokenized columns,
+    for a loss with a guide."""
     if isinstance(loss, MatryoshkaLoss):
+        if loss.uses_gradient_cache and embeds_columns(loss.loss):
+            # its calculate_loss already sums over all widths, because MatryoshkaLoss replaced it
+            return loss_of(loss.loss, columns, labels, tokens)
         widths = [*zip(loss.matryoshka_dims, loss.matryoshka_weights, strict=True)]
         if 0 < loss.n_dims_per_step < len(widths):
             widths = random.sample(widths, loss.n_dims_per_step)
-        parts = [(weight, [nn.functional.normalize(x[:, :d], dim=-1) for x in columns], d) for d, weight in widths]
-        return sum(
-            weight * loss_of(loss.loss, heads, _cut_labels(loss.loss, labels, d), tokens) for weight, heads, d in parts
-        )
+        total: Any = 0
+        for width, weight in widths:
+            heads = [functional.normalize(column[:, :width], dim=-1) for column in columns]
+            part = loss_of(loss.loss, heads, _cut_labels(loss.loss, labels, width), tokens)
+            total = total + weight * part
+        return total
     if embeds_columns(loss):
-        replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
-        leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
-        tokens = tokens or [{"attention_mask": x.new_ones(len(x), 1)} for x in leaves]
-        # (B, 1, D), because a loss that cuts the padding of (B, L) tokens would also cut (B, D) embeddings
-        features = [{**each, "embeddings": x[:, None]} for each, x in zip(tokens, leaves, strict=True)]
-        model, loss.model = loss.model, Embedded()
-        try:
-            value = loss(features, labels)
-            if not replays:
-                return value
-            value.backward()  # replays the mini-batches and sets leaf.grad
-        finally:
-            loss.model = model
-        pairs: Any = zip(columns, leaves, strict=True)
-        return value.detach() + sum(((x - x.detach()) * leaf.grad).sum() for x, leaf in pairs)
+        return _embedding_loss(loss, columns, labels, tokens)
     if isinstance(loss, CachedLoss):
         return loss.compute_loss_from_embeddings(columns, **labels)
     try:
@@ -118,9 +105,30 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
         raise ValueError(f"{type(loss).__name__} cannot read {len(columns)} columns of texts") from None
 
 
-def _beside(inner: Any, columns: list[dict[str, Any]], labels: Any) -> Any:
-    """Return what loss_of needs besides embeddings."""
-    return inner.beside(columns, labels) if isinstance(inner, CachedLoss) else labels
+def _embedding_loss(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
+    """Compute one of EMBED_COLUMNS: call it with embeddings as features, and without its model."""
+    replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
+    leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
+    tokens = tokens or [{"attention_mask": x.new_ones(len(x), 1)} for x in leaves]
+    # (B, 1, D), because a loss that cuts the padding of (B, L) tokens would also cut (B, D) embeddings
+    features = [{**each, "embeddings": x[:, None]} for each, x in zip(tokens, leaves, strict=True)]
+    model, loss.model = loss.model, Embedded()
+    try:
+        value = loss(features, labels)
+        if not replays:
+            return value
+        value.backward()  # replays the mini-batches and sets leaf.grad
+    finally:
+        loss.model = model
+    value = value.detach()
+    for column, leaf in zip(columns, leaves, strict=True):
+        value = value + ((column - column.detach()) * leaf.grad).sum()
+    return value
+
+
+def _prepare_labels(inner: Any, columns: list[dict[str, Any]], labels: Any) -> Any:
+    """Return the `labels` of loss_of."""
+    return inner.prepare_labels(columns, labels) if isinstance(inner, CachedLoss) else labels
 
 
 def _count_texts(column: dict[str, Any]) -> int:
@@ -134,50 +142,6 @@ def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
     """Truncate labels to `width` if they are embeddings. The loss's class decides, because a shape can mislead."""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
-
-
-def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
-    """Return the regularizer's weight `keep` as a number. "auto" is 0.3 if the scores have only two values, as with two
-    classes, and for queries and passages; otherwise it is 0. For scores with more values, averaging the weights before
-    and after training keeps scores on other texts equally high, and raises scores on the target more (docs/adapt.md).
-    """
-    if keep != "auto":
-        return keep
-    all_datasets = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
-    if any(not hasattr(dataset, "__len__") for dataset in all_datasets):
-        raise ValueError('keep "auto" needs datasets of known length: set keep to a number, such as 1')
-    scores = [{*dataset["score"][:]} for dataset in all_datasets if "score" in dataset.column_names]
-    has_queries = not scores and any({*NAMES["anchor"]} & {*dataset.column_names} for dataset in all_datasets)
-    if not has_queries and max(map(len, scores), default=0) != 2:
-        return 0.0
-    reason = "the data are queries and passages" if has_queries else "the scores have only two values"
-    print(f"keep is 0.3, because {reason}")
-    return 0.3
-
-
-class Keep:
-    """Regularizer for any loss: mean of 1 - cos(embedding, embedding before training) over the distinct texts of a
-    batch (with several processes, of the batch of each process).
-
-    This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder before training as the old
-    model. Results: docs/adapt.md.
-
-    Args:
-        model: the encoder before training, which is copied and frozen. The copy encodes every batch without dropout, so
-            a step takes a third longer, and the weights are in memory twice.
-        weight: weight of the regularizer, at least 0.
-    """
-
-    def __init__(self, model: Any, weight: float) -> None:
-        self.weight: float = convert("keep", weight, NonNegativeFloat)
-        self.start = copy.deepcopy(model).requires_grad_(False).eval()
-
-    def __call__(self, now: Tensor, before: Tensor) -> Tensor:
-        """Return the weighted regularizer, a scalar, from (texts, D) embeddings now and before training."""
-        # in bfloat16, rounding errors of cosines near 1 are as large as the changes that training makes
-        with torch.autocast(now.device.type, enabled=False):
-            wide = torch.promote_types(now.dtype, torch.float32)
-            return self.weight * (1 - functional.cosine_similarity(now.to(wide), before.to(wide))).mean()
 
 
 class Embedded(nn.Module):
@@ -265,7 +229,8 @@ class ByLength(CachedLossMixin, nn.Module):
         words = None
         if len(runs.features) > 1 and not self.uses_gradient_cache:  # gradient caching cannot share a look-up
             words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique()
-        return Batch(runs.features, runs.rows, _beside(inner, columns, labels), words, columns if guided else [])
+        prepared = _prepare_labels(inner, columns, labels)
+        return Batch(runs.features, runs.rows, prepared, words, columns if guided else [])
 
     def _limits(self, inner: Any) -> dict[str, Any]:
         """Return keywords for the function by_length."""
@@ -286,7 +251,7 @@ class ByLength(CachedLossMixin, nn.Module):
         if planned is None:  # for example, of a StaticEmbedding: each column is a run
             sizes = [*map(_count_texts, features)]
             rows: Any = [*torch.arange(sum(sizes), device="cpu").split(sizes)]
-            planned = Batch(features, rows, _beside(innermost(self.loss), features, labels), tokens=features)
+            planned = Batch(features, rows, _prepare_labels(innermost(self.loss), features, labels), tokens=features)
         batch = planned.to(device_of(self.model))
         batch.before = self._start(batch)
         # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings
@@ -345,7 +310,8 @@ class ByLength(CachedLossMixin, nn.Module):
         table = torch.cat(runs).detach().requires_grad_(with_backward)
         loss = self._value(table, labels)
         if isinstance(loss, dict):
-            self._parts, loss = loss, torch.stack([*loss.values()]).sum()
+            self._parts = LossParts(loss).detach()
+        loss = summed(loss)
         if not with_backward:
             return loss
         backward(loss)

@@ -47,7 +47,7 @@ class ListMLELoss(CachedLoss):
         super().__init__(model, scale, **cached)
         self.ties = ties
 
-    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+    def prepare_labels(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         if isinstance(labels, Mapping) and "lengths" in labels:
             # read the maximum now: the planned batch is still on the CPU, so this does not wait for a GPU
             labels = {**labels, "longest": int(labels["lengths"].max())}

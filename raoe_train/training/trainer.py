@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from datasets import DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.util.distributed import get_world_size
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
@@ -21,10 +22,10 @@ from raoe_train.encoders.load import check_vocabulary, low_precision, warn_witho
 from raoe_train.encoders.packed import is_default
 from raoe_train.encoders.preflight import without_reports
 from raoe_train.losses.base import CachedLoss, losses_in
-from raoe_train.losses.by_length import ByLength, Keep, innermost, misfit, weight_for
+from raoe_train.losses.by_length import ByLength, innermost, misfit
 from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
-from raoe_train.losses.gathering import share_parameter, world_size
 from raoe_train.losses.in_batch import InBatchLoss
+from raoe_train.losses.keep import Keep, weight_for
 from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
 from raoe_train.outputs import replacing, set_modes
 from raoe_train.training.callbacks import LEFT, FiniteWeights, LogLines, Meter, finite_weights, not_finite
@@ -34,7 +35,6 @@ from raoe_train.training.training_data import (
     check_scores,
     check_sizes,
     own_prompts,
-    print_left_out,
     without_gaps,
 )
 
@@ -150,12 +150,13 @@ class Trainer(SentenceTransformerTrainer):
             if loss.keep is not None:
                 raise ValueError(f"the loss has a regularizer: pass keep={loss.keep.weight:g} to rt.Trainer instead")
             loss = loss.loss
-        if world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
+        if get_world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
             encoder = {*map(id, model.parameters())}
             own = [each for _, part in losses_in(loss) for each in part.parameters(recurse=False)]
             for parameter in own:
                 if parameter.requires_grad and id(parameter) not in encoder:
-                    share_parameter(parameter)
+                    torch.distributed.broadcast(parameter.detach(), 0)
+                    parameter.register_post_accumulate_grad_hook(_average_gradient)
         return loss
 
     def computed_loss(self) -> Any:
@@ -289,13 +290,10 @@ class Trainer(SentenceTransformerTrainer):
 
     @property
     def scales(self) -> dict[str, float]:
-        return {name: inner.current_scale for name, inner in self._inner() if isinstance(inner, CachedLoss)}
+        losses = ((name, inner) for name, inner in self._inner() if isinstance(inner, CachedLoss))
+        return {name: getattr(inner, "current_scale", inner.scale) for name, inner in losses}
 
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
-        if not self.meter.total_rows and self.is_world_process_zero():  # the first step
-            inner = dict(self._inner()).get(name := inputs.get("dataset_name", "train"))
-            if isinstance(inner, InBatchLoss):
-                print_left_out(name, inner, inputs)
         self.meter.count(inputs)
         before, self.batch = self.batch, dict(inputs)
         self.check_late()
@@ -315,7 +313,7 @@ class Trainer(SentenceTransformerTrainer):
     def prediction_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
         state = self.accelerator.gradient_state
         if state.end_of_dataloader and state.remainder == -1:  # of a stream, whose last batch may be smaller
-            state.active_dataloader.remainder = find_batch_size(inputs) * world_size()
+            state.active_dataloader.remainder = find_batch_size(inputs) * get_world_size()
         return super().prediction_step(model, inputs, *arguments, **settings)
 
     def check_late(self) -> None:
@@ -375,6 +373,11 @@ class Trainer(SentenceTransformerTrainer):
             for key, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
             if key not in part._non_persistent_buffers_set
         }
+
+
+def _average_gradient(parameter: Any) -> None:
+    torch.distributed.all_reduce(parameter.grad)
+    parameter.grad /= get_world_size()
 
 
 def _find_best(folder: Path) -> None:

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer import losses as st
 from sentence_transformers.sentence_transformer.modules import Dense
 
 import raoe_train as rt
-from raoe_train.losses.pairs import LossParts
+from raoe_train.losses.base import LossParts
 from raoe_train.training import measures
 from raoe_train.training.callbacks import EXTRA, LogFile
 from tests.tiny import SENTENCES, saved_encoder, tiny_encoder
