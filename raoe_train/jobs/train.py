@@ -34,7 +34,7 @@ from raoe_train.training import certificate, measures
 from raoe_train.training.arguments import check_training, multiplies_bfloat16, trainer_settings
 from raoe_train.training.callbacks import Interruption, LogFile, keep_events
 from raoe_train.training.certificate import CERTIFICATE
-from raoe_train.training.report import pictures
+from raoe_train.training.report import card_section, plot_run
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -215,9 +215,10 @@ def fit(run: Run, trainer: Trainer, before: Mapping[str, Any]) -> dict[str, Any]
 def save(run: Run, trainer: Trainer, metrics: dict[str, Any]) -> dict[str, Any]:
     """Save the encoder, its model card, plot and metrics. Return the metrics."""
     folder, encoder = run.output.path, run.encoder
-    plots = pictures(lambda: measures.plot_run(trainer.state.log_history, metrics, folder / PICTURE))
+    picture = PICTURE if plot_run(trainer.state.log_history, metrics, folder / PICTURE) else None
     convert_parameters(encoder, encoder.saved_dtypes)
-    save_with_card(encoder, run.output, run.config, metrics, plots)
+    section = card_section(run.config, metrics, picture)
+    save_with_card(encoder, run.output, section, run.config.model.name or "")
     if "certificate" in metrics:
         write_json(folder / CERTIFICATE, metrics["certificate"])
     write_json(folder / METRICS, metrics)
