@@ -64,6 +64,6 @@ def drawn(monkeypatch):
     """A list of the figures that are saved."""
     from raoe_train.training import report
 
-    made, real = [], report.draw_run
-    monkeypatch.setattr(report, "draw_run", lambda *arguments: made.append(real(*arguments)) or made[-1])
+    made, real = [], report.run_figure
+    monkeypatch.setattr(report, "run_figure", lambda *arguments: made.append(real(*arguments)) or made[-1])
     return made

@@ -23,8 +23,8 @@ class LossParts(dict):
     """Named parts of one loss, each a differentiable scalar. The loss is the sum of the parts.
 
     The trainer adds the parts and logs each part. sentence-transformers' wrappers MatryoshkaLoss and
-    AdaptiveLayerLoss multiply, divide and add losses, which a plain dict does not support. A tensor
-    that is added becomes the part "others".
+    AdaptiveLayerLoss multiply, divide and add losses, which a plain dict does not support. A term that
+    is added becomes the part "others".
     """
 
     def __mul__(self, weight: Any) -> "LossParts":
@@ -35,7 +35,8 @@ class LossParts(dict):
 
     def __add__(self, other: Any) -> "LossParts":
         if not isinstance(other, Mapping):  # a term of a wrapper, or the 0 that a sum starts with
-            other = {"others": other} if torch.is_tensor(other) else {}
+            is_start = not torch.is_tensor(other) and other == 0
+            other = {} if is_start else {"others": next(iter(self.values())).new_zeros(()) + other}
         names = {**self, **other}
         return LossParts({name: self.get(name, 0) + other.get(name, 0) for name in names})
 

@@ -268,8 +268,8 @@ class ByLength(CachedLossMixin, nn.Module):
             loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
             return loss if self._parts is None else attach_gradient(self._parts, loss)
         with self._words(batch):
-            table = torch.cat([self._embedded(run) for run in batch.runs])
-        return self._value(table, batch)
+            embeddings = torch.cat([self._embedded(run) for run in batch.runs])
+        return self._value(embeddings, batch)
 
     def _start(self, batch: Batch) -> Tensor | None:
         """Return the frozen encoder's embeddings of the batch's texts; None without `keep`, or in evaluation."""
@@ -278,13 +278,13 @@ class ByLength(CachedLossMixin, nn.Module):
         with torch.no_grad():
             return torch.cat([self._embedded(run, self.keep.start) for run in batch.runs])
 
-    def _value(self, table: Tensor, batch: Batch) -> Any:
+    def _value(self, embeddings: Tensor, batch: Batch) -> Any:
         """Return the loss of (texts, D) embeddings, plus the regularizer `keep` if there is one."""
-        loss = loss_of(self.loss, [table[rows] for rows in batch.rows], batch.labels, batch.tokens or [])
+        loss = loss_of(self.loss, [embeddings[rows] for rows in batch.rows], batch.labels, batch.tokens or [])
         if self.keep is None or batch.before is None:
             return loss
         parts = LossParts(loss if isinstance(loss, dict) else {"target": loss})
-        return parts + {"keep": self.keep(table[: len(batch.before)], batch.before)}  # without repeated runs
+        return parts + {"keep": self.keep(embeddings[: len(batch.before)], batch.before)}  # without repeated runs
 
     def embed_minibatch(
         self,
@@ -307,15 +307,15 @@ class ByLength(CachedLossMixin, nn.Module):
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """Hook of CachedLossMixin: return the loss of all runs' embeddings. `labels` is the Batch."""
         (runs,) = reps
-        table = torch.cat(runs).detach().requires_grad_(with_backward)
-        loss = self._value(table, labels)
+        embeddings = torch.cat(runs).detach().requires_grad_(with_backward)
+        loss = self._value(embeddings, labels)
         if isinstance(loss, dict):
             self._parts = LossParts(loss).detach()
         loss = summed(loss)
         if not with_backward:
             return loss
         backward(loss)
-        gradient = torch.zeros_like(table) if table.grad is None else table.grad
+        gradient = torch.zeros_like(embeddings) if embeddings.grad is None else embeddings.grad
         for run, part in zip(runs, gradient.split([len(run) for run in runs]), strict=True):
             run.grad = part
         return loss.detach()

@@ -163,10 +163,10 @@ def duplicate_ids(texts: Tensor) -> Ids:
     ids = (-1 - torch.arange(len(anchors) + len(columns), device=texts.device))[:, None].repeat(1, len(places))
     rows = [of_query[query] for query in anchors.tolist()]
     for place, names in enumerate(places):
-        table = torch.full((count,), -1, device=texts.device)
-        table[list(names)] = torch.tensor([*names.values()], device=texts.device)
+        id_of = torch.full((count,), -1, device=texts.device)
+        id_of[list(names)] = torch.tensor([*names.values()], device=texts.device)
         known = torch.tensor([name if at == place else -1 for at, name in rows], device=texts.device)
-        known = torch.cat([known, table[columns]])
+        known = torch.cat([known, id_of[columns]])
         ids[:, place] = torch.where(known < 0, ids[:, place], known)
     ids[len(anchors) :][missing] = NO_CANDIDATE
     anchor_ids, column_ids = (ids[:, 0] if len(places) == 1 else ids).int().split([len(anchors), len(columns)])

@@ -198,7 +198,7 @@ class Interruption(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def keep_events(trainer: Any, folder: Path) -> None:
+def write_events_to(trainer: Any, folder: Path) -> None:
     """Make TensorBoard write to `folder`, unless TensorBoard's environment variable names another folder."""
     for each in trainer.callback_handler.callbacks:
         if isinstance(each, TensorBoardCallback) and each.logging_dir is None:
@@ -244,7 +244,7 @@ def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) 
         real = batch.get(f"{key.removesuffix('input_ids')}attention_mask")
         if key.endswith("input_ids") and ids.ndim == 2 and real is not None:
             rows = zip(ids[:MAX_ROWS], real[:MAX_ROWS].bool(), strict=True)
-            columns.append([tokenizer.decode(row[keep].tolist())[:80] for row, keep in rows])
+            columns.append([tokenizer.decode(row[is_real].tolist())[:80] for row, is_real in rows])
     lines = ["  " + " | ".join(texts) for texts in zip(*columns, strict=True)]
     scales = "".join(f", loss.scale (now {scale:g})" for scale in dict.fromkeys(trainer.scales.values()))
     return FloatingPointError(

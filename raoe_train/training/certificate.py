@@ -89,13 +89,13 @@ def choose(
         errors as this one if, in truth, none is better than the start.
     """
     encoder: Any = trainer.model
-    before, outcomes = _measure(encoder, start, start, 0.0, [*dev, guard], settings.batch_size)
+    before, outcomes = _evaluate(encoder, start, start, 0.0, [*dev, guard], settings.batch_size)
     rows: dict[str, dict[str, Any]] = {"start": {"share": 0.0, "dev": float(np.mean(before[:-1])), "guard": before[-1]}}
     paths, samples = dict[str, Path](), dict[str, np.ndarray]()
     for path in checkpoints:
         trained = _load(trainer, path)
         for share in (1.0, *settings.mixtures):
-            values, others = _measure(encoder, start, trained, share, [*dev, guard], settings.batch_size)
+            values, others = _evaluate(encoder, start, trained, share, [*dev, guard], settings.batch_size)
             pairs = zip(outcomes[:-1], others[:-1], strict=True)
             name = f"step {path.name.rpartition('-')[2]}" + ("" if share == 1 else f", mixed {share:g}")
             rows[name] = {"share": share, "dev": float(np.mean(values[:-1])), "guard": values[-1]}
@@ -130,7 +130,7 @@ def _load(trainer: Any, path: Path) -> dict[str, torch.Tensor]:
     return weights_of(trainer.model)
 
 
-def _measure(
+def _evaluate(
     encoder: Any, start: Weights, trained: Weights, share: float, tasks: Sequence[Task], batch_size: int
 ) -> tuple[list[float], list[Outcomes]]:
     """Return each task's main metric x 100 for a mixture (NaN if undefined), and each task's results per example."""

@@ -34,7 +34,7 @@ def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
     if not any("loss" in entry for entry in log):
         return False
     try:
-        figure = draw_run(log, scores(metrics))
+        figure = run_figure(log, scores(metrics))
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=150)
     except Exception as error:  # a plot must not stop the job; matplotlib may read a name as a formula
@@ -43,7 +43,7 @@ def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
     return True
 
 
-def draw_run(log: Log, bars: Mapping[str, tuple[float | None, float | None]]) -> Any:
+def run_figure(log: Log, bars: Mapping[str, tuple[float | None, float | None]]) -> Any:
     """Return the figure of plot_run."""
     from matplotlib.figure import Figure  # does not change the user's pyplot backend
 

@@ -94,7 +94,7 @@ class Trainer(SentenceTransformerTrainer):
         by_length: bool = True,
         packed: bool | Literal["auto"] = "auto",
         keep: float | Literal["auto"] = 0.0,
-        **settings: Any,
+        **keywords: Any,
     ) -> None:
         for value, kind in ((model, torch.nn.Module), (args, SentenceTransformerTrainingArguments)):
             if not isinstance(value, kind | None):
@@ -109,7 +109,7 @@ class Trainer(SentenceTransformerTrainer):
             losses = " or ".join(f"eval_{name}_loss" for name in eval_dataset)
             raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
         train_dataset, eval_dataset = from_frames(train_dataset), from_frames(eval_dataset)
-        super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **settings)
+        super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **keywords)
         self.keep = weight_for(self.train_dataset, keep)
         if (self.keep or packed is True) and not by_length:
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
@@ -188,11 +188,11 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("batches stay padded: %s", problem)
         return inner
 
-    def compute_loss(self, *arguments: Any, **settings: Any) -> Any:
+    def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
         # `loss` stays the user's loss, with its attributes; only here is it computed by length
         own, self.loss = self.loss, self.computed_loss()
         try:
-            return super().compute_loss(*arguments, **settings)
+            return super().compute_loss(*arguments, **keywords)
         finally:
             self.loss = own
 
@@ -223,7 +223,7 @@ class Trainer(SentenceTransformerTrainer):
         super().add_model_card_callback(*arguments)
         self.train_dataset, self.eval_dataset = data
 
-    def train(self, *arguments: Any, **settings: Any) -> Any:
+    def train(self, *arguments: Any, **keywords: Any) -> Any:
         data: Any = self.train_dataset
         if self.args.dataloader_drop_last and data is not None:
             check_sizes(data if isinstance(data, Mapping) else {"train": data}, self.args)
@@ -233,14 +233,14 @@ class Trainer(SentenceTransformerTrainer):
                 check_scores(name, loss, each)
             if isinstance(loss, InBatchLoss):
                 check_rows(name, loss, each, self.args)
-        resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
+        resume: Any = arguments[0] if arguments else keywords.get("resume_from_checkpoint")
         if resume:
             if self.is_world_process_zero():
                 _find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
             self.accelerator.wait_for_everyone()
         if vars(self.model).pop("_is_accelerate_prepared", False):  # prepared by evaluate(), without averaged gradients
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        result = super().train(*arguments, **settings)
+        result = super().train(*arguments, **keywords)
         if self.state.max_steps > 0 == self.state.global_step:
             raise ValueError("nothing was trained: the stream has fewer rows than a batch of all processes")
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
@@ -293,11 +293,11 @@ class Trainer(SentenceTransformerTrainer):
         losses = ((name, inner) for name, inner in self._inner() if isinstance(inner, CachedLoss))
         return {name: getattr(inner, "current_scale", inner.scale) for name, inner in losses}
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
+    def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
         self.meter.count(inputs)
         before, self.batch = self.batch, dict(inputs)
         self.check_late()
-        loss = super().training_step(model, inputs, *arguments, **settings)
+        loss = super().training_step(model, inputs, *arguments, **keywords)
         step = self.state.global_step + 1
         if loss.device.type in READ_LATE:
             copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
@@ -310,11 +310,11 @@ class Trainer(SentenceTransformerTrainer):
             raise not_finite(self, step, problem, self.batch)
         return loss
 
-    def prediction_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
         state = self.accelerator.gradient_state
         if state.end_of_dataloader and state.remainder == -1:  # of a stream, whose last batch may be smaller
             state.active_dataloader.remainder = find_batch_size(inputs) * get_world_size()
-        return super().prediction_step(model, inputs, *arguments, **settings)
+        return super().prediction_step(model, inputs, *arguments, **keywords)
 
     def check_late(self) -> None:
         """Raise FloatingPointError if the last step's loss has not been read yet and is not finite."""
@@ -337,8 +337,8 @@ class Trainer(SentenceTransformerTrainer):
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
 
-    def _save(self, output_dir: str | None = None, *arguments: Any, **settings: Any) -> None:
-        super()._save(output_dir, *arguments, **settings)
+    def _save(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
+        super()._save(output_dir, *arguments, **keywords)
         set_modes(output_dir or str(self.args.output_dir))
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]  # as in the base class

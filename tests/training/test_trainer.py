@@ -32,7 +32,7 @@ from raoe_train.losses import (
 )
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator
 from raoe_train.settings import Training
-from raoe_train.training.arguments import trainer_settings
+from raoe_train.training.arguments import trainer_arguments
 from raoe_train.training.trainer import Trainer
 from tests.forked import together
 from tests.outputs.test_processes import port
@@ -142,7 +142,7 @@ def test_pairs_of_a_premise_share_a_batch(tmp_path):
         orders.append(batches)
     assert orders[0] != orders[1]
     training = Training(batch_sampler="benchmarks.studies.premise.PremiseBatchSampler")
-    settings = trainer_settings(training, tmp_path, device="cpu", has_dev=False)
+    settings = trainer_arguments(training, tmp_path, device="cpu", has_dev=False)
     assert settings["batch_sampler"] is PremiseBatchSampler
 
 
@@ -150,9 +150,9 @@ def test_pairs_of_a_premise_share_a_batch(tmp_path):
 def test_bf16_auto_needs_cpu_support(monkeypatch, tmp_path, units, expected):
     known = {"avx512": True, "avx512_bf16": False, "amx_bf16": False} | units
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)  # torch 2.6 has none
-    settings = trainer_settings(Training(bf16="auto"), tmp_path, device="cpu", has_dev=False)
+    settings = trainer_arguments(Training(bf16="auto"), tmp_path, device="cpu", has_dev=False)
     assert settings["bf16"] is expected and settings["use_cpu"]
-    assert trainer_settings(Training(bf16=True), tmp_path, device="cpu", has_dev=False)["bf16"] is True
+    assert trainer_arguments(Training(bf16=True), tmp_path, device="cpu", has_dev=False)["bf16"] is True
 
 
 def test_packed_auto_needs_one_gpu_and_triton(tmp_path, encoder, monkeypatch):
