@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from raoe_train.encoders.lengths import by_length, change, device_of, keywords_of, words_looked_up_once
+from raoe_train.encoders.lengths import Grouping, by_length, change, device_of, grouping_for, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
 from raoe_train.encoders.padding import reads_padding
 from raoe_train.losses.base import CachedLoss, LossParts, attach_gradient, backward, summed, with_own_gradients
@@ -223,7 +223,7 @@ class ByLength(CachedLossMixin, nn.Module):
         besides embeddings. Return None for columns that are not rows of tokens."""
         columns, inner = [*features], innermost(self.loss)
         guided = embeds_columns(inner) and hasattr(inner, "guide")  # the guide reads padded tokens
-        runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, **self._limits(inner))
+        runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, self._grouping(inner))
         if runs is None:
             return None
         words = None
@@ -232,15 +232,15 @@ class ByLength(CachedLossMixin, nn.Module):
         prepared = _prepare_labels(inner, columns, labels)
         return Batch(runs.features, runs.rows, prepared, words, columns if guided else [])
 
-    def _limits(self, inner: Any) -> dict[str, Any]:
-        """Return keywords for the function by_length."""
+    def _grouping(self, inner: Any) -> Grouping:
         *wrappers, model = _layers(self.model)
-        compiled = self.compiled or _is(wrappers, "OptimizedModule")
-        limits = {**keywords_of(model, self.tensor_cores), "multiple": LENGTH_MULTIPLE if compiled else 1}
+        limits: dict[str, Any] = {}
+        if self.compiled or _is(wrappers, "OptimizedModule"):
+            limits["multiple"] = LENGTH_MULTIPLE
         if self.uses_gradient_cache:
             tokens = getattr(inner, "mini_batch_num_tokens", None)
             limits |= {"most_texts": inner.mini_batch_size} if tokens is None else {"most": tokens}
-        return limits
+        return grouping_for(model, tensor_cores=self.tensor_cores, **limits)
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
         """Return the loss of a planned batch, or of tokenized columns. `labels` has the format of the wrapped loss."""
