@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,8 @@ from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.keep import Keep, weight_for
 from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
 from raoe_train.outputs import replacing, set_modes
-from raoe_train.training.callbacks import LEFT, FiniteWeights, LogLines, Meter, finite_weights, not_finite
+from raoe_train.training.callbacks import LogLines, Meter
+from raoe_train.training.finite import FiniteCheck
 from raoe_train.training.training_data import (
     check_prompts,
     check_rows,
@@ -40,7 +40,6 @@ from raoe_train.training.training_data import (
 
 logger = logging.getLogger(__name__)
 READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction_step")  # methods that get a batch
-READ_LATE = ("cuda",)  # devices whose loss is read one step later, so that the GPU does not wait for the host
 
 
 class Trainer(SentenceTransformerTrainer):
@@ -101,8 +100,6 @@ class Trainer(SentenceTransformerTrainer):
                 raise ValueError(f"rt.Trainer needs a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed = by_length, packed
-        self.batch: Any = None  # batch of the current or last step
-        self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss is still unread
         if args.auto_find_batch_size:
             raise ValueError("auto_find_batch_size has no effect here: set per_device_train_batch_size")
         if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
@@ -135,7 +132,8 @@ class Trainer(SentenceTransformerTrainer):
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
         self.meter = Meter(self)
         self.callback_handler.callbacks.insert(0, self.meter)  # first, so that trackers get the values of the meter
-        self.add_callback(FiniteWeights(self))
+        self.finite = FiniteCheck(self)
+        self.add_callback(self.finite)
         # replace the trainer's own callback, which is last; keep the callbacks of users and notebooks
         if own := [each for each in self.callback_handler.callbacks if type(each) is PrinterCallback]:
             self.remove_callback(own[-1])
@@ -295,19 +293,9 @@ class Trainer(SentenceTransformerTrainer):
 
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
         self.meter.count(inputs)
-        before, self.batch = self.batch, dict(inputs)
-        self.check_late()
+        self.finite.start(inputs)
         loss = super().training_step(model, inputs, *arguments, **keywords)
-        step = self.state.global_step + 1
-        if loss.device.type in READ_LATE:
-            copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
-            self.late = step, self.batch, copy, torch.cuda.current_stream().record_event() if loss.is_cuda else None
-        # transformers would continue, and hide the NaN in the log with logging_nan_inf_filter
-        elif not math.isfinite(loss):
-            problem = f"the loss is {float(loss)}"
-            if before is not None and not finite_weights(self.model):
-                raise not_finite(self, step - 1, f"{LEFT} ({problem} after it)", before)
-            raise not_finite(self, step, problem, self.batch)
+        self.finite.read(loss)
         return loss
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
@@ -315,14 +303,6 @@ class Trainer(SentenceTransformerTrainer):
         if state.end_of_dataloader and state.remainder == -1:  # of a stream, whose last batch may be smaller
             state.active_dataloader.remainder = find_batch_size(inputs) * get_world_size()
         return super().prediction_step(model, inputs, *arguments, **keywords)
-
-    def check_late(self) -> None:
-        """Raise FloatingPointError if the last step's loss has not been read yet and is not finite."""
-        (step, batch, value, event), self.late = self.late or (0, {}, 0.0, None), None
-        if event is not None:
-            event.synchronize()
-        if not math.isfinite(value):
-            raise not_finite(self, step, f"the loss is {float(value)}", batch)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         numbers = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}

@@ -60,7 +60,7 @@ def of_gradient(loss):
 def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):
     options = {**saving(tmp_path, 2), "data.train": [pairs]}
     if every == "late":  # as on CUDA, where a loss is read in the next step
-        monkeypatch.setattr("raoe_train.training.trainer.READ_LATE", ("cpu",))
+        monkeypatch.setattr("raoe_train.training.finite.READ_LATE", ("cpu",))
         every = 3
     options["training"]["save_steps"] = every
     with monkeypatch.context() as patch:
