@@ -330,16 +330,8 @@ def build_trainer(
         # enable it here: since 5.17, transformers' trainer uses keywords that sentence-transformers 6.0 rejects
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
     loss = build_loss(config, encoder, datasets)
-    return Trainer(
-        encoder,
-        args,
-        datasets,
-        loss=loss,
-        evaluator=evaluator,
-        by_length=training.by_length,
-        packed=training.packed,
-        keep=training.keep,
-    )
+    keywords: Any = {name: getattr(training, name) for name in ("by_length", "packed", "keep")}
+    return Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)
 
 
 def planned_steps(trainer: Trainer, training: Training) -> int:

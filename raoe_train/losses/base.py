@@ -20,11 +20,10 @@ ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoder
 
 
 class LossParts(dict):
-    """Named parts of one loss, each a differentiable scalar. The loss is the sum of the parts.
+    """Named parts of one loss, each a differentiable scalar, which the trainer adds and logs.
 
-    The trainer adds the parts and logs each part. sentence-transformers' wrappers MatryoshkaLoss and
-    AdaptiveLayerLoss multiply, divide and add losses, which a plain dict does not support. A term that
-    is added becomes the part "others".
+    MatryoshkaLoss and AdaptiveLayerLoss of sentence-transformers multiply, divide and add losses,
+    which a plain dict does not support. A term that is added becomes the part "others".
     """
 
     def __mul__(self, weight: Any) -> "LossParts":

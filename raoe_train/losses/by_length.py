@@ -121,6 +121,7 @@ def _embedding_loss(loss: Any, columns: list[Tensor], labels: Any, tokens: list[
     finally:
         loss.model = model
     value = value.detach()
+    leaf: Any
     for column, leaf in zip(columns, leaves, strict=True):
         value = value + ((column - column.detach()) * leaf.grad).sum()
     return value

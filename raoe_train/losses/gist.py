@@ -68,15 +68,8 @@ class GISTLoss(InBatchLoss):
             directions += ("query_to_query",)
         if self.contrast_positives:
             directions += ("positive_to_positive",)
-        return self.contrast(
-            embeddings,
-            ids,
-            self._guided[1],
-            directions,
-            scale=self.scale,
-            guide_margin=self.margin,
-            margin_strategy=self.margin_strategy,
-        )
+        form: dict[str, Any] = {"guide_margin": self.margin, "margin_strategy": self.margin_strategy}
+        return self.contrast(embeddings, ids, self._guided[1], directions, scale=self.scale, **form)
 
 
 def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list[Tensor]:
