@@ -6,7 +6,7 @@ import inspect
 import logging
 import random
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -254,10 +254,13 @@ class ByLength(CachedLossMixin, nn.Module):
             rows: Any = [*torch.arange(sum(sizes), device="cpu").split(sizes)]
             planned = Batch(features, rows, _prepare_labels(innermost(self.loss), features, labels), tokens=features)
         batch = planned.to(device_of(self.model))
-        batch.before = self._start(batch)
+        if self.keep is not None and self.model.training and torch.is_grad_enabled():
+            with torch.no_grad():
+                batch.before = torch.cat([self._embedded(run, self.keep.start) for run in batch.runs])
         # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings
-        batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
-        if _is(_layers(self.model), "OptimizedModule"):
+        layers = _layers(self.model)
+        batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), layers) - len(batch.runs))
+        if _is(layers, "OptimizedModule"):
             batch.runs = [vary_sizes(run) for run in batch.runs]
         tokens = sum(run["input_ids"].numel() for run in batch.runs if "input_ids" in run)
         most = getattr(innermost(self.loss), "mini_batch_num_tokens", None) or 0
@@ -268,16 +271,11 @@ class ByLength(CachedLossMixin, nn.Module):
             self._parts: Any = None
             loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
             return loss if self._parts is None else attach_gradient(self._parts, loss)
-        with self._words(batch):
+        # the rows of a look-up cannot be shared if weights are sharded, or in a compiled model
+        is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
+        with nullcontext() if is_wrapped else words_looked_up_once(layers[-1], batch.words):
             embeddings = torch.cat([self._embedded(run) for run in batch.runs])
         return self._value(embeddings, batch)
-
-    def _start(self, batch: Batch) -> Tensor | None:
-        """Return the frozen encoder's embeddings of the batch's texts; None without `keep`, or in evaluation."""
-        if self.keep is None or not (self.model.training and torch.is_grad_enabled()):
-            return None
-        with torch.no_grad():
-            return torch.cat([self._embedded(run, self.keep.start) for run in batch.runs])
 
     def _value(self, embeddings: Tensor, batch: Batch) -> Any:
         """Return the loss of (texts, D) embeddings, plus the regularizer `keep` if there is one."""
@@ -320,12 +318,6 @@ class ByLength(CachedLossMixin, nn.Module):
         for run, part in zip(runs, gradient.split([len(run) for run in runs]), strict=True):
             run.grad = part
         return loss.detach()
-
-    def _words(self, batch: Batch) -> AbstractContextManager[None]:
-        """Return words_looked_up_once, or a null context if weights are sharded or the model is compiled."""
-        layers = _layers(self.model)
-        is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
-        return nullcontext() if is_wrapped else words_looked_up_once(layers[-1], batch.words)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the loss and its keywords, for the model card."""

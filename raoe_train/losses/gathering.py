@@ -1,16 +1,7 @@
 """Gather batches of equal size from all processes."""
 
-import torch
-from sentence_transformers.util.distributed import all_gather_with_grad, get_rank, get_world_size
+from sentence_transformers.util.distributed import all_gather_with_grad, get_world_size
 from torch import Tensor
-
-
-def own_rows(own: Tensor) -> Tensor | None:
-    """Return (B,) int64 indices of this process's rows among the rows of all processes.
-    None for one process."""
-    if get_world_size() == 1:
-        return None
-    return torch.arange(len(own), device=own.device) + get_rank() * len(own)
 
 
 def gather_rows(own: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor
 
 from raoe_kernels import info_nce_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import gather_rows, own_rows
+from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.reads import ROWS
 
 NO_CANDIDATE = -(2**31)  # id of a text that is no negative of any anchor, see `ignore` of info_nce_loss
@@ -99,7 +100,9 @@ class InBatchLoss(CachedLoss):
 
     def targets(self, own: Tensor) -> Tensor | None:
         """Return (B,) indices of this process's rows in a gathered column; None without gathering, to save a sort."""
-        return own_rows(own) if self.gather_across_devices else None
+        if not self.gather_across_devices or get_world_size() == 1:
+            return None
+        return torch.arange(len(own), device=own.device) + get_rank() * len(own)
 
     def contrast(
         self,

@@ -102,7 +102,8 @@ def choose(
             samples[name] = np.mean([differences(*pair, RESAMPLES, trainer.args.seed) for pair in pairs], axis=0)
             paths[name] = path
     add_evidence(rows, samples)
-    inside = within(rows, evaluation.guard_budget)
+    lowest = rows["start"]["guard"] - evaluation.guard_budget
+    inside = {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
     saved = winner(inside, rows["start"]["dev"], evaluation.min_gain)
     if saved == "start":
         mix(encoder, start, start, 0.0)
@@ -158,12 +159,6 @@ def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.nd
             largest = np.fmax(largest, (values - row["change"]) / spread)
     for name, t in ts.items():
         rows[name]["p"] = float((1 + (largest >= t).sum()) / (1 + RESAMPLES))
-
-
-def within(rows: Mapping[str, Any], budget: float) -> dict[str, Any]:
-    """Return the rows of the candidates whose guard score falls by at most `budget`."""
-    lowest = rows["start"]["guard"] - budget
-    return {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
 
 
 def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
