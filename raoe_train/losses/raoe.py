@@ -109,7 +109,7 @@ class RAOELoss(RankMarginLoss, _Gated):
         self.gate = gate
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> LossParts:
-        rule: dict[str, Any] = {"margin": self.margin, "ties": self.ties, "gate": self.gate}
-        weights = {"rank_weight": self.rank_weight, "angle_weight": self.angle_weight}
-        rank, angle = raoe_loss(similarity, score, label, scale=self.scale, return_parts=True, **rule, **weights)
+        terms: dict[str, Any] = {"margin": self.margin, "ties": self.ties, "gate": self.gate}
+        terms |= {"rank_weight": self.rank_weight, "angle_weight": self.angle_weight}
+        rank, angle = raoe_loss(similarity, score, label, scale=self.scale, return_parts=True, **terms)
         return LossParts(rank=rank, angle=angle)

@@ -281,6 +281,32 @@ def test_a_group_of_processes_equals_one(tmp_path):
         torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
 
 
+def resume_in_a_group(rank: int, world: int, encoder: str, folder: str, at: str) -> None:
+    """Train two epochs of five steps, resume from the seventh step, and compare the weights."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": at}
+    torch.set_num_threads(1)
+    texts = {"sentence1": SENTENCES + SENTENCES[:9], "sentence2": [*reversed(SENTENCES), *SENTENCES[:9]]}
+    rows = Dataset.from_dict({**texts, "score": [n / 19 for n in range(20)]})
+    data = {"a": rows.select(range(12)), "b": rows.select(range(12, 20))}
+    steps = {"save_strategy": "steps", "save_steps": 7, "num_train_epochs": 2, "per_device_train_batch_size": 2}
+    ends = []
+    for checkpoint in (None, f"{folder}/checkpoints/checkpoint-7"):
+        model = SentenceTransformer(encoder, device="cpu")
+        loss = CoSENTLoss(model, scale=5.0, gather_across_devices=True)
+        args = arguments(Path(folder), **steps, optim="sgd", learning_rate=0.1, dataloader_drop_last=True)
+        Trainer(model, args, data, loss=loss).train(resume_from_checkpoint=checkpoint)
+        ends.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(ends[1], ends[0], atol=1e-7, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_group_of_processes_resumes_within_an_epoch(tmp_path):
+    """In the order of this epoch. accelerate does not pass the epoch to the sampler in the skipped rows' wrapper."""
+    together(resume_in_a_group, 2, saved_encoder(tmp_path, dropout=0.0), str(tmp_path), port())
+
+
 @pytest.mark.parametrize("kind", ["dataset", "mapping", "stream"])
 def test_too_few_rows_for_a_batch_are_an_error(tmp_path, kind):
     model = tiny_encoder(double=False)
