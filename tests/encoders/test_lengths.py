@@ -22,6 +22,16 @@ def whole(column: dict[str, Any], row: int) -> list[int]:
     return column["input_ids"][row][column["attention_mask"][row].bool()].tolist()
 
 
+def test_columns_of_several_kinds_have_runs_of_their_own():
+    ids = torch.tensor([[5, 6], [7, 0], [5, 6]])
+    tasks = ("query", "document", "query")
+    columns = [{"input_ids": ids + n, "attention_mask": (ids > 0).long(), "task": task} for n, task in enumerate(tasks)]
+    runs = by_length(columns, Grouping())
+    texts = [(run["task"], whole(run, row)) for run in runs.features for row in range(len(run["input_ids"]))]
+    for column, rows in zip(columns, runs.rows, strict=True):
+        assert [texts[row] for row in rows] == [(column["task"], whole(column, row)) for row in range(3)]
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize("most", [None, 40])
