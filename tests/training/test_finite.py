@@ -2,15 +2,17 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 
+import raoe_train as rt
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
-from raoe_train.losses import RAOELoss
-from tests.tiny import SENTENCES
-from tests.training.small_runs import saving
+from raoe_train.losses import RAOELoss, SigmoidLoss
+from tests.tiny import SENTENCES, tiny_encoder
+from tests.training.small_runs import arguments, saving
 
 PAIR = 27  # whose batch goes wrong
 
@@ -85,3 +87,28 @@ def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch,
         assert all(value.isfinite().all() for value in load_file(path / "model.safetensors").values())
     again = run("train", "raoe-s1", **options)
     assert again["steps"] == 10
+
+
+def test_gradients_of_a_learned_scale_do_not_add_up(tmp_path):
+    """Without the callback of sentence-transformers, which versions before 6.2 lack, as with it."""
+    rows = Dataset.from_dict({"anchor": SENTENCES, "positive": [*reversed(SENTENCES)]})
+    scales = []
+    for is_new in (True, False):
+        model = tiny_encoder(double=False)
+        trainer = rt.Trainer(model, arguments(tmp_path, max_steps=3, optim="sgd"), rows, loss=SigmoidLoss(model))
+        for each in [*trainer.callback_handler.callbacks]:
+            if type(each).__name__ == "_OptimizerZeroGradCallback" and not is_new:
+                trainer.remove_callback(each)
+        trainer.train()
+        scales.append(float(trainer.loss.logit_bias))
+    assert scales[0] == scales[1] != -10
+
+
+def test_a_loss_that_is_read_late_is_read_after_the_last_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("raoe_train.training.finite.READ_LATE", ("cpu",))
+    real = SigmoidLoss.of_columns
+    monkeypatch.setattr(SigmoidLoss, "of_columns", lambda *arguments: real(*arguments) + float("inf"))  # finite gradient
+    rows = Dataset.from_dict({"anchor": SENTENCES, "positive": [*reversed(SENTENCES)]})
+    model = tiny_encoder(double=False)
+    with pytest.raises(FloatingPointError, match="step 1: the loss is inf"):
+        rt.Trainer(model, arguments(tmp_path, max_steps=1), rows, loss=SigmoidLoss(model)).train()
