@@ -107,7 +107,8 @@ def test_gradients_of_a_learned_scale_do_not_add_up(tmp_path):
 def test_a_loss_that_is_read_late_is_read_after_the_last_step(tmp_path, monkeypatch):
     monkeypatch.setattr("raoe_train.training.finite.READ_LATE", ("cpu",))
     real = SigmoidLoss.of_columns
-    monkeypatch.setattr(SigmoidLoss, "of_columns", lambda *arguments: real(*arguments) + float("inf"))  # finite gradient
+    # the gradient stays finite
+    monkeypatch.setattr(SigmoidLoss, "of_columns", lambda *arguments: real(*arguments) + float("inf"))
     rows = Dataset.from_dict({"anchor": SENTENCES, "positive": [*reversed(SENTENCES)]})
     model = tiny_encoder(double=False)
     with pytest.raises(FloatingPointError, match="step 1: the loss is inf"):
