@@ -110,9 +110,7 @@ class CachedLoss(CachedLossMixin, Loss):
         self.model = model
         self.scale: Any = scale
         self.mini_batch_size = convert("mini_batch_size", mini_batch_size, PositiveInt | None)
-        self.mini_batch_num_tokens = convert(
-            "mini_batch_num_tokens", mini_batch_num_tokens, PositiveInt | None
-        )
+        self.mini_batch_num_tokens = convert("mini_batch_num_tokens", mini_batch_num_tokens, PositiveInt | None)
         self.gather_across_devices = gather_across_devices
         self.uses_gradient_cache = self.mini_batch_size is not None or self.mini_batch_num_tokens is not None
 
@@ -149,9 +147,7 @@ class CachedLoss(CachedLossMixin, Loss):
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
         """Return the scalar loss, or LossParts, from the (B, D) embeddings of each column."""
 
-    def calculate_loss(
-        self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False
-    ) -> Tensor:
+    def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """Hook of CachedLossMixin: return the loss from mini-batches of embeddings. `labels` come
         from prepare_labels."""
         columns = [torch.cat(column) for column in reps]

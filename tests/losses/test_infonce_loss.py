@@ -1,7 +1,6 @@
 """InfoNCELoss and SigmoidLoss: ids of texts, learned scales, wrong input. Their formula, cached, by length and of
 several widths: test_ragged_rows.py."""
 
-
 import pytest
 import torch
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
