@@ -189,7 +189,6 @@ class Data(Rows):
         neutral: also use a neutral hypothesis of the NLI premise, as a second hard negative
         num_negatives: maximum number of negatives per row, which are drawn at random if there are
             more
-        shuffle_lists: shuffle the sentences of each list, as an ablation
         dir: directory where evaluation tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
@@ -204,7 +203,6 @@ class Data(Rows):
     pairing: Literal["one", "zip", "all"] = "one"
     neutral: bool = False
     num_negatives: NonNegativeInt | None = None
-    shuffle_lists: bool = False
     dir: Unrecorded[Source | None] = None
 
 

@@ -28,13 +28,15 @@ from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tas
 from raoe_train.jobs.train import check_config
 from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.collators import TextCollator
-from raoe_train.losses.in_batch import teacher_embeddings
-from raoe_train.losses.reads import SENTENCES, Reads, table_of
+from raoe_train.losses.gist import teacher_embeddings
+from raoe_train.losses.listmle import ListMLELoss
+from raoe_train.losses.reads import LISTS, SENTENCES, Reads, table_of
 from raoe_train.outputs import beside, digest
 from raoe_train.training.report import cell, made_with, table
 
-__all__ = ["LEVEL", "PAIRS_WITH_TEXTS", "CachedLoss", "Outcomes", "cell", "differences", "interval", "made_with",
-           "main_score", "read_tasks", "resample", "split_word", "table", "teacher_embeddings"]  # fmt: skip
+__all__ = ["LEVEL", "LISTS", "PAIRS_WITH_TEXTS", "CachedLoss", "ListMLELoss", "Outcomes", "cell", "differences",
+           "interval", "made_with", "main_score", "read_tasks", "resample", "split_word", "table",
+           "teacher_embeddings"]  # fmt: skip
 
 
 def _pairs(source: str, data: Any, prompt: str | None, with_label: bool) -> Any:

@@ -8,6 +8,7 @@ or packs the texts into one row without padding.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -48,40 +49,44 @@ def forward_cost(model: Any, tensor_cores: bool = False) -> int:
     return max(CPU_FORWARD, int(layers * LAYER_SECONDS * rate / (6 * max(1, inner))))
 
 
-def keywords_of(model: Any, tensor_cores: bool = False) -> dict[str, Any]:
-    """Return the keywords of by_length that depend on the SentenceTransformer."""
-    packing = packing_of(model)
-    return {
-        "keep_leading": counts_leading_padding(model),
-        "packing": packing if isinstance(packing, Packing) else None,
-        "forward": forward_cost(model, tensor_cores),
-    }
-
-
-def by_length(
-    columns: Sequence[Mapping[str, Any]],
-    *,
-    most: int | None = None,
-    most_texts: int | None = None,
-    multiple: int = 1,
-    keep_leading: bool = False,
-    packing: Packing | None = None,
-    forward: int | None = None,
-) -> Runs | None:
-    """Divide tokenized columns into groups of similar length. Return None for columns that are not tokens (images).
-
-    Equal texts are encoded once. But equal texts within a row are encoded separately, because SimCSE needs two dropout
-    views. Groups are padded on the right.
+@dataclass(frozen=True)
+class Grouping:
+    """How by_length divides texts into groups.
 
     Args:
-        columns: outputs of `preprocess`: tensors (B, L) on any device, padded on either side, or for FlashAttention in
-            one row without padding. L may differ between columns.
         most: maximum number of tokens in a group, including padding. A longer text becomes a group of its own.
         most_texts: replaces `most`: a group has at most most_texts x (length of the longest text) tokens.
         multiple: round padded lengths up to a multiple of this number, so that torch.compile sees few shapes.
         keep_leading: keep padding in front of texts, for a model whose positions count leading padding.
         packing: pack the texts into one row without padding, or several rows if `most` requires it; None pads texts.
         forward: fixed cost of a forward pass in tokens; by default, the cost on CPUs.
+    """
+
+    most: int | None = None
+    most_texts: int | None = None
+    multiple: int = 1
+    keep_leading: bool = False
+    packing: Packing | None = None
+    forward: int | None = None
+
+
+def grouping_for(model: Any, *, tensor_cores: bool = False, **limits: Any) -> Grouping:
+    """Return the grouping for a SentenceTransformer, with the limits `most`, `most_texts` and `multiple`."""
+    packing = packing_of(model)
+    return Grouping(
+        keep_leading=counts_leading_padding(model),
+        packing=packing if isinstance(packing, Packing) else None,
+        forward=forward_cost(model, tensor_cores),
+        **limits,
+    )
+
+
+def by_length(columns: Sequence[Mapping[str, Any]], grouping: Grouping) -> Runs | None:
+    """Divide tokenized columns into groups of similar length. Return None for columns that are not tokens (images).
+
+    Equal texts are encoded once. But equal texts within a row are encoded separately, because SimCSE needs two dropout
+    views. Groups are padded on the right. `columns` are outputs of `preprocess`: tensors (B, L) on any device, padded
+    on either side, or for FlashAttention in one row without padding. L may differ between columns.
     """
     kinds = [_constants(column) for column in columns]
     if None in kinds:
@@ -91,37 +96,49 @@ def by_length(
     count = 0
     for kind in dict.fromkeys(kinds):  # columns with different prompts or tasks need separate runs
         numbers = [number for number, each in enumerate(kinds) if each == kind]
-        dtypes = {name: value for name, value in kind or () if isinstance(value, torch.dtype)}
-        common = {name: value for name, value in kind or () if name not in dtypes}
-        group = [columns[number] for number in numbers]
-        texts = _texts(group, [*dtypes], keep_leading and packing is None)
-        packs = packing is not None and packing.fits(texts)
-        if keep_leading and packing is not None and not packs:
-            texts = _texts(group, [*dtypes], True)
-        step = multiple if not packs else 1
-        distinct, text_of = _distinct(texts)
-        lengths = -(-texts.lengths[distinct] // step) * step
-        order = np.argsort(lengths, kind="stable")
-        room = most if most_texts is None else most_texts * int(lengths.max())
-        cuts = fill(lengths[order], room) if packs else cut(lengths[order], forward or CPU_FORWARD, room)
-        for start, stop in cuts:
-            chosen = distinct[order[start:stop]]
-            firsts, sizes = texts.starts[chosen], texts.lengths[chosen]
-            extra: dict[str, Any] = {}
-            if packing is not None and packs:
-                places, extra = packing.row(firsts, sizes, multiple)
-            else:
-                place = np.arange(lengths[order[stop - 1]])
-                places = np.where(place < sizes[:, None], firsts[:, None] + place, -1)
-            block = np.where(places[..., None] < 0, 0, texts.tokens[places])
-            arrays = {name: torch.from_numpy(block[..., n].copy()).to(dtypes[name]) for n, name in enumerate(dtypes)}
-            features.append({**common, **arrays, **extra})
-        of_text = np.empty(len(distinct), dtype=np.int64)
-        of_text[order] = np.arange(count, count + len(distinct))
-        for number, each in zip(numbers, torch.from_numpy(of_text[text_of]).split(texts.heights), strict=True):
+        runs, places, heights = _runs_of([columns[number] for number in numbers], dict(kind or ()), grouping)
+        features += runs
+        for number, each in zip(numbers, torch.from_numpy(places + count).split(heights), strict=True):
             rows[number] = each
-        count += len(distinct)
+        count += int(places.max(initial=-1)) + 1
     return Runs(features, rows) if features else None
+
+
+def _runs_of(
+    columns: list[Mapping[str, Any]], kind: dict[str, Any], grouping: Grouping
+) -> tuple[list[dict[str, Any]], np.ndarray, list[int]]:
+    """Divide columns of one kind into runs. Return (features of the runs, the place of each text of the columns among
+    the texts of the runs, number of texts in each column)."""
+    dtypes = {name: value for name, value in kind.items() if isinstance(value, torch.dtype)}
+    common = {name: value for name, value in kind.items() if name not in dtypes}
+    packing, leading = grouping.packing, grouping.keep_leading
+    texts = _texts(columns, [*dtypes], leading and packing is None)
+    packs = packing is not None and packing.fits(texts)
+    if leading and packing is not None and not packs:
+        texts = _texts(columns, [*dtypes], True)
+    step = 1 if packs else grouping.multiple
+    distinct, text_of = _distinct(texts)
+    lengths = -(-texts.lengths[distinct] // step) * step
+    order = np.argsort(lengths, kind="stable")
+    room = grouping.most if grouping.most_texts is None else grouping.most_texts * int(lengths.max())
+    ordered = lengths[order]
+    cuts = fill(ordered, room) if packs else cut(ordered, grouping.forward or CPU_FORWARD, room)
+    features = []
+    for start, stop in cuts:
+        chosen = distinct[order[start:stop]]
+        firsts, sizes = texts.starts[chosen], texts.lengths[chosen]
+        extra: dict[str, Any] = {}
+        if packing is not None and packs:
+            places, extra = packing.row(firsts, sizes, grouping.multiple)
+        else:
+            place = np.arange(ordered[stop - 1])
+            places = np.where(place < sizes[:, None], firsts[:, None] + place, -1)
+        block = np.where(places[..., None] < 0, 0, texts.tokens[places])
+        arrays = {name: torch.from_numpy(block[..., n].copy()).to(dtypes[name]) for n, name in enumerate(dtypes)}
+        features.append({**common, **arrays, **extra})
+    of_text = np.empty(len(distinct), dtype=np.int64)
+    of_text[order] = np.arange(len(distinct))
+    return features, of_text[text_of], texts.heights
 
 
 @contextmanager
@@ -129,10 +146,10 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
     """Context manager in which a SentenceTransformer's forward encodes texts by length and returns only embeddings. A
     run has at most batch_size x (length of the longest text) tokens."""
     forward, instance_forward = model.forward, vars(model).get("forward")  # accelerate may set an instance's forward
-    keywords = keywords_of(model)
+    grouping = grouping_for(model, most_texts=batch_size)
 
     def by_runs(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        runs = by_length([features], most_texts=batch_size, **keywords)
+        runs = by_length([features], grouping)
         if runs is None:
             return forward(features, **kwargs)
         device = features["input_ids"].device

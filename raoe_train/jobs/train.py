@@ -4,7 +4,7 @@ import functools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ from raoe_train.outputs import Output, commit, remove, versions, write_json, wri
 from raoe_train.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.settings import SCRATCH, Teacher, Training
 from raoe_train.training import certificate, measures
-from raoe_train.training.arguments import check_training, multiplies_bfloat16, trainer_settings
-from raoe_train.training.callbacks import Interruption, LogFile, keep_events
+from raoe_train.training.arguments import check_training, for_encoder, trainer_arguments
+from raoe_train.training.callbacks import Interruption, LogFile, write_events_to
 from raoe_train.training.certificate import CERTIFICATE
-from raoe_train.training.report import pictures
+from raoe_train.training.report import card_section, plot_run
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -52,7 +52,6 @@ from raoe_train.training.run_directory import (
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import read_training_data, redraw, with_dev
 
-LARGE = 50e6  # number of parameters above which an encoder is large
 STEPS = 4  # steps of a dry run; the first step is slower and is not timed
 
 
@@ -83,19 +82,18 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     if not config.dry_run:
         require(config.output, "output", "the directory to write to")
     folder, has_dev = Path(config.output or "").expanduser(), bool(config.data.dev or config.data.dev_share)
-    settings = trainer_settings(config.training, folder, device=config.model.device, has_dev=has_dev)
+    arguments = trainer_arguments(config.training, folder, device=config.model.device, has_dev=has_dev)
     tasks = measures.tasks_of(config.evaluation, config.data, config.model, config.polarity)
     if config.dry_run:
-        return measure(config, settings)
-    run = prepare(config, output, settings, tasks)
-    before = run.measure(tasks if config.evaluation.before else {})
+        return estimate(config, arguments)
+    run = prepare(config, output, arguments, tasks)
+    before = run.evaluate(tasks if config.evaluation.before else {})
     if (value := before.get("spearman") or 0.0) < -20:
         print(f"warning: dev pairs with high scores have low cosines (spearman {value:.2f}): are the scores distances?")
-    trainer = build_trainer(config, run.settings, run.encoder, run.datasets, run.evaluator)
-    facts = describe(run, trainer)
-    selection = fit(run, trainer, before)
-    metrics = {
-        **selection,
+    facts = facts_of(run)
+    metrics = fit(run, before)
+    trainer = run.trainer
+    metrics |= {
         "scale": trainer.scales,
         "keep": trainer.keep,
         "steps": trainer.state.global_step,
@@ -104,7 +102,7 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
         **trainer.meter.costs(),
         **facts,
     }
-    return on_rank_zero(lambda: save(run, trainer, metrics))
+    return on_rank_zero(lambda: save(run, metrics))
 
 
 @dataclass
@@ -113,13 +111,13 @@ class Run:
 
     config: TrainConfig
     output: Output
-    settings: dict[str, Any]  # keywords of SentenceTransformerTrainingArguments
     datasets: Any  # {name: training dataset}
     evaluator: Any  # evaluator of the dev sets, or None
     tasks: dict[str, Task]  # tasks to evaluate before and after training
     encoder: Any
+    trainer: Trainer
 
-    def measure(self, tasks: dict[str, Task]) -> dict[str, Any]:
+    def evaluate(self, tasks: dict[str, Task]) -> dict[str, Any]:
         """Return the encoder's metrics on the dev sets and the tasks, x100."""
         metrics = measures.dev_metrics(self.evaluator, self.encoder)
         if tasks:
@@ -127,37 +125,38 @@ class Run:
         return metrics
 
 
-def prepare(config: TrainConfig, output: Output, settings: dict[str, Any], tasks: dict[str, Task]) -> Run:
+def prepare(config: TrainConfig, output: Output, arguments: dict[str, Any], tasks: dict[str, Task]) -> Run:
     """Read the data, load the encoder, and start the output: a run to overwrite is removed once all inputs are read."""
-    if not output.replaces:
-        on_rank_zero(lambda: output.begin(*FILES))
-    seed = config.training.seed
-    set_seed(seed)
-    datasets, texts = read_training_data(config, cache=output.path / TEACHER)
-    datasets, dev = with_dev(datasets, config)
-    evaluator, widths = None, config.loss.init_args.get("matryoshka_dims") or ()
-    if dev:
-        evaluator = DevEvaluator(dev, config.evaluation.batch_size, "dev", widths)
-        settings = {"metric_for_best_model": evaluator.primary_metric, **settings}
 
     def begin() -> None:
         output.begin(*FILES)
         write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run")))
 
+    if not output.replaces:
+        on_rank_zero(lambda: output.begin(*FILES))
+    set_seed(config.training.seed)
+    datasets, texts = read_training_data(config, cache=output.path / TEACHER)
+    datasets, dev = with_dev(datasets, config)
+    evaluator = None
+    if dev:
+        widths = config.loss.init_args.get("matryoshka_dims") or ()
+        evaluator = DevEvaluator(dev, config.evaluation.batch_size, "dev", widths)
+        arguments = {"metric_for_best_model": evaluator.primary_metric, **arguments}
     if config.model.name == SCRATCH:
         on_rank_zero(begin)  # first, because a new encoder is saved in the output
-        encoder = starting_encoder(config.model, output.path / INITIAL, texts, seed)
-    else:
-        encoder = starting_encoder(config.model, output.path / INITIAL, texts, seed)
-        settings = with_products(config.training, settings, encoder)
+    encoder = starting_encoder(config.model, output.path / INITIAL, texts, config.training.seed)
+    arguments = for_encoder(config.training, arguments, encoder, datasets)
+    if config.model.name != SCRATCH:
         on_rank_zero(begin)
-    return Run(config, output, settings, datasets, evaluator, tasks, encoder)
+    trainer = build_trainer(config, arguments, encoder, datasets, evaluator)
+    return Run(config, output, datasets, evaluator, tasks, encoder, trainer)
 
 
-def describe(run: Run, trainer: Trainer) -> dict[str, Any]:
+def facts_of(run: Run) -> dict[str, Any]:
     """Print and return facts about a run that do not depend on its training."""
+    cut = {name: print_cut(run.encoder, prompted(run, name), name, "") for name in run.datasets}
     dev = run.evaluator.tasks if run.evaluator else {}
-    cut = _print_cut(trainer, run.datasets, {**dev, **run.tasks})
+    cut |= {word: task.print_cut(run.encoder, word) for word, task in {**dev, **run.tasks}.items()}
     usable = raoe_kernels.backends(run.encoder.device)["raoe_loss"]
     backends = [name for name in ("native", "triton", "scan", "reference") if usable.get(name) is True]
     print(f"raoe_kernels backends for {run.encoder.device.type}: {', '.join(backends)}", flush=True)
@@ -172,10 +171,21 @@ def describe(run: Run, trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def fit(run: Run, trainer: Trainer, before: Mapping[str, Any]) -> dict[str, Any]:
+def prompted(run: Run, name: str) -> Iterator[str]:
+    """Yield the texts of a training dataset with their prompts."""
+    prompts: Any = run.trainer.args.prompts or ""
+    if isinstance(prompts, dict):
+        prompts = prompts.get(name, prompts)
+    for column in run.datasets[name].column_names:
+        prompt = prompts.get(column) if isinstance(prompts, dict) else prompts
+        for text in Texts({"": run.datasets[name].select_columns([column])}):
+            yield (prompt or "") + text
+
+
+def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
     """Train, or resume training, and put the weights to save into the encoder. Return {"before", "after": metrics,
     "best_step": step of the saved weights, and, if there are any, "certificate" and "failed"}."""
-    config, encoder, folder = run.config, run.encoder, run.output.path
+    config, encoder, trainer, folder = run.config, run.encoder, run.trainer, run.output.path
     if config.training.min_steps:
         trainer.args.max_steps = planned_steps(trainer, config.training)
     if config.training.patience is not None:
@@ -183,7 +193,7 @@ def fit(run: Run, trainer: Trainer, before: Mapping[str, Any]) -> dict[str, Any]
     trainer.add_callback(LogFile(folder / LOG))
     interruption = Interruption(trainer.args)
     trainer.add_callback(interruption)
-    keep_events(trainer, folder / EVENTS)
+    write_events_to(trainer, folder / EVENTS)
     checkpoint = on_rank_zero(lambda: newest_checkpoint(folder / CHECKPOINTS, trainer.args.save_only_model))
     if checkpoint is not None:
         print(f"resuming from {checkpoint}")
@@ -201,22 +211,23 @@ def fit(run: Run, trainer: Trainer, before: Mapping[str, Any]) -> dict[str, Any]
         result["failed"] = int(not result["certificate"]["accepted"])
     convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, so that `after` describes them
     convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
-    after, best_step = run.measure(run.tasks), trainer.state.best_global_step
+    after, best_step = run.evaluate(run.tasks), trainer.state.best_global_step
     if (worse := measures.lower(after, before)) and not certified:
         result["failed"] = 1
         print(f"warning: on the dev set {worse}", "the start is saved" if start else "the last model is saved")
         if start:
             certificate.mix(encoder, start, start, 0.0)
-            after, best_step = run.measure(run.tasks), 0
+            after, best_step = run.evaluate(run.tasks), 0
     return {**result, "before": before, "after": after, "best_step": best_step}
 
 
-def save(run: Run, trainer: Trainer, metrics: dict[str, Any]) -> dict[str, Any]:
+def save(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
     """Save the encoder, its model card, plot and metrics. Return the metrics."""
     folder, encoder = run.output.path, run.encoder
-    plots = pictures(lambda: measures.plot_run(trainer.state.log_history, metrics, folder / PICTURE))
+    picture = PICTURE if plot_run(run.trainer.state.log_history, metrics, folder / PICTURE) else None
     convert_parameters(encoder, encoder.saved_dtypes)
-    save_with_card(encoder, run.output, run.config, metrics, plots)
+    section = card_section(run.config, metrics, picture)
+    save_with_card(encoder, run.output, section, run.config.model.name or "")
     if "certificate" in metrics:
         write_json(folder / CERTIFICATE, metrics["certificate"])
     write_json(folder / METRICS, metrics)
@@ -248,19 +259,10 @@ def by_data(config: TrainConfig) -> TrainConfig:
     return replace(config, loss=Choice(f"raoe_train.losses.{name}", keywords)).complete()
 
 
-def rate_for(encoder: Any, datasets: Any) -> float:
-    """Return and print the "auto" learning rate: 2e-5 for queries and passages, 5e-5 for large encoders, else 2e-4."""
-    size = sum(weight.numel() for weight in encoder.parameters())
-    has_queries = "anchor" in next(iter(datasets.values())).column_names
-    rate = 2e-5 if has_queries else 5e-5 if size > LARGE else 2e-4
-    print(f"learning rate {rate:g}, for {size / 1e6:.0f}M parameters")
-    return rate
-
-
 def check_config(config: TrainConfig) -> None:
     """Raise ValueError for settings that contradict each other, before any data is read."""
     data, teacher, loss = config.data, config.teacher, config.loss.chosen
-    name, lists = loss.__name__, loss.reads is LISTS
+    name, lists = loss.__name__, loss.reads.name == LISTS.name
     if not data.train:
         raise ValueError("--data.train is missing: set it to the training data")
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
@@ -269,10 +271,10 @@ def check_config(config: TrainConfig) -> None:
     changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key) and key != "device"]
     if changed and not (loss.asks_teacher or lists):
         raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")
+    if data.redraw and config.training.batch_sampler is not None:
+        raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
     if data.redraw and data.max_rows is None:
         raise ValueError("data.redraw needs --data.max_rows: set it to the number of rows to draw in each epoch")
-    if data.shuffle_lists and not lists:
-        raise ValueError(f"{name} does not train on lists: remove --data.shuffle_lists")
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
         raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
@@ -288,7 +290,7 @@ def check_config(config: TrainConfig) -> None:
     check_training(config.training, bool(data.dev or data.dev_share))
 
 
-def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
+def estimate(config: TrainConfig, arguments: dict[str, Any]) -> dict[str, Any]:
     """Train for STEPS steps, and estimate time and memory of the whole run, without evaluations.
 
     Return {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": estimated duration of the run,
@@ -296,13 +298,14 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
     """
     seed, folder = config.training.seed, Path(on_rank_zero(tempfile.mkdtemp))
     set_seed(seed)
-    trial = {**settings, "output_dir": str(folder), "max_steps": STEPS, "eval_strategy": "no", "save_strategy": "no",
+    trial = {**arguments, "output_dir": str(folder), "max_steps": STEPS, "eval_strategy": "no", "save_strategy": "no",
              "load_best_model_at_end": False, "report_to": "none", "logging_strategy": "no"}  # fmt: skip
     try:
         datasets, texts = read_training_data(config, cache=folder)
         datasets, _ = with_dev(datasets, config)
         encoder = starting_encoder(config.model, folder / INITIAL, texts, seed)
-        trainer = build_trainer(config, with_products(config.training, trial, encoder), encoder, datasets)
+        trial = for_encoder(config.training, trial, encoder, datasets)
+        trainer = build_trainer(config, trial, encoder, datasets)
         trainer.train()
     finally:
         remove(folder)
@@ -314,33 +317,14 @@ def measure(config: TrainConfig, settings: dict[str, Any]) -> dict[str, Any]:
     return {"rows": rows, "steps": steps, "seconds": seconds, "peak_memory_mb": meter.peak}
 
 
-def with_products(training: Training, settings: dict[str, Any], encoder: Any) -> dict[str, Any]:
-    """Return the settings of build_trainer with "bf16" for the encoder's weights. ValueError for weights in float16
-    with training.bf16 true on a CPU, where torch's layer norm supports no mixture of both."""
-    if settings["use_cpu"] and torch.float16 in {weight.dtype for weight in encoder.parameters()}:
-        if training.bf16 is True:
-            advice = "set model.dtype to bfloat16 or float32, or training.bf16 to false"
-            raise ValueError(f"a CPU cannot train with training.bf16 true and weights in float16: {advice}")
-        return {**settings, "bf16": False}
-    if encoder.saved_dtypes and not settings.get("fp16") and training.bf16 is not False:
-        # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
-        is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
-        return {**settings, "bf16": settings["bf16"] or is_partly_frozen or multiplies_bfloat16(settings["use_cpu"])}
-    return settings
-
-
 def build_trainer(
-    config: TrainConfig, settings: dict[str, Any], encoder: Any, datasets: Any, evaluator: Any = None
+    config: TrainConfig, arguments: dict[str, Any], encoder: Any, datasets: Any, evaluator: Any = None
 ) -> Trainer:
-    """Create the trainer of a recipe. `settings` are keywords of SentenceTransformerTrainingArguments."""
+    """Create the trainer of a recipe. `arguments` are keywords of SentenceTransformerTrainingArguments."""
     training = config.training
-    if settings["learning_rate"] == "auto":
-        settings = {**settings, "learning_rate": rate_for(encoder, datasets)}
     if config.data.redraw:
-        if "batch_sampler" in settings:
-            raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
-        settings = {**settings, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows or 0)}
-    args = SentenceTransformerTrainingArguments(**settings)
+        arguments = {**arguments, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows or 0)}
+    args = SentenceTransformerTrainingArguments(**arguments)
     if training.gradient_checkpointing:
         # enable it here: since 5.17, transformers' trainer uses keywords that sentence-transformers 6.0 rejects
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
@@ -357,29 +341,12 @@ def planned_steps(trainer: Trainer, training: Training) -> int:
 
 def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
     """Create the loss of a recipe for an encoder."""
-    loss, settings = config.loss.chosen, config.loss.init_args
+    loss, keywords = config.loss.chosen, config.loss.init_args
     if not loss.asks_teacher:
-        return loss(encoder, **settings)
+        return loss(encoder, **keywords)
     if config.teacher.cache is not None:
         embed: Callable[..., Any] = remembered(config.teacher, Texts(datasets), "teacher")
     else:
         embed = embedder(config.teacher, "teacher")
         embed(["."])  # load the teacher now, so that the first step's time does not include loading
-    return loss(encoder, embed, **settings)
-
-
-def _print_cut(trainer: Trainer, datasets: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, int]:
-    """Print and return {source: number of its texts that the encoder truncates}."""
-    encoder: Any = trainer.model
-    cut = dict[str, int]()
-    prompts: Any = trainer.args.prompts or ""
-    for name, dataset in datasets.items():
-        own = prompts.get(name, prompts) if isinstance(prompts, dict) else prompts
-        columns = {each: own.get(each) if isinstance(own, dict) else own for each in dataset.column_names}
-        texts = (
-            (prompt or "") + text
-            for each, prompt in columns.items()
-            for text in Texts({"": dataset.select_columns([each])})
-        )
-        cut[name] = print_cut(encoder, texts, name, "")
-    return cut | {word: task.print_cut(encoder, word) for word, task in tasks.items()}
+    return loss(encoder, embed, **keywords)

@@ -17,7 +17,7 @@ Pair losses accept three kinds of labels: ``{"score": (B,), "label": (B,)}`` fro
 
 from raoe_train.losses.base import CachedLoss, Loss
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.in_batch import GISTLoss, SigmoidLoss
+from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import AnglEContrastiveLoss, InfoNCELoss
 from raoe_train.losses.library import (
     AutoLoss,
@@ -30,6 +30,7 @@ from raoe_train.losses.library import (
 from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.pairs import AnglELoss, CoSENTLoss, PairLoss, PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
+from raoe_train.losses.sigmoid import SigmoidLoss
 
 __all__ = ["AnglEContrastiveLoss", "AnglELoss", "AutoLoss", "ByLength", "CachedLoss", "CoSENTLoss", "ContrastiveLoss",
            "CosineSimilarityLoss", "GISTLoss", "GatedAngularLoss", "InfoNCELoss", "ListMLELoss", "Loss",

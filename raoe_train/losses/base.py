@@ -1,4 +1,4 @@
-"""Base classes of all losses: which data a loss needs, its scale, gradient caching and gathering across processes."""
+"""Base classes of all losses: which data a loss needs, gradient caching, and named parts of a loss."""
 
 import inspect
 import warnings
@@ -17,6 +17,32 @@ from raoe_train.config import PositiveFloat, PositiveInt, convert, keywords_of, 
 from raoe_train.losses.reads import Reads
 
 ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoders in losses
+
+
+class LossParts(dict):
+    """Named parts of one loss, each a differentiable scalar, which the trainer adds and logs.
+
+    MatryoshkaLoss and AdaptiveLayerLoss of sentence-transformers multiply, divide and add losses,
+    which a plain dict does not support. A term that is added becomes the part "others".
+    """
+
+    def __mul__(self, weight: Any) -> "LossParts":
+        return LossParts({name: weight * part for name, part in self.items()})
+
+    def __truediv__(self, number: Any) -> "LossParts":
+        return self * (1 / number)
+
+    def __add__(self, other: Any) -> "LossParts":
+        if not isinstance(other, Mapping):  # a term of a wrapper, or the 0 that a sum starts with
+            is_start = not torch.is_tensor(other) and other == 0
+            other = {} if is_start else {"others": next(iter(self.values())).new_zeros(()) + other}
+        names = {**self, **other}
+        return LossParts({name: self.get(name, 0) + other.get(name, 0) for name in names})
+
+    def detach(self) -> "LossParts":
+        return LossParts({name: part.detach() for name, part in self.items()})
+
+    __rmul__, __radd__ = __mul__, __add__
 
 
 class Loss(nn.Module, ABC):
@@ -58,7 +84,8 @@ class CachedLoss(CachedLossMixin, Loss):
         gather_across_devices: compare the texts of all processes; the batches of all processes must have equal size
 
     Raises:
-        ValueError: scale, mini_batch_size or mini_batch_num_tokens is not above 0.
+        ValueError: mini_batch_size or mini_batch_num_tokens is not above 0. The functions of raoe_kernels
+            check the scale and other numbers when they compute the loss.
     """
 
     cites: ClassVar[tuple[str, ...]] = ()  # keys of the loss's papers in citations.bib
@@ -76,20 +103,16 @@ class CachedLoss(CachedLossMixin, Loss):
         super().__init__()
         if unknown:
             name = min(unknown)
-            raise TypeError(f"{type(self).__name__} has no argument {name!r}{nearest(name, keywords_of(type(self)))}")
+            hint = nearest(name, keywords_of(type(self)))
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}{hint}")
         if isinstance(model, str):
             raise TypeError(f"a loss needs a loaded encoder, got a name: pass rt.load_encoder({model!r})")
         self.model = model
-        self.scale: Any = convert("scale", scale, PositiveFloat)
+        self.scale: Any = scale
         self.mini_batch_size = convert("mini_batch_size", mini_batch_size, PositiveInt | None)
         self.mini_batch_num_tokens = convert("mini_batch_num_tokens", mini_batch_num_tokens, PositiveInt | None)
         self.gather_across_devices = gather_across_devices
         self.uses_gradient_cache = self.mini_batch_size is not None or self.mini_batch_num_tokens is not None
-
-    @property
-    def current_scale(self) -> Any:
-        """The current scale. It differs from `scale`, the initial value, if the loss learns its scale."""
-        return self.scale
 
     @property
     def citation(self) -> str:
@@ -106,29 +129,35 @@ class CachedLoss(CachedLossMixin, Loss):
             labels: labels as the collator `reads.collator` returns them; see the docstring of the loss class.
         """
         features = list(sentence_features)
-        arguments = self.beside(features, labels)
-        if self.uses_gradient_cache and not any("offsets" in column for column in features):  # as of a StaticEmbedding
-            return with_own_gradients(self, lambda: self.forward_cached(features, arguments))  # type: ignore[arg-type]
-        return self.compute_loss_from_embeddings(embed_columns(self.model, features), **arguments)
+        prepared = self.prepare_labels(features, labels)
+        # a StaticEmbedding has no rows of tokens to divide into mini-batches
+        if not self.uses_gradient_cache or any("offsets" in column for column in features):
+            columns = embed_columns(self.model, features)
+            return self.compute_loss_from_embeddings(columns, **prepared)
+        self._parts: list[LossParts] = []
+        loss = with_own_gradients(self, lambda: self.forward_cached(features, prepared))  # type: ignore[arg-type]
+        # without parts, or with the parts of each width of a MatryoshkaLoss, return the sum
+        return attach_gradient(self._parts[0], loss) if len(self._parts) == 1 else loss
 
-    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        """Return keywords for compute_loss_from_embeddings. The loss calls this before the encoder reads the batch."""
+    def prepare_labels(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+        """Return keywords for compute_loss_from_embeddings, before the encoder reads the batch."""
         return {"labels": labels}
 
     @abstractmethod
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """Return the scalar loss, or a dict of its named parts, from the (B, D) embeddings of each column."""
+        """Return the scalar loss, or LossParts, from the (B, D) embeddings of each column."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: return the loss from mini-batches of embeddings. `labels` come from `beside`."""
-        loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
+        """Hook of CachedLossMixin: return the loss from mini-batches of embeddings. `labels` come
+        from prepare_labels."""
+        columns = [torch.cat(column) for column in reps]
+        loss = self.compute_loss_from_embeddings(columns, **labels)
+        if isinstance(loss, dict):
+            self._parts.append(LossParts(loss).detach())
+        loss = summed(loss)
         if with_backward:
             backward(loss)
             loss = loss.detach()
-        return loss
-
-    def total(self, loss: Any) -> Tensor:
-        """Return the scalar to differentiate. A loss with named parts overrides this method and adds the parts."""
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -196,9 +225,13 @@ def backward(loss: Tensor) -> None:
         loss.backward()
 
 
-def attach_gradient(parts: dict[str, Tensor], loss: Tensor) -> Any:
-    """Return the named parts of a loss. The gradient of the whole `loss` is attached to the first part, because only
-    the sum of all parts has the hook that replays mini-batches."""
-    values = {name: part.detach() for name, part in parts.items()}
-    first = next(iter(values))
-    return type(parts)({**values, first: values[first] + (loss - loss.detach())})
+def summed(loss: Any) -> Tensor:
+    """Return the scalar to differentiate: a loss, or the sum of its parts."""
+    return torch.stack([*loss.values()]).sum() if isinstance(loss, dict) else loss
+
+
+def attach_gradient(parts: LossParts, loss: Tensor) -> LossParts:
+    """Return the detached parts of a cached loss. The gradient of the whole `loss` is attached to the
+    first part, because only the sum of all parts has the hook that replays mini-batches."""
+    first = next(iter(parts))
+    return LossParts({**parts, first: parts[first] + (loss - loss.detach())})

@@ -1,13 +1,12 @@
 """ByLength wraps a loss and encodes each distinct text of a batch once, in groups of similar length or packed into one
-row. Keep is a regularizer that keeps embeddings close to those before training."""
+row."""
 
-import copy
 import functools
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -19,13 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from raoe_train.config import NonNegativeFloat, convert
-from raoe_train.data.columns import NAMES
-from raoe_train.encoders.lengths import by_length, change, device_of, keywords_of, words_looked_up_once
+from raoe_train.encoders.lengths import Grouping, by_length, change, device_of, grouping_for, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
 from raoe_train.encoders.padding import reads_padding
-from raoe_train.losses.base import CachedLoss, attach_gradient, backward, with_own_gradients
-from raoe_train.losses.pairs import LossParts
+from raoe_train.losses.base import CachedLoss, LossParts, attach_gradient, backward, summed, with_own_gradients
+from raoe_train.losses.keep import Keep
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
 LENGTH_MULTIPLE = 16  # for a compiled model, padded lengths are multiples of this number of tokens
@@ -80,34 +77,24 @@ def _encoder(loss: Any) -> Any:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's method
-    `beside` or, without this method, the batch's labels. `tokens` are tokenized columns, for a loss with a guide."""
-    if isinstance(loss, MatryoshkaLoss) and loss.uses_gradient_cache and embeds_columns(loss.loss):
-        loss = loss.loss  # its calculate_loss already sums over all widths, because MatryoshkaLoss replaced it
+    """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's
+    method prepare_labels or, without this method, the batch's labels. `tokens` are tokenized columns,
+    for a loss with a guide."""
     if isinstance(loss, MatryoshkaLoss):
+        if loss.uses_gradient_cache and embeds_columns(loss.loss):
+            # its calculate_loss already sums over all widths, because MatryoshkaLoss replaced it
+            return loss_of(loss.loss, columns, labels, tokens)
         widths = [*zip(loss.matryoshka_dims, loss.matryoshka_weights, strict=True)]
         if 0 < loss.n_dims_per_step < len(widths):
             widths = random.sample(widths, loss.n_dims_per_step)
-        parts = [(weight, [nn.functional.normalize(x[:, :d], dim=-1) for x in columns], d) for d, weight in widths]
-        return sum(
-            weight * loss_of(loss.loss, heads, _cut_labels(loss.loss, labels, d), tokens) for weight, heads, d in parts
-        )
+        total: Any = 0
+        for width, weight in widths:
+            heads = [functional.normalize(column[:, :width], dim=-1) for column in columns]
+            part = loss_of(loss.loss, heads, _cut_labels(loss.loss, labels, width), tokens)
+            total = total + weight * part
+        return total
     if embeds_columns(loss):
-        replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
-        leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
-        tokens = tokens or [{"attention_mask": x.new_ones(len(x), 1)} for x in leaves]
-        # (B, 1, D), because a loss that cuts the padding of (B, L) tokens would also cut (B, D) embeddings
-        features = [{**each, "embeddings": x[:, None]} for each, x in zip(tokens, leaves, strict=True)]
-        model, loss.model = loss.model, Embedded()
-        try:
-            value = loss(features, labels)
-            if not replays:
-                return value
-            value.backward()  # replays the mini-batches and sets leaf.grad
-        finally:
-            loss.model = model
-        pairs: Any = zip(columns, leaves, strict=True)
-        return value.detach() + sum(((x - x.detach()) * leaf.grad).sum() for x, leaf in pairs)
+        return _embedding_loss(loss, columns, labels, tokens)
     if isinstance(loss, CachedLoss):
         return loss.compute_loss_from_embeddings(columns, **labels)
     try:
@@ -118,9 +105,31 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
         raise ValueError(f"{type(loss).__name__} cannot read {len(columns)} columns of texts") from None
 
 
-def _beside(inner: Any, columns: list[dict[str, Any]], labels: Any) -> Any:
-    """Return what loss_of needs besides embeddings."""
-    return inner.beside(columns, labels) if isinstance(inner, CachedLoss) else labels
+def _embedding_loss(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
+    """Compute one of EMBED_COLUMNS: call it with embeddings as features, and without its model."""
+    replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
+    leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
+    tokens = tokens or [{"attention_mask": x.new_ones(len(x), 1)} for x in leaves]
+    # (B, 1, D), because a loss that cuts the padding of (B, L) tokens would also cut (B, D) embeddings
+    features = [{**each, "embeddings": x[:, None]} for each, x in zip(tokens, leaves, strict=True)]
+    model, loss.model = loss.model, Embedded()
+    try:
+        value = loss(features, labels)
+        if not replays:
+            return value
+        value.backward()  # replays the mini-batches and sets leaf.grad
+    finally:
+        loss.model = model
+    value = value.detach()
+    leaf: Any
+    for column, leaf in zip(columns, leaves, strict=True):
+        value = value + ((column - column.detach()) * leaf.grad).sum()
+    return value
+
+
+def _prepare_labels(inner: Any, columns: list[dict[str, Any]], labels: Any) -> Any:
+    """Return the `labels` of loss_of."""
+    return inner.prepare_labels(columns, labels) if isinstance(inner, CachedLoss) else labels
 
 
 def _count_texts(column: dict[str, Any]) -> int:
@@ -134,50 +143,6 @@ def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
     """Truncate labels to `width` if they are embeddings. The loss's class decides, because a shape can mislead."""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
-
-
-def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
-    """Return the regularizer's weight `keep` as a number. "auto" is 0.3 if the scores have only two values, as with two
-    classes, and for queries and passages; otherwise it is 0. For scores with more values, averaging the weights before
-    and after training keeps scores on other texts equally high, and raises scores on the target more (docs/adapt.md).
-    """
-    if keep != "auto":
-        return keep
-    all_datasets = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
-    if any(not hasattr(dataset, "__len__") for dataset in all_datasets):
-        raise ValueError('keep "auto" needs datasets of known length: set keep to a number, such as 1')
-    scores = [{*dataset["score"][:]} for dataset in all_datasets if "score" in dataset.column_names]
-    has_queries = not scores and any({*NAMES["anchor"]} & {*dataset.column_names} for dataset in all_datasets)
-    if not has_queries and max(map(len, scores), default=0) != 2:
-        return 0.0
-    reason = "the data are queries and passages" if has_queries else "the scores have only two values"
-    print(f"keep is 0.3, because {reason}")
-    return 0.3
-
-
-class Keep:
-    """Regularizer for any loss: mean of 1 - cos(embedding, embedding before training) over the distinct texts of a
-    batch (with several processes, of the batch of each process).
-
-    This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder before training as the old
-    model. Results: docs/adapt.md.
-
-    Args:
-        model: the encoder before training, which is copied and frozen. The copy encodes every batch without dropout, so
-            a step takes a third longer, and the weights are in memory twice.
-        weight: weight of the regularizer, at least 0.
-    """
-
-    def __init__(self, model: Any, weight: float) -> None:
-        self.weight: float = convert("keep", weight, NonNegativeFloat)
-        self.start = copy.deepcopy(model).requires_grad_(False).eval()
-
-    def __call__(self, now: Tensor, before: Tensor) -> Tensor:
-        """Return the weighted regularizer, a scalar, from (texts, D) embeddings now and before training."""
-        # in bfloat16, rounding errors of cosines near 1 are as large as the changes that training makes
-        with torch.autocast(now.device.type, enabled=False):
-            wide = torch.promote_types(now.dtype, torch.float32)
-            return self.weight * (1 - functional.cosine_similarity(now.to(wide), before.to(wide))).mean()
 
 
 class Embedded(nn.Module):
@@ -259,23 +224,24 @@ class ByLength(CachedLossMixin, nn.Module):
         besides embeddings. Return None for columns that are not rows of tokens."""
         columns, inner = [*features], innermost(self.loss)
         guided = embeds_columns(inner) and hasattr(inner, "guide")  # the guide reads padded tokens
-        runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, **self._limits(inner))
+        runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, self._grouping(inner))
         if runs is None:
             return None
         words = None
         if len(runs.features) > 1 and not self.uses_gradient_cache:  # gradient caching cannot share a look-up
             words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique()
-        return Batch(runs.features, runs.rows, _beside(inner, columns, labels), words, columns if guided else [])
+        prepared = _prepare_labels(inner, columns, labels)
+        return Batch(runs.features, runs.rows, prepared, words, columns if guided else [])
 
-    def _limits(self, inner: Any) -> dict[str, Any]:
-        """Return keywords for the function by_length."""
+    def _grouping(self, inner: Any) -> Grouping:
         *wrappers, model = _layers(self.model)
-        compiled = self.compiled or _is(wrappers, "OptimizedModule")
-        limits = {**keywords_of(model, self.tensor_cores), "multiple": LENGTH_MULTIPLE if compiled else 1}
+        limits: dict[str, Any] = {}
+        if self.compiled or _is(wrappers, "OptimizedModule"):
+            limits["multiple"] = LENGTH_MULTIPLE
         if self.uses_gradient_cache:
             tokens = getattr(inner, "mini_batch_num_tokens", None)
             limits |= {"most_texts": inner.mini_batch_size} if tokens is None else {"most": tokens}
-        return limits
+        return grouping_for(model, tensor_cores=self.tensor_cores, **limits)
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
         """Return the loss of a planned batch, or of tokenized columns. `labels` has the format of the wrapped loss."""
@@ -286,12 +252,15 @@ class ByLength(CachedLossMixin, nn.Module):
         if planned is None:  # for example, of a StaticEmbedding: each column is a run
             sizes = [*map(_count_texts, features)]
             rows: Any = [*torch.arange(sum(sizes), device="cpu").split(sizes)]
-            planned = Batch(features, rows, _beside(innermost(self.loss), features, labels), tokens=features)
+            planned = Batch(features, rows, _prepare_labels(innermost(self.loss), features, labels), tokens=features)
         batch = planned.to(device_of(self.model))
-        batch.before = self._start(batch)
+        if self.keep is not None and self.model.training and torch.is_grad_enabled():
+            with torch.no_grad():
+                batch.before = torch.cat([self._embedded(run, self.keep.start) for run in batch.runs])
         # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings
-        batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), _layers(self.model)) - len(batch.runs))
-        if _is(_layers(self.model), "OptimizedModule"):
+        layers = _layers(self.model)
+        batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), layers) - len(batch.runs))
+        if _is(layers, "OptimizedModule"):
             batch.runs = [vary_sizes(run) for run in batch.runs]
         tokens = sum(run["input_ids"].numel() for run in batch.runs if "input_ids" in run)
         most = getattr(innermost(self.loss), "mini_batch_num_tokens", None) or 0
@@ -302,24 +271,19 @@ class ByLength(CachedLossMixin, nn.Module):
             self._parts: Any = None
             loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
             return loss if self._parts is None else attach_gradient(self._parts, loss)
-        with self._words(batch):
-            table = torch.cat([self._embedded(run) for run in batch.runs])
-        return self._value(table, batch)
+        # the rows of a look-up cannot be shared if weights are sharded, or in a compiled model
+        is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
+        with nullcontext() if is_wrapped else words_looked_up_once(layers[-1], batch.words):
+            embeddings = torch.cat([self._embedded(run) for run in batch.runs])
+        return self._value(embeddings, batch)
 
-    def _start(self, batch: Batch) -> Tensor | None:
-        """Return the frozen encoder's embeddings of the batch's texts; None without `keep`, or in evaluation."""
-        if self.keep is None or not (self.model.training and torch.is_grad_enabled()):
-            return None
-        with torch.no_grad():
-            return torch.cat([self._embedded(run, self.keep.start) for run in batch.runs])
-
-    def _value(self, table: Tensor, batch: Batch) -> Any:
+    def _value(self, embeddings: Tensor, batch: Batch) -> Any:
         """Return the loss of (texts, D) embeddings, plus the regularizer `keep` if there is one."""
-        loss = loss_of(self.loss, [table[rows] for rows in batch.rows], batch.labels, batch.tokens or [])
+        loss = loss_of(self.loss, [embeddings[rows] for rows in batch.rows], batch.labels, batch.tokens or [])
         if self.keep is None or batch.before is None:
             return loss
         parts = LossParts(loss if isinstance(loss, dict) else {"target": loss})
-        return parts + {"keep": self.keep(table[: len(batch.before)], batch.before)}  # without repeated runs
+        return parts + {"keep": self.keep(embeddings[: len(batch.before)], batch.before)}  # without repeated runs
 
     def embed_minibatch(
         self,
@@ -342,23 +306,18 @@ class ByLength(CachedLossMixin, nn.Module):
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """Hook of CachedLossMixin: return the loss of all runs' embeddings. `labels` is the Batch."""
         (runs,) = reps
-        table = torch.cat(runs).detach().requires_grad_(with_backward)
-        loss = self._value(table, labels)
+        embeddings = torch.cat(runs).detach().requires_grad_(with_backward)
+        loss = self._value(embeddings, labels)
         if isinstance(loss, dict):
-            self._parts, loss = loss, torch.stack([*loss.values()]).sum()
+            self._parts = LossParts(loss).detach()
+        loss = summed(loss)
         if not with_backward:
             return loss
         backward(loss)
-        gradient = torch.zeros_like(table) if table.grad is None else table.grad
+        gradient = torch.zeros_like(embeddings) if embeddings.grad is None else embeddings.grad
         for run, part in zip(runs, gradient.split([len(run) for run in runs]), strict=True):
             run.grad = part
         return loss.detach()
-
-    def _words(self, batch: Batch) -> AbstractContextManager[None]:
-        """Return words_looked_up_once, or a null context if weights are sharded or the model is compiled."""
-        layers = _layers(self.model)
-        is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
-        return nullcontext() if is_wrapped else words_looked_up_once(layers[-1], batch.words)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the loss and its keywords, for the model card."""

@@ -1,28 +1,24 @@
-"""Losses with in-batch negatives: their base class, SigLIP's sigmoid loss and GISTEmbed."""
+"""Base class of losses with in-batch negatives, and the ids by which it finds equal texts."""
 
-import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor, nn
+from sentence_transformers.util.distributed import get_rank, get_world_size
+from torch import Tensor
 
-from raoe_kernels import info_nce_loss, sigmoid_loss
+from raoe_kernels import info_nce_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import average_gradient, gather_rows, own_rows
-from raoe_train.losses.reads import ROWS, ROWS_WITH_TEXTS
+from raoe_train.losses.gathering import gather_rows
+from raoe_train.losses.reads import ROWS
 
-SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
 NO_CANDIDATE = -(2**31)  # id of a text that is no negative of any anchor, see `ignore` of info_nce_loss
 MISSING = torch.iinfo(torch.int64).min  # text id of a missing negative
 ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
-Embed = Callable[[Sequence[str]], np.ndarray]
-MarginStrategy = Literal["absolute", "relative"]
 Ids = tuple[Tensor, Tensor] | None
 """(ids of anchors, ids of other texts) in all processes; texts with equal ids are no negatives. None if all differ. See
 `ignore` of info_nce_loss: texts have one id, or several if chains of texts need them."""
@@ -57,7 +53,7 @@ class InBatchLoss(CachedLoss):
         super().__init__(model, scale, **cached)
         self.mask_duplicates = mask_duplicates
 
-    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+    def prepare_labels(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         missing: Any = labels.get("missing") if isinstance(labels, Mapping) else None
         if missing is None and not self.mask_duplicates:
             return {"labels": labels}
@@ -104,7 +100,9 @@ class InBatchLoss(CachedLoss):
 
     def targets(self, own: Tensor) -> Tensor | None:
         """Return (B,) indices of this process's rows in a gathered column; None without gathering, to save a sort."""
-        return own_rows(own) if self.gather_across_devices else None
+        if not self.gather_across_devices or get_world_size() == 1:
+            return None
+        return torch.arange(len(own), device=own.device) + get_rank() * len(own)
 
     def contrast(
         self,
@@ -132,131 +130,6 @@ class InBatchLoss(CachedLoss):
         negatives = torch.cat(columns) if columns else None
         form.update(targets=targets, all_anchors=anchors, directions=directions)
         return info_nce_loss(own, positives, negatives, **form)
-
-
-def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list[Tensor]:
-    """Return the teacher's (B, D') embeddings of each column's texts. Raise ValueError for labels without texts."""
-    texts = labels.get("texts") if isinstance(labels, Mapping) else None
-    if texts is None:
-        raise ValueError("a teacher needs the batch's texts: use raoe_train.TextCollator")
-    # use one call, so that the teacher encodes each distinct sentence once, sorted by length
-    embeddings = torch.as_tensor(embed([text for column in texts for text in column]), device=columns[0].device)
-    return [*embeddings.split([len(column) for column in columns])]
-
-
-class SigmoidLoss(InBatchLoss):
-    """Classify every (anchor, text) pair of the batch as positive or not, by ``sigmoid_loss``.
-
-    The value equals that of SigLIP (Zhai et al. 2023) and of open_clip's SigLipLoss if no text occurs twice.
-
-    Args:
-        model, scale, **contrastive: arguments of InBatchLoss.
-        bias: offset added to scale x cosine. At -10, nearly all pairs are classified as negatives at first, which suits
-            batches with one positive per anchor
-        learn_scale: learn bias and scale, as parameters `logit_bias` and `log_scale` (the logarithm of the scale, which
-            stays between 1 and 100 as in CLIP). Set their learning rate, for example with
-            training.learning_rate_mapping {log_scale|logit_bias: 1e-3}
-    """
-
-    cites: ClassVar[tuple[str, ...]] = ("zhai2023sigmoid",)
-
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        scale: PositiveFloat = 10.0,
-        *,
-        bias: float = -10.0,
-        learn_scale: bool = True,
-        **contrastive: Any,
-    ) -> None:
-        super().__init__(model, scale, **contrastive)
-        low, high = SCALE_BOUNDS
-        if learn_scale and not low <= scale <= high:
-            raise ValueError(f"with learn_scale the scale must be from {low:g} to {high:g}, got {scale!r}")
-        self.bias, self.learn_scale = bias, learn_scale
-        if learn_scale:
-            self.log_scale = nn.Parameter(torch.tensor(math.log(scale), device="cpu"))
-            self.logit_bias = nn.Parameter(torch.tensor(float(bias), device="cpu"))
-
-    @property
-    def current_scale(self) -> float:
-        """Return the current scale as a number."""
-        return float(self._clamp_scale().detach().exp()) if self.learn_scale else self.scale
-
-    def _clamp_scale(self) -> Tensor:
-        self.log_scale.data.clamp_(*map(math.log, SCALE_BOUNDS))
-        return self.log_scale
-
-    def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
-        columns, targets = torch.cat([*map(self.gather, embeddings[1:])]), self.targets(embeddings[0])
-        rows = slice(None) if targets is None else targets
-        form: dict[str, Any] = {"targets": targets, "ignore": ids and (ids[0][rows], ids[1])}
-        form |= {"scale": self.scale, "bias": self.bias}
-        if self.learn_scale:
-            form["scale"] = average_gradient(self._clamp_scale()).exp()
-            form["bias"] = average_gradient(self.logit_bias)
-        return sigmoid_loss(embeddings[0], columns, **form)
-
-
-class GISTLoss(InBatchLoss):
-    """InfoNCE without the negatives that are too similar according to a guide encoder (GISTEmbed, Solatorio 2024).
-
-    The value equals that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss, with scale 1 / temperature,
-    if no text occurs twice. The guide encodes the texts in `labels`, which TextCollator adds.
-
-    Args:
-        model, scale, **contrastive: arguments of InBatchLoss. With gather_across_devices, contrast_anchors uses the
-            anchors of all processes. (sentence-transformers uses only the anchors of the same process.)
-        embed: the guide, a SentenceTransformer or a function from n sentences to embeddings, [n, D'] float32, of any
-            dimension D'. The guide is not a submodule of the loss, so it is not trained, moved to a device or saved.
-            In recipes, the section `teacher` sets it (raoe_train.encoders.embed.embedder).
-        margin_strategy: absolute or relative. If p is the guide's cosine of the positive pair, a negative is excluded
-            if its guide cosine exceeds p - margin (absolute) or p - margin x |p| (relative)
-        margin: by how much the guide's cosine of the positive pair must exceed the cosine of a negative; otherwise the
-            negative is excluded. If margin is below 0, the positive pair is kept (sentence-transformers excludes it)
-        contrast_anchors: also use other anchors as negatives of an anchor
-        contrast_positives: also use other positives as negatives of a positive
-    """
-
-    reads = ROWS_WITH_TEXTS
-    asks_teacher = True
-    cites: ClassVar[tuple[str, ...]] = ("solatorio2024gistembed",)
-
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        embed: Embed,
-        scale: PositiveFloat = 100.0,
-        *,
-        margin_strategy: MarginStrategy = "absolute",
-        margin: float = 0.0,
-        contrast_anchors: bool = True,
-        contrast_positives: bool = True,
-        **contrastive: Any,
-    ) -> None:
-        super().__init__(model, scale, **contrastive)
-        self.margin_strategy = margin_strategy
-        self.margin = margin
-        self.contrast_anchors = contrast_anchors
-        self.contrast_positives = contrast_positives
-        self._embed = getattr(embed, "encode", embed)
-        self._guided: tuple[Any, list[Tensor]] = (None, [])
-
-    def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
-        if labels is None or labels is not self._guided[0]:  # a MatryoshkaLoss calls this once per width
-            self._guided = (labels, teacher_embeddings(self._embed, labels, embeddings))
-        directions = ["query_to_doc"]
-        directions += ["query_to_query"] * self.contrast_anchors + ["positive_to_positive"] * self.contrast_positives
-        form: dict[str, Any] = {"guide_margin": self.margin, "margin_strategy": self.margin_strategy}
-        return self.contrast(embeddings, ids, self._guided[1], tuple(directions), scale=self.scale, **form)
-
-
-def negatives_left_out(ids: tuple[Tensor, Tensor]) -> tuple[int, int]:
-    """Return (number of pairs of an anchor and a negative that equal ids leave out, number of all such pairs)."""
-    anchors, columns = (each.view(len(each), -1) for each in ids)
-    columns = columns[columns[:, 0] != NO_CANDIDATE]
-    equal = sum(int((anchors[row, None] == columns).any(-1).sum()) for row in range(len(anchors)))
-    return equal - len(anchors), len(anchors) * (len(columns) - 1)  # each anchor has one positive of its own
 
 
 def duplicate_ids(texts: Tensor) -> Ids:
@@ -293,10 +166,10 @@ def duplicate_ids(texts: Tensor) -> Ids:
     ids = (-1 - torch.arange(len(anchors) + len(columns), device=texts.device))[:, None].repeat(1, len(places))
     rows = [of_query[query] for query in anchors.tolist()]
     for place, names in enumerate(places):
-        table = torch.full((count,), -1, device=texts.device)
-        table[list(names)] = torch.tensor([*names.values()], device=texts.device)
+        id_of = torch.full((count,), -1, device=texts.device)
+        id_of[list(names)] = torch.tensor([*names.values()], device=texts.device)
         known = torch.tensor([name if at == place else -1 for at, name in rows], device=texts.device)
-        known = torch.cat([known, table[columns]])
+        known = torch.cat([known, id_of[columns]])
         ids[:, place] = torch.where(known < 0, ids[:, place], known)
     ids[len(anchors) :][missing] = NO_CANDIDATE
     anchor_ids, column_ids = (ids[:, 0] if len(places) == 1 else ids).int().split([len(anchors), len(columns)])

@@ -24,7 +24,7 @@ Contrastive = TypedDict("Contrastive", {  # keywords of InfoNCELoss's base class
     "mini_batch_size": int | None, "mini_batch_num_tokens": int | None, "gather_across_devices": bool,
 }, total=False)  # fmt: skip
 BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
-CLASSES = (2, 0, 1)  # ranks of positive, negative (contradiction) and neutral by their similarity to the anchor
+RANKS = (2, 0, 1)  # ranks of positive, negative (contradiction) and neutral by their similarity to the anchor
 
 
 class InfoNCELoss(OneSweep, InBatchLoss):
@@ -62,7 +62,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         **contrastive: Unpack[Contrastive],
     ) -> None:
         super().__init__(model, scale, **contrastive)
-        distinct = tuple(dict.fromkeys(convert("directions", directions, list[Direction])))
+        distinct = tuple(dict.fromkeys(directions))
         if partition_mode not in get_args(Partition):
             raise ValueError(f"partition_mode must be one of {', '.join(get_args(Partition))}, got {partition_mode!r}")
         if partition_mode == "per_direction" and not set(distinct) <= set(BOTH_WAYS):
@@ -74,7 +74,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         self.directions = distinct
         self.partition_mode = partition_mode
         self.hardness_mode = hardness_mode
-        self.hardness_strength: float = convert("hardness_strength", hardness_strength, NonNegativeFloat)
+        self.hardness_strength = hardness_strength
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         one_sweep = (self.both_ways or len(self.directions) == 1) and not self.hardness_mode
@@ -126,7 +126,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     ) -> None:
         super().__init__(model, scale, **contrastive)
         self.angle_weight: float = convert("angle_weight", angle_weight, NonNegativeFloat)
-        self.angle_scale: float | None = convert("angle_scale", angle_scale, PositiveFloat | None)
+        self.angle_scale = angle_scale
         self.cosine_weight: float = convert("cosine_weight", cosine_weight, NonNegativeFloat)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
@@ -140,12 +140,12 @@ class AnglEContrastiveLoss(InfoNCELoss):
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
-        """Return CoSENT over the similarities of all (anchor, other column) pairs, with CLASSES as scores."""
+        """Return CoSENT over the similarities of all (anchor, other column) pairs, with RANKS as scores."""
         anchor, *rest = embeddings
         first, second = anchor.repeat(len(rest), 1), torch.cat(rest)
         widths = self.dims or (anchor.shape[1],)
         similarity = torch.stack([similarity_of(first[:, :d], second[:, :d]) for d in widths], dim=1)
-        score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(rest))])
+        score = torch.cat([similarity.new_full((len(anchor),), RANKS[n]) for n in range(len(rest))])
         if self.gather_across_devices:
             similarity, score = gather_rows(similarity), gather_rows(score)
-        return cosent_loss(similarity.T, score, scale=scale or self.scale).sum()
+        return cosent_loss(similarity.T, score, scale=self.scale if scale is None else scale).sum()

@@ -13,7 +13,7 @@ from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.reads import LISTS
 
-Ties = Literal["ordinal", "random"]
+TieOrder = Literal["ordinal", "random"]
 
 
 class ListMLELoss(CachedLoss):
@@ -42,12 +42,12 @@ class ListMLELoss(CachedLoss):
     cites = ("xia2008listwise", "he2025refining")
 
     def __init__(
-        self, model: SentenceTransformer, scale: PositiveFloat = 20.0, *, ties: Ties = "ordinal", **cached: Any
+        self, model: SentenceTransformer, scale: PositiveFloat = 20.0, *, ties: TieOrder = "ordinal", **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
         self.ties = ties
 
-    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+    def prepare_labels(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         if isinstance(labels, Mapping) and "lengths" in labels:
             # read the maximum now: the planned batch is still on the CPU, so this does not wait for a GPU
             labels = {**labels, "longest": int(labels["lengths"].max())}

@@ -2,10 +2,11 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 from torch.nn import functional
@@ -14,81 +15,41 @@ from raoe_kernels import cosent_loss, pairwise_cosine
 from raoe_train.config import PositiveFloat
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.lengths import change
-from raoe_train.losses.base import CachedLoss, OneSweep, attach_gradient
+from raoe_train.losses.base import CachedLoss, LossParts, OneSweep
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.reads import SCORED_PAIRS
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-
-class LossParts(dict):
-    """Named parts of one loss, each a differentiable scalar. The loss is the sum of the parts.
-
-    The trainer adds the parts and logs each part. LossParts can be scaled and added name by name, because wrappers such
-    as MatryoshkaLoss and AdaptiveLayerLoss scale and add losses. A tensor that is added becomes the part "others".
-    """
-
-    def __mul__(self, weight: Any) -> "LossParts":
-        return LossParts({name: weight * part for name, part in self.items()})
-
-    def __add__(self, other: Any) -> "LossParts":
-        if not isinstance(other, Mapping):  # for example, a term of a wrapper, or the 0 with which sum() starts
-            is_tensor, first = torch.is_tensor(other), next(iter(self.values()))
-            other = {"others": other if is_tensor else first.new_tensor(other)} if is_tensor or other else {}
-        return LossParts({name: self.get(name, 0) + other.get(name, 0) for name in {**self, **other}})
-
-    def __truediv__(self, number: Any) -> "LossParts":
-        return self * (1 / number)
-
-    def __neg__(self) -> "LossParts":
-        return self * -1
-
-    def __sub__(self, other: Any) -> "LossParts":
-        return self + (LossParts(other) if isinstance(other, Mapping) else other) * -1
-
-    def __rsub__(self, other: Any) -> "LossParts":
-        return -self + other
-
-    __rmul__, __radd__ = __mul__, __add__
-
 
 class PairLoss(CachedLoss):
-    """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns a scalar loss
-    or LossParts from (B,) tensors. label is None unless `needs_label`; raoe_train.losses lists the kinds of labels. If
-    the subclass is also a OneSweep, similarity can be (K, B) for K widths, and the loss is then (K,)."""
+    """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which
+    returns a scalar loss or LossParts from (B,) tensors. label is None unless `needs_label`;
+    raoe_train.losses lists the kinds of labels. If the subclass is also a OneSweep, similarity can be
+    (K, B) for K widths, and the loss is then (K,)."""
 
     reads = SCORED_PAIRS
-    exact_scores = False  # whether of_pairs gets scores in their own dtype, not in the dtype of similarity
+    exact_scores = False  # whether of_pairs gets scores in their own dtype, not in that of similarity
     dims: tuple[int, ...] | None = None  # see OneSweep
     _checked_labels = False
 
-    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        # On the CPU, all batches are checked. On a GPU, a check would wait for the device: check only the first batch.
+    def prepare_labels(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+        # On the CPU, all batches are checked. On a GPU, a check would wait for the device: check only
+        # the first batch.
         on_gpu = any(getattr(x, "is_cuda", False) for x in features[0].values())
         if labels is not None and not (on_gpu and self._checked_labels):
             self._checked_labels = True
             self.targets(change(labels, Tensor.cpu))
-        return super().beside(features, labels)
-
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
-        self._cached_parts: list[Any] = []
-        loss = super().forward(sentence_features, labels)
-        if len(self._cached_parts) != 1:  # no parts, or parts for each width of a MatryoshkaLoss
-            return loss
-        return attach_gradient(self._cached_parts[0], loss)
-
-    def total(self, loss: Any) -> Tensor:
-        if not isinstance(loss, dict):
-            return loss
-        self._cached_parts.append(LossParts({name: part.detach() for name, part in loss.items()}))
-        return torch.stack(list(loss.values())).sum()
+        return super().prepare_labels(features, labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """Return the loss of two columns of (B, D) embeddings. ValueError unless there are B labels without NaN."""
+        """Return the loss of two columns of (B, D) embeddings.
+
+        Raises:
+            ValueError: there are other columns, or not B labels without NaN.
+        """
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
-        score, label = change(self.targets(labels, len(embeddings[0])), lambda x: x.to(embeddings[0].device))
+        targets = self.targets(labels, len(embeddings[0]))
+        score, label = change(targets, lambda x: x.to(embeddings[0].device))
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
             similarity = gather_rows(similarity.movedim(-1, 0)).movedim(0, -1)
@@ -96,56 +57,54 @@ class PairLoss(CachedLoss):
         loss = self.of_pairs(similarity, score if self.exact_scores else score.to(similarity.dtype), label)
         if similarity.ndim == 1:
             return loss
-        return LossParts({name: part.sum() for name, part in loss.items()}) if isinstance(loss, dict) else loss.sum()
+        if isinstance(loss, dict):
+            return LossParts({name: part.sum() for name, part in loss.items()})
+        return loss.sum()
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the similarity that the loss compares: (B, D), (B, D) -> (B,), or (K, B) for several widths."""
+        """Return the similarity that the loss compares: (B, D), (B, D) -> (B,), or (K, B) for K widths."""
         return pairwise_cosine(a, b, dims=self.dims)
 
     @abstractmethod
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
         """Return the scalar loss or LossParts of (B,) tensors. label is None unless needs_label."""
 
-    def as_tensors(self, labels: Any) -> Any:
-        """Convert labels that are sequences of numbers, or a mapping of such sequences, to tensors."""
-        if isinstance(labels, Mapping):
-            return {name: None if value is None else self.as_tensors(value) for name, value in labels.items()}
-        try:
-            return labels if labels is None or torch.is_tensor(labels) else torch.as_tensor(labels, device="cpu")
-        except (ValueError, TypeError, RuntimeError):
-            form = 'numbers, one for each pair, or {"score": numbers, "label": numbers}'
-            raise ValueError(f"labels of {type(self).__name__} must be {form}, got {labels!r:.100}") from None
-
     def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return (score, label), (B,) each, from any kind of labels. label is None unless needs_label. Values are
-        checked only if they are on the CPU."""
-        labels, label = self.as_tensors(labels), None
+        """Return (score, label), (B,) each, from any kind of labels. label is None unless needs_label.
+        Values are checked only if they are on the CPU."""
+        name, needs_label = type(self).__name__, self.needs_label(vars(self))
         if isinstance(labels, Mapping):
-            score, label = labels.get("score"), labels.get("label")
-        elif labels is not None and labels.ndim == 2 and labels.shape[1] == 2:
-            label, score = labels[:, 0], labels[:, 1]
+            score, label = (self._tensor(labels.get(key)) for key in ("score", "label"))
         else:
-            score = labels
-        needs_label = self.needs_label(vars(self))
+            score, label = self._tensor(labels), None
+            if score is not None and score.ndim == 2 and score.shape[1] == 2:
+                label, score = score.unbind(1)
         if score is None or (needs_label and label is None):
-            fields = "a score and an NLI label" if needs_label else "a score"
-            columns = "use raoe_train.ScoreLabelCollator with columns 'score' and 'label', or rows [label, score]"
-            raise ValueError(f"{type(self).__name__} needs {fields} for each pair: {columns}")
-        for name, column in (("score", score), ("label", label)):
-            if column is not None and rows is not None and column.numel() != rows:
-                problem = f"needs {rows} values of {name} (one for each pair), got {column.numel()}"
-                raise ValueError(f"{type(self).__name__} {problem}")
+            needed = "a score and an NLI label" if needs_label else "a score"
+            advice = "use raoe_train.ScoreLabelCollator with columns 'score' and 'label', or rows [label, score]"
+            raise ValueError(f"{name} needs {needed} for each pair: {advice}")
+        for key, column in (("score", score), ("label", label)):
+            if column is not None and rows not in (None, column.numel()):
+                got = f"{rows} values of {key} (one for each pair), got {column.numel()}"
+                raise ValueError(f"{name} needs {got}")
         score = score.reshape(-1).detach()
         score = score.int() if score.dtype == torch.bool else score
         label = label.reshape(-1).detach() if needs_label and label is not None else None
-        if score.device.type != "cpu":
-            return score, None if label is None else label.long()
-        if score.is_floating_point() and bool(score.isnan().any()):
-            raise ValueError(f"{type(self).__name__} got a NaN score: remove such pairs")
-        if label is not None and bool(((label < 0) | (label != label.floor())).any() | label.isnan().any()):
-            rule = "needs labels that are whole numbers from 0, larger = less related (remove pairs without a label)"
-            raise ValueError(f"{type(self).__name__} {rule}, got {label.unique().tolist()[:8]}")
+        if score.device.type == "cpu":
+            if score.is_floating_point() and bool(score.isnan().any()):
+                raise ValueError(f"{name} got a NaN score: remove such pairs")
+            if label is not None and bool((~(label >= 0) | (label != label.floor())).any()):
+                rule = "needs labels that are whole numbers from 0, larger = less related"
+                advice = "remove pairs without a label"
+                raise ValueError(f"{name} {rule} ({advice}), got {label.unique().tolist()[:8]}")
         return score, None if label is None else label.long()
+
+    def _tensor(self, values: Any) -> Tensor | None:
+        try:
+            return values if values is None or torch.is_tensor(values) else torch.as_tensor(values, device="cpu")
+        except (ValueError, TypeError, RuntimeError):
+            form = 'numbers, one for each pair, or {"score": numbers, "label": numbers}'
+            raise ValueError(f"labels of {type(self).__name__} must be {form}, got {values!r:.100}") from None
 
 
 class CoSENTLoss(OneSweep, PairLoss):
@@ -232,7 +191,7 @@ PAIRS = 1024  # calibrate encodes this many pairs, or one batch if a batch is la
 
 
 def calibrate(
-    model: SentenceTransformer, loss: PairLoss, pairs: "Dataset", *, batch_size: int = 64, seed: int = 42, **encode: Any
+    model: SentenceTransformer, loss: PairLoss, pairs: Dataset, *, batch_size: int = 64, seed: int = 42, **encode: Any
 ) -> float:
     """Find the scale (of 25 values from 1 to 64) at which a loss of scored pairs is smallest before training.
 
@@ -250,8 +209,6 @@ def calibrate(
     Raises:
         ValueError: `loss` is not a loss of scored pairs, or `pairs` lacks a column.
     """
-    from datasets import Dataset
-
     if not hasattr(model, "training"):
         raise ValueError(f"calibrate needs a loaded encoder, got {model!r}: pass rt.load_encoder(name)")
     if not isinstance(pairs, Dataset):
@@ -267,21 +224,22 @@ def calibrate(
         options = {key: value.get(name) if isinstance(value, dict) else value for key, value in encode.items()}
         return torch.from_numpy(encode_sentences(model, sample[name][:], 64, **options))
 
-    columns = [*map(embed, texts)]
-    targets = {name: torch.tensor(sample[name][:], device="cpu") for name in sample.column_names if name not in texts}
+    columns = [embed(name) for name in texts]
+    labels = [name for name in sample.column_names if name not in texts]
+    targets = {name: torch.tensor(sample[name][:], device="cpu") for name in labels}
     size = min(batch_size, rows)
-    # use only full batches, because the loss of a smaller batch is not comparable
-    batches = [slice(first, first + size) for first in range(0, rows - size + 1, size)]
     trial = copy.copy(loss)
     trial.dims, trial.gather_across_devices = None, False
 
+    @torch.no_grad()
     def total(scale: float) -> float:
         trial.scale, result = scale, 0.0
-        for batch in batches:
-            with torch.no_grad():
-                value = trial.compute_loss_from_embeddings(
-                    [column[batch] for column in columns], {name: column[batch] for name, column in targets.items()}
-                )
+        # use only full batches, because the loss of a smaller batch is not comparable
+        for first in range(0, rows - size + 1, size):
+            batch = slice(first, first + size)
+            embeddings = [column[batch] for column in columns]
+            labels = {name: column[batch] for name, column in targets.items()}
+            value = trial.compute_loss_from_embeddings(embeddings, labels)
             result += float(sum(value.values()) if isinstance(value, dict) else value)
         return result
 

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat, convert
-from raoe_train.losses.base import OneSweep
-from raoe_train.losses.pairs import LossParts, PairLoss
+from raoe_train.losses.base import LossParts, OneSweep
+from raoe_train.losses.pairs import PairLoss
 
 Ties = Literal["average", "min", "max", "dense", "ordinal"]
 Gate = Literal["label+score", "score", "label"]
@@ -37,7 +36,7 @@ class RankMarginLoss(OneSweep, PairLoss):
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, **cached)
-        self.margin: float = convert("margin", margin, NonNegativeFloat)
+        self.margin = margin
         self.ties = ties
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
@@ -74,7 +73,6 @@ class GatedAngularLoss(OneSweep, _Gated):
         self.gate = gate
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
-        label = torch.zeros_like(score, dtype=torch.long) if label is None else label
         return gated_angular_loss(similarity, score, label, scale=self.scale, gate=self.gate)
 
 
@@ -111,8 +109,7 @@ class RAOELoss(RankMarginLoss, _Gated):
         self.gate = gate
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> LossParts:
-        label = torch.zeros_like(score, dtype=torch.long) if label is None else label
-        names = ("margin", "scale", "rank_weight", "angle_weight", "ties", "gate")
-        keywords: dict[str, Any] = {name: getattr(self, name) for name in names}
-        rank, angle = raoe_loss(similarity, score, label, return_parts=True, **keywords)
+        terms: dict[str, Any] = {"margin": self.margin, "ties": self.ties, "gate": self.gate}
+        terms |= {"rank_weight": self.rank_weight, "angle_weight": self.angle_weight}
+        rank, angle = raoe_loss(similarity, score, label, scale=self.scale, return_parts=True, **terms)
         return LossParts(rank=rank, angle=angle)

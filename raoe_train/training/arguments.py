@@ -6,12 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from sentence_transformers import SentenceTransformerTrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.utils import is_torch_tf32_available
+
 from raoe_train.config import to_dict
 from raoe_train.encoders.preflight import check_device
 from raoe_train.processes import rank_and_world
 from raoe_train.settings import Training
 from raoe_train.training.run_directory import CHECKPOINTS
 
+LARGE = 50e6  # number of parameters above which an encoder is large
 RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep")
 
 
@@ -34,14 +40,9 @@ def check_training(training: Training, has_dev: bool) -> None:
         raise ValueError("training.eval_steps has no effect with eval_strategy epoch: remove one of them")
 
 
-def trainer_settings(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
+def trainer_arguments(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
     """Return keywords for SentenceTransformerTrainingArguments: the recipe's settings, and defaults for all others.
     ValueError for settings that this class rejects."""
-    import torch
-    from sentence_transformers import SentenceTransformerTrainingArguments
-    from transformers.integrations import get_reporting_integration_callbacks
-    from transformers.utils import is_torch_tf32_available
-
     recipe = {name: value for name, value in to_dict(training).items() if name not in RAOE_KEYS and value is not None}
     if (ratio := recipe.pop("warmup_ratio", None)) is not None:
         recipe["warmup_steps"] = ratio  # transformers 5 reads numbers below 1 as a share
@@ -57,7 +58,8 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     # if only eval_steps is set, the strategy is steps
     strategy = recipe.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in recipe else "epoch")
     interval = "epoch" if strategy == "no" else strategy  # a checkpoint per evaluation, so that the best can be loaded
-    settings = {
+    on_cuda = torch.cuda.is_available()
+    arguments = {
         "output_dir": str(output / CHECKPOINTS),
         "logging_nan_inf_filter": False,  # training stops at a NaN loss; see raoe_train.training.callbacks
         "run_name": output.name or None,  # shown by trackers
@@ -68,32 +70,56 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         "load_best_model_at_end": has_dev and strategy != "no",
         "greater_is_better": True if has_dev else None,
         "dataloader_drop_last": rank_and_world()[1] > 1,  # batches of unequal size would make processes hang
-        "dataloader_pin_memory": torch.cuda.is_available(),
+        "dataloader_pin_memory": on_cuda,
         # a batch of 512 short pairs takes a worker 90 ms, but a GPU only 20 ms
-        "dataloader_num_workers": min(4, os.cpu_count() or 1) if torch.cuda.is_available() and not use_cpu else 0,
-        # on a CPU, transformers accepts bf16 only with use_cpu
-        "use_cpu": use_cpu,
+        "dataloader_num_workers": min(4, os.cpu_count() or 1) if on_cuda and not use_cpu else 0,
+        "use_cpu": use_cpu,  # transformers accepts bf16 on a CPU only with use_cpu
         "bf16": False,
         "restore_callback_states_from_checkpoint": training.patience is not None,
         **recipe,
     }
-    known = {**settings, "learning_rate": 1.0} if settings["learning_rate"] == "auto" else settings
+    check_arguments(arguments)
+    return arguments
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Raise ValueError for values that SentenceTransformerTrainingArguments rejects, and for trackers that are not
+    installed. This also starts torchrun's process group, which is needed before there is a trainer."""
+    rate = 1.0 if arguments["learning_rate"] == "auto" else arguments["learning_rate"]
     try:
-        # this also starts torchrun's process group, which is needed before there is a trainer
-        arguments = SentenceTransformerTrainingArguments(**known)
-        _ = arguments.device
-        for tracker in get_reporting_integration_callbacks(arguments.report_to):
-            tracker()  # raises an error if the tracker's package is not installed
+        args = SentenceTransformerTrainingArguments(**{**arguments, "learning_rate": rate})
+        _ = args.device
+        for tracker in get_reporting_integration_callbacks(args.report_to):
+            tracker()
     except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         raise ValueError(f"training: {error}") from None
-    return settings
+
+
+def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, datasets: Any) -> dict[str, Any]:
+    """Return the arguments with "bf16" and the learning rate for an encoder. ValueError for weights in float16 with
+    training.bf16 true on a CPU, where torch's layer norm supports no mixture of both."""
+    use_cpu, bf16 = arguments["use_cpu"], arguments["bf16"]
+    if use_cpu and torch.float16 in {weight.dtype for weight in encoder.parameters()}:
+        if training.bf16 is True:
+            advice = "set model.dtype to bfloat16 or float32, or training.bf16 to false"
+            raise ValueError(f"a CPU cannot train with training.bf16 true and weights in float16: {advice}")
+        bf16 = False
+    elif encoder.saved_dtypes and not arguments.get("fp16") and training.bf16 is not False:
+        # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
+        is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
+        bf16 = bf16 or is_partly_frozen or multiplies_bfloat16(use_cpu)
+    rate = arguments["learning_rate"]
+    if rate == "auto":
+        size = sum(weight.numel() for weight in encoder.parameters())
+        has_queries = "anchor" in next(iter(datasets.values())).column_names
+        rate = 2e-5 if has_queries else 5e-5 if size > LARGE else 2e-4
+        print(f"learning rate {rate:g}, for {size / 1e6:.0f}M parameters")
+    return {**arguments, "bf16": bf16, "learning_rate": rate}
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:
     """Whether the device has units for bfloat16 products: tensor cores of a GPU, AVX512-BF16 or AMX of a CPU. Other
     devices emulate bfloat16 in float32, which is slower. False if torch is too old to report this."""
-    import torch
-
     if not use_cpu:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()

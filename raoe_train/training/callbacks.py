@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: costs, log lines, log file, checkpoint at SIGINT or SIGTERM, check for finite weights."""
+"""Callbacks of the trainer: costs, log lines, log file, checkpoint at SIGINT or SIGTERM."""
 
 import json
 import logging
@@ -19,14 +19,11 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
-from raoe_train.encoders.lengths import texts_of
 from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 
 logger = logging.getLogger(__name__)
-MAX_ROWS = 16  # number of rows of a batch that an error shows
 STATUS = Path("/proc/self/status")
 EXTRA = "interrupted"  # file in a checkpoint that was written because of a signal
-LEFT = "its gradient made weights NaN or infinite"
 
 
 class Meter(TrainerCallback):
@@ -198,60 +195,11 @@ class Interruption(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def keep_events(trainer: Any, folder: Path) -> None:
+def write_events_to(trainer: Any, folder: Path) -> None:
     """Make TensorBoard write to `folder`, unless TensorBoard's environment variable names another folder."""
     for each in trainer.callback_handler.callbacks:
         if isinstance(each, TensorBoardCallback) and each.logging_dir is None:
             each.logging_dir = str(folder)
-
-
-class FiniteWeights(TrainerCallback):
-    """Stops training before NaN or infinite weights are saved or evaluated. A finite loss can have a gradient that is
-    not finite; without this check, the error would name the next step. This callback also clears the gradients of the
-    loss's own parameters, which sentence-transformers does only from version 6.2 on."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        kwargs["optimizer"].zero_grad()
-        last = state.global_step >= state.max_steps
-        if last or control.should_save or control.should_evaluate:
-            self._check(state)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._check(state)
-
-    def _check(self, state: Any) -> None:
-        self.trainer.check_late()
-        if not finite_weights(self.trainer.model):
-            raise not_finite(self.trainer, state.global_step, LEFT, self.trainer.batch)
-
-
-def finite_weights(model: Any) -> bool:
-    """Whether all trained parameters are finite."""
-    return all(bool(torch.isfinite(weight).all()) for weight in model.parameters() if weight.requires_grad)
-
-
-def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
-    """Return the error for a step whose loss or weights are not finite, with rows of the batch and advice."""
-    tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
-    columns = []
-    if "plan" in batch:
-        texts = texts_of(batch["plan"].runs)
-        columns = [[tokenizer.decode(texts[i])[:80] for i in rows[:MAX_ROWS].tolist()] for rows in batch["plan"].rows]
-    for key, ids in batch.items():
-        real = batch.get(f"{key.removesuffix('input_ids')}attention_mask")
-        if key.endswith("input_ids") and ids.ndim == 2 and real is not None:
-            rows = zip(ids[:MAX_ROWS], real[:MAX_ROWS].bool(), strict=True)
-            columns.append([tokenizer.decode(row[keep].tolist())[:80] for row, keep in rows])
-    lines = ["  " + " | ".join(texts) for texts in zip(*columns, strict=True)]
-    scales = "".join(f", loss.scale (now {scale:g})" for scale in dict.fromkeys(trainer.scales.values()))
-    return FloatingPointError(
-        "\n".join([f"step {step}: {problem}; the first rows of its batch, as the encoder reads them:", *lines])
-        + f"\ntry a smaller training.learning_rate (now {trainer.args.learning_rate:g}){scales}, more warm-up, or "
-        "training.bf16 in place of fp16, and check these rows for invalid scores and empty sentences"
-    )
 
 
 def peak_mb(cuda: bool) -> float:

@@ -74,12 +74,12 @@ def random_phrases(tokenizer: Any, generator: np.random.Generator) -> list[str]:
 
 
 def choose(
-    trainer: Any, start: Weights, checkpoints: Sequence[Path], dev: Sequence[Task], guard: Task, settings: Any
+    trainer: Any, start: Weights, checkpoints: Sequence[Path], dev: Sequence[Task], guard: Task, evaluation: Any
 ) -> dict[str, Any]:
     """Put the best candidate's weights into the trainer's encoder, and print a table of the candidates.
 
     Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for each share in
-    settings.mixtures. The function `winner` chooses.
+    evaluation.mixtures. The function `winner` chooses.
 
     Returns:
         The certificate: {"saved": name of the winner, "accepted": False if the start won, "reason": a sentence,
@@ -89,21 +89,22 @@ def choose(
         errors as this one if, in truth, none is better than the start.
     """
     encoder: Any = trainer.model
-    before, outcomes = _measure(encoder, start, start, 0.0, [*dev, guard], settings.batch_size)
+    before, outcomes = _evaluate(encoder, start, start, 0.0, [*dev, guard], evaluation.batch_size)
     rows: dict[str, dict[str, Any]] = {"start": {"share": 0.0, "dev": float(np.mean(before[:-1])), "guard": before[-1]}}
     paths, samples = dict[str, Path](), dict[str, np.ndarray]()
     for path in checkpoints:
         trained = _load(trainer, path)
-        for share in (1.0, *settings.mixtures):
-            values, others = _measure(encoder, start, trained, share, [*dev, guard], settings.batch_size)
+        for share in (1.0, *evaluation.mixtures):
+            values, others = _evaluate(encoder, start, trained, share, [*dev, guard], evaluation.batch_size)
             pairs = zip(outcomes[:-1], others[:-1], strict=True)
             name = f"step {path.name.rpartition('-')[2]}" + ("" if share == 1 else f", mixed {share:g}")
             rows[name] = {"share": share, "dev": float(np.mean(values[:-1])), "guard": values[-1]}
             samples[name] = np.mean([differences(*pair, RESAMPLES, trainer.args.seed) for pair in pairs], axis=0)
             paths[name] = path
     add_evidence(rows, samples)
-    inside = within(rows, settings.guard_budget)
-    saved = winner(inside, rows["start"]["dev"], settings.min_gain)
+    lowest = rows["start"]["guard"] - evaluation.guard_budget
+    inside = {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
+    saved = winner(inside, rows["start"]["dev"], evaluation.min_gain)
     if saved == "start":
         mix(encoder, start, start, 0.0)
     else:
@@ -112,10 +113,10 @@ def choose(
     certificate = {
         "saved": saved,
         "accepted": saved != "start",
-        "reason": _reason(saved, rows, inside, examples, settings.guard_budget),
+        "reason": _reason(saved, rows, inside, examples, evaluation.guard_budget),
         "metric": dev[0].main,
         "examples": examples,
-        "guard_budget": settings.guard_budget,
+        "guard_budget": evaluation.guard_budget,
         "candidates": {
             name: {key: None if math.isnan(value) else value for key, value in row.items()}
             for name, row in rows.items()
@@ -130,7 +131,7 @@ def _load(trainer: Any, path: Path) -> dict[str, torch.Tensor]:
     return weights_of(trainer.model)
 
 
-def _measure(
+def _evaluate(
     encoder: Any, start: Weights, trained: Weights, share: float, tasks: Sequence[Task], batch_size: int
 ) -> tuple[list[float], list[Outcomes]]:
     """Return each task's main metric x 100 for a mixture (NaN if undefined), and each task's results per example."""
@@ -158,12 +159,6 @@ def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.nd
             largest = np.fmax(largest, (values - row["change"]) / spread)
     for name, t in ts.items():
         rows[name]["p"] = float((1 + (largest >= t).sum()) / (1 + RESAMPLES))
-
-
-def within(rows: Mapping[str, Any], budget: float) -> dict[str, Any]:
-    """Return the rows of the candidates whose guard score falls by at most `budget`."""
-    lowest = rows["start"]["guard"] - budget
-    return {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
 
 
 def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:

@@ -1,22 +1,12 @@
-"""Evaluation before and after training on the dev set and on tasks, formatted as a table and a plot."""
+"""Scores before and after training, on the dev set and on tasks."""
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 from raoe_train.evaluation.tasks import Task, main_score, read_tasks
 from raoe_train.settings import SCRATCH, Data, Evaluation, Model, Polarity
-from raoe_train.training import report
-
-# keys of log entries; all other keys of an entry with a loss are parts of the loss
-NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
-BAR_COLOURS = {"before": report.COLOURS[-1], "after": report.COLOURS[1]}
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
@@ -76,53 +66,6 @@ def summary(metrics: dict[str, Any]) -> str:
     """Format the scores before and after training as a table, one line for each score."""
     rows = score_rows(metrics)
     width = max([24, *(len(name) for name, *_ in rows)])
-    head = [("main metric x 100", "before", "after", "change")] if rows else []
-    return "\n".join(f"{name:<{width}}{''.join(f'{value:>8}' for value in values)}" for name, *values in [*head, *rows])
-
-
-def plot_run(log_history: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any], path: Path) -> list[Path]:
-    """Plot the scores before and after training as bars, if there are scores. Below, plot the logged losses over the
-    steps, and the dev metric x 100 on a second axis. Return [path], or [] if no loss was logged. The suffix of `path`
-    sets the format."""
-    from matplotlib.figure import Figure  # does not change the user's pyplot backend
-
-    if not any("loss" in entry for entry in log_history):
-        return []
-    bars, curves = scores(metrics), list[Any]()
-    heights = [1 + 0.5 * len(bars), 4.0]
-    plot = Figure(figsize=(7.0, sum(heights) if bars else heights[1]), layout="constrained")
-    *top, left = plot.subplots(2, height_ratios=heights) if bars else [plot.subplots()]
-    for axes in top:
-        place = np.arange(len(bars))
-        for values, label, offset in zip(zip(*bars.values(), strict=True), BAR_COLOURS, (-0.2, 0.2), strict=True):
-            widths = [math.nan if value is None else value for value in values]
-            drawn = axes.barh(place + offset, widths, 0.4, color=BAR_COLOURS[label], label=label)
-            axes.bar_label(drawn, ["" if value is None else f"{value:.2f}" for value in values], padding=2)
-        axes.set_yticks(place, [*bars], parse_math=False)
-        axes.invert_yaxis()
-        axes.margins(x=0.15)
-        axes.set_title("scores before and after training (main metric x 100)")
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    parts = {key for entry in log_history if "loss" in entry for key in entry} - NOT_PARTS
-    dev = sorted({key for entry in log_history for key in entry if key.endswith(SELECTING)})
-    colours = itertools.cycle(report.COLOURS)
-    left.set(xlabel="step", ylabel="training loss")
-    left.locator_params("x", integer=True)
-    for key in ("loss", *sorted(parts)):
-        curves += left.plot(*_series(log_history, key), color=next(colours), label=key)
-    if dev:
-        right = left.twinx()
-        right.set_ylabel("dev metric x 100")
-        for key in dev:
-            steps, values = _series(log_history, key)
-            label = f"{NOT_SHOWN.sub('', key)} (right)"
-            curves += right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=label)
-    plot.legend(handles=curves, loc="outside lower center", ncols=5, frameon=False)
-    report.save(plot, path)
-    return [path]
-
-
-def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """Return [2, n]: the steps whose log entry has a key, and the values of the key."""
-    points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry]
-    return np.array(points, dtype=float).reshape(-1, 2).T
+    if rows:
+        rows.insert(0, ("main metric x 100", "before", "after", "change"))
+    return "\n".join(f"{name:<{width}}" + "".join(f"{value:>8}" for value in values) for name, *values in rows)

@@ -1,32 +1,110 @@
-"""Write plots (no display is needed) and Markdown for reports."""
+"""What people look at after a run: run.png, and raoe's section in the model card."""
 
+import itertools
 import logging
+import math
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import yaml
+
+from raoe_train.config import marked
+from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
+from raoe_train.inputs import recorded
 from raoe_train.outputs import replacing
+from raoe_train.training.certificate import table_of
+from raoe_train.training.measures import score_rows, scores
 
 logger = logging.getLogger(__name__)
-
+# keys of log entries; all other keys of an entry with a loss are parts of the loss
+NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 # Okabe and Ito's palette, which colour-blind readers can distinguish
 COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+Log = Sequence[Mapping[str, Any]]
 
 
-def save(plot: Any, path: str | Path) -> None:
-    """Write a figure atomically. The suffix of `path` sets the format."""
-    with replacing(path) as temporary:
-        plot.savefig(temporary, dpi=150)
-
-
-def pictures(draw: Callable[[], list[Path]]) -> list[str]:
-    """Draw plots and return the Markdown lines that show them. If matplotlib fails, return [] and log a warning."""
+def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
+    """Plot the scores before and after training as bars, if there are scores, and below, the logged
+    losses and the dev metric x 100 over the steps. Return whether there is a plot: not if no loss was
+    logged, or if matplotlib fails. The suffix of `path` sets the format."""
+    if not any("loss" in entry for entry in log):
+        return False
     try:
-        return [line for plot in draw() for line in ("", f"![{plot.stem}]({plot.name})")]
+        figure = run_figure(log, scores(metrics))
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=150)
     except Exception as error:  # a plot must not stop the job; matplotlib may read a name as a formula
         logger.warning("cannot draw plots: %s", error)
-        return []
+        return False
+    return True
+
+
+def run_figure(log: Log, bars: Mapping[str, tuple[float | None, float | None]]) -> Any:
+    """Return the figure of plot_run."""
+    from matplotlib.figure import Figure  # does not change the user's pyplot backend
+
+    heights = [1 + 0.5 * len(bars), 4.0] if bars else [4.0]
+    figure = Figure(figsize=(7.0, sum(heights)), layout="constrained")
+    *top, left = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+    for axes in top:
+        places = np.arange(len(bars))
+        for number, (label, colour) in enumerate((("before", COLOURS[-1]), ("after", COLOURS[1]))):
+            values = [pair[number] for pair in bars.values()]
+            widths = [math.nan if value is None else value for value in values]
+            drawn = axes.barh(places + 0.4 * number - 0.2, widths, 0.4, color=colour, label=label)
+            axes.bar_label(drawn, ["" if value is None else f"{value:.2f}" for value in values], padding=2)
+        axes.set_yticks(places, [*bars], parse_math=False)
+        axes.invert_yaxis()
+        axes.margins(x=0.15)
+        axes.set_title("scores before and after training (main metric x 100)")
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    colours = itertools.cycle(COLOURS)
+    left.set(xlabel="step", ylabel="training loss")
+    left.locator_params("x", integer=True)
+    parts = {key for entry in log if "loss" in entry for key in entry} - NOT_PARTS
+    lines = [left.plot(*_series(log, key), color=next(colours), label=key) for key in ("loss", *sorted(parts))]
+    if dev := sorted({key for entry in log for key in entry if key.endswith(SELECTING)}):
+        right = left.twinx()
+        right.set_ylabel("dev metric x 100")
+        for key in dev:
+            steps, values = _series(log, key)
+            label = f"{NOT_SHOWN.sub('', key)} (right)"
+            lines.append(right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=label))
+    handles = [line for (line,) in lines]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+    return figure
+
+
+def _series(log: Log, key: str) -> np.ndarray:
+    """Return [2, n]: the steps whose log entry has a key, and the values of the key."""
+    return np.array([(entry["step"], entry[key]) for entry in log if key in entry], dtype=float).T
+
+
+def card_section(config: Any, metrics: Mapping[str, Any], picture: str | None) -> list[str]:
+    """Return the lines of raoe's section in the model card: the recipe, the scores in `metrics` (the
+    content of metrics.json), the file name of the plot, and the certificate."""
+    settings = recorded(config, digests=False)
+    recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    for _, path in marked(config, "read"):
+        if os.path.isabs(path):
+            recipe = recipe.replace(path, Path(path).name)
+    command = "`raoe-train train recipe.yaml --output DIR` repeats this training."
+    lines = ["## Recipe and scores", "", f"{command} Settings in recipe.yaml, next to this page:"]
+    lines += ["", *(f"    {line}" for line in recipe.splitlines()), ""]
+    rows = [[cell(name), *values] for name, *values in score_rows(metrics)]
+    lines.append(f"{metrics['steps']:,} steps in {metrics['seconds']:,} s{'; main metric x 100:' if rows else '.'}")
+    if rows:
+        lines += table(["", "before", "after", "change"], rows)
+    if picture:
+        lines += ["", f"![{Path(picture).stem}]({picture})"]
+    if "certificate" in metrics:
+        lines += ["", *(f"    {line}" for line in table_of(metrics["certificate"]).splitlines())]
+    versions = {"commit": metrics["commit"] or "unknown", **metrics["versions"]}
+    return [*lines, "", f"Made with {made_with(versions)}."]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

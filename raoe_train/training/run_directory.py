@@ -1,29 +1,25 @@
 """The directory of a training run: its settings, checkpoints, final model and model card."""
 
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import sort_checkpoints
 
-from raoe_train.config import marked
 from raoe_train.encoders.scratch import drop_head
-from raoe_train.inputs import recorded
 from raoe_train.outputs import Output, partial, read_json, remove, replacing_model, set_modes
 from raoe_train.processes import on_rank_zero
 from raoe_train.settings import SCRATCH, Model
-from raoe_train.training.certificate import CERTIFICATE, table_of
-from raoe_train.training.measures import score_rows
-from raoe_train.training.report import cell, made_with, table
+from raoe_train.training.certificate import CERTIFICATE
+from raoe_train.training.report import cell
 
 RECIPE, METRICS, LOG = "recipe.yaml", "metrics.json", "log.jsonl"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of an unfinished run
 EVENTS, PICTURE = "tensorboard", "run.png"
 FILES = (RECIPE, METRICS, LOG, CERTIFICATE, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
-STATE = "trainer_state.json"  # file in each checkpoint
 HEADING = "\n## Model Details\n"  # raoe's section is inserted before this heading of sentence-transformers' card
 
 
@@ -50,18 +46,19 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints (those with trainer_state.json, which is written last), sorted by step."""
-    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # copies may lack a number
-    complete = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
-    return sorted(complete, key=lambda path: int(steps[path]))
+    """Return the complete checkpoints (those with trainer_state.json, which is written last), sorted by
+    step."""
+    paths = map(Path, sort_checkpoints(str(folder)))  # includes copies, such as checkpoint-12-old
+    numbered = (path for path in paths if path.name.rpartition("-")[2].isdecimal())
+    return [path for path in numbered if (path / TRAINER_STATE_NAME).exists()]
 
 
 def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
     """Return the newest usable checkpoint, or None. Print a warning for each checkpoint that is skipped because its
     state is damaged, or because the optimizer's state is missing (allowed if `only_model`)."""
     for path in reversed(complete_checkpoints(folder)):
-        if not read_json(path / STATE):
-            print(f"skipping checkpoint {path}: its {STATE} is damaged", flush=True)
+        if not read_json(path / TRAINER_STATE_NAME):
+            print(f"skipping checkpoint {path}: its {TRAINER_STATE_NAME} is damaged", flush=True)
         elif not only_model and not any(path.rglob("*optim*")):
             print(f"skipping checkpoint {path}: it has no optimizer state", flush=True)
         else:
@@ -69,9 +66,9 @@ def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
     return None
 
 
-def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> None:
-    """Save an encoder in the folder of its run, with a model card that shows the recipe, the scores in `metrics` (the
-    content of metrics.json) and `plots` (lines of Markdown)."""
+def save_with_card(encoder: Any, output: Output, section: Sequence[str], name: str) -> None:
+    """Save an encoder in the folder of its run, with raoe's section in its model card. `name` is the
+    name or path of the encoder before training."""
     drop_head(encoder)
     card = encoder.model_card_data
     card.tags = [tag for tag in card.tags if tag != "loss:ByLength"]  # the wrapped loss has its own tag
@@ -84,11 +81,11 @@ def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[s
         encoder.save_pretrained(str(folder))
         path = folder / "README.md"
         page = path.read_text(encoding="utf-8") if path.is_file() else ""
-        base = cell(Path(config.model.name).name)
-        page = re.sub(r"<!-- - \*\*Base model:.*-->", lambda _: f"- **Base model:** {base}", page)
+        base = f"- **Base model:** {cell(Path(name).name)}"
+        page = re.sub(r"<!-- - \*\*Base model:.*-->", lambda _: base, page)
         page = page.replace("sentence_transformers_model_id", output.path.name)
         first, heading, rest = page.partition(HEADING)
-        path.write_text("\n".join([first, *_section(config, metrics, plots), ""]) + heading + rest, encoding="utf-8")
+        path.write_text("\n".join([first, *section, ""]) + heading + rest, encoding="utf-8")
 
 
 def _text(value: Any) -> Any:
@@ -96,27 +93,3 @@ def _text(value: Any) -> Any:
     if isinstance(value, list):
         return [_text(each) for each in value]
     return cell(value).replace("\\|", "&#124;") if isinstance(value, str) else value
-
-
-def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
-    settings = recorded(config, digests=False)
-    recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-    for _, path in marked(config, "read"):
-        if os.path.isabs(path):
-            recipe = recipe.replace(path, Path(path).name)
-    scores = [[cell(name), *values] for name, *values in score_rows(metrics)]
-    certificate = metrics.get("certificate")
-    return [
-        "## Recipe and scores",
-        "",
-        f"`raoe-train train {RECIPE} --output DIR` repeats this training. Settings in {RECIPE}, next to this page:",
-        "",
-        *(f"    {line}" for line in recipe.splitlines()),
-        "",
-        f"{metrics['steps']:,} steps in {metrics['seconds']:,} s{'; main metric x 100:' if scores else '.'}",
-        *(table(["", "before", "after", "change"], scores) if scores else []),
-        *plots,
-        *(["", *(f"    {line}" for line in table_of(certificate).splitlines())] if certificate else []),
-        "",
-        f"Made with {made_with({'commit': metrics['commit'] or 'unknown', **metrics['versions']})}.",
-    ]

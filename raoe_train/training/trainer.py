@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import torch
 from datasets import DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.util.distributed import get_world_size
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
@@ -21,26 +21,25 @@ from raoe_train.encoders.load import check_vocabulary, low_precision, warn_witho
 from raoe_train.encoders.packed import is_default
 from raoe_train.encoders.preflight import without_reports
 from raoe_train.losses.base import CachedLoss, losses_in
-from raoe_train.losses.by_length import ByLength, Keep, innermost, misfit, weight_for
+from raoe_train.losses.by_length import ByLength, innermost, misfit
 from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
-from raoe_train.losses.gathering import share_parameter, world_size
 from raoe_train.losses.in_batch import InBatchLoss
+from raoe_train.losses.keep import Keep, weight_for
 from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
 from raoe_train.outputs import replacing, set_modes
-from raoe_train.training.callbacks import LEFT, FiniteWeights, LogLines, Meter, finite_weights, not_finite
+from raoe_train.training.callbacks import LogLines, Meter
+from raoe_train.training.finite import FiniteCheck
 from raoe_train.training.training_data import (
     check_prompts,
     check_rows,
     check_scores,
     check_sizes,
     own_prompts,
-    print_left_out,
     without_gaps,
 )
 
 logger = logging.getLogger(__name__)
 READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction_step")  # methods that get a batch
-READ_LATE = ("cuda",)  # devices whose loss is read one step later, so that the GPU does not wait for the host
 
 
 class Trainer(SentenceTransformerTrainer):
@@ -94,22 +93,20 @@ class Trainer(SentenceTransformerTrainer):
         by_length: bool = True,
         packed: bool | Literal["auto"] = "auto",
         keep: float | Literal["auto"] = 0.0,
-        **settings: Any,
+        **keywords: Any,
     ) -> None:
         for value, kind in ((model, torch.nn.Module), (args, SentenceTransformerTrainingArguments)):
             if not isinstance(value, kind | None):
                 raise ValueError(f"rt.Trainer needs a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed = by_length, packed
-        self.batch: Any = None  # batch of the current or last step
-        self.late: Any = None  # (step, batch, loss, event) of the last step, if its loss is still unread
         if args.auto_find_batch_size:
             raise ValueError("auto_find_batch_size has no effect here: set per_device_train_batch_size")
         if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
             losses = " or ".join(f"eval_{name}_loss" for name in eval_dataset)
             raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
         train_dataset, eval_dataset = from_frames(train_dataset), from_frames(eval_dataset)
-        super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **settings)
+        super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **keywords)
         self.keep = weight_for(self.train_dataset, keep)
         if (self.keep or packed is True) and not by_length:
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
@@ -135,7 +132,8 @@ class Trainer(SentenceTransformerTrainer):
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
         self.meter = Meter(self)
         self.callback_handler.callbacks.insert(0, self.meter)  # first, so that trackers get the values of the meter
-        self.add_callback(FiniteWeights(self))
+        self.finite = FiniteCheck(self)
+        self.add_callback(self.finite)
         # replace the trainer's own callback, which is last; keep the callbacks of users and notebooks
         if own := [each for each in self.callback_handler.callbacks if type(each) is PrinterCallback]:
             self.remove_callback(own[-1])
@@ -150,12 +148,13 @@ class Trainer(SentenceTransformerTrainer):
             if loss.keep is not None:
                 raise ValueError(f"the loss has a regularizer: pass keep={loss.keep.weight:g} to rt.Trainer instead")
             loss = loss.loss
-        if world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
+        if get_world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
             encoder = {*map(id, model.parameters())}
             own = [each for _, part in losses_in(loss) for each in part.parameters(recurse=False)]
             for parameter in own:
                 if parameter.requires_grad and id(parameter) not in encoder:
-                    share_parameter(parameter)
+                    torch.distributed.broadcast(parameter.detach(), 0)
+                    parameter.register_post_accumulate_grad_hook(_average_gradient)
         return loss
 
     def computed_loss(self) -> Any:
@@ -187,11 +186,11 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("batches stay padded: %s", problem)
         return inner
 
-    def compute_loss(self, *arguments: Any, **settings: Any) -> Any:
+    def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
         # `loss` stays the user's loss, with its attributes; only here is it computed by length
         own, self.loss = self.loss, self.computed_loss()
         try:
-            return super().compute_loss(*arguments, **settings)
+            return super().compute_loss(*arguments, **keywords)
         finally:
             self.loss = own
 
@@ -222,7 +221,7 @@ class Trainer(SentenceTransformerTrainer):
         super().add_model_card_callback(*arguments)
         self.train_dataset, self.eval_dataset = data
 
-    def train(self, *arguments: Any, **settings: Any) -> Any:
+    def train(self, *arguments: Any, **keywords: Any) -> Any:
         data: Any = self.train_dataset
         if self.args.dataloader_drop_last and data is not None:
             check_sizes(data if isinstance(data, Mapping) else {"train": data}, self.args)
@@ -232,14 +231,14 @@ class Trainer(SentenceTransformerTrainer):
                 check_scores(name, loss, each)
             if isinstance(loss, InBatchLoss):
                 check_rows(name, loss, each, self.args)
-        resume: Any = arguments[0] if arguments else settings.get("resume_from_checkpoint")
+        resume: Any = arguments[0] if arguments else keywords.get("resume_from_checkpoint")
         if resume:
             if self.is_world_process_zero():
                 _find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
             self.accelerator.wait_for_everyone()
         if vars(self.model).pop("_is_accelerate_prepared", False):  # prepared by evaluate(), without averaged gradients
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        result = super().train(*arguments, **settings)
+        result = super().train(*arguments, **keywords)
         if self.state.max_steps > 0 == self.state.global_step:
             raise ValueError("nothing was trained: the stream has fewer rows than a batch of all processes")
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
@@ -289,42 +288,21 @@ class Trainer(SentenceTransformerTrainer):
 
     @property
     def scales(self) -> dict[str, float]:
-        return {name: inner.current_scale for name, inner in self._inner() if isinstance(inner, CachedLoss)}
+        losses = ((name, inner) for name, inner in self._inner() if isinstance(inner, CachedLoss))
+        return {name: getattr(inner, "current_scale", inner.scale) for name, inner in losses}
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
-        if not self.meter.total_rows and self.is_world_process_zero():  # the first step
-            inner = dict(self._inner()).get(name := inputs.get("dataset_name", "train"))
-            if isinstance(inner, InBatchLoss):
-                print_left_out(name, inner, inputs)
+    def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
         self.meter.count(inputs)
-        before, self.batch = self.batch, dict(inputs)
-        self.check_late()
-        loss = super().training_step(model, inputs, *arguments, **settings)
-        step = self.state.global_step + 1
-        if loss.device.type in READ_LATE:
-            copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
-            self.late = step, self.batch, copy, torch.cuda.current_stream().record_event() if loss.is_cuda else None
-        # transformers would continue, and hide the NaN in the log with logging_nan_inf_filter
-        elif not math.isfinite(loss):
-            problem = f"the loss is {float(loss)}"
-            if before is not None and not finite_weights(self.model):
-                raise not_finite(self, step - 1, f"{LEFT} ({problem} after it)", before)
-            raise not_finite(self, step, problem, self.batch)
+        self.finite.start(inputs)
+        loss = super().training_step(model, inputs, *arguments, **keywords)
+        self.finite.read(loss)
         return loss
 
-    def prediction_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
         state = self.accelerator.gradient_state
         if state.end_of_dataloader and state.remainder == -1:  # of a stream, whose last batch may be smaller
-            state.active_dataloader.remainder = find_batch_size(inputs) * world_size()
-        return super().prediction_step(model, inputs, *arguments, **settings)
-
-    def check_late(self) -> None:
-        """Raise FloatingPointError if the last step's loss has not been read yet and is not finite."""
-        (step, batch, value, event), self.late = self.late or (0, {}, 0.0, None), None
-        if event is not None:
-            event.synchronize()
-        if not math.isfinite(value):
-            raise not_finite(self, step, f"the loss is {float(value)}", batch)
+            state.active_dataloader.remainder = find_batch_size(inputs) * get_world_size()
+        return super().prediction_step(model, inputs, *arguments, **keywords)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         numbers = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
@@ -339,8 +317,8 @@ class Trainer(SentenceTransformerTrainer):
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
 
-    def _save(self, output_dir: str | None = None, *arguments: Any, **settings: Any) -> None:
-        super()._save(output_dir, *arguments, **settings)
+    def _save(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
+        super()._save(output_dir, *arguments, **keywords)
         set_modes(output_dir or str(self.args.output_dir))
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]  # as in the base class
@@ -375,6 +353,11 @@ class Trainer(SentenceTransformerTrainer):
             for key, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
             if key not in part._non_persistent_buffers_set
         }
+
+
+def _average_gradient(parameter: Any) -> None:
+    torch.distributed.all_reduce(parameter.grad)
+    parameter.grad /= get_world_size()
 
 
 def _find_best(folder: Path) -> None:

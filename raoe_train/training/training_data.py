@@ -2,7 +2,6 @@
 
 import logging
 import math
-import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +24,6 @@ from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.inputs import recorded
-from raoe_train.losses.collators import columns_of
-from raoe_train.losses.in_batch import negatives_left_out
 from raoe_train.losses.reads import LISTS, RANKING
 from raoe_train.outputs import digest, read_parts, write_parts
 from raoe_train.settings import FrozenEncoder, Teacher
@@ -59,10 +56,8 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
             # in memory, because datasets would write an index file next to a memory-mapped table
             sample = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(data.max_rows), keep_in_memory=True)
             dataset = sample.flatten_indices(keep_in_memory=True)
-        if reads is LISTS:
-            shuffled = seed if data.shuffle_lists else None
-            teacher = config.teacher
-            dataset = add_targets(dataset, teacher, Path(teacher.cache or cache), shuffled=shuffled)
+        if reads.name == LISTS.name:
+            dataset = add_targets(dataset, config.teacher, Path(config.teacher.cache or cache))
         parts = (Path(part).name.partition("#") for part in pool(source))
         # no folders, suffixes and dots: the name also names the loss module, and torch allows no dots there
         name = "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
@@ -77,29 +72,21 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
     return DatasetDict(datasets), Texts(datasets)
 
 
-def add_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:
+def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
     """Add the targets to a dataset of lists: column `label`, the n x n values of each list, row by row.
 
-    `teacher.information` selects the targets: "both" for the teacher's cosines, refined by `teacher.omega`; "semantic"
-    for the unrefined cosines; "ranking" adds no column and needs no teacher: the loss uses the order of each list. If
-    `shuffled` is a seed, each list is shuffled first, including its first sentence. The cosines are cached in the
-    folder `cache`. In Table 3 of the ranking-sentences paper, (d) is "ranking", (e) is "semantic" and (c) is shuffled.
+    `teacher.information` selects the targets: "both" for the teacher's cosines, refined by
+    `teacher.omega`; "semantic" for the unrefined cosines; "ranking" adds no column and needs no
+    teacher: the loss uses the order of each list. The cosines are cached in the folder `cache`. In
+    Table 3 of the ranking-sentences paper, (d) is "ranking" and (e) is "semantic".
     """
     lists = [list(sentences) for sentences in dataset["sentences"]]
-    orders = [list(range(len(sentences))) for sentences in lists]
-    if shuffled is not None:
-        rng = random.Random(shuffled)
-        for order in orders:
-            rng.shuffle(order)
-    columns: dict[str, Any] = {
-        "sentences": [[sentences[k] for k in order] for sentences, order in zip(lists, orders, strict=True)]
-    }
+    columns: dict[str, Any] = {"sentences": lists}
     if teacher.information != "ranking":
         omega = teacher.omega if teacher.information == "both" else 0.0
-        # permute the cosines of the original lists, so that shuffled lists share the cache
         columns["label"] = [
-            refine_similarity(torch.from_numpy(phi[np.ix_(order, order)]), omega).numpy().ravel()
-            for phi, order in zip(similarities(lists, teacher, cache), orders, strict=True)
+            refine_similarity(torch.from_numpy(phi), omega).numpy().ravel()
+            for phi in similarities(lists, teacher, cache)
         ]
     return Dataset.from_dict(columns)
 
@@ -269,15 +256,6 @@ def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:
     print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
     if args.gradient_accumulation_steps > 1:
         print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
-
-
-def print_left_out(name: str, loss: Any, inputs: dict[str, Any]) -> None:
-    """Print how many negatives of a batch its loss leaves out, if any."""
-    labels = inputs["plan"].labels if "plan" in inputs else loss.beside(*columns_of(inputs))
-    if ids := labels.get("ids"):
-        count, pairs = negatives_left_out(ids)
-        reason = "texts that repeat the anchor or a positive of the same anchor"
-        print(f"{name}: {count} of {pairs} negatives of the first batch are left out: {reason}")
 
 
 def check_prompts(prompts: Any, *data: Any) -> None:

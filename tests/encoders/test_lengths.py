@@ -14,12 +14,22 @@ from transformers import AutoConfig, AutoModel
 
 from raoe_train.encoders import lengths as planning
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.lengths import by_length, counts_leading_padding, cut
+from raoe_train.encoders.lengths import Grouping, by_length, counts_leading_padding, cut
 from tests.tiny import SENTENCES, tiny_encoder
 
 
 def whole(column: dict[str, Any], row: int) -> list[int]:
     return column["input_ids"][row][column["attention_mask"][row].bool()].tolist()
+
+
+def test_columns_of_several_kinds_have_runs_of_their_own():
+    ids = torch.tensor([[5, 6], [7, 0], [5, 6]])
+    tasks = ("query", "document", "query")
+    columns = [{"input_ids": ids + n, "attention_mask": (ids > 0).long(), "task": task} for n, task in enumerate(tasks)]
+    runs = by_length(columns, Grouping())
+    texts = [(run["task"], whole(run, row)) for run in runs.features for row in range(len(run["input_ids"]))]
+    for column, rows in zip(columns, runs.rows, strict=True):
+        assert [texts[row] for row in rows] == [(column["task"], whole(column, row)) for row in range(3)]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -35,7 +45,7 @@ def test_runs_hold_every_text(side, multiple, most, monkeypatch):
         mask = place < lengths[:, None] if side == "right" else place >= width - lengths[:, None]
         ids = generator.integers(1, 4, (50, width)) * mask
         columns.append({"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask).long()})
-    runs = by_length(columns, most=most, multiple=multiple)
+    runs = by_length(columns, Grouping(most, multiple=multiple))
     assert runs is not None
     texts = [whole(run, row) for run in runs.features for row in range(len(run["input_ids"]))]
     for column, rows in zip(columns, runs.rows, strict=True):
@@ -69,7 +79,7 @@ def test_two_views_of_a_text_are_kept(monkeypatch):
     model = tiny_encoder(dropout=0.5)
     features = [model.preprocess(["dogs run", "a train", "dogs run"]) for _ in range(2)]
     monkeypatch.setattr(planning, "CPU_FORWARD", 1)
-    runs = by_length(features)
+    runs = by_length(features, Grouping())
     assert runs is not None and len(runs.features) == 2
     assert sum(len(run["input_ids"]) for run in runs.features) == 4
     first, second = (rows.tolist() for rows in runs.rows)
@@ -130,7 +140,7 @@ def test_positions_equal_those_in_padded_batches(architecture, side, monkeypatch
                 ids[row, place], mask[row, place] = torch.tensor(text).long(), 1
             columns.append({"input_ids": ids, "attention_mask": mask})
         leading = counts_leading_padding(SimpleNamespace(transformers_model=model))
-        runs = by_length(columns, keep_leading=leading)
+        runs = by_length(columns, Grouping(keep_leading=leading))
         table = torch.cat([embedded(run) for run in runs.features])
         for column, rows in zip(columns, runs.rows, strict=True):
             real = column["attention_mask"].any(dim=1)  # rotary positions are float32's

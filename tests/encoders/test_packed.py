@@ -58,7 +58,7 @@ def alone(model: Any, loss: Any, features: Any, labels: Any) -> Any:
             rows.append(model(text)["sentence_embedding"])
         columns.append(torch.cat(rows))
     inner = getattr(loss, "loss", loss)
-    arguments = inner.beside(features, labels) if isinstance(inner, ours.base.CachedLoss) else labels
+    arguments = inner.prepare_labels(features, labels) if isinstance(inner, ours.base.CachedLoss) else labels
     return loss_of(loss, columns, arguments, features)
 
 

@@ -14,7 +14,8 @@ from sentence_transformers.sentence_transformer.modules import CNN, Router, Stat
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.encoders.load import load_encoder
-from raoe_train.losses.by_length import ByLength, Keep, misfit
+from raoe_train.losses.by_length import ByLength, misfit
+from raoe_train.losses.keep import Keep
 from raoe_train.training.trainer import Trainer
 from tests.decoders import saved_decoder
 from tests.encoders.test_packed import FAMILIES as ALL

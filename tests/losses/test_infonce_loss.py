@@ -7,7 +7,7 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_kernels.infonce.problem import equal_ids
 from raoe_train.losses import ByLength, InfoNCELoss, SigmoidLoss
-from raoe_train.losses.in_batch import duplicate_ids, negatives_left_out, text_ids
+from raoe_train.losses.in_batch import duplicate_ids, text_ids
 from tests.tiny import SENTENCES, tiny_encoder
 
 GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -106,13 +106,6 @@ def test_a_chain_of_shared_texts_keeps_its_negatives():
         halves = [column[:, :3] for column in columns]
         shorter = InfoNCELoss(None, 5.0).compute_loss_from_embeddings(halves, texts=chain) if dims else 0
         assert float(loss) == pytest.approx(float(expected + shorter), abs=1e-12)
-
-
-def test_the_count_that_is_printed_is_what_the_loss_leaves_out():
-    for chain in ([[0, 10], [0, 11], [1, 11], [1, 12]], [[0, 10, 20], [0, 11, 20], [2, 12, 10]], [[0, 1], [0, 2]]):
-        by_rule = left_out(torch.tensor(chain))[1]
-        pairs = len(by_rule) * (by_rule.shape[1] - 1)
-        assert negatives_left_out(duplicate_ids(torch.tensor(chain))) == (int(by_rule.sum()), pairs)
 
 
 def test_a_long_chain_needs_two_ids():

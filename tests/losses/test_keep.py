@@ -15,7 +15,8 @@ from raoe_train import Trainer
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.losses import by_length
-from raoe_train.losses.by_length import ByLength, Keep, weight_for
+from raoe_train.losses.by_length import ByLength
+from raoe_train.losses.keep import Keep, weight_for
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 

@@ -153,6 +153,7 @@ def test_every_form_of_labels(loss):
         ({"score": torch.full((11,), float("nan"))}, "score"),
         ({"label": torch.arange(11) - 100}, "whole numbers from 0"),
         ({"label": torch.full((11,), 0.5)}, "label"),
+        ({"label": torch.arange(11) / torch.arange(11)}, "whole numbers from 0"),  # the first is NaN
         ({"score": torch.zeros(10)}, "needs 11 values of score .* got 10"),
         ({"label": torch.zeros(12, dtype=torch.long)}, "label"),
     ],

@@ -14,7 +14,8 @@ import raoe_train as rt
 from raoe_kernels.attention import OP, triton_kernels
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
-from raoe_train.losses.by_length import ByLength, Keep
+from raoe_train.losses.by_length import ByLength
+from raoe_train.losses.keep import Keep
 from tests.tiny import SENTENCES, batch, tiny_encoder, total
 from tests.training.small_runs import arguments
 

@@ -62,9 +62,8 @@ def test_one_width_less_than_all():
         ("CoSENT", {"matryoshka_dims": [16, 17]}, r"up to the model's 16 dimensions, got \[16, 17\]"),
         ("CoSENT", {"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims work only with cosines"),
         ("Pearson", {"matryoshka_dims": "wide"}, "matryoshka_dims must be a list, each an integer, got 'wide'"),
-        *[("InfoNCE", {"scale": s}, "scale must be a number above") for s in (0, math.inf, math.nan, None, len)],
         ("InfoNCE", {"mini_batch_size": 0}, "mini_batch_size must be an integer above 0"),
-        ("InfoNCE", {"directions": 0}, "directions must be a list"),
+        ("RAOE", {"rank_weight": -1}, "rank_weight must be a number of at least 0"),
         ("Contrastive", {"distance": "cos"}, "distance must be one of cosine, euclidean, got 'cos'"),
         ("Triplet", {"distance": "manhattan"}, "distance must be one of cosine, euclidean"),
         ("Triplet", {"margin": None}, "margin must be a number of at least 0, got None"),
@@ -73,3 +72,25 @@ def test_one_width_less_than_all():
 def test_wrong_keywords(loss, settings, message):
     with pytest.raises(ValueError, match=message):
         getattr(losses, f"{loss}Loss")(tiny_encoder(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "message"),
+    [
+        *[("InfoNCE", {"scale": s}, "scale must be a") for s in (0, math.inf, math.nan, None, len)],
+        ("InfoNCE", {"directions": "doc_to_doc"}, "directions"),
+        ("InfoNCE", {"hardness_mode": "hard"}, "hardness_mode must be one of"),
+        ("InfoNCE", {"hardness_mode": "all_negatives", "hardness_strength": -1}, "hardness_strength must be a"),
+        ("AnglEContrastive", {"angle_scale": 0}, "scale must be a"),
+        ("RAOE", {"margin": -1}, "margin must be a"),
+        ("RAOE", {"gate": "labels"}, "gate must be one of"),
+        ("RankMargin", {"ties": "random"}, "ties must be one of"),
+        ("CoSENT", {"scale": 0}, "scale must be a"),
+        ("ListMLE", {"ties": "mean"}, "ties must be one of"),
+    ],
+)
+def test_numbers_are_checked_by_the_kernels(loss, settings, message):
+    columns = [torch.eye(4)] * (1 if loss == "ListMLE" else 3 if loss == "AnglEContrastive" else 2)
+    labels = {"score": torch.arange(4.0), "label": torch.arange(4), "lengths": torch.tensor([4])}
+    with pytest.raises((TypeError, ValueError), match=message):
+        getattr(losses, f"{loss}Loss")(None, **settings).compute_loss_from_embeddings(columns, labels)

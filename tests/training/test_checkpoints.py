@@ -1,8 +1,10 @@
 """Which checkpoint a run resumes from if some are damaged."""
 
+import shutil
+
 import pytest
 
-from raoe_train.training.run_directory import newest_checkpoint
+from raoe_train.training.run_directory import complete_checkpoints, newest_checkpoint
 
 
 @pytest.fixture
@@ -17,6 +19,8 @@ def checkpoints(tmp_path):
 
 
 def test_newest_complete_checkpoint_is_used(checkpoints, capsys):
+    shutil.copytree(checkpoints / "checkpoint-10", checkpoints / "checkpoint-10-old")
+    assert [path.name for path in complete_checkpoints(checkpoints)] == ["checkpoint-4", "checkpoint-10"]
     assert newest_checkpoint(checkpoints).name == "checkpoint-10"
     assert capsys.readouterr().out == ""
     assert newest_checkpoint(checkpoints / "none") is None

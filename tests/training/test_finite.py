@@ -2,15 +2,17 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 
+import raoe_train as rt
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
 from raoe_train.jobs.check import check_encoder
-from raoe_train.losses import RAOELoss
+from raoe_train.losses import RAOELoss, SigmoidLoss
 from raoe_train.settings import Model
-from tests.tiny import SENTENCES
-from tests.training.small_runs import saving
+from tests.tiny import SENTENCES, tiny_encoder
+from tests.training.small_runs import arguments, saving
 
 PAIR = 27  # whose batch goes wrong
 
@@ -60,7 +62,7 @@ def of_gradient(loss):
 def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):
     options = {**saving(tmp_path, 2), "data.train": [pairs]}
     if every == "late":  # as on CUDA, where a loss is read in the next step
-        monkeypatch.setattr("raoe_train.training.trainer.READ_LATE", ("cpu",))
+        monkeypatch.setattr("raoe_train.training.finite.READ_LATE", ("cpu",))
         every = 3
     options["training"]["save_steps"] = every
     with monkeypatch.context() as patch:
@@ -85,3 +87,29 @@ def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch,
         assert all(value.isfinite().all() for value in load_file(path / "model.safetensors").values())
     again = run("train", "raoe-s1", **options)
     assert again["steps"] == 10
+
+
+def test_gradients_of_a_learned_scale_do_not_add_up(tmp_path):
+    """Without the callback of sentence-transformers, which versions before 6.2 lack, as with it."""
+    rows = Dataset.from_dict({"anchor": SENTENCES, "positive": [*reversed(SENTENCES)]})
+    scales = []
+    for is_new in (True, False):
+        model = tiny_encoder(double=False)
+        trainer = rt.Trainer(model, arguments(tmp_path, max_steps=3, optim="sgd"), rows, loss=SigmoidLoss(model))
+        for each in [*trainer.callback_handler.callbacks]:
+            if type(each).__name__ == "_OptimizerZeroGradCallback" and not is_new:
+                trainer.remove_callback(each)
+        trainer.train()
+        scales.append(float(trainer.loss.logit_bias))
+    assert scales[0] == scales[1] != -10
+
+
+def test_a_loss_that_is_read_late_is_read_after_the_last_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("raoe_train.training.finite.READ_LATE", ("cpu",))
+    real = SigmoidLoss.of_columns
+    # the gradient stays finite
+    monkeypatch.setattr(SigmoidLoss, "of_columns", lambda *arguments: real(*arguments) + float("inf"))
+    rows = Dataset.from_dict({"anchor": SENTENCES, "positive": [*reversed(SENTENCES)]})
+    model = tiny_encoder(double=False)
+    with pytest.raises(FloatingPointError, match="step 1: the loss is inf"):
+        rt.Trainer(model, arguments(tmp_path, max_steps=1), rows, loss=SigmoidLoss(model)).train()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raoe_train.training.measures import plot_run
+from raoe_train.training.report import plot_run
 
 pytest.importorskip("matplotlib")
 
@@ -32,7 +32,7 @@ BOTH = {when: DEV[when] | TASKS[when] for when in DEV}
 )
 def test_plot_run(drawn, tmp_path, log, metrics, bars, dev):
     for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        plot_run(log, metrics, tmp_path / f"run.{kind}")
+        assert plot_run(log, metrics, tmp_path / f"run.{kind}")
         assert (tmp_path / f"run.{kind}").read_bytes().startswith(start)
     *top, left, right = [*drawn[0].axes, *([] if dev else [None])]
     assert len(top) == bool(bars)
@@ -49,4 +49,4 @@ def test_plot_run(drawn, tmp_path, log, metrics, bars, dev):
 
 
 def test_without_losses_nothing_is_plotted(tmp_path):
-    assert plot_run(LOG[1:2], BOTH, tmp_path / "nothing.png") == [] and not (tmp_path / "nothing.png").exists()
+    assert not plot_run(LOG[1:2], BOTH, tmp_path / "nothing.png") and not (tmp_path / "nothing.png").exists()

@@ -147,14 +147,3 @@ def test_lists_are_no_texts(tmp_path, column):
     for loss in (InfoNCELoss, rt.losses.TripletLoss):
         with pytest.raises(ValueError, match=f"column {column} has lists, not texts: use a column for each text"):
             rt.Trainer(model, arguments(tmp_path, max_steps=1), data, loss=loss(model)).train()
-
-
-@pytest.mark.parametrize("by_length", [True, False])
-def test_what_the_loss_leaves_out_of_a_batch_is_said(tmp_path, capsys, by_length):
-    """q1 has the positives A and B, q2 has B and C: two of the three other texts are no negatives, in each row."""
-    rows = {"anchor": [SENTENCES[n] for n in (0, 0, 1, 1)], "positive": [SENTENCES[n] for n in (2, 3, 3, 4)]}
-    model = tiny_encoder(double=False)
-    args = arguments(tmp_path, max_steps=1, per_device_train_batch_size=4)
-    trainer = rt.Trainer(model, args, Dataset.from_dict(rows), loss=InfoNCELoss(model), by_length=by_length)
-    assert trainer.train().training_loss > 0.01
-    assert "train: 8 of 12 negatives of the first batch are left out: texts that repeat" in capsys.readouterr().out

@@ -94,6 +94,16 @@ def test_invalid_settings_do_not_damage_an_existing_run(finished, tmp_path, monk
     assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
 
 
+def test_weights_that_cannot_be_trained_do_not_damage_an_existing_run(finished, encoder):
+    folder, made, _ = finished
+    before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
+    kept = {key: value for key, value in made.items() if not key.startswith("model.")}
+    changes = {"model": {"name": encoder, "dtype": "float16", "device": "cpu"}, "training.bf16": True}
+    with pytest.raises(ValueError, match=r"a CPU cannot train with training.bf16 true and weights in float16"):
+        run("train", "raoe-s1", **{**kept, **changes, "overwrite": True})
+    assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"loss.mini_batch_size": 3}, {"training.patience": 5, "training.packed": True}])
 def test_killed_run_resumes_exactly(tmp_path, changes, capsys):

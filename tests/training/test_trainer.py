@@ -32,7 +32,7 @@ from raoe_train.losses import (
 )
 from raoe_train.losses.collators import ListCollator, RowCollator, ScoreLabelCollator
 from raoe_train.settings import Training
-from raoe_train.training.arguments import trainer_settings
+from raoe_train.training.arguments import trainer_arguments
 from raoe_train.training.trainer import Trainer
 from tests.forked import together
 from tests.outputs.test_processes import port
@@ -142,7 +142,7 @@ def test_pairs_of_a_premise_share_a_batch(tmp_path):
         orders.append(batches)
     assert orders[0] != orders[1]
     training = Training(batch_sampler="benchmarks.studies.premise.PremiseBatchSampler")
-    settings = trainer_settings(training, tmp_path, device="cpu", has_dev=False)
+    settings = trainer_arguments(training, tmp_path, device="cpu", has_dev=False)
     assert settings["batch_sampler"] is PremiseBatchSampler
 
 
@@ -150,9 +150,9 @@ def test_pairs_of_a_premise_share_a_batch(tmp_path):
 def test_bf16_auto_needs_cpu_support(monkeypatch, tmp_path, units, expected):
     known = {"avx512": True, "avx512_bf16": False, "amx_bf16": False} | units
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)  # torch 2.6 has none
-    settings = trainer_settings(Training(bf16="auto"), tmp_path, device="cpu", has_dev=False)
+    settings = trainer_arguments(Training(bf16="auto"), tmp_path, device="cpu", has_dev=False)
     assert settings["bf16"] is expected and settings["use_cpu"]
-    assert trainer_settings(Training(bf16=True), tmp_path, device="cpu", has_dev=False)["bf16"] is True
+    assert trainer_arguments(Training(bf16=True), tmp_path, device="cpu", has_dev=False)["bf16"] is True
 
 
 def test_packed_auto_needs_one_gpu_and_triton(tmp_path, encoder, monkeypatch):
@@ -279,6 +279,32 @@ def test_a_group_of_processes_equals_one(tmp_path):
     assert any("classifier" in name for name in one)
     for other in others:
         torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
+
+
+def resume_in_a_group(rank: int, world: int, encoder: str, folder: str, at: str) -> None:
+    """Train two epochs of five steps, resume from the seventh step, and compare the weights."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": at}
+    torch.set_num_threads(1)
+    texts = {"sentence1": SENTENCES + SENTENCES[:9], "sentence2": [*reversed(SENTENCES), *SENTENCES[:9]]}
+    rows = Dataset.from_dict({**texts, "score": [n / 19 for n in range(20)]})
+    data = {"a": rows.select(range(12)), "b": rows.select(range(12, 20))}
+    steps = {"save_strategy": "steps", "save_steps": 7, "num_train_epochs": 2, "per_device_train_batch_size": 2}
+    ends = []
+    for checkpoint in (None, f"{folder}/checkpoints/checkpoint-7"):
+        model = SentenceTransformer(encoder, device="cpu")
+        loss = CoSENTLoss(model, scale=5.0, gather_across_devices=True)
+        args = arguments(Path(folder), **steps, optim="sgd", learning_rate=0.1, dataloader_drop_last=True)
+        Trainer(model, args, data, loss=loss).train(resume_from_checkpoint=checkpoint)
+        ends.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(ends[1], ends[0], atol=1e-7, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_group_of_processes_resumes_within_an_epoch(tmp_path):
+    """In the order of this epoch. accelerate does not pass the epoch to the sampler in the skipped rows' wrapper."""
+    together(resume_in_a_group, 2, saved_encoder(tmp_path, dropout=0.0), str(tmp_path), port())
 
 
 @pytest.mark.parametrize("kind", ["dataset", "mapping", "stream"])
