@@ -1,6 +1,8 @@
-"""Read and write tables row by row: TSV, CSV and JSONL, each also as .gz, and parquet.
+"""Read and write files of rows: TSV, CSV and JSONL, each also as .gz, and parquet.
 
-TSV files (also .txt, as SNLI and SICK are published) are read without quoting: `"` is an ordinary character."""
+TSV files (also .txt, as SNLI and SICK are published) are read without quoting: `"` is an ordinary
+character. pyarrow and pandas would end rows at a carriage return, and accept unbalanced quotes.
+"""
 
 import csv
 import gzip
@@ -11,39 +13,98 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from raoe_train.data.columns import RowProblem
 from raoe_train.outputs import replacing
 
-KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+KINDS = {f".{kind}": kind for kind in ("tsv", "csv", "jsonl", "parquet")}
+KINDS |= {".txt": "tsv", ".ndjson": "jsonl"}
+BATCH = 1024  # maximum number of rows of a block
+LONGEST_CELL = 2**31 - 1  # of a CSV file; TSV and JSON have no limit
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside
 logger = logging.getLogger(__name__)
-Row = tuple[int, dict[str, Any] | RowProblem]
-"""(line where a row starts, or in parquet its row number from 1; the row's fields, or the problem with the row)."""
+
+
+@dataclass
+class Block:
+    """Consecutive rows of a source with the same columns."""
+
+    name: str  # of the source, for messages
+    unit: str  # unit of the row numbers: "line" (where a row starts) or "row"
+    numbers: Sequence[int]  # [n], from 1
+    cells: dict[str, Any]  # {column: n values}
+    problems: dict[int, RowProblem] = field(default_factory=dict)  # {index of an unusable row: why}
+
+    def place(self, index: int) -> str:
+        """Return the location of a row, for messages."""
+        return f"{self.name}, {self.unit} {self.numbers[index]}"
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield each row as {column: value}."""
+        rows = zip(*self.cells.values(), strict=True) if self.cells else [()] * len(self.numbers)
+        return (dict(zip(self.cells, row, strict=True)) for row in rows)
+
+    def read(self, column: str, parse: Callable[[str, Any], Any]) -> list[Any]:
+        """Parse each value of a column with `parse(column, value)`. See `each`."""
+        return self.each(self.cells[column], partial(parse, column))
+
+    def each(self, values: Iterable[Any], parse: Callable[[Any], Any]) -> list[Any]:
+        """Return the parsed value of each row, None for an unusable row. If `parse` raises RowProblem,
+        the row becomes unusable."""
+        results = []
+        for index, value in enumerate(values):
+            try:
+                results.append(None if index in self.problems else parse(value))
+            except RowProblem as problem:
+                self.problems[index] = problem
+                results.append(None)
+            except ValueError as error:
+                raise ValueError(f"{self.place(index)}: {error}") from None
+        return results
+
+    def usable(self) -> list[int]:
+        """Return the indices of the rows without a problem."""
+        return [index for index in range(len(self.numbers)) if index not in self.problems]
+
+    def select(self, rows: Sequence[int]) -> "Block":
+        """Return a block with the rows at these indices."""
+        problems = {new: self.problems[old] for new, old in enumerate(rows) if old in self.problems}
+        cells = {column: [values[row] for row in rows] for column, values in self.cells.items()}
+        return Block(self.name, self.unit, [self.numbers[row] for row in rows], cells, problems)
+
+
+def blocks_of(name: str, unit: str, rows: Iterable[tuple[int, Any]]) -> Iterator[Block]:
+    """Group numbered rows into blocks. A row is {column: value}, or the RowProblem of a row that
+    cannot be read."""
+    keys: Any = ()
+
+    def columns(row: tuple[int, Any]) -> Any:  # a problem does not end a block
+        nonlocal keys
+        keys = keys if isinstance(row[1], RowProblem) else row[1].keys()
+        return keys
+
+    iterator = iter(rows)
+    while batch := list(itertools.islice(iterator, BATCH)):
+        for names, group in itertools.groupby(batch, columns):
+            numbers, fields = zip(*group, strict=True)
+            problems = {i: row for i, row in enumerate(fields) if isinstance(row, RowProblem)}
+            if problems:
+                fields = tuple({} if index in problems else row for index, row in enumerate(fields))
+            cells = {column: [row.get(column) for row in fields] for column in names}
+            yield Block(name, unit, numbers, cells, problems)
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
-    """Return the format (a value of KINDS) of a file by its suffix, ignoring .gz. None for an unknown suffix."""
+    """Return the format of a file (a value of KINDS) by its suffix, ignoring .gz. None if unknown."""
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
-    return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet files are compressed already
-
-
-def existing_file(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a data file. FileNotFoundError or ValueError if `name` is not a data file."""
-    path = Path(name).expanduser()
-    if not path.exists():
-        raise FileNotFoundError(f"no such file: {str(path)!r} (for a dataset on a hub write hub:OWNER/NAME#SPLIT)")
-    if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, not a data file: convert a saved Dataset with to_parquet()")
-    if not path.is_file():
-        raise ValueError(f"{path} is a pipe or a device, which can be read only once: use a file")
-    known_kind(path)
-    return path
+    return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet is compressed already
 
 
 def known_kind(path: Path) -> str:
@@ -54,15 +115,10 @@ def known_kind(path: Path) -> str:
     return kind
 
 
-def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
-    """Yield the rows of a data file in order. ValueError if the file as a whole is invalid (damaged .gz, no header)."""
-    path = existing_file(path)
-    return READERS[known_kind(path)](path)
-
-
 def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, str | None]]:
-    """Yield (number from 1, line) of a text file, plain or .gz. With `ends`, keep the line ends. An undecodable line is
-    None. Only a line feed ends a line, because sentences may contain U+2028, form feeds and similar characters."""
+    """Yield (number from 1, line) of a text file, plain or .gz. With `ends`, keep the line ends. An
+    undecodable line is None. Only a line feed ends a line, because sentences may contain U+2028, form
+    feeds and similar characters."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -70,81 +126,99 @@ def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Itera
                 if number == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
                 try:
-                    yield number, (raw if ends else raw.removesuffix(b"\n").removesuffix(b"\r")).decode(encoding)
+                    line = raw if ends else raw.removesuffix(b"\n").removesuffix(b"\r")
+                    yield number, line.decode(encoding)
                 except UnicodeDecodeError:
                     yield number, None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path}: the file is damaged after line {number} ({error})") from error
 
 
-def _tsv(path: Path) -> Iterator[Row]:
-    def records() -> Iterator[tuple[int, list[str] | RowProblem]]:
-        quoted = ""
-        for number, line in text_lines(path):
-            cells = line.split("\t") if line else []
-            if not quoted and line and '""' in line and (quoted := next(filter(QUOTED.fullmatch, cells), "")):
-                logger.warning("%s, line %d: in TSV files, quotes are part of the text, as in %.60s: if the table has "
-                               "quoted cells, save it as .csv", path, number, quoted)  # fmt: skip
-            yield number, RowProblem("not UTF-8") if line is None else cells
-
-    return _table(path, records())
+def _tsv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
+    warned = False
+    for number, line in text_lines(path):
+        cells = line.split("\t") if line else []
+        if line and not warned and '""' in line and any(map(QUOTED.fullmatch, cells)):
+            warned = True
+            advice = "if the table has quoted cells, save it as .csv"
+            logger.warning("%s, line %d: in TSV files, quotes are part of the text: %s", path, number, advice)
+        yield number, RowProblem("not UTF-8") if line is None else cells
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
     def lines() -> Iterator[str]:
         for number, line in text_lines(path, ends=True):
-            if line is None:  # a line cannot be skipped, because it may be part of a quoted field
+            if line is None:  # a line cannot be skipped, because it may be part of a quoted cell
                 raise ValueError(f"{path}, line {number}: not UTF-8")
             yield line
 
-    def records() -> Iterator[tuple[int, list[str] | RowProblem]]:
-        reader = csv.reader(lines(), strict=True)
-        while True:
-            start = reader.line_num + 1
-            try:
-                yield start, next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield start, RowProblem(str(error))
+    reader = csv.reader(lines(), strict=True)
+    while True:
+        start, limit = reader.line_num + 1, csv.field_size_limit(LONGEST_CELL)
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield start, RowProblem(str(error))
+            continue
+        finally:
+            csv.field_size_limit(limit)  # a setting of the whole process
+        yield start, row
 
-    return _table(path, records())
 
-
-def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) -> Iterator[Row]:
-    names: list[str] | None = None
-    for number, record in records:
-        if isinstance(record, RowProblem):
-            if names is None:
-                raise ValueError(f"{path}, line {number}: invalid header: {record}")
-            yield number, record
-        elif not record:
+def _table(path: Path, rows: Iterator[tuple[int, list[str] | RowProblem]]) -> Iterator[tuple[int, Any]]:
+    """Yield the numbered rows below the header of a TSV or CSV file as {column: cell}."""
+    names: list[str] = []
+    for number, row in rows:
+        if isinstance(row, RowProblem):
+            if not names:
+                raise ValueError(f"{path}, line {number}: invalid header: {row}")
+            yield number, row
+        elif not row:
             yield number, RowProblem("blank line", reason="blank line")
-        elif names is None:
-            names = record
-            if len(set(names)) != len(names):
-                raise ValueError(f"{path}, line {number}: the header has a duplicate column name: {names!s:.200}")
-        elif len(record) != len(names):
-            hint = ": separate them with commas, not with ;" if len(names) == 1 and ";" in names[0] else ""
-            yield number, RowProblem(f"{len(record)} fields, but the header has {len(names)}{hint}")
+        elif names:
+            if len(row) == len(names):
+                yield number, dict(zip(names, row, strict=True))
+            else:
+                wrong = len(names) == 1 and ";" in names[0]
+                hint = ": separate them with commas, not with ;" if wrong else ""
+                yield (number, RowProblem(f"{len(row)} fields, but the header has {len(names)}{hint}"))
+        elif len(set(row)) != len(row):
+            raise ValueError(f"{path}, line {number}: the header has a duplicate column name: {row!s:.200}")
+        elif sum(name.count("\t") for name in row) >= len(row):  # only possible in CSV
+            advice = "rename the file to .tsv, with a first line that names the columns (STS-B's files "
+            advice += "lack this line: raoe-train prepare stsb --copies DIR reads SentEval's folder)"
+            raise ValueError(f"{path}, line {number}: a .csv file with tabs instead of commas: {advice}")
         else:
-            yield number, dict(zip(names, record, strict=True))
+            names = row
 
 
-def _json(line: str | None) -> dict[str, Any] | RowProblem:
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowProblem]]:
+    """Yield the numbered rows of a file of any suffix with one JSON object on each line."""
+    for number, line in text_lines(path):
+        try:
+            yield number, _object(line)
+        except RowProblem as problem:
+            yield number, problem
+
+
+def _object(line: str | None) -> dict[str, Any]:
     if line is None:
-        return RowProblem("not UTF-8")
+        raise RowProblem("not UTF-8")
     if not line.strip():
-        return RowProblem("blank line", reason="blank line")
+        raise RowProblem("blank line", reason="blank line")
     try:
         fields = OBJECTS.decode(line)
         if "\\ud" in line.lower():  # a lone surrogate, which tables and files cannot hold
             json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return RowProblem("invalid Unicode (lone surrogate)")
+        raise RowProblem("invalid Unicode (lone surrogate)") from None
     except (ValueError, RecursionError) as error:
-        return RowProblem(f"not JSON ({error})")
-    return fields if isinstance(fields, dict) else RowProblem(f"a JSON {type(fields).__name__}, not an object")
+        raise RowProblem(f"not JSON ({error})") from None
+    if not isinstance(fields, dict):
+        raise RowProblem(f"a JSON {type(fields).__name__}, not an object")
+    return fields
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -154,95 +228,91 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # by default, json keeps only the last of duplicate keys
+# by default, json keeps only the last of duplicate keys
+OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
-def read_jsonl(path: Path) -> Iterator[Row]:
-    """Read a file of any suffix with one JSON object on each line."""
-    return ((number, _json(line)) for number, line in text_lines(path))
+def read_blocks(path: Path, name: str, unit: str = "line") -> Iterator[Block]:
+    """Yield the rows of a data file in order. `name` and `unit` are for messages. ValueError if the
+    file as a whole is invalid (damaged .gz, no header)."""
+    kind = known_kind(path)
+    if kind == "parquet":
+        return _parquet_blocks(path, name)
+    if kind == "jsonl":
+        return blocks_of(name, unit, json_rows(path))
+    return blocks_of(name, unit, _table(path, _tsv_rows(path) if kind == "tsv" else _csv_rows(path)))
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet_blocks(path: Path, name: str) -> Iterator[Block]:
     import pyarrow.parquet
+    from datasets import Features
 
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
-            if len(set(names := table.schema_arrow.names)) != len(names):
-                raise ValueError(f"duplicate column name: {names!s:.200}")
-            classes = _classes_of(table.schema_arrow)
-            for batch in table.iter_batches():
-                for fields in batch.to_pylist():
-                    number += 1
-                    yield number, name_classes(fields, classes)
+            schema = table.schema_arrow
+            if len(set(schema.names)) != len(schema.names):
+                raise ValueError(f"duplicate column name: {schema.names!s:.200}")
+            is_dataset = b"huggingface" in (schema.metadata or {})
+            features = Features.from_arrow_schema(schema) if is_dataset else {}
+            for batch in table.iter_batches(BATCH):
+                numbers = range(number + 1, number + 1 + len(batch))
+                yield Block(name, "row", numbers, with_names(batch.to_pydict(), features))
+                number += len(batch)
     except Exception as error:  # pyarrow raises many kinds of errors for damaged or unsupported data
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
-def _classes_of(schema: Any) -> dict[str, Any]:
-    """Return class_labels of a parquet file written by the library datasets; {} for other parquet files."""
-    if b"huggingface" not in (schema.metadata or {}):
-        return {}
-    from datasets import Features
-
-    return class_labels(Features.from_arrow_schema(schema))
-
-
-def class_labels(features: Any) -> dict[str, Any]:
-    """Return {column: ClassLabel} from the features of a dataset."""
-    from datasets import ClassLabel
-
-    return {column: kind for column, kind in features.items() if isinstance(kind, ClassLabel)}
-
-
-def name_classes(fields: dict[str, Any], classes: dict[str, Any]) -> dict[str, Any]:
-    """Replace the class numbers in a row with class names, because each dataset has its own numbers."""
-    labels = {column: kind for column, kind in classes.items() if fields[column] not in (None, -1)}
-    return {**fields, **{column: kind.int2str(fields[column]) for column, kind in labels.items()}}
-
-
-READERS = {"tsv": _tsv, "csv": _csv, "jsonl": read_jsonl, "parquet": _parquet}
+def with_names(cells: dict[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace class numbers with class names, because each dataset has its own numbers."""
+    for column, feature in features.items():
+        if hasattr(feature, "int2str") and column in cells:
+            cells[column] = [v if v in (None, -1) else feature.int2str(v) for v in cells[column]]
+    return cells
 
 
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows atomically in the format of the suffix. ValueError for a value that the format cannot represent."""
+    """Write rows atomically in the format of the suffix. ValueError for a value that the format
+    cannot represent."""
     path = Path(path)
     kind = known_kind(path)
-    values: Iterator[list[Any]] = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
             import pyarrow.parquet
 
-            table_rows = list(values)  # keep all rows, because a column's type depends on all of its values
-            table = pyarrow.table({name: [row[place] for row in table_rows] for place, name in enumerate(columns)})
+            whole = list(rows)  # the type of a column depends on all of its values
+            table = pyarrow.table({name: [row.get(name) for row in whole] for name in columns})
             pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
             return
         with open(temporary, "wb") as plain:
-            # no file name and time in the gzip header, so that equal rows give equal bytes
-            binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix.lower() == ".gz" else plain
+            binary: Any = plain
+            if path.suffix.lower() == ".gz":  # equal rows give equal bytes: no name and time in the header
+                binary = gzip.GzipFile("", "wb", fileobj=plain, mtime=0)
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
-                header = [columns] if kind != "jsonl" else []
-                for row in itertools.chain(header, values):
-                    _write_row(file, kind, columns, row)
+                if kind == "jsonl":
+                    for row in rows:
+                        fields = {name: row.get(name) for name in columns}
+                        file.write(json.dumps(fields, ensure_ascii=False, default=_in_json) + "\n")
+                    return
+                file.write(_line(columns, kind))
+                for row in rows:
+                    file.write(_line([cell(row.get(name), kind) for name in columns], kind))
 
 
-def _write_row(file: io.TextIOWrapper, kind: str, columns: list[str], row: list[Any]) -> None:
-    if kind == "jsonl":
-        file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=_in_json) + "\n")
-        return
-    cells = [cell(value, kind) for value in row]
+def _line(cells: list[str], kind: str) -> str:
     if kind == "tsv":
-        file.write("\t".join(cells) + "\n")
-    else:
-        has_cr = any("\r" in text for text in cells)  # Python before 3.13 does not quote cells with \r
-        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if has_cr else csv.QUOTE_MINIMAL)
-        writer.writerow(cells)
+        return "\t".join(cells) + "\n"
+    line = io.StringIO()
+    # Python before 3.13 does not quote cells with \r
+    has_cr = any("\r" in text for text in cells)
+    csv.writer(line, lineterminator="\n", quoting=csv.QUOTE_ALL if has_cr else csv.QUOTE_MINIMAL).writerow(cells)
+    return line.getvalue()
 
 
 def _in_json(value: Any) -> Any:
-    """Convert parquet's types that JSON lacks: decimals to numbers, dates and times to ISO 8601 strings."""
+    """Convert parquet's types that JSON lacks: decimals to numbers, dates and times to ISO 8601."""
     if isinstance(value, Decimal):
         return float(value)
     if hasattr(value, "isoformat"):
@@ -251,14 +321,12 @@ def _in_json(value: Any) -> Any:
 
 
 def cell(value: Any, kind: str) -> str:
-    """Format a value as a TSV or CSV cell, floats with all digits. ValueError if a cell cannot represent the value."""
-    if value is None:
-        return ""
+    """Format a value as a TSV or CSV cell, floats with all digits. ValueError if a cell cannot
+    represent the value."""
     if isinstance(value, (list, dict)):
         raise ValueError(f"a {kind} file cannot store {value!r:.200}: write .jsonl instead")
-    text = str(value)
+    text = "" if value is None else str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        raise ValueError(f"a TSV cell cannot store tabs and line breaks, as in {text!r:.200}: write .jsonl or .parquet")
-    if kind == "csv" and len(text) > csv.field_size_limit():  # Python could not read it back
-        raise ValueError(f"a CSV cell cannot store {len(text)} characters: write .jsonl or .parquet instead")
+        advice = "write .jsonl or .parquet"
+        raise ValueError(f"a TSV cell cannot store tabs and line breaks, as in {text!r:.200}: {advice}")
     return text

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import as_word, parse_sentence, parse_word
+from raoe_train.data.columns import Columns, as_word, parse_sentence, parse_word
+from raoe_train.data.files import Block
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.sources import Source
-from raoe_train.data.tables import Table, read_table
+from raoe_train.data.tables import Table, Values, read_table
 
 # {loss: columns of its examples}. Examples for mse are SetFit's random pairs, which need no encoder.
 COLUMNS = {
@@ -30,14 +30,16 @@ def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
     return read_table(source, _parse, "example", **options)
 
 
-def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
-    names = source.columns.find(fields, ("label",), (*TEXTS, "split"))
-    required = TEXTS if any(name in names for name in TEXTS) else ("sentence",)
-    columns = source.columns.find(fields, required).values()
-    sentences = (parse_sentence(column, fields[column]) for column in columns)
-    texts = dict(zip(("text", "second"), sentences, strict=False))
-    label = parse_word(names["label"], fields[names["label"]])
-    return {**texts, "label": label, "split": as_word(fields[names["split"]]) if "split" in names else ""}
+def _parse(block: Block, columns: Columns) -> Values:
+    found = columns.find(block.cells, ("label",), (*TEXTS, "split"))
+    required = TEXTS if {*TEXTS} & {*found} else ("sentence",)
+    values: Values = {}
+    for name, column in zip(("text", "second"), columns.find(block.cells, required).values(), strict=False):
+        values[name] = block.read(column, parse_sentence)
+    values["label"] = block.read(found["label"], parse_word)
+    splits = block.cells[found["split"]] if "split" in found else [""] * len(block.numbers)
+    values["split"] = [*map(as_word, splits)]
+    return values
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raoe_train.data.columns import (
+    Columns,
     LabelMap,
     RowProblem,
     as_word,
@@ -18,10 +19,9 @@ from raoe_train.data.columns import (
     parse_sentence,
     resolve_labels,
 )
-from raoe_train.data.files import cell
+from raoe_train.data.files import Block, cell
 from raoe_train.data.settings import Pairs
-from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import Reader, Table, Tally, by_column, read_table, to_table
+from raoe_train.data.tables import Reader, Reading, Table, Values, read_columns, read_table, to_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -86,32 +86,44 @@ def pair_table(
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
     label_map = resolve_labels(labels)
+    largest = max(label for label in label_map.values() if label is not None)
     readers: dict[str, Reader] = {
         **dict.fromkeys(TEXTS, parse_sentence),
         "score": partial(parse_score, scale=score_scale),
         "label": partial(parse_label, label_map=label_map),
         "subset": lambda column, value: as_word(value),
     }
-    require = (*TEXTS, *require, *(names or ()))
-    parse_all, by_label = by_column(readers, require), by_column(readers, [name for name in require if name != "score"])
-    by_score = by_column({name: read for name, read in readers.items() if name != "label"}, require)
-    largest = max(label for label in label_map.values() if label is not None)
+    required = {*require, *(names or ())}
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        columns = source.columns.find(fields, TEXTS, readers, ("score", "label") if "score" in require else ())
-        if "score" in columns or "score" not in require or "label" not in columns:
-            return (by_score if any_labels else parse_all)(fields, source)
-        column = columns["label"]
-        if labels is None and as_word(fields[column]).removesuffix(".0").isdigit():
-            raise RowProblem(
-                f"{column} is {fields[column]}, and there is no score: if the numbers are scores, set columns "
-                f'score={column}; if they are classes, map them (larger = less related) with labels {{"1": 0, "0": 1}}'
-            )
-        row = by_label(fields, source)
-        return {**row, "score": 1 - row["label"] / max(largest, 1)}
+    def parse(block: Block, columns: Columns) -> Values:
+        found = columns.find(block.cells, TEXTS, OPTIONAL)
+        from_labels = "score" in required and "score" not in found and "label" in found
+        if from_labels and labels is None:
+            block.read(found["label"], _refuse_number)
+        left_out = "score" if from_labels else "label" if any_labels else None
+        for name in required - {left_out}:
+            columns.column(block.cells, name, required=True)
+        values: Values = {}
+        for name, read in readers.items():
+            if name in found and name != left_out:
+                values[name] = block.read(found[name], read)
+        if from_labels:
+            scores = [None if label is None else 1 - label / max(largest, 1) for label in values["label"]]
+            values["score"] = scores
+        return values
 
     table, counts = read_table(source, parse, "pair", **options)
     return table if names is None else table.select_columns(list(names)), counts
+
+
+def _refuse_number(column: str, value: Any) -> None:
+    """Raise RowProblem for a label that could also be a score."""
+    if as_word(value).removesuffix(".0").isdigit():
+        raise RowProblem(
+            f"{column} is {value}, and there is no score: if the numbers are scores, set columns "
+            f"score={column}; if they are classes, map them (larger = less related) with labels "
+            f'{{"1": 0, "0": 1}}'
+        )
 
 
 def is_conditional(prompt: str | None) -> bool:
@@ -137,13 +149,18 @@ def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bo
     `scored`, score (their label, 1 to 5). Rows with hidden labels (-1, in the test set) are malformed. Each sentence
     starts with the part of `prompt` before {text}, with the row's condition; the encoder adds the part after {text}."""
     template, _ = split_conditional(prompt)
-    labels: dict[str, Reader] = {"label": _conditional_label} if scored else {}
-    parse_columns = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
+    readers: dict[str, Reader] = dict.fromkeys((*TEXTS, "condition"), parse_sentence)
+    kept = dict(zip(TEXTS, TEXTS, strict=True))
+    if scored:
+        readers["label"], kept["score"] = _conditional_label, "label"
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        row = parse_columns(fields, source)
-        prefix = template.replace("{condition}", row["condition"])
-        return {name: prefix + row[name] for name in TEXTS} | ({"score": row["label"]} if scored else {})
+    def parse(block: Block, columns: Columns) -> Values:
+        values = read_columns(block, columns, readers)
+        prefixes = [template.replace("{condition}", text or "") for text in values["condition"]]
+        for name in TEXTS:
+            texts = zip(prefixes, values[name], strict=True)
+            values[name] = [prefix + (text or "") for prefix, text in texts]
+        return {new: values[old] for new, old in kept.items()}
 
     return read_table(source, parse, "pair", **options)
 
@@ -172,37 +189,50 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs to score, and the input's other columns, to be copied to the output. Rows without a gold label are kept.
-    ValueError for a value that the format `kind` cannot represent, and for a column in `added` that already exists.
+    """Pairs to score, and the input's other columns, to be copied to the output. Rows without a gold
+    label are kept. ValueError for a value that the format `kind` cannot represent, and for a column in
+    `added` that already exists.
 
-    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if missing), `columns` (all,
-    in order) and `left_out` ({reason: skipped rows}).
+    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if missing),
+    `columns` (all, in order) and `left_out` ({reason: skipped rows}).
     """
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
-        label_map, tally = resolve_labels(data.labels), Tally(data.on_error)
-        columns, labels = dict[str, None](), list[int]()
+        label_map, reading = (resolve_labels(data.labels), Reading(data.input, data.columns, data.on_error))
+        columns, self._parts = dict[str, None](), list[bytes]()  # the rows of each part, pickled
 
-        def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-            names = source.columns.find(fields, TEXTS, OPTIONAL)
-            row: dict[str, Any] = {name: parse_sentence(names[name], fields[names[name]]) for name in TEXTS}
-            for value in fields.values() if kind in ("tsv", "csv") else ():
-                cell(value, kind)
+        def label(column: str, value: Any) -> int:
             try:
-                labels.append(parse_label("label", fields[names["label"]] if "label" in names else None, label_map))
+                return parse_label(column, value, label_map)
             except RowProblem:
-                labels.append(-1)  # scoring needs no label; training reports invalid labels
-            columns.update(dict.fromkeys(fields))
-            return {**row, "fields": pickle.dumps(fields)}
+                return -1  # scoring needs no label; training reports invalid labels
 
-        stream = open_source(str(data.input), data.columns)
-        table = to_table(tally.parse_rows(stream, parse))
-        self.left_out = tally.counts(stream, len(labels), "pair to score")["dropped"]
+        def parse(block: Block, finder: Columns) -> Values:
+            found = finder.find(block.cells, TEXTS, OPTIONAL)
+            values: Values = {name: block.read(found[name], parse_sentence) for name in TEXTS}
+            values["label"] = [-1] * len(block.numbers)
+            if "label" in found:
+                values["label"] = block.read(found["label"], label)
+            for column in block.cells if kind in ("tsv", "csv") else ():
+                block.read(column, lambda _, value: cell(value, kind))
+            return {**values, "rows": [*block.rows()]}
+
+        def parts() -> Iterator[Values]:
+            for values in reading.parts(parse):
+                rows = values.pop("rows")
+                columns.update(dict.fromkeys(rows[0]))
+                self._parts.append(pickle.dumps(rows))
+                yield values
+
+        table = to_table(parts())
+        self.left_out = reading.counts(len(table), "pair to score")["dropped"]
         if clashes := [name for name in added if name in columns]:
-            raise ValueError(f"{data.input} already has a column {', '.join(clashes)}: rename or remove it first")
-        self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])
-        self.labels, self.columns = np.array(labels), list(columns)
+            names = ", ".join(clashes)
+            raise ValueError(f"{data.input} already has a column {names}: rename or remove it first")
+        self.pairs, self.labels = table.select_columns([*TEXTS]), np.array(table["label"][:])
+        self.columns = [*columns]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of each row."""
-        return (pickle.loads(row["fields"]) for row in self._fields)
+        for part in self._parts:
+            yield from pickle.loads(part)

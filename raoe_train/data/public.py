@@ -2,8 +2,9 @@
 data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval writes them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import yaml
 
 from raoe_train.config import nearest
 from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, as_word, parse_score, parse_sentence, parse_word
-from raoe_train.data.files import Row, read_jsonl, text_lines
-from raoe_train.data.rows import parse_list
-from raoe_train.data.sources import Source, join_sources, open_source
-from raoe_train.data.tables import Reader, Tally, by_column
+from raoe_train.data.files import Block, blocks_of, json_rows, text_lines
+from raoe_train.data.rows import read_lists
+from raoe_train.data.sources import open_source
+from raoe_train.data.tables import Reader, Reading, Values, read_columns
 
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 TRANSFER = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
@@ -38,14 +39,14 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
+def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Iterator[Block]]]:
     """Find a set and return (its location, {split: rows}). Locations are tried in this order: the publishers' files,
     SentEval's folders and clones of hub repositories (OWNER/NAME or NAME), all below `copies`, then the hub. ValueError
     if no location has the set."""
     columns, files = entry.get("named"), entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
-            return str(folder), {split: _file(folder / file, columns) for split, file in files.items()}
+            return str(folder), {split: _open(folder / file, columns) for split, file in files.items()}
     if copies and entry["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
         return str(copies), splits
     sources, place = {}, "the hub"
@@ -62,22 +63,30 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
     return place, sources
 
 
-def _file(path: Path, columns: dict[str, str] | None) -> Source:
+def _open(path: Path, columns: Mapping[str, str] | None) -> Iterator[Block]:
     if path.suffix == ".json":  # these files have one JSON object per line, like .jsonl
-        return Source(str(path), "line", Columns(columns), read_jsonl(path))
+        return blocks_of(str(path), "line", json_rows(path))
     return open_source(str(path), columns)
 
 
-def public_rows(entry: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all splits, with raoe's column names and the split's name, if any. Count dropped rows."""
-    readers: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
-    parsers = {name: readers.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
-    parse = parse_list if entry["kind"] == "lists" else by_column(parsers, entry["columns"])
-    for split, source in splits.items():
-        tally = Tally("raise")
-        for row in tally.parse_rows(source, parse):
-            yield {"split": split, **row} if split else row
-        left_out += tally.dropped
+def public_rows(
+    entry: dict[str, Any], splits: dict[str, Iterator[Block]], left_out: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all splits, with raoe's column names and the split's name, if any. Count
+    dropped rows."""
+    known: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
+    readers = {name: known.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
+
+    def parse(block: Block, columns: Columns) -> Values:
+        return read_columns(block, columns, readers, entry["columns"])
+
+    for split, blocks in splits.items():
+        reading = Reading(blocks, entry.get("named"))
+        for part in reading.parts(read_lists if entry["kind"] == "lists" else parse):
+            for values in zip(*part.values(), strict=True):
+                row = dict(zip(part, values, strict=True))
+                yield {"split": split, **row} if split else row
+        left_out += reading.dropped
 
 
 def _label(column: str, value: Any) -> str:
@@ -94,28 +103,25 @@ STS_SUBSETS = {
     "sts15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
     "sts16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
-Rows = Callable[[Path], Iterator[Row]]
+Rows = Iterator[tuple[int, dict[str, Any] | RowProblem]]
+Read = Callable[[Path], Rows]
 
 
-def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
-    """Return {split: rows with a column split} of a set in SentEval's layout, or {"": rows} if it has no splits.
-    Return None if the set is not in SETS, or has no folder in any of ROOTS below `folder`."""
+def senteval_splits(folder: Path, name: str) -> dict[str, Iterator[Block]] | None:
+    """Return {split: its rows} of a set in SentEval's layout, or {"": rows} if it has no splits. Return
+    None if the set is not in SETS, or has no folder in any of ROOTS below `folder`."""
     place, splits = SETS.get(name, ("", {}))
     base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)
     if base is None or not splits:
         return None
-    if missing := [file for files in splits.values() for file in files if not (base / file).is_file()]:
+    missing = [file for files in splits.values() for file in files if not (base / file).is_file()]
+    if missing:
         raise FileNotFoundError(f"SentEval's {name} in {base} is incomplete: {', '.join(missing)} missing")
-
-    def source(split: str, path: Path, read: Rows) -> Source:
-        extra = {"split": split} if split else {}
-        rows = ((line, row if isinstance(row, RowProblem) else {**row, **extra}) for line, row in read(path))
-        return Source(str(path), "line", Columns(), rows)
-
-    return {
-        split: join_sources(str(base), [source(split, base / file, read) for file, read in files.items()], Columns())
-        for split, files in splits.items()
-    }
+    blocks = dict[str, Iterator[Block]]()
+    for split, files in splits.items():
+        paths = [(base / file, read) for file, read in files.items()]
+        blocks[split] = chain(*(blocks_of(str(path), "line", read(path)) for path, read in paths))
+    return blocks
 
 
 def _tokens(text: str) -> str:
@@ -123,12 +129,12 @@ def _tokens(text: str) -> str:
     return " ".join(text.split())
 
 
-def _class_rows(path: Path, label: str) -> Iterator[Row]:
+def _class_rows(path: Path, label: str) -> Rows:
     for line, text in text_lines(path, "latin-1"):  # the encoding with which SentEval reads these sets
         yield line, {"label": label, "text": _tokens(text or "")}
 
 
-def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
+def _fields(path: Path, header: bool = False, **places: int) -> Rows:
     """Read a tab-separated file. `places` is {raoe's column: index of the field in a line, from 0}."""
     least = max(places.values()) + 1
     for line, text in text_lines(path):
@@ -141,7 +147,7 @@ def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
             yield line, RowProblem(f"{len(parts)} fields, but at least {least} are needed")
 
 
-def _scored_pairs(path: Path) -> Iterator[Row]:
+def _scored_pairs(path: Path) -> Rows:
     """Read a file of pairs whose scores are in another file of the same folder."""
     subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
@@ -158,14 +164,14 @@ def _scored_pairs(path: Path) -> Iterator[Row]:
         yield line, fields if tab else RowProblem("not two sentences with a tab between them")
 
 
-def _questions(path: Path) -> Iterator[Row]:
+def _questions(path: Path) -> Rows:
     for line, text in text_lines(path, "latin-1"):
         coarse, colon, rest = (text or "").partition(":")
         fields = {"label": coarse, "text": _tokens(rest.partition(" ")[2])}
-        yield line, fields if colon and fields["text"] else RowProblem("not CLASS:subclass question")
+        yield (line, fields if colon and fields["text"] else RowProblem("not CLASS:subclass question"))
 
 
-def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
+def _classes(positive: str, negative: str) -> dict[str, dict[str, Read]]:
     return {"": {positive: partial(_class_rows, label="1"), negative: partial(_class_rows, label="0")}}
 
 
@@ -175,7 +181,7 @@ SICK = partial(_fields, header=True, sentence1=1, sentence2=2, score=3, label=4)
 SST = partial(_fields, text=0, label=1)
 MRPC = partial(_fields, header=True, label=0, sentence1=3, sentence2=4)
 
-SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
+SETS: dict[str, tuple[str, dict[str, dict[str, Read]]]] = {
     "mr": ("MR", _classes("rt-polarity.pos", "rt-polarity.neg")),
     "cr": ("CR", _classes("custrev.pos", "custrev.neg")),
     "subj": ("SUBJ", _classes("subj.objective", "subj.subjective")),

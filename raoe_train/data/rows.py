@@ -7,7 +7,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,24 +15,24 @@ from raoe_train.data.columns import (
     LISTS,
     NAMES,
     NLI_LABELS,
+    Columns,
     RowProblem,
     as_word,
     parse_label,
     parse_sentence,
     resolve_labels,
 )
+from raoe_train.data.files import Block
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import Table, Tally, by_column, read_table, to_table
+from raoe_train.data.tables import Reader, Reading, Table, Values, read_columns, read_table, to_table
 
 logger = logging.getLogger(__name__)
-ROLES = ("anchor", "positive", "negative", "neutral")
-CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, negative and neutral hypotheses
+CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
 ADVICE = """
   A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. If your labels are
   other words, map them with data.labels. Without hard negatives, train on entailed pairs with in-batch negatives."""
 SHORTEST = 3  # minimum number of sentences in a list: the source sentence and at least two to rank
-Row = tuple[str, Sequence[str], Sequence[str], Sequence[str]]  # anchor, positives, negatives, at most one neutral
+Row = tuple[str, list[Any], list[str], list[str]]  # anchor, positives, negatives, at most one neutral
 
 
 def row_table(
@@ -73,35 +73,43 @@ def row_table(
     label_map = resolve_labels(labels)
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 (entailment), 1 (neutral) or 2 (contradiction); got {labels}")
-    parse_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
-    kinds: list[bool] = []  # [whether the first row, and so all rows, are NLI pairs]
+    readers: dict[str, Reader] = {
+        **dict.fromkeys(TEXTS, parse_sentence),
+        "label": partial(parse_label, label_map=label_map),
+    }
+    is_nli: bool | None = None  # decided by the first rows
 
-    def parse(fields: dict[str, Any], source: Source) -> Any:
-        kinds[:] = kinds or [not _has_roles(fields, source.columns.mapping)]
-        return tuple(parse_pair(fields, source).values()) if kinds[0] else _parse_row(fields, source, neutral)
+    def parse(block: Block, columns: Columns) -> Values:
+        nonlocal is_nli
+        if is_nli is None:
+            is_nli = not _has_roles(block.cells, columns.mapping)
+        return read_columns(block, columns, readers) if is_nli else _read_roles(block, columns, neutral)
 
-    stream, tally = open_source(source, columns), Tally(on_error)
-    parsed, advice, texts = list(tally.parse_rows(stream, parse)), "", Counter[str]()
-    left_out = tally.dropped.total()
-    if kinds == [True]:
-        triplets, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
-        rows: list[Row] = [(first, [second], [third], rest) for first, second, third, *rest in triplets]
+    reading = Reading(source, columns, on_error)
+    parsed = [row for part in reading.parts(parse) for row in zip(*part.values(), strict=True)]
+    read, advice, texts = len(parsed) + reading.dropped.total(), "", Counter[str]()
+    if is_nli:
+        rows, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
         advice = ADVICE if parsed else ""
     elif keep_all:
-        rows, dropped = [(first, texts or [None], *rest) for first, texts, *rest in parsed], Counter[str]()
+        rows = [(row[0], row[1] or [None], *row[2:]) for row in _by_role(parsed)]
+        dropped = Counter[str]()
     else:
-        rows, dropped, texts = _usable(parsed, num_negatives)
-    tally.dropped += dropped
-    noun = "triplet" if kinds == [True] else "row"
-    counts = tally.counts(stream, len(parsed) + left_out - tally.dropped.total(), noun, advice)
+        rows, dropped, texts = _usable(_by_role(parsed), num_negatives)
+    reading.dropped += dropped
+    kept = read - reading.dropped.total()
+    counts = reading.counts(kept, "triplet" if is_nli else "row", advice)
     width = max(len(negatives) for _, _, negatives, _ in rows)
-    names = [*ROLES[:2], *(f"negative_{n}" if n > 1 else "negative" for n in range(1, width + 1)), *ROLES[3:][:neutral]]
-    cells = (
-        (anchor, positive, *negatives, *[None] * (width - len(negatives)), *rest)
-        for anchor, positives, negatives, rest in rows
-        for positive in positives
-    )
-    table = to_table((dict(zip(names, each, strict=True)) for each in cells), dict.fromkeys(names, "string"))
+    names = ["anchor", "positive", "negative", *(f"negative_{n}" for n in range(2, width + 1))]
+    names = [*names[: 2 + width], *["neutral"][:neutral]]
+
+    def parts() -> Iterator[Values]:
+        for anchor, positives, negatives, rest in rows:
+            missing = [None] * (width - len(negatives))
+            columns: list[Any] = [[text] * len(positives) for text in (anchor, *negatives, *missing, *rest)]
+            yield dict(zip(names, [columns[0], positives, *columns[1:]], strict=True))
+
+    table = to_table(parts(), dict.fromkeys(names, "string"))
     return table, counts | ({"texts": dict(texts)} if texts else {})
 
 
@@ -158,29 +166,52 @@ def _transform_of(data: Any) -> Any:
     return form["format_kwargs"]["transform"] if form["type"] == "custom" else None
 
 
-def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> bool:
-    """Whether a source's first row has an anchor, not an NLI pair. If sentence1 is the anchor, add it to `mapping`."""
-    names = {*fields}
-    if {*ROLES} & {*mapping} or {*NAMES["anchor"]} & names:
+def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool:
+    """Whether a source's first rows have an anchor, and are no NLI pairs. If sentence1 is the anchor,
+    add it to `mapping`."""
+    roles = {"anchor", "positive", "negative", "neutral"}
+    if roles & {*mapping} or {*NAMES["anchor"]} & {*present}:
         return True
-    if is_pair := "sentence1" in names and not names & {*NAMES["score"], *NAMES["label"]}:
+    is_pair = "sentence1" in present and not {*NAMES["score"], *NAMES["label"]} & {*present}
+    if is_pair:
         mapping["anchor"] = "sentence1"
-        mapping |= {} if names & {*NAMES["positive"]} - {"sentence1"} else {"positive": "sentence2"}
+        if not {*NAMES["positive"]} & {*present} - {"sentence1"}:
+            mapping["positive"] = "sentence2"
     return is_pair
 
 
-def _parse_row(fields: Mapping[str, Any], source: Source, neutral: bool) -> Row:
-    required = (*ROLES[:2], *ROLES[3:][:neutral])
-    columns = source.columns.find(fields, required, ("relevance",))
-    anchor, positive, *rest = (columns[name] for name in required)
-    numbered = sorted((name for name in fields if re.fullmatch(r"negative_\d+", name)), key=lambda name: int(name[9:]))
-    names = [*filter(None, [source.columns.column(fields, "negative", False)]), *numbered]
-    source.columns.read.update(names)
-    positives = _parse_texts(positive, fields[positive])
-    negatives = [text for name in names for text in _parse_texts(name, fields[name])]
-    if (relevance := columns.get("relevance")) and not _is_relevant(relevance, fields[relevance]):
-        positives, negatives = [], [*positives, *negatives]
-    return parse_sentence(anchor, fields[anchor]), positives, negatives, [parse_sentence(n, fields[n]) for n in rest]
+def _read_roles(block: Block, columns: Columns, neutral: bool) -> Values:
+    """Return the columns anchor (texts), positive (lists of texts), relevance (whether these texts are
+    positives), neutral (lists of at most one text) and those of negatives (lists of texts)."""
+    required = ("anchor", "positive", *["neutral"][:neutral])
+    found = columns.find(block.cells, required, ("relevance",))
+    numbered = [name for name in block.cells if re.fullmatch(r"negative_\d+", name)]
+    names = sorted(numbered, key=lambda name: int(name[9:]))
+    if first := columns.column(block.cells, "negative", False):
+        names = [first, *names]
+    columns.read.update(names)
+    values = {
+        "anchor": block.read(found["anchor"], parse_sentence),
+        "positive": block.read(found["positive"], _parse_texts),
+        "relevance": [True] * len(block.numbers),
+        "neutral": [[] for _ in block.numbers],
+    }
+    if relevance := found.get("relevance"):
+        values["relevance"] = block.read(relevance, _is_relevant)
+    if neutral:
+        values["neutral"] = block.read(found["neutral"], lambda c, v: [parse_sentence(c, v)])
+    return values | {f"negative {name}": block.read(name, _parse_texts) for name in names}
+
+
+def _by_role(parsed: Sequence[Any]) -> list[Row]:
+    """Join the negatives of each row. The positives of an irrelevant row are negatives."""
+    rows: list[Row] = []
+    for anchor, positives, relevant, neutral, *columns in parsed:
+        negatives = [text for texts in columns for text in texts]
+        if not relevant:
+            positives, negatives = [], [*positives, *negatives]
+        rows.append((anchor, positives, negatives, neutral))
+    return rows
 
 
 def _is_relevant(column: str, value: Any) -> bool:
@@ -241,13 +272,13 @@ def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter
     return rows, dropped, +left_out
 
 
-def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[tuple[str, ...]], Counter[str]]:
+def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[Row], Counter[str]]:
     """Build triplets. Return (triplets in file order of the premises, {reason: dropped rows})."""
     dropped: Counter[str] = Counter()
     premises: dict[str, dict[str, list[int]]] = {}
     for premise, hypothesis, label in pairs:
         premises.setdefault(premise, {}).setdefault(hypothesis, []).append(label)
-    triplets: list[tuple[str, ...]] = []
+    triplets: list[Any] = []
     for premise, hypotheses in premises.items():
         by_class: dict[int, list[str]] = {NLI_LABELS[name]: [] for name in classes}
         for hypothesis, labels in hypotheses.items():
@@ -267,43 +298,57 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
             combos = list(zip(*by_class.values(), strict=False))[: 1 if pairing == "one" else None]
             dropped["surplus"] += rows - len(combos) * len(by_class)
             triplets.extend((premise, *texts) for texts in combos)
-    return triplets, dropped
+    return [(premise, [first], [second], rest) for premise, first, second, *rest in triplets], dropped
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of sentences, the source sentence first, as a column `sentences`. A repeated id is an error."""
-    names: set[str] = set()
+    """Read lists of sentences, the source sentence first, as a column `sentences`. A repeated id is an
+    error."""
+    ids = set[str]()
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        row, name = parse_list(fields, source), fields.get("id")
-        if name is not None:
-            if str(name) in names:
-                raise RowProblem(f"id {name!r} is already used above", reason="duplicate id")
-            names.add(str(name))
-        return row
+    def new_id(column: str, value: Any) -> None:
+        if value is not None and str(value) in ids:
+            raise RowProblem(f"id {value!r} is already used above", reason="duplicate id")
+        ids.add(str(value))
+
+    def parse(block: Block, columns: Columns) -> Values:
+        values = read_lists(block, columns)
+        if "id" in block.cells:
+            block.read("id", new_id)
+        return values
 
     return read_table(source, parse, "list", on_error=on_error)
 
 
-def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
-    """Parse a row's list of sentences; return {"sentences": texts}. In the column list_sent of the paper's published
-    data, each list is a string. A list with an empty sentence is malformed, because removing this sentence would change
-    the ranks of the other sentences."""
-    sentences = fields.get("sentences", fields.get("list_sent"))
+def read_lists(block: Block, columns: Columns) -> Values:
+    """Return {"sentences": the list of each row}. In the column list_sent of the paper's published data,
+    each list is a string."""
+    name = "sentences" if "sentences" in block.cells else "list_sent"
+    if name not in block.cells:
+        names = ", ".join(map(repr, block.cells))
+        problem = f"no list of sentences in a column 'sentences'; columns: {names}"
+        raise RowProblem(problem, reason="no list")
+    return {"sentences": block.read(name, _parse_list)}
+
+
+def _parse_list(column: str, sentences: Any) -> list[str]:
+    """Return a list of texts. A list with an empty sentence is malformed, because removing this sentence
+    would change the ranks of the other sentences."""
     if isinstance(sentences, str) and sentences.startswith("["):
         try:
             sentences = ast.literal_eval(sentences)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            raise RowProblem(f"{sentences[:40]!r}… is not a list of texts", reason="no list") from None
+            problem = f"{sentences[:40]!r}… is not a list of texts"
+            raise RowProblem(problem, reason="no list") from None
     if not isinstance(sentences, list):
-        names = ", ".join(map(repr, fields))
-        raise RowProblem(f"no list of sentences in a column 'sentences'; columns: {names}", reason="no list")
+        raise RowProblem(f"{column} is {sentences!r}, not a list of sentences", reason="no list")
     for place, sentence in enumerate(sentences):
         try:
             parse_sentence(f"sentence {place}", sentence)
         except RowProblem as problem:
-            raise RowProblem(f"{problem}; a list cannot have empty sentences", reason="empty sentence") from None
+            rule = "a list cannot have empty sentences"
+            raise RowProblem(f"{problem}; {rule}", reason="empty sentence") from None
     if len(sentences) < SHORTEST:
-        message = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
-        raise RowProblem(message, reason=f"shorter than {SHORTEST}")
-    return {"sentences": sentences}
+        rule = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
+        raise RowProblem(rule, reason=f"shorter than {SHORTEST}")
+    return sentences

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import RowProblem, parse_score, parse_sentence, parse_word
+from raoe_train.data.columns import Columns, RowProblem, parse_score, parse_sentence, parse_word
+from raoe_train.data.files import Block
 from raoe_train.data.rows import row_table
-from raoe_train.data.sources import Source
-from raoe_train.data.tables import Texts, read_table
+from raoe_train.data.tables import Texts, Values, read_table
 from raoe_train.encoders.embed import NONE, nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
 
@@ -48,14 +48,17 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
     queries, corpus = (read_passages(_file(folder, f"{name}.jsonl"), on_error) for name in ("queries", "corpus"))
     relevant: dict[str, set[str]] = {}
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
+    def judgement(fields: dict[str, Any]) -> str:
         names = [parse_word(column, fields.get(column)) for column in ("query-id", "corpus-id")]
         for name, texts, file in zip(names, (queries, corpus), ("queries", "corpus"), strict=True):
             if name not in texts:
                 raise RowProblem(f"{name!r} is not an _id in {file}.jsonl", reason="unknown id")
         if parse_score("score", fields.get("score")) > 0:
             relevant.setdefault(names[0], set()).add(names[1])
-        return {"id": names[0]}
+        return names[0]
+
+    def parse(block: Block, columns: Columns) -> Values:
+        return {"id": block.each(block.rows(), judgement)}
 
     source = _file(folder, f"qrels/{split or TEST}.tsv", *([] if split else ["qrels.tsv"]))
     read_table(source, parse, "judgement", on_error=on_error)
@@ -73,15 +76,19 @@ def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> di
     """Read {_id: text} of a corpus; a title is put before its text. A row without _id gets an id such as "line 1"."""
     texts: dict[str, str] = {}
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
-        name = parse_word("_id", fields.get("_id", f"{source.unit} {source.line}"))
+    def passage(fields: dict[str, Any]) -> str:
+        name = parse_word("_id", fields["_id"])
         if name in texts:
             raise RowProblem(f"_id {name!r} is already used above", reason="duplicate id")
         filled = [column for column in ("title", "text") if str(fields.get(column) or "").strip()]
         if not filled:  # as in some public corpora
             raise RowProblem("title and text are empty", reason="no text")
         texts[name] = " ".join(parse_sentence(column, fields[column]) for column in filled)
-        return {"id": name}
+        return name
+
+    def parse(block: Block, columns: Columns) -> Values:
+        block.cells.setdefault("_id", [f"{block.unit} {number}" for number in block.numbers])
+        return {"id": block.each(block.rows(), passage)}
 
     read_table(source, parse, "text", on_error=on_error)
     return texts
