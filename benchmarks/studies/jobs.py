@@ -27,19 +27,20 @@ from raoe_train.jobs.train import check_config
 from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.collators import TextCollator
 from raoe_train.losses.in_batch import teacher_embeddings
-from raoe_train.losses.reads import SENTENCES, Reads, table_of
+from raoe_train.losses.reads import Reads
 from raoe_train.outputs import beside, digest
+from raoe_train.training.reads import table_of
 from raoe_train.training.report import cell, made_with, table
 
 __all__ = ["LEVEL", "PAIRS_WITH_TEXTS", "CachedLoss", "Outcomes", "cell", "differences", "interval", "made_with",
            "main_score", "read_tasks", "resample", "split_word", "table", "teacher_embeddings"]  # fmt: skip
 
 
-def _pairs(source: str, data: Any, prompt: str | None, with_label: bool) -> Any:
-    return table_of(source, data, pair_table, "score", "label", names=SENTENCES)
+def pairs(source: str, data: Any, prompt: str | None, with_label: bool) -> Any:
+    return table_of(source, data, pair_table, "score", "label", names=["sentence1", "sentence2"])
 
 
-PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
+PAIRS_WITH_TEXTS = Reads("pairs", f"{__name__}:pairs", TextCollator)
 
 
 def run(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> dict[str, Any]:

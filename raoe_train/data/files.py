@@ -29,6 +29,9 @@ BATCH = 1024  # maximum number of rows of a block
 LONGEST_CELL = 2**31 - 1  # of a CSV file; TSV and JSON have no limit
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside
 logger = logging.getLogger(__name__)
+Row = tuple[int, dict[str, Any] | RowProblem]
+"""(line where a row starts, or its number from 1; {column: value}, or why it cannot be read)."""
+Cells = Iterator[tuple[int, list[str] | RowProblem]]
 
 
 @dataclass
@@ -45,18 +48,21 @@ class Block:
         """Return the location of a row, for messages."""
         return f"{self.name}, {self.unit} {self.numbers[index]}"
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield each row as {column: value}."""
-        rows = zip(*self.cells.values(), strict=True) if self.cells else [()] * len(self.numbers)
-        return (dict(zip(self.cells, row, strict=True)) for row in rows)
+    def usable(self) -> list[int]:
+        """Return the indices of the rows without a problem."""
+        return [index for index in range(len(self.numbers)) if index not in self.problems]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return each row as {column: value}."""
+        indices = range(len(self.numbers))
+        return [{name: values[index] for name, values in self.cells.items()} for index in indices]
 
     def read(self, column: str, parse: Callable[[str, Any], Any]) -> list[Any]:
-        """Parse each value of a column with `parse(column, value)`. See `each`."""
+        """Return parse(column, value) for each value of a column, as `each` does."""
         return self.each(self.cells[column], partial(parse, column))
 
     def each(self, values: Iterable[Any], parse: Callable[[Any], Any]) -> list[Any]:
-        """Return the parsed value of each row, None for an unusable row. If `parse` raises RowProblem,
-        the row becomes unusable."""
+        """Parse a value of each row; None for unusable rows. A RowProblem makes its row unusable."""
         results = []
         for index, value in enumerate(values):
             try:
@@ -68,35 +74,24 @@ class Block:
                 raise ValueError(f"{self.place(index)}: {error}") from None
         return results
 
-    def usable(self) -> list[int]:
-        """Return the indices of the rows without a problem."""
-        return [index for index in range(len(self.numbers)) if index not in self.problems]
 
-    def select(self, rows: Sequence[int]) -> "Block":
-        """Return a block with the rows at these indices."""
-        problems = {new: self.problems[old] for new, old in enumerate(rows) if old in self.problems}
-        cells = {column: [values[row] for row in rows] for column, values in self.cells.items()}
-        return Block(self.name, self.unit, [self.numbers[row] for row in rows], cells, problems)
-
-
-def blocks_of(name: str, unit: str, rows: Iterable[tuple[int, Any]]) -> Iterator[Block]:
-    """Group numbered rows into blocks. A row is {column: value}, or the RowProblem of a row that
-    cannot be read."""
+def blocks_of(name: str, unit: str, rows: Iterable[Row]) -> Iterator[Block]:
+    """Group numbered rows into blocks."""
     keys: Any = ()
 
-    def columns(row: tuple[int, Any]) -> Any:  # a problem does not end a block
+    def columns(row: Row) -> Any:  # a row that cannot be read does not end a block
         nonlocal keys
         keys = keys if isinstance(row[1], RowProblem) else row[1].keys()
         return keys
 
-    iterator = iter(rows)
-    while batch := list(itertools.islice(iterator, BATCH)):
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, BATCH)):
         for names, group in itertools.groupby(batch, columns):
-            numbers, fields = zip(*group, strict=True)
-            problems = {i: row for i, row in enumerate(fields) if isinstance(row, RowProblem)}
+            numbers, records = zip(*group, strict=True)
+            problems = {i: row for i, row in enumerate(records) if isinstance(row, RowProblem)}
             if problems:
-                fields = tuple({} if index in problems else row for index, row in enumerate(fields))
-            cells = {column: [row.get(column) for row in fields] for column in names}
+                records = tuple({} if i in problems else row for i, row in enumerate(records))
+            cells = {column: [row.get(column) for row in records] for column in names}
             yield Block(name, unit, numbers, cells, problems)
 
 
@@ -115,10 +110,9 @@ def known_kind(path: Path) -> str:
     return kind
 
 
-def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, str | None]]:
-    """Yield (number from 1, line) of a text file, plain or .gz. With `ends`, keep the line ends. An
-    undecodable line is None. Only a line feed ends a line, because sentences may contain U+2028, form
-    feeds and similar characters."""
+def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, Any]]:
+    """Yield (number from 1, line) of a text file, plain or .gz; None for an undecodable line. `ends`
+    keeps line ends. Only a line feed ends a line, because sentences may contain U+2028 and the like."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -134,91 +128,82 @@ def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Itera
         raise ValueError(f"{path}: the file is damaged after line {number} ({error})") from error
 
 
-def _tsv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
+def _tsv_cells(path: Path) -> Cells:
     warned = False
     for number, line in text_lines(path):
         cells = line.split("\t") if line else []
         if line and not warned and '""' in line and any(map(QUOTED.fullmatch, cells)):
             warned = True
-            advice = "if the table has quoted cells, save it as .csv"
-            logger.warning("%s, line %d: in TSV files, quotes are part of the text: %s", path, number, advice)
+            advice = "quotes are part of the text: if the table has quoted cells, save it as .csv"
+            logger.warning("%s, line %d: in TSV files, %s", path, number, advice)
         yield number, RowProblem("not UTF-8") if line is None else cells
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
+def _csv_cells(path: Path) -> Cells:
     def lines() -> Iterator[str]:
         for number, line in text_lines(path, ends=True):
             if line is None:  # a line cannot be skipped, because it may be part of a quoted cell
                 raise ValueError(f"{path}, line {number}: not UTF-8")
             yield line
 
-    reader = csv.reader(lines(), strict=True)
-    while True:
+    reader, record = csv.reader(lines(), strict=True), Any
+    while record is not None:
         start, limit = reader.line_num + 1, csv.field_size_limit(LONGEST_CELL)
         try:
-            row = next(reader)
-        except StopIteration:
-            return
+            record = next(reader, None)
         except csv.Error as error:
-            yield start, RowProblem(str(error))
-            continue
+            record = RowProblem(str(error))
         finally:
             csv.field_size_limit(limit)  # a setting of the whole process
-        yield start, row
+        if record is not None:
+            yield start, record
 
 
-def _table(path: Path, rows: Iterator[tuple[int, list[str] | RowProblem]]) -> Iterator[tuple[int, Any]]:
-    """Yield the numbered rows below the header of a TSV or CSV file as {column: cell}."""
-    names: list[str] = []
-    for number, row in rows:
-        if isinstance(row, RowProblem):
-            if not names:
-                raise ValueError(f"{path}, line {number}: invalid header: {row}")
-            yield number, row
-        elif not row:
+def _table_rows(path: Path, records: Cells) -> Iterator[Row]:
+    names, hint = list[str](), ""
+    for number, cells in records:
+        place = f"{path}, line {number}"
+        if not cells:
             yield number, RowProblem("blank line", reason="blank line")
-        elif names:
-            if len(row) == len(names):
-                yield number, dict(zip(names, row, strict=True))
-            else:
-                wrong = len(names) == 1 and ";" in names[0]
-                hint = ": separate them with commas, not with ;" if wrong else ""
-                yield (number, RowProblem(f"{len(row)} fields, but the header has {len(names)}{hint}"))
-        elif len(set(row)) != len(row):
-            raise ValueError(f"{path}, line {number}: the header has a duplicate column name: {row!s:.200}")
-        elif sum(name.count("\t") for name in row) >= len(row):  # only possible in CSV
-            advice = "rename the file to .tsv, with a first line that names the columns (STS-B's files "
-            advice += "lack this line: raoe-train prepare stsb --copies DIR reads SentEval's folder)"
-            raise ValueError(f"{path}, line {number}: a .csv file with tabs instead of commas: {advice}")
+        elif isinstance(cells, RowProblem):
+            if not names:
+                raise ValueError(f"{place}: invalid header: {cells}")
+            yield number, cells
+        elif not names:
+            names = cells
+            if len({*names}) < len(names):
+                raise ValueError(f"{place}: the header has a duplicate column name: {names!s:.200}")
+            if sum(name.count("\t") for name in names) >= len(names):
+                advice = "rename the file to .tsv; if line 1 does not name the columns, as in STS-B's "
+                advice += "files, insert such a line (prepare reads STS-B's files as they are)"
+                raise ValueError(f"{place}: a .csv file with tabs instead of commas: {advice}")
+            if len(names) == 1 and ";" in names[0]:
+                hint = ": separate them with commas, not with ;"
+        elif len(cells) != len(names):
+            yield number, RowProblem(f"{len(cells)} fields, but the header has {len(names)}{hint}")
         else:
-            names = row
+            yield number, dict(zip(names, cells, strict=True))
 
 
-def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowProblem]]:
-    """Yield the numbered rows of a file of any suffix with one JSON object on each line."""
-    for number, line in text_lines(path):
-        try:
-            yield number, _object(line)
-        except RowProblem as problem:
-            yield number, problem
+def json_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file of any suffix with one JSON object on each line."""
+    return ((number, _json(line)) for number, line in text_lines(path))
 
 
-def _object(line: str | None) -> dict[str, Any]:
+def _json(line: str | None) -> dict[str, Any] | RowProblem:
     if line is None:
-        raise RowProblem("not UTF-8")
+        return RowProblem("not UTF-8")
     if not line.strip():
-        raise RowProblem("blank line", reason="blank line")
+        return RowProblem("blank line", reason="blank line")
     try:
         fields = OBJECTS.decode(line)
         if "\\ud" in line.lower():  # a lone surrogate, which tables and files cannot hold
             json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise RowProblem("invalid Unicode (lone surrogate)") from None
+        return RowProblem("invalid Unicode (lone surrogate)")
     except (ValueError, RecursionError) as error:
-        raise RowProblem(f"not JSON ({error})") from None
-    if not isinstance(fields, dict):
-        raise RowProblem(f"a JSON {type(fields).__name__}, not an object")
-    return fields
+        return RowProblem(f"not JSON ({error})")
+    return fields if isinstance(fields, dict) else RowProblem(f"a JSON {type(fields).__name__}, not an object")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -228,19 +213,18 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-# by default, json keeps only the last of duplicate keys
-OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)
+OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # json alone keeps the last of equal keys
 
 
 def read_blocks(path: Path, name: str, unit: str = "line") -> Iterator[Block]:
-    """Yield the rows of a data file in order. `name` and `unit` are for messages. ValueError if the
-    file as a whole is invalid (damaged .gz, no header)."""
+    """Yield the rows of a data file. `name` and `unit` are for messages. ValueError if the file as a
+    whole is invalid (damaged .gz, no header)."""
     kind = known_kind(path)
     if kind == "parquet":
         return _parquet_blocks(path, name)
     if kind == "jsonl":
         return blocks_of(name, unit, json_rows(path))
-    return blocks_of(name, unit, _table(path, _tsv_rows(path) if kind == "tsv" else _csv_rows(path)))
+    return blocks_of(name, unit, _table_rows(path, (_tsv_cells if kind == "tsv" else _csv_cells)(path)))
 
 
 def _parquet_blocks(path: Path, name: str) -> Iterator[Block]:
@@ -251,7 +235,7 @@ def _parquet_blocks(path: Path, name: str) -> Iterator[Block]:
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
             schema = table.schema_arrow
-            if len(set(schema.names)) != len(schema.names):
+            if len({*schema.names}) < len(schema.names):
                 raise ValueError(f"duplicate column name: {schema.names!s:.200}")
             is_dataset = b"huggingface" in (schema.metadata or {})
             features = Features.from_arrow_schema(schema) if is_dataset else {}
@@ -267,9 +251,9 @@ def _parquet_blocks(path: Path, name: str) -> Iterator[Block]:
 
 def with_names(cells: dict[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
     """Replace class numbers with class names, because each dataset has its own numbers."""
-    for column, feature in features.items():
-        if hasattr(feature, "int2str") and column in cells:
-            cells[column] = [v if v in (None, -1) else feature.int2str(v) for v in cells[column]]
+    for column, kind in features.items():
+        if hasattr(kind, "int2str"):
+            cells[column] = [v if v in (None, -1) else kind.int2str(v) for v in cells[column]]
     return cells
 
 
@@ -278,37 +262,34 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
     cannot represent."""
     path = Path(path)
     kind = known_kind(path)
+    values = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
             import pyarrow.parquet
 
-            whole = list(rows)  # the type of a column depends on all of its values
-            table = pyarrow.table({name: [row.get(name) for row in whole] for name in columns})
-            pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
+            whole = list(values)  # a column's type depends on all of its values
+            table = {name: [row[place] for row in whole] for place, name in enumerate(columns)}
+            pyarrow.parquet.write_table(pyarrow.table(table), temporary, write_page_checksum=True)
             return
         with open(temporary, "wb") as plain:
             binary: Any = plain
-            if path.suffix.lower() == ".gz":  # equal rows give equal bytes: no name and time in the header
+            if path.suffix.lower() == ".gz":  # no name and time: equal rows give equal bytes
                 binary = gzip.GzipFile("", "wb", fileobj=plain, mtime=0)
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
                 if kind == "jsonl":
-                    for row in rows:
-                        fields = {name: row.get(name) for name in columns}
+                    for row in values:
+                        fields = dict(zip(columns, row, strict=True))
                         file.write(json.dumps(fields, ensure_ascii=False, default=_in_json) + "\n")
                     return
-                file.write(_line(columns, kind))
-                for row in rows:
-                    file.write(_line([cell(row.get(name), kind) for name in columns], kind))
-
-
-def _line(cells: list[str], kind: str) -> str:
-    if kind == "tsv":
-        return "\t".join(cells) + "\n"
-    line = io.StringIO()
-    # Python before 3.13 does not quote cells with \r
-    has_cr = any("\r" in text for text in cells)
-    csv.writer(line, lineterminator="\n", quoting=csv.QUOTE_ALL if has_cr else csv.QUOTE_MINIMAL).writerow(cells)
-    return line.getvalue()
+                styles: Any = (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+                writers = [csv.writer(file, lineterminator="\n", quoting=style) for style in styles]
+                for row in itertools.chain([columns], values):
+                    cells = [cell(value, kind) for value in row]
+                    if kind == "csv":
+                        # Python before 3.13 does not quote cells with \r
+                        writers[any("\r" in text for text in cells)].writerow(cells)
+                    else:
+                        file.write("\t".join(cells) + "\n")
 
 
 def _in_json(value: Any) -> Any:
@@ -323,10 +304,10 @@ def _in_json(value: Any) -> Any:
 def cell(value: Any, kind: str) -> str:
     """Format a value as a TSV or CSV cell, floats with all digits. ValueError if a cell cannot
     represent the value."""
-    if isinstance(value, (list, dict)):
-        raise ValueError(f"a {kind} file cannot store {value!r:.200}: write .jsonl instead")
     text = "" if value is None else str(value)
+    if isinstance(value, (list, dict)):
+        raise ValueError(f"a {kind} file cannot store {text:.200}: write .jsonl instead")
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        advice = "write .jsonl or .parquet"
-        raise ValueError(f"a TSV cell cannot store tabs and line breaks, as in {text!r:.200}: {advice}")
+        problem = "a TSV cell cannot store tabs and line breaks"
+        raise ValueError(f"{problem}, as in {text!r:.200}: write .jsonl or .parquet")
     return text

@@ -103,10 +103,8 @@ def pair_table(
         left_out = "score" if from_labels else "label" if any_labels else None
         for name in required - {left_out}:
             columns.column(block.cells, name, required=True)
-        values: Values = {}
-        for name, read in readers.items():
-            if name in found and name != left_out:
-                values[name] = block.read(found[name], read)
+        used = {name: column for name, column in found.items() if name != left_out}
+        values = read_columns(block, used, readers)
         if from_labels:
             scores = [None if label is None else 1 - label / max(largest, 1) for label in values["label"]]
             values["score"] = scores
@@ -155,7 +153,7 @@ def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bo
         readers["label"], kept["score"] = _conditional_label, "label"
 
     def parse(block: Block, columns: Columns) -> Values:
-        values = read_columns(block, columns, readers)
+        values = read_columns(block, columns.find(block.cells, [*readers]), readers)
         prefixes = [template.replace("{condition}", text or "") for text in values["condition"]]
         for name in TEXTS:
             texts = zip(prefixes, values[name], strict=True)
@@ -215,12 +213,12 @@ class PairsToScore:
                 values["label"] = block.read(found["label"], label)
             for column in block.cells if kind in ("tsv", "csv") else ():
                 block.read(column, lambda _, value: cell(value, kind))
-            return {**values, "rows": [*block.rows()]}
+            return {**values, "rows": block.rows()}
 
         def parts() -> Iterator[Values]:
             for values in reading.parts(parse):
                 rows = values.pop("rows")
-                columns.update(dict.fromkeys(rows[0]))
+                columns.update((name, None) for row in rows for name in row)
                 self._parts.append(pickle.dumps(rows))
                 yield values
 

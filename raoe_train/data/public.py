@@ -78,7 +78,7 @@ def public_rows(
     readers = {name: known.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
 
     def parse(block: Block, columns: Columns) -> Values:
-        return read_columns(block, columns, readers, entry["columns"])
+        return read_columns(block, columns.find(block.cells, entry["columns"], readers), readers)
 
     for split, blocks in splits.items():
         reading = Reading(blocks, entry.get("named"))

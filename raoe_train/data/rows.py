@@ -24,7 +24,7 @@ from raoe_train.data.columns import (
 )
 from raoe_train.data.files import Block
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.tables import Reader, Reading, Table, Values, read_columns, read_table, to_table
+from raoe_train.data.tables import BATCH, Reader, Reading, Table, Values, read_columns, read_table, to_table
 
 logger = logging.getLogger(__name__)
 CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
@@ -46,68 +46,68 @@ def row_table(
     num_negatives: int | None = None,
     keep_all: bool = False,
 ) -> Table:
-    """Read rows of an anchor, a positive and any number of negatives, or build such rows from NLI pairs.
+    """Read rows of an anchor, a positive and any number of negatives, or build such rows from NLI
+    pairs. docs/data.md lists the formats.
 
-    The columns are anchor and positive (or other names in NAMES; or sentence1 and sentence2, if there is no score and
-    no label) and negative, negative_1, negative_2, …, which may have empty cells. Columns named in LISTS hold lists of
-    texts or of {"title", "text"}. Each positive of a query becomes one row. A negative is left out if it equals the
-    query or any positive of the query. If a row has more than num_negatives negatives, num_negatives are drawn at
-    random with a fixed seed. If there is a column relevance, the passage of a row with relevance 0 is not a positive:
-    it becomes a negative in all rows of the same query. With keep_all, for evaluation, every text stays in its row: a
-    row without a positive has None, and nothing is drawn or left out.
+    Each positive of a query becomes one row. A negative is left out if it equals the query or any
+    positive of the query. Of more than num_negatives negatives, num_negatives are drawn at random with
+    a fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query. With
+    keep_all, for evaluation, every text stays in its row: a row without a positive has None, and
+    nothing is drawn or left out.
 
-    A source without these columns must have NLI pairs of premise, hypothesis and label. Pairs are grouped by the exact
-    text of the premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default, each premise gives one triplet:
-    of two triplets in a batch, the positive of one would be an in-batch negative of the other. `pairing` "one" pairs
-    the first entailed with the first contradicting hypothesis of a premise in file order; "zip" pairs the i-th entailed
-    with the i-th contradicting hypothesis; "all" makes every combination.
+    NLI pairs are grouped by the exact text of the premise, as in SimCSE (Gao et al., EMNLP 2021,
+    section 4). `pairing` "one" pairs the first entailed with the first contradicting hypothesis in file
+    order (the positive of a second triplet would be an in-batch negative of the first); "zip" pairs the
+    i-th entailed with the i-th contradicting hypothesis; "all" makes every combination.
 
-    The result has the columns anchor, positive, negative, negative_2, … (None for missing negatives) and, with
-    `neutral`, a neutral text. For other arguments, see read_pairs. Dropped rows are counted by reason: "no positive",
-    "positive equal to the query", "text in two roles", and for NLI pairs "neutral", "duplicate hypothesis" (a repeated
-    pair), "premise without entailment" (or another class) or "surplus" (not used by `pairing`). Texts that are dropped
-    from the remaining rows are counted under "texts".
+    The result has the columns anchor, positive, negative, negative_2, … (None for missing negatives)
+    and, with `neutral`, a neutral text. For other arguments, see read_pairs. Dropped rows are counted
+    by reason, such as "no positive", "duplicate hypothesis" (a repeated NLI pair) and "surplus" (not
+    used by `pairing`). Texts that are dropped from the remaining rows are counted under "texts".
     """
     if pairing not in ("one", "zip", "all"):
         raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
     label_map = resolve_labels(labels)
-    if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
-        raise ValueError(f"labels must map to 0 (entailment), 1 (neutral) or 2 (contradiction); got {labels}")
-    readers: dict[str, Reader] = {
-        **dict.fromkeys(TEXTS, parse_sentence),
-        "label": partial(parse_label, label_map=label_map),
-    }
+    if not {*label_map.values()} <= {*NLI_LABELS.values(), None}:
+        classes = "0 (entailment), 1 (neutral) or 2 (contradiction)"
+        raise ValueError(f"labels must map to {classes}; got {labels}")
+    readers: dict[str, Reader] = dict.fromkeys(TEXTS, parse_sentence)
+    readers["label"] = partial(parse_label, label_map=label_map)
     is_nli: bool | None = None  # decided by the first rows
 
     def parse(block: Block, columns: Columns) -> Values:
         nonlocal is_nli
         if is_nli is None:
             is_nli = not _has_roles(block.cells, columns.mapping)
-        return read_columns(block, columns, readers) if is_nli else _read_roles(block, columns, neutral)
+        if is_nli:
+            return read_columns(block, columns.find(block.cells, [*readers]), readers)
+        return _read_roles(block, columns, neutral)
 
     reading = Reading(source, columns, on_error)
     parsed = [row for part in reading.parts(parse) for row in zip(*part.values(), strict=True)]
     read, advice, texts = len(parsed) + reading.dropped.total(), "", Counter[str]()
+    rows: list[Row] = []
     if is_nli:
         rows, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
         advice = ADVICE if parsed else ""
     elif keep_all:
-        rows = [(row[0], row[1] or [None], *row[2:]) for row in _by_role(parsed)]
-        dropped = Counter[str]()
+        rows, dropped = [(row[0], row[1] or [None], *row[2:]) for row in parsed], Counter[str]()
     else:
-        rows, dropped, texts = _usable(_by_role(parsed), num_negatives)
+        rows, dropped, texts = _usable(parsed, num_negatives)
     reading.dropped += dropped
-    kept = read - reading.dropped.total()
-    counts = reading.counts(kept, "triplet" if is_nli else "row", advice)
+    noun = "triplet" if is_nli else "row"
+    counts = reading.counts(read - reading.dropped.total(), noun, advice)
     width = max(len(negatives) for _, _, negatives, _ in rows)
-    names = ["anchor", "positive", "negative", *(f"negative_{n}" for n in range(2, width + 1))]
-    names = [*names[: 2 + width], *["neutral"][:neutral]]
+    numbered = [f"negative_{number}" if number > 1 else "negative" for number in range(1, width + 1)]
+    names = ["anchor", "positive", *numbered, *["neutral"][:neutral]]
 
     def parts() -> Iterator[Values]:
-        for anchor, positives, negatives, rest in rows:
-            missing = [None] * (width - len(negatives))
-            columns: list[Any] = [[text] * len(positives) for text in (anchor, *negatives, *missing, *rest)]
-            yield dict(zip(names, [columns[0], positives, *columns[1:]], strict=True))
+        for start in range(0, len(rows), BATCH):
+            cells = []
+            for anchor, positives, negatives, rest in rows[start : start + BATCH]:
+                others = [*negatives, *[None] * (width - len(negatives)), *rest]
+                cells += [(anchor, positive, *others) for positive in positives]
+            yield dict(zip(names, zip(*cells, strict=True), strict=True))
 
     table = to_table(parts(), dict.fromkeys(names, "string"))
     return table, counts | ({"texts": dict(texts)} if texts else {})
@@ -181,37 +181,29 @@ def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool
 
 
 def _read_roles(block: Block, columns: Columns, neutral: bool) -> Values:
-    """Return the columns anchor (texts), positive (lists of texts), relevance (whether these texts are
-    positives), neutral (lists of at most one text) and those of negatives (lists of texts)."""
+    """Return the columns anchor (texts), positive and negative (lists of texts) and neutral (lists of
+    at most one text). The positive of an irrelevant row is a negative."""
     required = ("anchor", "positive", *["neutral"][:neutral])
     found = columns.find(block.cells, required, ("relevance",))
-    numbered = [name for name in block.cells if re.fullmatch(r"negative_\d+", name)]
-    names = sorted(numbered, key=lambda name: int(name[9:]))
+    names = [name for name in block.cells if re.fullmatch(r"negative_\d+", name)]
+    names.sort(key=lambda name: int(name[9:]))
     if first := columns.column(block.cells, "negative", False):
-        names = [first, *names]
+        names.insert(0, first)
     columns.read.update(names)
-    values = {
-        "anchor": block.read(found["anchor"], parse_sentence),
-        "positive": block.read(found["positive"], _parse_texts),
-        "relevance": [True] * len(block.numbers),
-        "neutral": [[] for _ in block.numbers],
-    }
-    if relevance := found.get("relevance"):
-        values["relevance"] = block.read(relevance, _is_relevant)
+    anchors = block.read(found["anchor"], parse_sentence)
+    positives = block.read(found["positive"], _parse_texts)
+    neutrals: list[Any] = [[]] * len(anchors)
     if neutral:
-        values["neutral"] = block.read(found["neutral"], lambda c, v: [parse_sentence(c, v)])
-    return values | {f"negative {name}": block.read(name, _parse_texts) for name in names}
-
-
-def _by_role(parsed: Sequence[Any]) -> list[Row]:
-    """Join the negatives of each row. The positives of an irrelevant row are negatives."""
-    rows: list[Row] = []
-    for anchor, positives, relevant, neutral, *columns in parsed:
-        negatives = [text for texts in columns for text in texts]
-        if not relevant:
-            positives, negatives = [], [*positives, *negatives]
-        rows.append((anchor, positives, negatives, neutral))
-    return rows
+        neutrals = block.read(found["neutral"], lambda *cell: [parse_sentence(*cell)])
+    negatives = [list[str]() for _ in anchors]
+    for name in names:
+        for texts, more in zip(negatives, block.read(name, _parse_texts), strict=True):
+            texts += more or []
+    if relevance := found.get("relevance"):
+        for row, relevant in enumerate(block.read(relevance, _is_relevant)):
+            if relevant is False:
+                positives[row], negatives[row] = [], positives[row] + negatives[row]
+    return {"anchor": anchors, "positive": positives, "negative": negatives, "neutral": neutrals}
 
 
 def _is_relevant(column: str, value: Any) -> bool:

@@ -4,6 +4,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,11 @@ def _of_split(blocks: Iterator[Block], name: str, column: str, split: str) -> It
             raise ValueError(f"{block.place(usable[0])}: {problem}")
         words = {index: str(block.cells[column][index]) for index in usable}
         splits.update(words.values())
-        yield block.select([i for i in range(len(block.numbers)) if words.get(i, split) == split])
+        chosen = [row for row in range(len(block.numbers)) if words.get(row, split) == split]
+        problems = {new: block.problems[old] for new, old in enumerate(chosen) if old not in words}
+        numbers = [block.numbers[row] for row in chosen]
+        cells = {name: [values[row] for row in chosen] for name, values in block.cells.items()}
+        yield replace(block, numbers=numbers, cells=cells, problems=problems)
     if split not in splits:
         listing = ", ".join(f"{word} ({rows})" for word, rows in splits.items()) or "none"
         raise ValueError(f"{name}: no split {split!r}; splits: {listing}")

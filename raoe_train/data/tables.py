@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.columns import Columns, RowProblem
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
-
 BATCH = 4096  # number of rows to hold as Python objects at a time
 Values = dict[str, Any]  # {column: the value of each row}
 Parse = Callable[[Block, Columns], Values]  # RowProblem if no row of the block can be used
 Reader = Callable[[str, Any], Any]  # (column, value) -> parsed value, or RowProblem
 Counts = dict[str, Any]
-"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, all as numbers; "unread":
-names of columns that were not read, if there are any}. read = kept + sum of dropped."""
+"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, all as numbers;
+"unread": names of columns that were not read, if any}. read = kept + sum of dropped."""
 Table = tuple["Dataset", Counts]
 
 
@@ -34,12 +33,14 @@ class Reading:
         # the built-in corpus has raoe's names, whatever other sources have
         self.columns = Columns(None if is_builtin(source) else mapping)
         self.blocks = source if isinstance(source, Iterator) else open_source(source, mapping)
-        self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+        is_name = isinstance(source, (str, os.PathLike))
+        self.name = str(source) if is_name else type(source).__name__
         self.on_error, self.dropped, self._examples = on_error, Counter[str](), list[str]()
 
     def parts(self, parse: Parse) -> Iterator[Values]:
-        """Yield the usable rows of each block as parsed columns. ValueError, with file and line, for a
-        malformed row unless on_error is "skip"."""
+        """Yield parsed columns of at least BATCH usable rows, at the end fewer. ValueError, with file
+        and line, for a malformed row unless on_error is "skip"."""
+        part: Values = {}
         for block in self.blocks:
             values: Values = {}
             try:
@@ -48,11 +49,14 @@ class Reading:
                 block.problems = dict.fromkeys(block.usable(), problem) | block.problems
             for index in sorted(block.problems):
                 self._drop(block.place(index), block.problems[index])
-            if block.problems:
-                rows = block.usable()
-                values = {name: [column[row] for row in rows] for name, column in values.items()}
-            if len(block.problems) < len(block.numbers):
-                yield values
+            if rows := block.usable():
+                for name, column in values.items():
+                    part.setdefault(name, []).extend([column[row] for row in rows])
+                if len(part[name]) >= BATCH:
+                    yield part
+                    part = {}
+        if part:
+            yield part
 
     def _drop(self, place: str, problem: RowProblem) -> None:
         message = f"{place}: {problem}"
@@ -65,68 +69,53 @@ class Reading:
     def counts(self, kept: int, noun: str, advice: str = "") -> Counts:
         """Return the counts after reading. ValueError with `advice` if no row was kept."""
         dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
-        read = kept + sum(dropped.values())
+        counts = {"read": kept + sum(dropped.values()), "kept": kept, "dropped": dropped}
         if not kept:
             reasons = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items())
             reasons = (reasons or "there are no rows") + advice + "".join(self._examples)
-            raise ValueError(f"{self.name}: no usable {noun} in {read} rows: {reasons}")
+            raise ValueError(f"{self.name}: no usable {noun} in {counts['read']} rows: {reasons}")
         unread = self.columns.unread()
-        counts = {"read": read, "kept": kept, "dropped": dropped}
         return counts | ({"unread": unread} if unread else {})
 
 
-def read_columns(
-    block: Block, columns: Columns, readers: Mapping[str, Reader], require: Sequence[str] | None = None
-) -> Values:
-    """Parse columns of a block, named as in `readers`. Those in `require` (None: all) must exist."""
-    found = columns.find(block.cells, [*readers] if require is None else require, readers)
+def read_columns(block: Block, found: Mapping[str, str], readers: Mapping[str, Reader]) -> Values:
+    """Parse the columns of a block that were found, with the reader of each column."""
     return {name: block.read(found[name], read) for name, read in readers.items() if name in found}
 
 
-def read_table(source: Any, parse: Parse, noun: str, *, columns: Any = None, on_error: str = "raise") -> Table:
-    """Parse the rows of a source. Return (table, counts). `noun` is the word for a row in messages, such
-    as "pair". `columns` and `on_error`: see read_pairs."""
+def read_table(
+    source: Any, parse: Parse, noun: str, *, columns: Any = None, on_error: str = "raise"
+) -> Table:
+    """Parse the rows of a source. Return (table, counts). `noun` is the word for a row in messages,
+    such as "pair". `columns` and `on_error`: see read_pairs."""
     reading = Reading(source, columns, on_error)
     table = to_table(reading.parts(parse))
     counts = reading.counts(len(table), noun)
-    if reading.dropped:
-        left_out, read, dropped = reading.dropped.total(), counts["read"], counts["dropped"]
-        logger.warning("%s: %d of %d rows left out: %s", reading.name, left_out, read, dropped)
+    if dropped := counts["dropped"]:
+        rows, read = sum(dropped.values()), counts["read"]
+        logger.warning("%s: %d of %d rows left out: %s", reading.name, rows, read, dropped)
     return table, counts
 
 
-def to_table(parts: Iterable[Mapping[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
+def to_table(parts: Iterable[Values], types: Mapping[str, str] | None = None) -> "Dataset":
     """Convert parts with the same columns to a table in memory. `types` is {column: name of a pyarrow
-    type}. Without `types`, the first BATCH values of a column determine its type."""
+    type}. Without `types`, the values of the first part determine the types."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint
     from datasets.table import InMemoryTable
 
     batches, schema = [], pyarrow.schema(types or {})
-    for rows in _joined(parts):
-        batches.append(pyarrow.RecordBatch.from_pydict(rows, schema or None))
+    for part in parts:
+        batches.append(pyarrow.RecordBatch.from_pydict(part, schema or None))
         schema = batches[0].schema
     table = InMemoryTable(pyarrow.Table.from_batches(batches, schema))
     # by default, datasets copies and hashes the table
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
-def _joined(parts: Iterable[Mapping[str, Any]]) -> Iterator[Values]:
-    """Join parts until they have at least BATCH rows."""
-    rows: Values = {}
-    for part in parts:
-        for name, column in part.items():
-            rows.setdefault(name, []).extend(column)
-        if len(next(iter(rows.values()))) >= BATCH:
-            yield rows
-            rows = {}
-    if rows:
-        yield rows
-
-
 class Texts:
-    """All sentences in datasets whose columns hold texts or lists of texts. Can be iterated several times."""
+    """All sentences in datasets whose columns hold texts or lists of texts, any number of times."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)
@@ -153,7 +142,7 @@ def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> lis
     return sentences
 
 
-def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str | RowProblem]]:
+def each_sentence(source: str, columns: Any = None) -> Iterator[tuple[str, str | RowProblem]]:
     """Yield (place, sentence) for each row of a source, or (place, problem) for a malformed row."""
     reading = Reading(source, columns)
     is_text = is_file(source) and source.lower().removesuffix(".gz").endswith(".txt")
