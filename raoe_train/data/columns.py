@@ -6,8 +6,7 @@ from typing import Any
 
 from raoe_train.config import nearest
 
-# columns that hold lists
-LISTS = ("positives", "pos", "positive_passages", "negatives", "neg", "negative_passages")
+LISTS = ("positives", "pos", "positive_passages", "negatives", "neg", "negative_passages")  # columns that hold lists
 NAMES: dict[str, tuple[str, ...]] = {
     "sentence1": ("sentence1", "premise", "text1", "sentence_A", "question1"),
     "sentence2": ("sentence2", "hypothesis", "text2", "sentence_B", "question2"),
@@ -17,17 +16,17 @@ NAMES: dict[str, tuple[str, ...]] = {
     "split": ("split",),
     "condition": ("condition",),
     "sentence": ("sentence", "text"),
-    # in rows with anchor and positive; SimCSE: sent0, sent1, hard_neg; MTEB: query, positive, negative
+    # in rows with anchor and positive; SimCSE's names: sent0, sent1, hard_neg; MTEB's: query, positive, negative
     "anchor": ("anchor", "query", "question", "sentence0", "sent0"),
     "positive": ("positive", "answer", "passage", "document", "sentence1", "sent1", *LISTS[:3]),
     "negative": ("negative", "sentence2", "hard_neg", *LISTS[3:]),
     "neutral": ("neutral",),
     "relevance": ("relevance", "relevant", "is_relevant", "label"),
 }
-"""{raoe's column: its names in files}. A row may have only one of these names, except for FIRST."""
+"""{raoe's column: its names in files}. A row may have only one of a column's names, unless the column is in FIRST."""
 FIRST = ("sentence",)  # if a row has several names of such a column, the first in NAMES is used
-NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # RAOE's gate compares classes
-LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {label: class, None skips its rows}
+NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related; RAOE's gate compares classes
+LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {label: class, or None to skip its rows}
 TRUTH = {"true": 1, "false": 0}  # words that are read as scores
 NO_GOLD_LABEL = ("-", "-1", "")
 WELL_FORMED = ("no gold label", "blank line", "label left out", "unknown id", "no text")
@@ -38,15 +37,13 @@ class RowProblem(Exception):
     """Why a row cannot be used. Rows are counted by `reason`. on_error affects only `malformed` rows."""
 
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
-        if len(message) > LONGEST:
-            message = f"{message[:LONGEST]} … ({len(message)} characters)"
-        super().__init__(message)
-        self.reason = reason
-        self.malformed = reason not in WELL_FORMED
+        super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} … ({len(message)} characters)")
+        self.reason, self.malformed = reason, reason not in WELL_FORMED
 
 
 class Columns:
-    """Finds raoe's columns in rows, by NAMES or by `mapping` (the argument `columns` of read_pairs)."""
+    """Finds raoe's columns in rows, by NAMES or by `mapping` (the argument `columns` of
+    read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         if not isinstance(mapping or {}, Mapping):
@@ -54,57 +51,51 @@ class Columns:
         nulls = ("", "none", "null")  # None, as written in recipes and on command lines
         self.mapping: dict[str, str | None] = {}
         for name, column in (mapping or {}).items():
-            roles = [name] if name in NAMES else [role for role in NAMES if name in NAMES[role]]
-            if len(roles) != 1 or roles[0] in self.mapping:
+            roles = [name] if name in NAMES else [role for role, names in NAMES.items() if name in names]
+            if len(roles) != 1 or (roles[0] in self.mapping):
                 problem = f"two names of {roles[0]}" if len(roles) == 1 else f"unknown name {name!r}"
                 hint = nearest(repr(name), map(repr, NAMES))
                 raise ValueError(f"{problem} in columns{hint}; known names: {', '.join(NAMES)}")
-            ignored = column is None or str(column).lower() in nulls
-            self.mapping[roles[0]] = None if ignored else str(column)
+            self.mapping[roles[0]] = None if column is None or str(column).lower() in nulls else str(column)
         self.seen, self.read = dict[str, None](), set[str]()  # all columns; columns that were read
         self._found = dict[tuple[str, ...], dict[str, str]]()  # {required names: the first result}
 
-    def find(self, present: Collection[str], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
+    def find(
+        self, present: Collection[str], require: Sequence[str], optional: Iterable[str] = ()
+    ) -> dict[str, str]:
         """Return {raoe's name: column} for rows with the columns `present`. RowProblem if a name in
         `require` has no column, if a name could be several columns, or if earlier rows have columns
         for other names."""
-        names = dict[str, str]()
-        for name in (*require, *optional):
-            column = self.column(present, name, name in require)
-            if column is not None:
-                names[name] = column
+        columns = {name: self.column(present, name, name in require) for name in (*require, *optional)}
+        names = {name: column for name, column in columns.items() if column is not None}
         self.seen |= dict.fromkeys(present)
         self.read.update(names.values())
         earlier = self._found.setdefault(tuple(require), names)
         if names.keys() != earlier.keys():
-            ours, theirs = ", ".join(names), ", ".join(earlier)
-            raise RowProblem(f"the row has columns {ours}, but earlier rows have {theirs}")
+            raise RowProblem(f"the row has columns {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
         return names
 
     def unread(self) -> list[str]:
         """Return the columns of rows so far that were not read."""
-        known = {*self.read, self.mapping.get("split") or "split"}
-        return [name for name in self.seen if name not in known]
+        return [name for name in self.seen if name not in {*self.read, self.mapping.get("split") or "split"}]
 
     def column(self, present: Collection[str], name: str, required: bool) -> str | None:
-        """Return the column for one of raoe's names, or None. RowProblem if several columns have
-        this name, or if it is required but missing."""
-        mapped, candidates = self.mapping.get(name), NAMES[name]
+        """Return the column for one of raoe's names, or None. RowProblem if ambiguous, or if required but missing."""
+        mapped, aliases = self.mapping.get(name), NAMES[name]
         if name in self.mapping:
-            candidates = () if mapped is None else (mapped,)
+            found = [mapped] if mapped in present else []
         else:
-            candidates = tuple(each for each in candidates if each not in self.mapping.values())
-        found = [column for column in candidates if column in present]
+            found = [column for column in aliases if column in present and column not in self.mapping.values()]
         if len(found) > 1 and name not in FIRST:
-            advice = f"choose one with --data.columns {name}=COLUMN"
-            raise RowProblem(f"columns {' and '.join(found)} could both be {name}: {advice}")
+            choices = " and ".join(map(str, found))
+            raise RowProblem(f"columns {choices} could both be {name}: choose one with --data.columns {name}=COLUMN")
         if found or (mapped is None and not required):
             return found[0] if found else None
-        expected, headers = mapped or ", ".join(NAMES[name]), ", ".join(map(repr, present))
+        expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, present))
         advice = f"map one of these columns with --data.columns {name}=COLUMN: {headers}"
-        roles = [[each for each in NAMES[role] if each in present] for role in ("anchor", "positive")]
+        roles = [next((each for each in NAMES[role] if each in present), "") for role in ("anchor", "positive")]
         if name == "sentence1" and all(roles):
-            advice = f"for pairs, set --data.columns sentence1={roles[0][0]} sentence2={roles[1][0]}; "
+            advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; "
             advice += "row_table, losses such as InfoNCELoss and tasks retrieval:FILE read queries and passages"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
@@ -112,7 +103,7 @@ class Columns:
 def parse_sentence(column: str, value: Any) -> str:
     """Return `value` if it is a non-empty string, else raise RowProblem."""
     try:
-        value.encode()  # fails for a lone surrogate: JSON allows it, tokenizers and tables do not
+        value.encode()  # fails for a lone surrogate, which is possible in JSON, but not in tokenizers and tables
     except (AttributeError, UnicodeEncodeError):
         raise RowProblem(f"{column} is {value!r}, not a string") from None
     if not value.strip():
@@ -121,25 +112,24 @@ def parse_sentence(column: str, value: Any) -> str:
 
 
 def as_word(value: Any) -> str:
-    """Convert a label or name to a string. Return "" for a missing value, a list, a dict or bytes."""
-    if isinstance(value, float):  # pandas stores 1 as 1.0 in a column with missing values (NaN)
+    """Convert a label or name to a string. Return "" for a missing value and for lists, dicts and bytes."""
+    if isinstance(value, float):  # in a column with missing values, pandas stores 1 as 1.0 and missing values as NaN
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
     return "" if value is None or isinstance(value, (list, dict, bytes)) else str(value).strip()
 
 
 def parse_word(column: str, value: Any) -> str:
-    """Convert a label or name to a string. RowProblem for a missing value, a list, a dict or bytes."""
+    """Convert a label or name to a string. RowProblem if the value is missing, or is a list, dict or bytes."""
     if not (word := as_word(value)):
         raise RowProblem(f"{column} is {value!r}, not a name or label")
     return word
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
-    """Convert a score to a float. RowProblem if it is not finite, or not within `scale`, a pair
-    (lowest, highest)."""
+    """Convert a score to a float. RowProblem if it is not finite, or not within `scale`, a pair (lowest, highest)."""
     try:
-        if isinstance(value, bytes) or (isinstance(value, str) and "_" in value):
-            raise TypeError  # Python reads 1_0 as 10
+        if isinstance(value, bytes) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
+            raise TypeError
         score = float(TRUTH.get(value.lower(), value) if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
         raise RowProblem(f"{column} is {value!r}, not a number", reason="bad score") from None
@@ -152,38 +142,35 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
 
 
 def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
-    """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer of
-    at least 0."""
+    """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer of at least 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     if not isinstance(labels, Mapping):
         raise ValueError(f"labels must be a mapping of words or numbers to classes, got {labels!r}")
     for word, label in labels.items():
-        if label is not None and (type(label) is not int or not 0 <= label < 2**63):
+        if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
             classes = "classes 0, 1, ..., or to null to skip rows with the label"
             raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
-        listed = ", ".join(map(str, labels))
-        raise ValueError(f"labels maps every label to null: map one of {listed} to a class")
+        raise ValueError(f"labels maps every label to null: map one of {', '.join(map(str, labels))} to a class")
     return {str(word).lower(): label for word, label in labels.items()}
 
 
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
-    """Return the class of a label. RowProblem for a label that label_map maps to None or lacks."""
+    """Return the class of a label. RowProblem for a label that label_map maps to None or does not contain."""
     word = as_word(value)
     if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # pandas may store 1 as 1.0
         word = number
     if not isinstance(value, bool) and word.lower() in label_map:
         label = label_map[word.lower()]
         if label is None:
-            problem = f"{column} is {value!r}, which `labels` maps to null"
-            raise RowProblem(problem, reason="label left out")
+            raise RowProblem(f"{column} is {value!r}, which `labels` maps to null", reason="label left out")
         return label
     if word in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}, not a gold label", reason="no gold label")
     raise RowProblem(
-        f"{column} is {value!r}, which is not a known label ({', '.join(label_map)}). Map all labels "
-        f'to classes, 0 = most similar, with labels {{"{word.lower()}": CLASS, ...}}, or ignore the '
+        f"{column} is {value!r}, which is not a known label ({', '.join(label_map)}). "
+        f'Map all labels to classes, 0 = most similar, with labels {{"{word.lower()}": CLASS, ...}}, or ignore the '
         f"column with columns label=none (if it holds scores, larger = more similar: columns score={column})",
         reason="unknown label",
     )

@@ -62,7 +62,7 @@ class Block:
         return self.each(self.cells[column], partial(parse, column))
 
     def each(self, values: Iterable[Any], parse: Callable[[Any], Any]) -> list[Any]:
-        """Parse a value of each row; None for unusable rows. A RowProblem makes its row unusable."""
+        """Parse a value of each row; None for unusable rows. RowProblem makes a row unusable."""
         results = []
         for index, value in enumerate(values):
             try:
@@ -96,10 +96,10 @@ def blocks_of(name: str, unit: str, rows: Iterable[Row]) -> Iterator[Block]:
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
-    """Return the format of a file (a value of KINDS) by its suffix, ignoring .gz. None if unknown."""
+    """Return the format of a file by its suffix (a value of KINDS), ignoring .gz, or None."""
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
-    return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet is compressed already
+    return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet is compressed
 
 
 def known_kind(path: Path) -> str:
@@ -110,9 +110,10 @@ def known_kind(path: Path) -> str:
     return kind
 
 
-def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, Any]]:
-    """Yield (number from 1, line) of a text file, plain or .gz; None for an undecodable line. `ends`
-    keeps line ends. Only a line feed ends a line, because sentences may contain U+2028 and the like."""
+def text_lines(path: Path, encoding: str = "utf-8", *, ends: bool = False) -> Iterator[Any]:
+    """Yield (number from 1, line or, if it cannot be decoded, None) of a text file, plain or .gz.
+    `ends` keeps line ends. Only a line feed ends a line, because sentences may contain U+2028
+    etc."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -146,7 +147,7 @@ def _csv_cells(path: Path) -> Cells:
                 raise ValueError(f"{path}, line {number}: not UTF-8")
             yield line
 
-    reader, record = csv.reader(lines(), strict=True), Any
+    reader, record = csv.reader(lines(), strict=True), cast(Any, ())
     while record is not None:
         start, limit = reader.line_num + 1, csv.field_size_limit(LONGEST_CELL)
         try:
@@ -174,8 +175,8 @@ def _table_rows(path: Path, records: Cells) -> Iterator[Row]:
             if len({*names}) < len(names):
                 raise ValueError(f"{place}: the header has a duplicate column name: {names!s:.200}")
             if sum(name.count("\t") for name in names) >= len(names):
-                advice = "rename the file to .tsv; if line 1 does not name the columns, as in STS-B's "
-                advice += "files, insert such a line (prepare reads STS-B's files as they are)"
+                advice = "rename it to .tsv, with a first line that names the columns (the job "
+                advice += "prepare reads STS-B's files, which lack this line)"
                 raise ValueError(f"{place}: a .csv file with tabs instead of commas: {advice}")
             if len(names) == 1 and ";" in names[0]:
                 hint = ": separate them with commas, not with ;"
@@ -203,7 +204,8 @@ def _json(line: str | None) -> dict[str, Any] | RowProblem:
         return RowProblem("invalid Unicode (lone surrogate)")
     except (ValueError, RecursionError) as error:
         return RowProblem(f"not JSON ({error})")
-    return fields if isinstance(fields, dict) else RowProblem(f"a JSON {type(fields).__name__}, not an object")
+    kind = type(fields).__name__
+    return fields if isinstance(fields, dict) else RowProblem(f"a JSON {kind}, not an object")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -213,18 +215,18 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # json alone keeps the last of equal keys
+OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
 def read_blocks(path: Path, name: str, unit: str = "line") -> Iterator[Block]:
-    """Yield the rows of a data file. `name` and `unit` are for messages. ValueError if the file as a
-    whole is invalid (damaged .gz, no header)."""
-    kind = known_kind(path)
-    if kind == "parquet":
+    """Yield the rows of a data file. `name` and `unit` are for messages. ValueError if the whole
+    file is invalid (damaged .gz, no header)."""
+    if (kind := known_kind(path)) == "parquet":
         return _parquet_blocks(path, name)
     if kind == "jsonl":
         return blocks_of(name, unit, json_rows(path))
-    return blocks_of(name, unit, _table_rows(path, (_tsv_cells if kind == "tsv" else _csv_cells)(path)))
+    cells = _tsv_cells(path) if kind == "tsv" else _csv_cells(path)
+    return blocks_of(name, unit, _table_rows(path, cells))
 
 
 def _parquet_blocks(path: Path, name: str) -> Iterator[Block]:
@@ -243,7 +245,7 @@ def _parquet_blocks(path: Path, name: str) -> Iterator[Block]:
                 numbers = range(number + 1, number + 1 + len(batch))
                 yield Block(name, "row", numbers, with_names(batch.to_pydict(), features))
                 number += len(batch)
-    except Exception as error:  # pyarrow raises many kinds of errors for damaged or unsupported data
+    except Exception as error:  # pyarrow raises many kinds of errors for damaged data
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
@@ -257,12 +259,12 @@ def with_names(cells: dict[str, Any], features: Mapping[str, Any]) -> dict[str, 
     return cells
 
 
-def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows atomically in the format of the suffix. ValueError for a value that the format
-    cannot represent."""
+def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows atomically in the format of the suffix. ValueError for a value that it cannot
+    hold."""
     path = Path(path)
     kind = known_kind(path)
-    values = ([row.get(name) for name in columns] for row in rows)
+    values: Iterator[Any] = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
             import pyarrow.parquet
@@ -302,8 +304,8 @@ def _in_json(value: Any) -> Any:
 
 
 def cell(value: Any, kind: str) -> str:
-    """Format a value as a TSV or CSV cell, floats with all digits. ValueError if a cell cannot
-    represent the value."""
+    """Format a value as a TSV or CSV cell, floats with all digits. ValueError if that is
+    impossible."""
     text = "" if value is None else str(value)
     if isinstance(value, (list, dict)):
         raise ValueError(f"a {kind} file cannot store {text:.200}: write .jsonl instead")

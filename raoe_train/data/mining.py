@@ -25,8 +25,9 @@ Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examp
 
 
 def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
-    """Read labelled sentences or pairs. The result has columns text (the sentence, or the first of a pair), second
-    (only for pairs), label (as in the file) and split (default ""). `options`: columns and on_error of read_pairs."""
+    """Read labelled sentences or pairs. The result has columns text (the sentence, or the first of
+    a pair), second (only for pairs), label (as in the file) and split (default ""). `options`:
+    columns and on_error of read_pairs."""
     return read_table(source, _parse, "example", **options)
 
 
@@ -34,7 +35,8 @@ def _parse(block: Block, columns: Columns) -> Values:
     found = columns.find(block.cells, ("label",), (*TEXTS, "split"))
     required = TEXTS if {*TEXTS} & {*found} else ("sentence",)
     values: Values = {}
-    for name, column in zip(("text", "second"), columns.find(block.cells, required).values(), strict=False):
+    texts = columns.find(block.cells, required).values()
+    for name, column in zip(("text", "second"), texts, strict=False):
         values[name] = block.read(column, parse_sentence)
     values["label"] = block.read(found["label"], parse_word)
     splits = block.cells[found["split"]] if "split" in found else [""] * len(block.numbers)

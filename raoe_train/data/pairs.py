@@ -1,4 +1,4 @@
-"""Read sentence pairs with similarity scores or NLI labels, Conditional STS, and pairs for the job `score`."""
+"""Read sentence pairs with scores or NLI labels, Conditional STS, and pairs for the job `score`."""
 
 import os
 import pickle
@@ -79,8 +79,9 @@ def pair_table(
     any_labels: bool = False,
     **options: Any,
 ) -> Table:
-    """Read pairs as read_pairs does. Return (table, counts). `names`: columns to keep, all of which must exist; None
-    keeps all columns. With `any_labels`, labels of scored pairs are ignored. `options`: keywords of read_table."""
+    """Read pairs as read_pairs does. Return (table, counts). `names`: columns to keep, which must
+    exist; None keeps all. `any_labels` ignores labels of scored pairs. `options`: keywords of
+    read_table."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
@@ -106,8 +107,8 @@ def pair_table(
         used = {name: column for name, column in found.items() if name != left_out}
         values = read_columns(block, used, readers)
         if from_labels:
-            scores = [None if label is None else 1 - label / max(largest, 1) for label in values["label"]]
-            values["score"] = scores
+            labels_read = values["label"]
+            values["score"] = [c if c is None else 1 - c / max(largest, 1) for c in labels_read]
         return values
 
     table, counts = read_table(source, parse, "pair", **options)
@@ -187,16 +188,17 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs to score, and the input's other columns, to be copied to the output. Rows without a gold
-    label are kept. ValueError for a value that the format `kind` cannot represent, and for a column in
-    `added` that already exists.
+    """Pairs to score, and the input's other columns, to be copied to the output. Rows without a
+    gold label are kept. ValueError for a value that the format `kind` cannot represent, and for a
+    column in `added` that already exists.
 
-    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if missing),
-    `columns` (all, in order) and `left_out` ({reason: skipped rows}).
+    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if
+    missing), `columns` (all, in order) and `left_out` ({reason: skipped rows}).
     """
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
-        label_map, reading = (resolve_labels(data.labels), Reading(data.input, data.columns, data.on_error))
+        label_map = resolve_labels(data.labels)
+        reading = Reading(data.input, data.columns, data.on_error)
         columns, self._parts = dict[str, None](), list[bytes]()  # the rows of each part, pickled
 
         def label(column: str, value: Any) -> int:
@@ -225,8 +227,8 @@ class PairsToScore:
         table = to_table(parts())
         self.left_out = reading.counts(len(table), "pair to score")["dropped"]
         if clashes := [name for name in added if name in columns]:
-            names = ", ".join(clashes)
-            raise ValueError(f"{data.input} already has a column {names}: rename or remove it first")
+            problem = f"already has a column {', '.join(clashes)}"
+            raise ValueError(f"{data.input} {problem}: rename or remove it first")
         self.pairs, self.labels = table.select_columns([*TEXTS]), np.array(table["label"][:])
         self.columns = [*columns]
 

@@ -1,4 +1,5 @@
-"""Read rows of an anchor, a positive and any number of negatives, and lists of ranking sentences."""
+"""Read rows of an anchor, a positive and any number of negatives, and lists of ranking
+sentences."""
 
 import ast
 import itertools
@@ -50,20 +51,21 @@ def row_table(
     pairs. docs/data.md lists the formats.
 
     Each positive of a query becomes one row. A negative is left out if it equals the query or any
-    positive of the query. Of more than num_negatives negatives, num_negatives are drawn at random with
-    a fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query. With
-    keep_all, for evaluation, every text stays in its row: a row without a positive has None, and
-    nothing is drawn or left out.
+    positive of the query. Of more than num_negatives negatives, num_negatives are drawn at random
+    with a fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query.
+    With keep_all, for evaluation, every text stays in its row: a row without a positive has None,
+    and nothing is drawn or left out.
 
     NLI pairs are grouped by the exact text of the premise, as in SimCSE (Gao et al., EMNLP 2021,
-    section 4). `pairing` "one" pairs the first entailed with the first contradicting hypothesis in file
-    order (the positive of a second triplet would be an in-batch negative of the first); "zip" pairs the
-    i-th entailed with the i-th contradicting hypothesis; "all" makes every combination.
+    section 4). `pairing` "one" pairs the first entailed with the first contradicting hypothesis in
+    file order (the positive of a second triplet would be an in-batch negative of the first); "zip"
+    pairs the i-th entailed with the i-th contradicting hypothesis; "all" makes every combination.
 
-    The result has the columns anchor, positive, negative, negative_2, … (None for missing negatives)
-    and, with `neutral`, a neutral text. For other arguments, see read_pairs. Dropped rows are counted
-    by reason, such as "no positive", "duplicate hypothesis" (a repeated NLI pair) and "surplus" (not
-    used by `pairing`). Texts that are dropped from the remaining rows are counted under "texts".
+    The result has the columns anchor, positive, negative, negative_2, … (None for missing
+    negatives) and, with `neutral`, a neutral text. For other arguments, see read_pairs. Dropped
+    rows are counted by reason, such as "no positive", "duplicate hypothesis" (a repeated NLI pair)
+    and "surplus" (not used by `pairing`). Texts that are dropped from the remaining rows are
+    counted under "texts".
     """
     if pairing not in ("one", "zip", "all"):
         raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
@@ -167,8 +169,8 @@ def _transform_of(data: Any) -> Any:
 
 
 def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool:
-    """Whether a source's first rows have an anchor, and are no NLI pairs. If sentence1 is the anchor,
-    add it to `mapping`."""
+    """Whether a source's first rows have an anchor, and are no NLI pairs. If sentence1 is the
+    anchor, add it to `mapping`."""
     roles = {"anchor", "positive", "negative", "neutral"}
     if roles & {*mapping} or {*NAMES["anchor"]} & {*present}:
         return True
@@ -181,8 +183,8 @@ def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool
 
 
 def _read_roles(block: Block, columns: Columns, neutral: bool) -> Values:
-    """Return the columns anchor (texts), positive and negative (lists of texts) and neutral (lists of
-    at most one text). The positive of an irrelevant row is a negative."""
+    """Return the columns anchor (texts), positive and negative (lists of texts) and neutral (lists
+    of at most one text). The positive of an irrelevant row is a negative."""
     required = ("anchor", "positive", *["neutral"][:neutral])
     found = columns.find(block.cells, required, ("relevance",))
     names = [name for name in block.cells if re.fullmatch(r"negative_\d+", name)]
@@ -294,8 +296,8 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of sentences, the source sentence first, as a column `sentences`. A repeated id is an
-    error."""
+    """Read lists of sentences, the source sentence first, as a column `sentences`. A repeated id is
+    an error."""
     ids = set[str]()
 
     def new_id(column: str, value: Any) -> None:
@@ -313,8 +315,8 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
 
 
 def read_lists(block: Block, columns: Columns) -> Values:
-    """Return {"sentences": the list of each row}. In the column list_sent of the paper's published data,
-    each list is a string."""
+    """Return {"sentences": the list of each row}. In the column list_sent of the paper's published
+    data, each list is a string."""
     name = "sentences" if "sentences" in block.cells else "list_sent"
     if name not in block.cells:
         names = ", ".join(map(repr, block.cells))
@@ -324,8 +326,8 @@ def read_lists(block: Block, columns: Columns) -> Values:
 
 
 def _parse_list(column: str, sentences: Any) -> list[str]:
-    """Return a list of texts. A list with an empty sentence is malformed, because removing this sentence
-    would change the ranks of the other sentences."""
+    """Return a list of texts. A list with an empty sentence is malformed, because removing this
+    sentence would change the ranks of the other sentences."""
     if isinstance(sentences, str) and sentences.startswith("["):
         try:
             sentences = ast.literal_eval(sentences)

@@ -1,4 +1,5 @@
-"""Sources of rows: a file, the built-in corpus, a dataset on a hub, a Dataset, a DataFrame, or a pool of sources."""
+"""Sources of rows: files, the built-in corpus, datasets on a hub, Datasets, DataFrames, and
+pools."""
 
 import itertools
 import os
@@ -11,21 +12,20 @@ from typing import Any
 from raoe_train.data.columns import NAMES, Columns
 from raoe_train.data.files import BATCH, Block, data_kind, known_kind, read_blocks, with_names
 
-BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
-"""The built-in corpus (written by tests/data/builtin_corpus.py): scored pairs; premises with a
-hypothesis per label."""
+BUILTIN = {n: Path(__file__).with_name(f"{n}.jsonl.gz") for n in ("builtin", "builtin-nli")}
+"""The built-in corpus, which tests/data/builtin_corpus.py writes: scored pairs, and NLI pairs."""
 Mapped = Mapping[str, str | None]  # {raoe's column: column of a source, or None to ignore it}
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a data file. FileNotFoundError or ValueError if `name` is not a data file."""
+    """Return the path of a data file. FileNotFoundError or ValueError if it is none."""
     path = Path(name).expanduser()
     if not path.exists():
         advice = "for a dataset on a hub write hub:OWNER/NAME#SPLIT"
         raise FileNotFoundError(f"no such file: {str(path)!r} ({advice})")
     if any((path / f"corpus.jsonl{suffix}").is_file() for suffix in ("", ".gz")):
-        advice = f"evaluate it with --tasks retrieval:{path}, or write its judged pairs to a .jsonl file, "
-        advice += 'with a line {"query": TEXT, "pos": [TEXT, …]} for each query'
+        advice = f"evaluate it with --tasks retrieval:{path}, or write its judged pairs to a "
+        advice += '.jsonl file, with a line {"query": TEXT, "pos": [TEXT, …]} for each query'
         raise ValueError(f"{str(path)!r} is a folder in BEIR's layout: {advice}")
     if path.is_dir():
         advice = "convert a saved Dataset with to_parquet()"
@@ -37,8 +37,8 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Whether a source is a file: it has no prefix hub:, and exists or has a data suffix, a `#` or a
-    path separator."""
+    """Whether a source is a file: it has no prefix hub:, and exists or has a data suffix, a `#` or
+    a path separator."""
     if isinstance(name, os.PathLike):
         return True
     if name.startswith("hub:") or is_builtin(name):
@@ -52,9 +52,13 @@ def is_builtin(name: Any) -> bool:
     return isinstance(name, str) and name.partition("#")[0] in BUILTIN
 
 
+def columns_for(name: Any, mapping: Mapped | None) -> Columns:
+    """Return the finder of a source's columns. The built-in corpus has raoe's names."""
+    return Columns(None if is_builtin(name) else mapping)
+
+
 def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
-    """Return (path, split or "") of a source that is a file. FileNotFoundError or ValueError if it is
-    no data file."""
+    """Return (path, split or "") of a source that is a file, as existing_file does."""
     text = os.fspath(name)  # a # may be part of the file's name
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split
@@ -64,7 +68,7 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
     """Split a pool SOURCE+SOURCE into its sources. For a name that is not a pool, return [name]."""
     text = os.fspath(name)
     if not text:
-        raise ValueError("the name of a data source is empty: use FILE, FILE#SPLIT or a name on a hub")
+        raise ValueError("the name of a source is empty: use FILE, FILE#SPLIT or a name on a hub")
     if any("+" in file and os.path.exists(file) for file in (text, text.partition("#")[0])):
         return [text]
     parts = text.split("+")
@@ -75,8 +79,8 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
 
 
 def open_source(name: Any, mapping: Mapped | None = None) -> Iterator[Block]:
-    """Return the rows of a source: a name, a Dataset or a DataFrame. Of `mapping`, only the column of
-    splits matters. An unknown split raises an error only when rows are read."""
+    """Return the rows of a source: a name, a Dataset or a DataFrame. Of `mapping`, only the column
+    split matters. An unknown split raises an error only when rows are read."""
     if not isinstance(name, (str, os.PathLike)):
         return _dataset_blocks(type(name).__name__, _as_dataset(name))
     if len(parts := pool(name)) > 1:
@@ -86,10 +90,10 @@ def open_source(name: Any, mapping: Mapped | None = None) -> Iterator[Block]:
         path, split = file_and_split(name)
         blocks, label = read_blocks(path, str(path)), str(path)
     elif base in BUILTIN:
-        blocks, label, mapping = read_blocks(BUILTIN[base], str(name), "row"), str(name), None
+        blocks, label = read_blocks(BUILTIN[base], str(name), "row"), str(name)
     else:
         return _hub_blocks(str(name), base.removeprefix("hub:"), split)
-    column = Columns(mapping).mapping.get("split") or NAMES["split"][0]
+    column = columns_for(name, mapping).mapping.get("split") or NAMES["split"][0]
     return _of_split(blocks, label, column, split) if split else blocks
 
 
@@ -107,13 +111,12 @@ def first_columns(name: Any, mapping: Mapped | None = None) -> list[str]:
 
 def has_column(name: Any, mapping: Mapped, *columns: str) -> bool:
     """Whether the first row of a source has at least one of `columns` (raoe's names, see NAMES)."""
-    present, mapped = {*first_columns(name, mapping)}, Columns(mapping).mapping
+    present, mapped = {*first_columns(name, mapping)}, columns_for(name, mapping).mapping
     return any(present & {*([mapped[each]] if each in mapped else NAMES[each])} for each in columns)
 
 
 def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
-    """Return `mapping` without columns that the first row of a source lacks, such as those of another
-    file."""
+    """Return `mapping` without columns of other files, which the first row of a source lacks."""
     present = {None, *(first_columns(name) if mapping else ())}
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
@@ -168,7 +171,8 @@ def _hub_blocks(name: str, dataset_name: str, split: str) -> Iterator[Block]:
         if not split and len(dataset) == 1:
             split = next(iter(dataset))
         if split not in dataset:
-            names, advice = (", ".join(map(str, dataset)), f"choose one with hub:{dataset_name}#SPLIT")
+            names = ", ".join(map(str, dataset))
+            advice = f"choose one with hub:{dataset_name}#SPLIT"
             raise ValueError(f"{dataset_name} has the splits {names}: {advice}")
         dataset = dataset[split]
     yield from _dataset_blocks(name, dataset)

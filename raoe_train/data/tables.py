@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.columns import Columns, RowProblem
 from raoe_train.data.files import Block, blocks_of, text_lines
-from raoe_train.data.sources import existing_file, is_builtin, is_file, open_source
+from raoe_train.data.sources import columns_for, existing_file, is_file, open_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,16 +30,15 @@ class Reading:
     def __init__(self, source: Any, mapping: Any = None, on_error: str = "raise") -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
-        # the built-in corpus has raoe's names, whatever other sources have
-        self.columns = Columns(None if is_builtin(source) else mapping)
+        self.columns = columns_for(source, mapping)
         self.blocks = source if isinstance(source, Iterator) else open_source(source, mapping)
         is_name = isinstance(source, (str, os.PathLike))
         self.name = str(source) if is_name else type(source).__name__
         self.on_error, self.dropped, self._examples = on_error, Counter[str](), list[str]()
 
     def parts(self, parse: Parse) -> Iterator[Values]:
-        """Yield parsed columns of at least BATCH usable rows, at the end fewer. ValueError, with file
-        and line, for a malformed row unless on_error is "skip"."""
+        """Yield parsed columns of at least BATCH usable rows, at the end fewer. ValueError, with
+        file and line, for a malformed row unless on_error is "skip"."""
         part: Values = {}
         for block in self.blocks:
             values: Values = {}
@@ -98,8 +97,8 @@ def read_table(
 
 
 def to_table(parts: Iterable[Values], types: Mapping[str, str] | None = None) -> "Dataset":
-    """Convert parts with the same columns to a table in memory. `types` is {column: name of a pyarrow
-    type}. Without `types`, the values of the first part determine the types."""
+    """Convert parts with the same columns to a table in memory. `types` is {column: name of a
+    pyarrow type}. Without `types`, the values of the first part determine the types."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint
@@ -130,8 +129,8 @@ class Texts:
 
 
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
-    """Read the sentences of a source in order. Blank lines of a .txt file are kept, so that row i is
-    line i + 1."""
+    """Read the sentences of a source in order. Blank lines of a .txt file are kept, so that row i
+    is line i + 1."""
     sentences = []
     for place, sentence in each_sentence(source, columns):
         if isinstance(sentence, RowProblem):

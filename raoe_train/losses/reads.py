@@ -1,5 +1,5 @@
-"""The kinds of training data that losses read. Their readers are in raoe_train.training.reads, which losses do not
-import, because a loss can also be used without raoe's data."""
+"""The kinds of training data that losses read. Their readers are in raoe_train.training.reads,
+which losses do not import, because a loss can also be used without raoe's data."""
 
 import pkgutil
 from dataclasses import dataclass

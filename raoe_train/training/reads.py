@@ -1,5 +1,6 @@
-"""Read a source into the dataset that a loss needs: the readers that losses/reads.py names. Their arguments are a source,
-the section data with this source's labels and score_scale, model.prompt, and whether to read NLI labels."""
+"""Read a source into the dataset that a loss needs: the readers that losses/reads.py names. Their
+arguments are a source, the section data with this source's labels and score_scale, model.prompt,
+and whether to read NLI labels."""
 
 import logging
 from collections.abc import Callable
@@ -23,8 +24,8 @@ def table_of(source: str, data: Data, make: Callable[..., Table], *unread: str, 
 
 
 def scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read the columns sentence1, sentence2, score and, if `with_label`, label. If the prompt has a {condition}, read
-    the source as a C-STS file."""
+    """Read the columns sentence1, sentence2, score and, if `with_label`, label. If the prompt has a
+    {condition}, read the source as a C-STS file."""
     if is_conditional(prompt):
         if with_label:
             raise ValueError("C-STS has no NLI labels: use RankMarginLoss or CoSENTLoss, or set loss.gate to score")
@@ -35,7 +36,8 @@ def scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool) 
 
 
 def ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read scored pairs. If all scores are equal, raise ValueError, or warn if the loss also uses labels."""
+    """Read scored pairs. If all scores are equal, raise ValueError, or warn if the loss also uses
+    labels."""
     dataset, counts = scored_pairs(source, data, prompt, with_label)
     scores = min_max(dataset.data.column("score")).as_py()
     if scores["min"] == scores["max"]:
@@ -47,8 +49,9 @@ def ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool) 
 
 
 def cosines(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read scored pairs whose scores are targets for cosines. Scores are mapped from data.score_scale to 0 … 1. But if
-    the scale starts below 0 and lies within -1 … 1 (the default), scores are not changed."""
+    """Read scored pairs whose scores are targets for cosines. Scores are mapped from
+    data.score_scale to 0 … 1. But if the scale starts below 0 and lies within -1 … 1 (the default),
+    scores are not changed."""
     dataset, counts = scored_pairs(source, data, prompt, with_label)
     scores = dataset["score"][:]
     lowest, highest = data.score_scale or (-1, 1)

@@ -8,7 +8,7 @@ import pytest
 import raoe_train as rt
 from raoe_train.cli import main
 from raoe_train.data.pairs import pair_table
-from raoe_train.data.public import PAPERS, SETS, public_sets
+from raoe_train.data.public import PAPERS, public_sets
 from raoe_train.data.rows import list_table
 from tests.data.made import rows_in
 
@@ -105,7 +105,8 @@ def test_the_table():
     sets = public_sets(list(PAPERS))
     assert set(sets) < set(public_sets([*sets, "headlines"]))
     for name, its in sets.items():
-        senteval = set(SETS[name][1]) if name in SETS else set()
+        layout = its.get("senteval", {})
+        senteval = {*layout.get("files", {}), *layout.get("subsets", {})}
         places = [set(its["hub"]), set(its.get("files", {})), senteval]
         assert any(places) and all(set(its["counts"]) <= place for place in places if place and name != "sts12"), name
         assert its["licence"] and its["page"].startswith("https://")
