@@ -1,7 +1,8 @@
-"""Find raoe's columns in a source, and parse texts, scores and NLI labels."""
+"""Blocks of rows; find raoe's columns in them, and parse texts, scores and NLI labels."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from raoe_train.config import nearest
@@ -30,6 +31,7 @@ LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {label: class,
 TRUTH = {"true": 1, "false": 0}  # words that are read as scores
 NO_GOLD_LABEL = ("-", "-1", "")
 WELL_FORMED = ("no gold label", "blank line", "label left out", "unknown id", "no text")
+BATCH = 1024  # maximum number of rows of a block
 LONGEST = 500  # maximum length of a message in characters
 
 
@@ -39,6 +41,63 @@ class RowProblem(Exception):
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} … ({len(message)} characters)")
         self.reason, self.malformed = reason, reason not in WELL_FORMED
+
+
+Row = tuple[int, dict[str, Any] | RowProblem]
+"""(line where a row starts, or its number from 1; {column: value}, or why it cannot be read)."""
+
+
+@dataclass
+class Block:
+    """Consecutive rows of a source with the same columns."""
+
+    name: str  # of the source, for messages
+    unit: str  # unit of the row numbers: "line" or "row"
+    columns: Collection[str]
+    numbers: list[int]  # [n], from 1
+    rows: list[Any]  # [n], {column: value}, or the RowProblem of an unusable row
+
+    def place(self, index: int) -> str:
+        """Return the location of a row, for messages."""
+        return f"{self.name}, {self.unit} {self.numbers[index]}"
+
+    def usable(self) -> list[int]:
+        """Return the indices of the usable rows."""
+        return [index for index, row in enumerate(self.rows) if not isinstance(row, RowProblem)]
+
+    def read(self, column: str, parse: Callable[[str, Any], Any]) -> list[Any]:
+        """Return parse(column, value) for each row. See `each`."""
+        return self.each(lambda row: parse(column, row[column]))
+
+    def each(self, parse: Callable[[dict[str, Any]], Any]) -> list[Any]:
+        """Return parse(row) for each row, None for unusable rows. RowProblem makes a row unusable."""
+        results = []
+        for index, row in enumerate(self.rows):
+            result = None
+            if not isinstance(row, RowProblem):
+                try:
+                    result = parse(row)
+                except RowProblem as problem:
+                    self.rows[index] = problem
+                except ValueError as error:
+                    raise ValueError(f"{self.place(index)}: {error}") from None
+            results.append(result)
+        return results
+
+
+def blocks_of(name: str, unit: str, rows: Iterable[Row]) -> Iterator[Block]:
+    """Group numbered rows into blocks."""
+    block = Block(name, unit, (), [], [])
+    for number, row in rows:
+        columns = block.columns if isinstance(row, RowProblem) else row.keys()
+        if columns != block.columns or len(block.rows) == BATCH:
+            if block.rows:
+                yield block
+            block = Block(name, unit, columns, [], [])
+        block.numbers.append(number)
+        block.rows.append(row)
+    if block.rows:
+        yield block
 
 
 class Columns:

@@ -13,86 +13,20 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from raoe_train.data.columns import RowProblem
+from raoe_train.data.columns import Row, RowProblem
 from raoe_train.outputs import replacing
 
 KINDS = {f".{kind}": kind for kind in ("tsv", "csv", "jsonl", "parquet")}
 KINDS |= {".txt": "tsv", ".ndjson": "jsonl"}
-BATCH = 1024  # maximum number of rows of a block
 LONGEST_CELL = 2**31 - 1  # of a CSV file; TSV and JSON have no limit
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside
 logger = logging.getLogger(__name__)
-Row = tuple[int, dict[str, Any] | RowProblem]
-"""(line where a row starts, or its number from 1; {column: value}, or why it cannot be read)."""
 Cells = Iterator[tuple[int, list[str] | RowProblem]]
-
-
-@dataclass
-class Block:
-    """Consecutive rows of a source with the same columns."""
-
-    name: str  # of the source, for messages
-    unit: str  # unit of the row numbers: "line" (where a row starts) or "row"
-    numbers: Sequence[int]  # [n], from 1
-    cells: dict[str, Any]  # {column: n values}
-    problems: dict[int, RowProblem] = field(default_factory=dict)  # {index of an unusable row: why}
-
-    def place(self, index: int) -> str:
-        """Return the location of a row, for messages."""
-        return f"{self.name}, {self.unit} {self.numbers[index]}"
-
-    def usable(self) -> list[int]:
-        """Return the indices of the rows without a problem."""
-        return [index for index in range(len(self.numbers)) if index not in self.problems]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return each row as {column: value}."""
-        indices = range(len(self.numbers))
-        return [{name: values[index] for name, values in self.cells.items()} for index in indices]
-
-    def read(self, column: str, parse: Callable[[str, Any], Any]) -> list[Any]:
-        """Return parse(column, value) for each value of a column, as `each` does."""
-        return self.each(self.cells[column], partial(parse, column))
-
-    def each(self, values: Iterable[Any], parse: Callable[[Any], Any]) -> list[Any]:
-        """Parse a value of each row; None for unusable rows. RowProblem makes a row unusable."""
-        results = []
-        for index, value in enumerate(values):
-            try:
-                results.append(None if index in self.problems else parse(value))
-            except RowProblem as problem:
-                self.problems[index] = problem
-                results.append(None)
-            except ValueError as error:
-                raise ValueError(f"{self.place(index)}: {error}") from None
-        return results
-
-
-def blocks_of(name: str, unit: str, rows: Iterable[Row]) -> Iterator[Block]:
-    """Group numbered rows into blocks."""
-    keys: Any = ()
-
-    def columns(row: Row) -> Any:  # a row that cannot be read does not end a block
-        nonlocal keys
-        keys = keys if isinstance(row[1], RowProblem) else row[1].keys()
-        return keys
-
-    rows = iter(rows)
-    while batch := list(itertools.islice(rows, BATCH)):
-        for names, group in itertools.groupby(batch, columns):
-            numbers, records = zip(*group, strict=True)
-            problems = {i: row for i, row in enumerate(records) if isinstance(row, RowProblem)}
-            if problems:
-                records = tuple({} if i in problems else row for i, row in enumerate(records))
-            cells = {column: [row.get(column) for row in records] for column in names}
-            yield Block(name, unit, numbers, cells, problems)
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
@@ -218,18 +152,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
-def read_blocks(path: Path, name: str, unit: str = "line") -> Iterator[Block]:
-    """Yield the rows of a data file. `name` and `unit` are for messages. ValueError if the whole
-    file is invalid (damaged .gz, no header)."""
-    if (kind := known_kind(path)) == "parquet":
-        return _parquet_blocks(path, name)
-    if kind == "jsonl":
-        return blocks_of(name, unit, json_rows(path))
-    cells = _tsv_cells(path) if kind == "tsv" else _csv_cells(path)
-    return blocks_of(name, unit, _table_rows(path, cells))
-
-
-def _parquet_blocks(path: Path, name: str) -> Iterator[Block]:
+def _parquet_rows(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
     from datasets import Features
 
@@ -241,22 +164,29 @@ def _parquet_blocks(path: Path, name: str) -> Iterator[Block]:
                 raise ValueError(f"duplicate column name: {schema.names!s:.200}")
             is_dataset = b"huggingface" in (schema.metadata or {})
             features = Features.from_arrow_schema(schema) if is_dataset else {}
-            for batch in table.iter_batches(BATCH):
-                numbers = range(number + 1, number + 1 + len(batch))
-                yield Block(name, "row", numbers, with_names(batch.to_pydict(), features))
-                number += len(batch)
+            for batch in table.iter_batches():
+                for number, row in enumerate(batch.to_pylist(), number + 1):
+                    yield number, with_names(row, features)
     except Exception as error:  # pyarrow raises many kinds of errors for damaged data
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
-def with_names(cells: dict[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
+def with_names(row: dict[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
     """Replace class numbers with class names, because each dataset has its own numbers."""
     for column, kind in features.items():
-        if hasattr(kind, "int2str"):
-            cells[column] = [v if v in (None, -1) else kind.int2str(v) for v in cells[column]]
-    return cells
+        if hasattr(kind, "int2str") and row[column] not in (None, -1):
+            row[column] = kind.int2str(row[column])
+    return row
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a data file. ValueError if the whole file is invalid (damaged .gz, no header)."""
+    kind = known_kind(path)
+    if kind in ("jsonl", "parquet"):
+        return json_rows(path) if kind == "jsonl" else _parquet_rows(path)
+    return _table_rows(path, _tsv_cells(path) if kind == "tsv" else _csv_cells(path))
 
 
 def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:

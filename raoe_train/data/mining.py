@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import Columns, as_word, parse_sentence, parse_word
-from raoe_train.data.files import Block
+from raoe_train.data.columns import Block, Columns, as_word, parse_sentence, parse_word
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.tables import Table, Values, read_table
 
@@ -32,15 +31,15 @@ def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
 
 
 def _parse(block: Block, columns: Columns) -> Values:
-    found = columns.find(block.cells, ("label",), (*TEXTS, "split"))
+    found = columns.find(block.columns, ("label",), (*TEXTS, "split"))
     required = TEXTS if {*TEXTS} & {*found} else ("sentence",)
     values: Values = {}
-    texts = columns.find(block.cells, required).values()
+    texts = columns.find(block.columns, required).values()
     for name, column in zip(("text", "second"), texts, strict=False):
         values[name] = block.read(column, parse_sentence)
     values["label"] = block.read(found["label"], parse_word)
-    splits = block.cells[found["split"]] if "split" in found else [""] * len(block.numbers)
-    values["split"] = [*map(as_word, splits)]
+    split = found.get("split")
+    values["split"] = block.each(lambda row: as_word(row[split]) if split else "")
     return values
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raoe_train.data.columns import (
+    Block,
     Columns,
     LabelMap,
     RowProblem,
@@ -19,7 +20,7 @@ from raoe_train.data.columns import (
     parse_sentence,
     resolve_labels,
 )
-from raoe_train.data.files import Block, cell
+from raoe_train.data.files import cell
 from raoe_train.data.settings import Pairs
 from raoe_train.data.tables import Reader, Reading, Table, Values, read_columns, read_table, to_table
 
@@ -97,13 +98,13 @@ def pair_table(
     required = {*require, *(names or ())}
 
     def parse(block: Block, columns: Columns) -> Values:
-        found = columns.find(block.cells, TEXTS, OPTIONAL)
+        found = columns.find(block.columns, TEXTS, OPTIONAL)
         from_labels = "score" in required and "score" not in found and "label" in found
         if from_labels and labels is None:
             block.read(found["label"], _refuse_number)
         left_out = "score" if from_labels else "label" if any_labels else None
         for name in required - {left_out}:
-            columns.column(block.cells, name, required=True)
+            columns.column(block.columns, name, required=True)
         used = {name: column for name, column in found.items() if name != left_out}
         values = read_columns(block, used, readers)
         if from_labels:
@@ -154,7 +155,7 @@ def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bo
         readers["label"], kept["score"] = _conditional_label, "label"
 
     def parse(block: Block, columns: Columns) -> Values:
-        values = read_columns(block, columns.find(block.cells, [*readers]), readers)
+        values = read_columns(block, columns.find(block.columns, [*readers]), readers)
         prefixes = [template.replace("{condition}", text or "") for text in values["condition"]]
         for name in TEXTS:
             texts = zip(prefixes, values[name], strict=True)
@@ -208,14 +209,14 @@ class PairsToScore:
                 return -1  # scoring needs no label; training reports invalid labels
 
         def parse(block: Block, finder: Columns) -> Values:
-            found = finder.find(block.cells, TEXTS, OPTIONAL)
+            found = finder.find(block.columns, TEXTS, OPTIONAL)
             values: Values = {name: block.read(found[name], parse_sentence) for name in TEXTS}
-            values["label"] = [-1] * len(block.numbers)
+            values["label"] = [-1] * len(block.rows)
             if "label" in found:
                 values["label"] = block.read(found["label"], label)
-            for column in block.cells if kind in ("tsv", "csv") else ():
+            for column in block.columns if kind in ("tsv", "csv") else ():
                 block.read(column, lambda _, value: cell(value, kind))
-            return {**values, "rows": block.rows()}
+            return {**values, "rows": block.rows}
 
         def parts() -> Iterator[Values]:
             for values in reading.parts(parse):

@@ -14,14 +14,17 @@ import yaml
 from raoe_train.config import nearest
 from raoe_train.data.columns import (
     NO_GOLD_LABEL,
+    Block,
     Columns,
+    Row,
     RowProblem,
     as_word,
+    blocks_of,
     parse_score,
     parse_sentence,
     parse_word,
 )
-from raoe_train.data.files import Block, Row, blocks_of, json_rows, text_lines
+from raoe_train.data.files import json_rows, text_lines
 from raoe_train.data.rows import read_lists
 from raoe_train.data.sources import open_source
 from raoe_train.data.tables import Reader, Reading, Values, read_columns
@@ -141,7 +144,7 @@ def public_rows(
     readers = {name: known.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
 
     def parse(block: Block, columns: Columns) -> Values:
-        return read_columns(block, columns.find(block.cells, entry["columns"], readers), readers)
+        return read_columns(block, columns.find(block.columns, entry["columns"], readers), readers)
 
     for split, blocks in splits.items():
         reading = Reading(blocks, entry.get("named"))

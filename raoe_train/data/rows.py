@@ -16,6 +16,7 @@ from raoe_train.data.columns import (
     LISTS,
     NAMES,
     NLI_LABELS,
+    Block,
     Columns,
     RowProblem,
     as_word,
@@ -23,7 +24,6 @@ from raoe_train.data.columns import (
     parse_sentence,
     resolve_labels,
 )
-from raoe_train.data.files import Block
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.tables import BATCH, Reader, Reading, Table, Values, read_columns, read_table, to_table
 
@@ -80,9 +80,9 @@ def row_table(
     def parse(block: Block, columns: Columns) -> Values:
         nonlocal is_nli
         if is_nli is None:
-            is_nli = not _has_roles(block.cells, columns.mapping)
+            is_nli = not _has_roles(block.columns, columns.mapping)
         if is_nli:
-            return read_columns(block, columns.find(block.cells, [*readers]), readers)
+            return read_columns(block, columns.find(block.columns, [*readers]), readers)
         return _read_roles(block, columns, neutral)
 
     reading = Reading(source, columns, on_error)
@@ -186,10 +186,10 @@ def _read_roles(block: Block, columns: Columns, neutral: bool) -> Values:
     """Return the columns anchor (texts), positive and negative (lists of texts) and neutral (lists
     of at most one text). The positive of an irrelevant row is a negative."""
     required = ("anchor", "positive", *["neutral"][:neutral])
-    found = columns.find(block.cells, required, ("relevance",))
-    names = [name for name in block.cells if re.fullmatch(r"negative_\d+", name)]
+    found = columns.find(block.columns, required, ("relevance",))
+    names = [name for name in block.columns if re.fullmatch(r"negative_\d+", name)]
     names.sort(key=lambda name: int(name[9:]))
-    if first := columns.column(block.cells, "negative", False):
+    if first := columns.column(block.columns, "negative", False):
         names.insert(0, first)
     columns.read.update(names)
     anchors = block.read(found["anchor"], parse_sentence)
@@ -307,7 +307,7 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
 
     def parse(block: Block, columns: Columns) -> Values:
         values = read_lists(block, columns)
-        if "id" in block.cells:
+        if "id" in block.columns:
             block.read("id", new_id)
         return values
 
@@ -317,9 +317,9 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
 def read_lists(block: Block, columns: Columns) -> Values:
     """Return {"sentences": the list of each row}. In the column list_sent of the paper's published
     data, each list is a string."""
-    name = "sentences" if "sentences" in block.cells else "list_sent"
-    if name not in block.cells:
-        names = ", ".join(map(repr, block.cells))
+    name = "sentences" if "sentences" in block.columns else "list_sent"
+    if name not in block.columns:
+        names = ", ".join(map(repr, block.columns))
         problem = f"no list of sentences in a column 'sentences'; columns: {names}"
         raise RowProblem(problem, reason="no list")
     return {"sentences": block.read(name, _parse_list)}

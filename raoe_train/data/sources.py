@@ -5,12 +5,11 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raoe_train.data.columns import NAMES, Columns
-from raoe_train.data.files import BATCH, Block, data_kind, known_kind, read_blocks, with_names
+from raoe_train.data.columns import BATCH, NAMES, Block, Columns, Row, RowProblem, blocks_of
+from raoe_train.data.files import data_kind, known_kind, read_rows, with_names
 
 BUILTIN = {n: Path(__file__).with_name(f"{n}.jsonl.gz") for n in ("builtin", "builtin-nli")}
 """The built-in corpus, which tests/data/builtin_corpus.py writes: scored pairs, and NLI pairs."""
@@ -81,20 +80,24 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
 def open_source(name: Any, mapping: Mapped | None = None) -> Iterator[Block]:
     """Return the rows of a source: a name, a Dataset or a DataFrame. Of `mapping`, only the column
     split matters. An unknown split raises an error only when rows are read."""
+    label, unit = str(name), "row"
     if not isinstance(name, (str, os.PathLike)):
-        return _dataset_blocks(type(name).__name__, _as_dataset(name))
+        return blocks_of(type(name).__name__, unit, _dataset_rows(name))
     if len(parts := pool(name)) > 1:
         return itertools.chain.from_iterable([open_source(part, mapping) for part in parts])
-    base, _, split = str(name).partition("#")
+    base, _, split = label.partition("#")
     if is_file(name):
         path, split = file_and_split(name)
-        blocks, label = read_blocks(path, str(path)), str(path)
+        label, unit = str(path), "row" if data_kind(path) == "parquet" else "line"
+        rows = read_rows(path)
     elif base in BUILTIN:
-        blocks, label = read_blocks(BUILTIN[base], str(name), "row"), str(name)
+        rows = read_rows(BUILTIN[base])
     else:
-        return _hub_blocks(str(name), base.removeprefix("hub:"), split)
-    column = columns_for(name, mapping).mapping.get("split") or NAMES["split"][0]
-    return _of_split(blocks, label, column, split) if split else blocks
+        return blocks_of(label, unit, _hub_rows(base.removeprefix("hub:"), split))
+    if split:
+        column = columns_for(name, mapping).mapping.get("split") or NAMES["split"][0]
+        rows = _of_split(rows, label, unit, column, split)
+    return blocks_of(label, unit, rows)
 
 
 def first_columns(name: Any, mapping: Mapped | None = None) -> list[str]:
@@ -102,8 +105,8 @@ def first_columns(name: Any, mapping: Mapped | None = None) -> list[str]:
     problem = ""
     for block in open_source(name, mapping):
         if block.usable():
-            return [*block.cells]
-        problem = problem or f"{block.place(0)}: {block.problems[0]}"
+            return [*block.columns]
+        problem = problem or f"{block.place(0)}: {block.rows[0]}"
     if problem:
         raise ValueError(problem)
     return []
@@ -121,58 +124,50 @@ def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
 
-def _of_split(blocks: Iterator[Block], name: str, column: str, split: str) -> Iterator[Block]:
-    """Yield the rows of a split, and the rows that cannot be read, whose split is unknown."""
+def _of_split(rows: Iterator[Row], name: str, unit: str, column: str, split: str) -> Iterator[Row]:
     splits = Counter[str]()
-    for block in blocks:
-        if (usable := block.usable()) and column not in block.cells:
-            names = ", ".join(map(repr, block.cells))
-            problem = f"no column {column!r}, which #{split} needs; columns: {names}"
-            raise ValueError(f"{block.place(usable[0])}: {problem}")
-        words = {index: str(block.cells[column][index]) for index in usable}
-        splits.update(words.values())
-        chosen = [row for row in range(len(block.numbers)) if words.get(row, split) == split]
-        problems = {new: block.problems[old] for new, old in enumerate(chosen) if old not in words}
-        numbers = [block.numbers[row] for row in chosen]
-        cells = {name: [values[row] for row in chosen] for name, values in block.cells.items()}
-        yield replace(block, numbers=numbers, cells=cells, problems=problems)
+    for number, row in rows:
+        if isinstance(row, RowProblem):  # its split is unknown
+            yield number, row
+            continue
+        if column not in row:
+            problem = f"no column {column!r}, which #{split} needs"
+            names = ", ".join(map(repr, row))
+            raise ValueError(f"{name}, {unit} {number}: {problem}; columns: {names}")
+        splits[str(row[column])] += 1
+        if str(row[column]) == split:
+            yield number, row
     if split not in splits:
-        listing = ", ".join(f"{word} ({rows})" for word, rows in splits.items()) or "none"
+        listing = ", ".join(f"{word} ({count})" for word, count in splits.items()) or "none"
         raise ValueError(f"{name}: no split {split!r}; splits: {listing}")
 
 
-def _as_dataset(table: Any) -> Any:
+def _dataset_rows(table: Any) -> Iterator[Row]:
     from datasets import Dataset
     from pandas import DataFrame
 
     if isinstance(table, DataFrame):
-        return Dataset.from_pandas(table, preserve_index=False)
+        table = Dataset.from_pandas(table, preserve_index=False)
     if not isinstance(table, Dataset):
         kinds = "a file, a name on a hub, a Dataset or a DataFrame"
         raise ValueError(f"a data source must be {kinds}, got {table!r:.100}")
-    return table
+    number = 0
+    for batch in table.iter(BATCH):
+        for values in zip(*batch.values(), strict=True):
+            number += 1
+            yield number, with_names(dict(zip(batch, values, strict=True)), table.features)
 
 
-def _dataset_blocks(name: str, dataset: Any) -> Iterator[Block]:
-    start = 1
-    for batch in dataset.iter(BATCH):
-        cells = with_names(batch, dataset.features)
-        numbers = range(start, start + len(next(iter(cells.values()))))
-        yield Block(name, "row", numbers, cells)
-        start = numbers.stop
-
-
-def _hub_blocks(name: str, dataset_name: str, split: str) -> Iterator[Block]:
+def _hub_rows(name: str, split: str) -> Iterator[Row]:
     from datasets import DatasetDict, load_dataset
 
-    path, _, config = dataset_name.partition(":")
+    path, _, config = name.partition(":")
     dataset = load_dataset(path, config or None)
     if isinstance(dataset, DatasetDict):
         if not split and len(dataset) == 1:
             split = next(iter(dataset))
         if split not in dataset:
-            names = ", ".join(map(str, dataset))
-            advice = f"choose one with hub:{dataset_name}#SPLIT"
-            raise ValueError(f"{dataset_name} has the splits {names}: {advice}")
+            problem = f"{name} has the splits {', '.join(map(str, dataset))}"
+            raise ValueError(f"{problem}: choose one with hub:{name}#SPLIT")
         dataset = dataset[split]
-    yield from _dataset_blocks(name, dataset)
+    yield from _dataset_rows(dataset)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import Columns, RowProblem
-from raoe_train.data.files import Block, blocks_of, text_lines
+from raoe_train.data.columns import Block, Columns, RowProblem, blocks_of
+from raoe_train.data.files import text_lines
 from raoe_train.data.sources import columns_for, existing_file, is_file, open_source
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ class Reading:
             try:
                 values = parse(block, self.columns) if block.usable() else {}
             except RowProblem as problem:
-                block.problems = dict.fromkeys(block.usable(), problem) | block.problems
-            for index in sorted(block.problems):
-                self._drop(block.place(index), block.problems[index])
-            if rows := block.usable():
+                for index in block.usable():
+                    block.rows[index] = problem
+            for index, row in enumerate(block.rows):
+                if isinstance(row, RowProblem):
+                    self._drop(block.place(index), row)
+            if usable := block.usable():
                 for name, column in values.items():
-                    part.setdefault(name, []).extend([column[row] for row in rows])
+                    part.setdefault(name, []).extend([column[index] for index in usable])
                 if len(part[name]) >= BATCH:
                     yield part
                     part = {}
@@ -150,15 +152,15 @@ def each_sentence(source: str, columns: Any = None) -> Iterator[tuple[str, str |
         rows = ((n, problem if line is None else {"text": line}) for n, line in lines)
         reading = Reading(blocks_of(source, "line", rows))
     for block in reading.blocks:
-        texts: list[Any] = []
+        texts: list[Any] = block.rows
         if usable := block.usable():
             try:
-                column = reading.columns.find(block.cells, ("sentence",))["sentence"]
+                column = reading.columns.find(block.columns, ("sentence",))["sentence"]
             except RowProblem as error:
                 raise ValueError(f"{block.place(usable[0])}: {error}") from None
             texts = block.read(column, _text)
-        for index in range(len(block.numbers)):
-            yield block.place(index), block.problems.get(index) or texts[index]
+        for index, row in enumerate(block.rows):
+            yield block.place(index), row if isinstance(row, RowProblem) else texts[index]
 
 
 def _text(column: str, value: Any) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import Columns, RowProblem, parse_score, parse_sentence, parse_word
-from raoe_train.data.files import Block
+from raoe_train.data.columns import Block, Columns, RowProblem, parse_score, parse_sentence, parse_word
 from raoe_train.data.rows import row_table
 from raoe_train.data.tables import Texts, Values, read_table
 from raoe_train.encoders.embed import NONE, nearest, unit_rows
@@ -58,7 +57,7 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
         return names[0]
 
     def parse(block: Block, columns: Columns) -> Values:
-        return {"id": block.each(block.rows(), judgement)}
+        return {"id": block.each(judgement)}
 
     source = _file(folder, f"qrels/{split or TEST}.tsv", *([] if split else ["qrels.tsv"]))
     read_table(source, parse, "judgement", on_error=on_error)
@@ -87,8 +86,9 @@ def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> di
         return name
 
     def parse(block: Block, columns: Columns) -> Values:
-        block.cells.setdefault("_id", [f"{block.unit} {number}" for number in block.numbers])
-        return {"id": block.each(block.rows(), passage)}
+        for index in block.usable():
+            block.rows[index].setdefault("_id", f"{block.unit} {block.numbers[index]}")
+        return {"id": block.each(passage)}
 
     read_table(source, parse, "text", on_error=on_error)
     return texts

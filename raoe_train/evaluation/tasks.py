@@ -164,8 +164,7 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
         return f"{file}#{split}"
     splits: dict[str, None] = {}
     for block in [] if whole else open_source(file):
-        words = block.cells.get("split", [])
-        splits |= {str(words[row]): None for row in block.usable() if words}
+        splits |= {str(row["split"]): None for row in block.rows if "split" in block.columns}
         if TEST in splits:
             return f"{file}#{TEST}"
     if len(splits) > 1:
