@@ -165,7 +165,8 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             is_dataset = b"huggingface" in (schema.metadata or {})
             features = Features.from_arrow_schema(schema) if is_dataset else {}
             for batch in table.iter_batches():
-                for number, row in enumerate(batch.to_pylist(), number + 1):
+                for row in batch.to_pylist():
+                    number += 1
                     yield number, with_names(row, features)
     except Exception as error:  # pyarrow raises many kinds of errors for damaged data
         if isinstance(error, OSError) and error.errno:

@@ -164,7 +164,8 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
         return f"{file}#{split}"
     splits: dict[str, None] = {}
     for block in [] if whole else open_source(file):
-        splits |= {str(row["split"]): None for row in block.rows if "split" in block.columns}
+        if "split" in block.columns:
+            splits |= {str(block.rows[index]["split"]): None for index in block.usable()}
         if TEST in splits:
             return f"{file}#{TEST}"
     if len(splits) > 1:
