@@ -9,20 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.columns import (
-    Block,
-    Columns,
-    LabelMap,
-    RowProblem,
-    as_word,
-    parse_label,
-    parse_score,
-    parse_sentence,
-    resolve_labels,
-)
+from raoe_train.data.columns import Block, Columns, RowProblem
 from raoe_train.data.files import cell
 from raoe_train.data.settings import Pairs
 from raoe_train.data.tables import Reader, Reading, Table, Values, read_columns, read_table, to_table
+from raoe_train.data.values import LabelMap, as_word, parse_label, parse_score, parse_sentence, resolve_labels
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -199,41 +190,34 @@ class PairsToScore:
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
         label_map = resolve_labels(data.labels)
-        reading = Reading(data.input, data.columns, data.on_error)
-        columns, self._parts = dict[str, None](), list[bytes]()  # the rows of each part, pickled
-
-        def label(column: str, value: Any) -> int:
-            try:
-                return parse_label(column, value, label_map)
-            except RowProblem:
-                return -1  # scoring needs no label; training reports invalid labels
+        reading, columns = Reading(data.input, data.columns, data.on_error), dict[str, None]()
 
         def parse(block: Block, finder: Columns) -> Values:
             found = finder.find(block.columns, TEXTS, OPTIONAL)
-            values: Values = {name: block.read(found[name], parse_sentence) for name in TEXTS}
-            values["label"] = [-1] * len(block.rows)
-            if "label" in found:
-                values["label"] = block.read(found["label"], label)
-            for column in block.columns if kind in ("tsv", "csv") else ():
-                block.read(column, lambda _, value: cell(value, kind))
-            return {**values, "rows": block.rows}
 
-        def parts() -> Iterator[Values]:
-            for values in reading.parts(parse):
-                rows = values.pop("rows")
-                columns.update((name, None) for row in rows for name in row)
-                self._parts.append(pickle.dumps(rows))
-                yield values
+            def label(row: dict[str, Any]) -> int:
+                try:
+                    return parse_label("label", row.get(found.get("label", "")), label_map)
+                except RowProblem:
+                    return -1  # scoring needs no label; training reports invalid labels
 
-        table = to_table(parts())
+            def fields(row: dict[str, Any]) -> bytes:
+                for value in row.values() if kind in ("tsv", "csv") else ():
+                    cell(value, kind)
+                columns.update(dict.fromkeys(row))
+                return pickle.dumps(row)
+
+            values = {name: block.read(found[name], parse_sentence) for name in TEXTS}
+            return {**values, "label": block.each(label), "fields": block.each(fields)}
+
+        table = to_table(reading.parts(parse))
         self.left_out = reading.counts(len(table), "pair to score")["dropped"]
         if clashes := [name for name in added if name in columns]:
             problem = f"already has a column {', '.join(clashes)}"
             raise ValueError(f"{data.input} {problem}: rename or remove it first")
-        self.pairs, self.labels = table.select_columns([*TEXTS]), np.array(table["label"][:])
-        self.columns = [*columns]
+        self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])
+        self.labels, self.columns = np.array(table["label"][:]), [*columns]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of each row."""
-        for part in self._parts:
-            yield from pickle.loads(part)
+        return (pickle.loads(row["fields"]) for row in self._fields)

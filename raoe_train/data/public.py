@@ -12,22 +12,12 @@ from typing import Any
 import yaml
 
 from raoe_train.config import nearest
-from raoe_train.data.columns import (
-    NO_GOLD_LABEL,
-    Block,
-    Columns,
-    Row,
-    RowProblem,
-    as_word,
-    blocks_of,
-    parse_score,
-    parse_sentence,
-    parse_word,
-)
+from raoe_train.data.columns import Block, Columns, Row, RowProblem, blocks_of
 from raoe_train.data.files import json_rows, text_lines
 from raoe_train.data.rows import read_lists
 from raoe_train.data.sources import open_source
 from raoe_train.data.tables import Reader, Reading, Values, read_columns
+from raoe_train.data.values import NO_GOLD_LABEL, as_word, parse_score, parse_sentence, parse_word
 
 Splits = dict[str, Iterator[Block]]  # {split, or "" if there are none: rows}
 ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`

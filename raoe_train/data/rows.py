@@ -12,20 +12,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raoe_train.data.columns import (
-    LISTS,
-    NAMES,
-    NLI_LABELS,
-    Block,
-    Columns,
-    RowProblem,
-    as_word,
-    parse_label,
-    parse_sentence,
-    resolve_labels,
-)
+from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS, Block, Columns, RowProblem
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.tables import BATCH, Reader, Reading, Table, Values, read_columns, read_table, to_table
+from raoe_train.data.values import as_word, parse_label, parse_sentence, resolve_labels
 
 logger = logging.getLogger(__name__)
 CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
@@ -81,12 +71,14 @@ def row_table(
         nonlocal is_nli
         if is_nli is None:
             is_nli = not _has_roles(block.columns, columns.mapping)
-        if is_nli:
-            return read_columns(block, columns.find(block.columns, [*readers]), readers)
-        return _read_roles(block, columns, neutral)
+        if not is_nli:
+            return {"row": _read_roles(block, columns, neutral)}
+        return read_columns(block, columns.find(block.columns, [*readers]), readers)
 
     reading = Reading(source, columns, on_error)
-    parsed = [row for part in reading.parts(parse) for row in zip(*part.values(), strict=True)]
+    parsed: list[Any] = []
+    for part in reading.parts(parse):
+        parsed += part["row"] if "row" in part else zip(*part.values(), strict=True)
     read, advice, texts = len(parsed) + reading.dropped.total(), "", Counter[str]()
     rows: list[Row] = []
     if is_nli:
@@ -182,30 +174,25 @@ def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool
     return is_pair
 
 
-def _read_roles(block: Block, columns: Columns, neutral: bool) -> Values:
-    """Return the columns anchor (texts), positive and negative (lists of texts) and neutral (lists
-    of at most one text). The positive of an irrelevant row is a negative."""
+def _read_roles(block: Block, columns: Columns, neutral: bool) -> list[Row]:
     required = ("anchor", "positive", *["neutral"][:neutral])
     found = columns.find(block.columns, required, ("relevance",))
+    anchor, positive, *rest = (found[name] for name in required)
     names = [name for name in block.columns if re.fullmatch(r"negative_\d+", name)]
     names.sort(key=lambda name: int(name[9:]))
     if first := columns.column(block.columns, "negative", False):
         names.insert(0, first)
     columns.read.update(names)
-    anchors = block.read(found["anchor"], parse_sentence)
-    positives = block.read(found["positive"], _parse_texts)
-    neutrals: list[Any] = [[]] * len(anchors)
-    if neutral:
-        neutrals = block.read(found["neutral"], lambda *cell: [parse_sentence(*cell)])
-    negatives = [list[str]() for _ in anchors]
-    for name in names:
-        for texts, more in zip(negatives, block.read(name, _parse_texts), strict=True):
-            texts += more or []
-    if relevance := found.get("relevance"):
-        for row, relevant in enumerate(block.read(relevance, _is_relevant)):
-            if relevant is False:
-                positives[row], negatives[row] = [], positives[row] + negatives[row]
-    return {"anchor": anchors, "positive": positives, "negative": negatives, "neutral": neutrals}
+
+    def parse(fields: dict[str, Any]) -> Row:
+        positives = _parse_texts(positive, fields[positive])
+        negatives = [text for name in names for text in _parse_texts(name, fields[name])]
+        if (relevance := found.get("relevance")) and not _is_relevant(relevance, fields[relevance]):
+            positives, negatives = [], [*positives, *negatives]
+        texts = [parse_sentence(column, fields[column]) for column in (anchor, *rest)]
+        return texts[0], positives, negatives, texts[1:]
+
+    return block.each(parse)
 
 
 def _is_relevant(column: str, value: Any) -> bool:
