@@ -1,7 +1,6 @@
-"""Rows in blocks of equal columns; find raoe's columns in them."""
+"""Find raoe's columns among the columns of a row."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from raoe_train.config import nearest
@@ -27,7 +26,6 @@ NAMES: dict[str, tuple[str, ...]] = {
 FIRST = ("sentence",)  # if a row has several names of such a column, the first in NAMES is used
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related; RAOE's gate compares classes
 WELL_FORMED = ("no gold label", "blank line", "label left out", "unknown id", "no text")
-BATCH = 1024  # maximum number of rows of a block
 LONGEST = 500  # maximum length of a message in characters
 
 
@@ -39,61 +37,8 @@ class RowProblem(Exception):
         self.reason, self.malformed = reason, reason not in WELL_FORMED
 
 
-Row = tuple[int, dict[str, Any] | RowProblem]
-"""(line where a row starts, or its number from 1; {column: value}, or why it cannot be read)."""
-
-
-@dataclass
-class Block:
-    """Consecutive rows of a source with the same columns."""
-
-    name: str  # of the source, for messages
-    unit: str  # unit of the row numbers: "line" or "row"
-    columns: Collection[str]
-    numbers: list[int]  # [n], from 1
-    rows: list[Any]  # [n], {column: value}, or the RowProblem of an unusable row
-
-    def place(self, index: int) -> str:
-        """Return the location of a row, for messages."""
-        return f"{self.name}, {self.unit} {self.numbers[index]}"
-
-    def usable(self) -> list[int]:
-        """Return the indices of the usable rows."""
-        return [index for index, row in enumerate(self.rows) if not isinstance(row, RowProblem)]
-
-    def read(self, column: str, parse: Callable[[str, Any], Any]) -> list[Any]:
-        """Return parse(column, value) for each row. See `each`."""
-        return self.each(lambda row: parse(column, row[column]))
-
-    def each(self, parse: Callable[[dict[str, Any]], Any]) -> list[Any]:
-        """Return parse(row) for each row, None for unusable rows. RowProblem makes a row unusable."""
-        results = []
-        for index, row in enumerate(self.rows):
-            result = None
-            if not isinstance(row, RowProblem):
-                try:
-                    result = parse(row)
-                except RowProblem as problem:
-                    self.rows[index] = problem
-                except ValueError as error:
-                    raise ValueError(f"{self.place(index)}: {error}") from None
-            results.append(result)
-        return results
-
-
-def blocks_of(name: str, unit: str, rows: Iterable[Row]) -> Iterator[Block]:
-    """Group numbered rows into blocks."""
-    block = Block(name, unit, (), [], [])
-    for number, row in rows:
-        columns = block.columns if isinstance(row, RowProblem) else row.keys()
-        if columns != block.columns or len(block.rows) == BATCH:
-            if block.rows:
-                yield block
-            block = Block(name, unit, columns, [], [])
-        block.numbers.append(number)
-        block.rows.append(row)
-    if block.rows:
-        yield block
+Row = dict[str, Any] | RowProblem
+"""{column: value}, or why the row cannot be read."""
 
 
 class Columns:

@@ -26,6 +26,7 @@ KINDS |= {".txt": "tsv", ".ndjson": "jsonl"}
 LONGEST_CELL = 2**31 - 1  # of a CSV file; TSV and JSON have no limit
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside
 logger = logging.getLogger(__name__)
+Rows = Iterator[tuple[int, Row]]  # with their numbers from 1: lines where rows start, or rows
 Cells = Iterator[tuple[int, list[str] | RowProblem]]
 
 
@@ -94,7 +95,7 @@ def _csv_cells(path: Path) -> Cells:
             yield start, record
 
 
-def _table_rows(path: Path, records: Cells) -> Iterator[Row]:
+def _table_rows(path: Path, records: Cells) -> Rows:
     names, hint = list[str](), ""
     for number, cells in records:
         place = f"{path}, line {number}"
@@ -120,7 +121,7 @@ def _table_rows(path: Path, records: Cells) -> Iterator[Row]:
             yield number, dict(zip(names, cells, strict=True))
 
 
-def json_rows(path: Path) -> Iterator[Row]:
+def json_rows(path: Path) -> Rows:
     """Yield the rows of a file of any suffix with one JSON object on each line."""
     return ((number, _json(line)) for number, line in text_lines(path))
 
@@ -152,7 +153,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Rows:
     import pyarrow.parquet
     from datasets import Features
 
@@ -182,7 +183,7 @@ def with_names(row: dict[str, Any], features: Mapping[str, Any]) -> dict[str, An
     return row
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Rows:
     """Yield the rows of a data file. ValueError if the whole file is invalid (damaged .gz, no header)."""
     kind = known_kind(path)
     if kind in ("jsonl", "parquet"):

@@ -2,15 +2,14 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import Block, Columns
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.tables import Table, Values, read_table
+from raoe_train.data.tables import Parse, Source, Table, by_column, read_table
 from raoe_train.data.values import as_word, parse_sentence, parse_word
 
 # {loss: columns of its examples}. Examples for mse are SetFit's random pairs, which need no encoder.
@@ -28,20 +27,17 @@ def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
     """Read labelled sentences or pairs. The result has columns text (the sentence, or the first of
     a pair), second (only for pairs), label (as in the file) and split (default ""). `options`:
     columns and on_error of read_pairs."""
-    return read_table(source, _parse, "example", **options)
+    return read_table(source, _make, "example", **options)
 
 
-def _parse(block: Block, columns: Columns) -> Values:
-    found = columns.find(block.columns, ("label",), (*TEXTS, "split"))
+def _make(present: Collection[str], source: Source) -> Parse:
+    found = source.columns.find(present, ("label",), (*TEXTS, "split"))
     required = TEXTS if {*TEXTS} & {*found} else ("sentence",)
-    values: Values = {}
-    texts = columns.find(block.columns, required).values()
-    for name, column in zip(("text", "second"), texts, strict=False):
-        values[name] = block.read(column, parse_sentence)
-    values["label"] = block.read(found["label"], parse_word)
-    split = found.get("split")
-    values["split"] = block.each(lambda row: as_word(row[split]) if split else "")
-    return values
+    texts = source.columns.find(present, required)
+    renamed = dict(zip(("text", "second"), texts.values(), strict=False)) | found
+    readers = {"text": parse_sentence, "second": parse_sentence, "label": parse_word}
+    parse, split = by_column(renamed, readers), found.get("split")
+    return lambda row: {**parse(row), "split": as_word(row[split]) if split else ""}
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:

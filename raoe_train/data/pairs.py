@@ -3,16 +3,16 @@
 import os
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.columns import Block, Columns, RowProblem
+from raoe_train.data.columns import RowProblem
 from raoe_train.data.files import cell
 from raoe_train.data.settings import Pairs
-from raoe_train.data.tables import Reader, Reading, Table, Values, read_columns, read_table, to_table
+from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
 from raoe_train.data.values import LabelMap, as_word, parse_label, parse_score, parse_sentence, resolve_labels
 
 if TYPE_CHECKING:
@@ -88,22 +88,24 @@ def pair_table(
     }
     required = {*require, *(names or ())}
 
-    def parse(block: Block, columns: Columns) -> Values:
-        found = columns.find(block.columns, TEXTS, OPTIONAL)
+    def make(present: Collection[str], source: Source) -> Parse:
+        found = source.columns.find(present, TEXTS, OPTIONAL)
         from_labels = "score" in required and "score" not in found and "label" in found
-        if from_labels and labels is None:
-            block.read(found["label"], _refuse_number)
         left_out = "score" if from_labels else "label" if any_labels else None
         for name in required - {left_out}:
-            columns.column(block.columns, name, required=True)
+            source.columns.column(present, name, required=True)
         used = {name: column for name, column in found.items() if name != left_out}
-        values = read_columns(block, used, readers)
-        if from_labels:
-            labels_read = values["label"]
-            values["score"] = [c if c is None else 1 - c / max(largest, 1) for c in labels_read]
-        return values
+        parse = by_column(used, readers)
 
-    table, counts = read_table(source, parse, "pair", **options)
+        def scored(row: dict[str, Any]) -> dict[str, Any]:
+            if labels is None:
+                _refuse_number(found["label"], row[found["label"]])
+            values = parse(row)
+            return {**values, "score": 1 - values["label"] / max(largest, 1)}
+
+        return scored if from_labels else parse
+
+    table, counts = read_table(source, make, "pair", **options)
     return table if names is None else table.select_columns(list(names)), counts
 
 
@@ -141,19 +143,20 @@ def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bo
     starts with the part of `prompt` before {text}, with the row's condition; the encoder adds the part after {text}."""
     template, _ = split_conditional(prompt)
     readers: dict[str, Reader] = dict.fromkeys((*TEXTS, "condition"), parse_sentence)
-    kept = dict(zip(TEXTS, TEXTS, strict=True))
-    if scored:
-        readers["label"], kept["score"] = _conditional_label, "label"
+    readers |= {"label": _conditional_label} if scored else {}
 
-    def parse(block: Block, columns: Columns) -> Values:
-        values = read_columns(block, columns.find(block.columns, [*readers]), readers)
-        prefixes = [template.replace("{condition}", text or "") for text in values["condition"]]
-        for name in TEXTS:
-            texts = zip(prefixes, values[name], strict=True)
-            values[name] = [prefix + (text or "") for prefix, text in texts]
-        return {new: values[old] for new, old in kept.items()}
+    def make(present: Collection[str], source: Source) -> Parse:
+        parse = by_column(source.columns.find(present, [*readers]), readers)
 
-    return read_table(source, parse, "pair", **options)
+        def filled(row: dict[str, Any]) -> dict[str, Any]:
+            values = parse(row)
+            prefix = template.replace("{condition}", values["condition"])
+            pair = {name: prefix + values[name] for name in TEXTS}
+            return pair | ({"score": values["label"]} if scored else {})
+
+        return filled
+
+    return read_table(source, make, "pair", **options)
 
 
 def _conditional_label(column: str, value: Any) -> float:
@@ -190,28 +193,26 @@ class PairsToScore:
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
         label_map = resolve_labels(data.labels)
-        reading, columns = Reading(data.input, data.columns, data.on_error), dict[str, None]()
+        opened, columns = Source(data.input, data.columns, data.on_error), dict[str, None]()
 
-        def parse(block: Block, finder: Columns) -> Values:
-            found = finder.find(block.columns, TEXTS, OPTIONAL)
+        def make(present: Collection[str], source: Source) -> Parse:
+            found = source.columns.find(present, TEXTS, OPTIONAL)
 
-            def label(row: dict[str, Any]) -> int:
-                try:
-                    return parse_label("label", row.get(found.get("label", "")), label_map)
-                except RowProblem:
-                    return -1  # scoring needs no label; training reports invalid labels
-
-            def fields(row: dict[str, Any]) -> bytes:
+            def parse(row: dict[str, Any]) -> dict[str, Any]:
+                values = {name: parse_sentence(found[name], row[found[name]]) for name in TEXTS}
                 for value in row.values() if kind in ("tsv", "csv") else ():
                     cell(value, kind)
+                try:
+                    label = parse_label("label", row.get(found.get("label", "")), label_map)
+                except RowProblem:
+                    label = -1  # scoring needs no label; training reports invalid labels
                 columns.update(dict.fromkeys(row))
-                return pickle.dumps(row)
+                return {**values, "label": label, "fields": pickle.dumps(row)}
 
-            values = {name: block.read(found[name], parse_sentence) for name in TEXTS}
-            return {**values, "label": block.each(label), "fields": block.each(fields)}
+            return parse
 
-        table = to_table(reading.parts(parse))
-        self.left_out = reading.counts(len(table), "pair to score")["dropped"]
+        table = to_table(opened.parse(make))
+        self.left_out = opened.counts(len(table), "pair to score")["dropped"]
         if clashes := [name for name in added if name in columns]:
             problem = f"already has a column {', '.join(clashes)}"
             raise ValueError(f"{data.input} {problem}: rename or remove it first")

@@ -4,7 +4,7 @@ writes them."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from typing import Any
 import yaml
 
 from raoe_train.config import nearest
-from raoe_train.data.columns import Block, Columns, Row, RowProblem, blocks_of
-from raoe_train.data.files import json_rows, text_lines
-from raoe_train.data.rows import read_lists
-from raoe_train.data.sources import open_source
-from raoe_train.data.tables import Reader, Reading, Values, read_columns
+from raoe_train.data.columns import RowProblem
+from raoe_train.data.files import Rows, json_rows, text_lines
+from raoe_train.data.rows import read_list
+from raoe_train.data.sources import Located, located, open_source
+from raoe_train.data.tables import Parse, Reader, Source, by_column
 from raoe_train.data.values import NO_GOLD_LABEL, as_word, parse_score, parse_sentence, parse_word
 
-Splits = dict[str, Iterator[Block]]  # {split, or "" if there are none: rows}
+Splits = dict[str, Located]  # {split, or "" if there are none: rows}
 ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 TRANSFER = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
@@ -71,9 +71,9 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
     return place, sources
 
 
-def _open(path: Path, columns: dict[str, str] | None) -> Iterator[Block]:
+def _open(path: Path, columns: dict[str, str] | None) -> Located:
     if path.suffix == ".json":  # these files have one JSON object per line, like .jsonl
-        return blocks_of(str(path), "line", json_rows(path))
+        return located(f"{path}, line", json_rows(path))
     return open_source(str(path), columns)
 
 
@@ -93,12 +93,12 @@ def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
     for split, names in files.items():
         labels = layout.get("labels", [None] * len(names))
         rows = [_rows(base / n, layout, label) for n, label in zip(names, labels, strict=True)]
-        blocks = [blocks_of(str(base / n), "line", each) for n, each in zip(names, rows, strict=True)]
-        splits[split] = chain.from_iterable(blocks)
+        wheres = [f"{base / n}, line" for n in names]
+        splits[split] = chain.from_iterable(map(located, wheres, rows))
     return splits
 
 
-def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Iterator[Row]:
+def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
     """Read a file of SentEval. STS's pairs have their scores in another file."""
     lines, scores = [*text_lines(path, layout.get("encoding", "utf-8"))], list[Any]()
     subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
@@ -133,16 +133,16 @@ def public_rows(
     known: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
     readers = {name: known.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
 
-    def parse(block: Block, columns: Columns) -> Values:
-        return read_columns(block, columns.find(block.columns, entry["columns"], readers), readers)
+    def make(present: Collection[str], source: Source) -> Parse:
+        if entry["kind"] == "lists":
+            return read_list
+        return by_column(source.columns.find(present, entry["columns"], readers), readers)
 
-    for split, blocks in splits.items():
-        reading = Reading(blocks, entry.get("named"))
-        for part in reading.parts(read_lists if entry["kind"] == "lists" else parse):
-            for values in zip(*part.values(), strict=True):
-                row = dict(zip(part, values, strict=True))
-                yield {"split": split, **row} if split else row
-        left_out += reading.dropped
+    for split, rows in splits.items():
+        opened = Source(rows, entry.get("named"))
+        for row in opened.parse(make):
+            yield {"split": split, **row} if split else row
+        left_out += opened.dropped
 
 
 def _label(column: str, value: Any) -> str:

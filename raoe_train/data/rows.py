@@ -8,13 +8,13 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS, Block, Columns, RowProblem
+from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS, RowProblem
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.tables import BATCH, Reader, Reading, Table, Values, read_columns, read_table, to_table
+from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
 from raoe_train.data.values import as_word, parse_label, parse_sentence, resolve_labels
 
 logger = logging.getLogger(__name__)
@@ -67,19 +67,18 @@ def row_table(
     readers["label"] = partial(parse_label, label_map=label_map)
     is_nli: bool | None = None  # decided by the first rows
 
-    def parse(block: Block, columns: Columns) -> Values:
+    def make(present: Collection[str], source: Source) -> Parse:
         nonlocal is_nli
         if is_nli is None:
-            is_nli = not _has_roles(block.columns, columns.mapping)
+            is_nli = not _has_roles(present, source.columns.mapping)
         if not is_nli:
-            return {"row": _read_roles(block, columns, neutral)}
-        return read_columns(block, columns.find(block.columns, [*readers]), readers)
+            return _by_role(present, source, neutral)
+        parse = by_column(source.columns.find(present, [*readers]), readers)
+        return lambda row: tuple(parse(row).values())
 
-    reading = Reading(source, columns, on_error)
-    parsed: list[Any] = []
-    for part in reading.parts(parse):
-        parsed += part["row"] if "row" in part else zip(*part.values(), strict=True)
-    read, advice, texts = len(parsed) + reading.dropped.total(), "", Counter[str]()
+    opened = Source(source, columns, on_error)
+    parsed = list(opened.parse(make))
+    read, advice, texts = len(parsed) + opened.dropped.total(), "", Counter[str]()
     rows: list[Row] = []
     if is_nli:
         rows, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
@@ -88,22 +87,20 @@ def row_table(
         rows, dropped = [(row[0], row[1] or [None], *row[2:]) for row in parsed], Counter[str]()
     else:
         rows, dropped, texts = _usable(parsed, num_negatives)
-    reading.dropped += dropped
+    opened.dropped += dropped
     noun = "triplet" if is_nli else "row"
-    counts = reading.counts(read - reading.dropped.total(), noun, advice)
+    counts = opened.counts(read - opened.dropped.total(), noun, advice)
     width = max(len(negatives) for _, _, negatives, _ in rows)
     numbered = [f"negative_{number}" if number > 1 else "negative" for number in range(1, width + 1)]
     names = ["anchor", "positive", *numbered, *["neutral"][:neutral]]
 
-    def parts() -> Iterator[Values]:
-        for start in range(0, len(rows), BATCH):
-            cells = []
-            for anchor, positives, negatives, rest in rows[start : start + BATCH]:
-                others = [*negatives, *[None] * (width - len(negatives)), *rest]
-                cells += [(anchor, positive, *others) for positive in positives]
-            yield dict(zip(names, zip(*cells, strict=True), strict=True))
-
-    table = to_table(parts(), dict.fromkeys(names, "string"))
+    cells = (
+        (anchor, positive, *negatives, *[None] * (width - len(negatives)), *rest)
+        for anchor, positives, negatives, rest in rows
+        for positive in positives
+    )
+    types = dict.fromkeys(names, "string")
+    table = to_table((dict(zip(names, each, strict=True)) for each in cells), types)
     return table, counts | ({"texts": dict(texts)} if texts else {})
 
 
@@ -174,13 +171,15 @@ def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool
     return is_pair
 
 
-def _read_roles(block: Block, columns: Columns, neutral: bool) -> list[Row]:
+def _by_role(present: Collection[str], source: Source, neutral: bool) -> Parse:
+    """Return a function that parses a row to a Row."""
+    columns = source.columns
     required = ("anchor", "positive", *["neutral"][:neutral])
-    found = columns.find(block.columns, required, ("relevance",))
+    found = columns.find(present, required, ("relevance",))
     anchor, positive, *rest = (found[name] for name in required)
-    names = [name for name in block.columns if re.fullmatch(r"negative_\d+", name)]
+    names = [name for name in present if re.fullmatch(r"negative_\d+", name)]
     names.sort(key=lambda name: int(name[9:]))
-    if first := columns.column(block.columns, "negative", False):
+    if first := columns.column(present, "negative", False):
         names.insert(0, first)
     columns.read.update(names)
 
@@ -192,7 +191,7 @@ def _read_roles(block: Block, columns: Columns, neutral: bool) -> list[Row]:
         texts = [parse_sentence(column, fields[column]) for column in (anchor, *rest)]
         return texts[0], positives, negatives, texts[1:]
 
-    return block.each(parse)
+    return parse
 
 
 def _is_relevant(column: str, value: Any) -> bool:
@@ -287,34 +286,21 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
     an error."""
     ids = set[str]()
 
-    def new_id(column: str, value: Any) -> None:
-        if value is not None and str(value) in ids:
-            raise RowProblem(f"id {value!r} is already used above", reason="duplicate id")
-        ids.add(str(value))
+    def parse(row: dict[str, Any]) -> dict[str, Any]:
+        sentences, name = read_list(row), row.get("id")
+        if name is not None and str(name) in ids:
+            raise RowProblem(f"id {name!r} is already used above", reason="duplicate id")
+        ids.add(str(name))
+        return sentences
 
-    def parse(block: Block, columns: Columns) -> Values:
-        values = read_lists(block, columns)
-        if "id" in block.columns:
-            block.read("id", new_id)
-        return values
-
-    return read_table(source, parse, "list", on_error=on_error)
+    return read_table(source, lambda present, source: parse, "list", on_error=on_error)
 
 
-def read_lists(block: Block, columns: Columns) -> Values:
-    """Return {"sentences": the list of each row}. In the column list_sent of the paper's published
-    data, each list is a string."""
-    name = "sentences" if "sentences" in block.columns else "list_sent"
-    if name not in block.columns:
-        names = ", ".join(map(repr, block.columns))
-        problem = f"no list of sentences in a column 'sentences'; columns: {names}"
-        raise RowProblem(problem, reason="no list")
-    return {"sentences": block.read(name, _parse_list)}
-
-
-def _parse_list(column: str, sentences: Any) -> list[str]:
-    """Return a list of texts. A list with an empty sentence is malformed, because removing this
+def read_list(row: dict[str, Any]) -> dict[str, list[str]]:
+    """Return {"sentences": the list of a row}. In the column list_sent of the paper's published
+    data, each list is a string. A list with an empty sentence is malformed, because removing this
     sentence would change the ranks of the other sentences."""
+    sentences = row.get("sentences", row.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:
             sentences = ast.literal_eval(sentences)
@@ -322,14 +308,16 @@ def _parse_list(column: str, sentences: Any) -> list[str]:
             problem = f"{sentences[:40]!r}… is not a list of texts"
             raise RowProblem(problem, reason="no list") from None
     if not isinstance(sentences, list):
-        raise RowProblem(f"{column} is {sentences!r}, not a list of sentences", reason="no list")
+        names = ", ".join(map(repr, row))
+        problem = f"no list of sentences in a column 'sentences'; columns: {names}"
+        raise RowProblem(problem, reason="no list")
     for place, sentence in enumerate(sentences):
         try:
             parse_sentence(f"sentence {place}", sentence)
-        except RowProblem as problem:
-            rule = "a list cannot have empty sentences"
-            raise RowProblem(f"{problem}; {rule}", reason="empty sentence") from None
+        except RowProblem as error:
+            problem = f"{error}; a list cannot have empty sentences"
+            raise RowProblem(problem, reason="empty sentence") from None
     if len(sentences) < SHORTEST:
-        rule = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
-        raise RowProblem(rule, reason=f"shorter than {SHORTEST}")
-    return sentences
+        problem = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
+        raise RowProblem(problem, reason=f"shorter than {SHORTEST}")
+    return {"sentences": sentences}

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from raoe_train.data.columns import BATCH, NAMES, Block, Columns, Row, RowProblem, blocks_of
-from raoe_train.data.files import data_kind, known_kind, read_rows, with_names
+from raoe_train.data.columns import NAMES, Columns, Row, RowProblem
+from raoe_train.data.files import Rows, data_kind, known_kind, read_rows, with_names
 
 BUILTIN = {n: Path(__file__).with_name(f"{n}.jsonl.gz") for n in ("builtin", "builtin-nli")}
 """The built-in corpus, which tests/data/builtin_corpus.py writes: scored pairs, and NLI pairs."""
+Located = Iterator[tuple[str, int, Row]]  # (such as "a.tsv, line", number from 1, row)
 Mapped = Mapping[str, str | None]  # {raoe's column: column of a source, or None to ignore it}
 
 
@@ -77,36 +78,39 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
     return parts
 
 
-def open_source(name: Any, mapping: Mapped | None = None) -> Iterator[Block]:
+def open_source(name: Any, mapping: Mapped | None = None) -> Located:
     """Return the rows of a source: a name, a Dataset or a DataFrame. Of `mapping`, only the column
     split matters. An unknown split raises an error only when rows are read."""
-    label, unit = str(name), "row"
     if not isinstance(name, (str, os.PathLike)):
-        return blocks_of(type(name).__name__, unit, _dataset_rows(name))
+        return located(f"{type(name).__name__}, row", _dataset_rows(name))
     if len(parts := pool(name)) > 1:
         return itertools.chain.from_iterable([open_source(part, mapping) for part in parts])
-    base, _, split = label.partition("#")
+    base, _, split = str(name).partition("#")
     if is_file(name):
         path, split = file_and_split(name)
-        label, unit = str(path), "row" if data_kind(path) == "parquet" else "line"
-        rows = read_rows(path)
+        where, rows = f"{path}, {'row' if data_kind(path) == 'parquet' else 'line'}", read_rows(path)
     elif base in BUILTIN:
-        rows = read_rows(BUILTIN[base])
+        where, rows = f"{name}, row", read_rows(BUILTIN[base])
     else:
-        return blocks_of(label, unit, _hub_rows(base.removeprefix("hub:"), split))
+        return located(f"{name}, row", _hub_rows(base.removeprefix("hub:"), split))
     if split:
         column = columns_for(name, mapping).mapping.get("split") or NAMES["split"][0]
-        rows = _of_split(rows, label, unit, column, split)
-    return blocks_of(label, unit, rows)
+        rows = _of_split(where, rows, column, split)
+    return located(where, rows)
+
+
+def located(where: str, rows: Rows) -> Located:
+    """Add the location of the rows, such as "a.tsv, line"."""
+    return ((where, number, row) for number, row in rows)
 
 
 def first_columns(name: Any, mapping: Mapped | None = None) -> list[str]:
     """Return the columns of a source's first readable row. ValueError if no row is readable."""
     problem = ""
-    for block in open_source(name, mapping):
-        if block.usable():
-            return [*block.columns]
-        problem = problem or f"{block.place(0)}: {block.rows[0]}"
+    for where, number, row in open_source(name, mapping):
+        if not isinstance(row, RowProblem):
+            return [*row]
+        problem = problem or f"{where} {number}: {row}"
     if problem:
         raise ValueError(problem)
     return []
@@ -124,7 +128,7 @@ def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
 
-def _of_split(rows: Iterator[Row], name: str, unit: str, column: str, split: str) -> Iterator[Row]:
+def _of_split(where: str, rows: Rows, column: str, split: str) -> Rows:
     splits = Counter[str]()
     for number, row in rows:
         if isinstance(row, RowProblem):  # its split is unknown
@@ -133,16 +137,16 @@ def _of_split(rows: Iterator[Row], name: str, unit: str, column: str, split: str
         if column not in row:
             problem = f"no column {column!r}, which #{split} needs"
             names = ", ".join(map(repr, row))
-            raise ValueError(f"{name}, {unit} {number}: {problem}; columns: {names}")
+            raise ValueError(f"{where} {number}: {problem}; columns: {names}")
         splits[str(row[column])] += 1
         if str(row[column]) == split:
             yield number, row
     if split not in splits:
         listing = ", ".join(f"{word} ({count})" for word, count in splits.items()) or "none"
-        raise ValueError(f"{name}: no split {split!r}; splits: {listing}")
+        raise ValueError(f"{where.rpartition(', ')[0]}: no split {split!r}; splits: {listing}")
 
 
-def _dataset_rows(table: Any) -> Iterator[Row]:
+def _dataset_rows(table: Any) -> Rows:
     from datasets import Dataset
     from pandas import DataFrame
 
@@ -152,13 +156,13 @@ def _dataset_rows(table: Any) -> Iterator[Row]:
         kinds = "a file, a name on a hub, a Dataset or a DataFrame"
         raise ValueError(f"a data source must be {kinds}, got {table!r:.100}")
     number = 0
-    for batch in table.iter(BATCH):
+    for batch in table.iter(1000):
         for values in zip(*batch.values(), strict=True):
             number += 1
             yield number, with_names(dict(zip(batch, values, strict=True)), table.features)
 
 
-def _hub_rows(name: str, split: str) -> Iterator[Row]:
+def _hub_rows(name: str, split: str) -> Rows:
     from datasets import DatasetDict, load_dataset
 
     path, _, config = name.partition(":")

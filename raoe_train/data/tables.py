@@ -1,22 +1,24 @@
 """Read sources into Arrow tables in memory, and count malformed rows and dropped rows."""
 
+import itertools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import Block, Columns, RowProblem, blocks_of
+from raoe_train.data.columns import RowProblem
 from raoe_train.data.files import text_lines
-from raoe_train.data.sources import columns_for, existing_file, is_file, open_source
+from raoe_train.data.sources import columns_for, existing_file, is_file, located, open_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 BATCH = 4096  # number of rows to hold as Python objects at a time
-Values = dict[str, Any]  # {column: the value of each row}
-Parse = Callable[[Block, Columns], Values]  # RowProblem if no row of the block can be used
+Parse = Callable[[dict[str, Any]], Any]  # row -> what was read from it, or RowProblem
+# (columns of rows, their source) -> how to parse these rows. RowProblem if none can be used.
+Make = Callable[[Collection[str], "Source"], Parse]
 Reader = Callable[[str, Any], Any]  # (column, value) -> parsed value, or RowProblem
 Counts = dict[str, Any]
 """{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, all as numbers;
@@ -24,45 +26,42 @@ Counts = dict[str, Any]
 Table = tuple["Dataset", Counts]
 
 
-class Reading:
-    """Reads a source, or an iterator of blocks, and counts the dropped rows by reason."""
+class Source:
+    """A source of rows, which can be read once, and the numbers of dropped rows by reason."""
 
     def __init__(self, source: Any, mapping: Any = None, on_error: str = "raise") -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         self.columns = columns_for(source, mapping)
-        self.blocks = source if isinstance(source, Iterator) else open_source(source, mapping)
+        self.rows = source if isinstance(source, Iterator) else open_source(source, mapping)
         is_name = isinstance(source, (str, os.PathLike))
         self.name = str(source) if is_name else type(source).__name__
         self.on_error, self.dropped, self._examples = on_error, Counter[str](), list[str]()
+        self.where, self.number = "", 0  # of the current row
 
-    def parts(self, parse: Parse) -> Iterator[Values]:
-        """Yield parsed columns of at least BATCH usable rows, at the end fewer. ValueError, with
-        file and line, for a malformed row unless on_error is "skip"."""
-        part: Values = {}
-        for block in self.blocks:
-            values: Values = {}
+    def parse(self, make: Make) -> Iterator[Any]:
+        """Yield what was read from each usable row. `make` is called when the columns change.
+        ValueError, with file and line, for a malformed row unless on_error is "skip"."""
+        present, parse = None, None
+        for where, number, row in self.rows:
+            self.where, self.number = where, number
             try:
-                values = parse(block, self.columns) if block.usable() else {}
-            except RowProblem as problem:
-                for index in block.usable():
-                    block.rows[index] = problem
-            for index, row in enumerate(block.rows):
                 if isinstance(row, RowProblem):
-                    self._drop(block.place(index), row)
-            if usable := block.usable():
-                for name, column in values.items():
-                    part.setdefault(name, []).extend([column[index] for index in usable])
-                if len(part[name]) >= BATCH:
-                    yield part
-                    part = {}
-        if part:
-            yield part
+                    raise row
+                if parse is None or row.keys() != present:
+                    present, parse = row.keys(), None
+                    parse = make(present, self)
+                result = parse(row)
+            except RowProblem as problem:
+                self._drop(f"{where} {number}: {problem}", problem)
+            except ValueError as error:
+                raise ValueError(f"{where} {number}: {error}") from None
+            else:
+                yield result
 
-    def _drop(self, place: str, problem: RowProblem) -> None:
-        message = f"{place}: {problem}"
+    def _drop(self, message: str, problem: RowProblem) -> None:
         if problem.malformed and self.on_error == "raise":
-            raise ValueError(message)
+            raise ValueError(message) from None
         self.dropped[problem.reason] += 1
         if len(self._examples) < 3:
             self._examples.append(f"\n  {message}")
@@ -79,36 +78,38 @@ class Reading:
         return counts | ({"unread": unread} if unread else {})
 
 
-def read_columns(block: Block, found: Mapping[str, str], readers: Mapping[str, Reader]) -> Values:
-    """Parse the columns of a block that were found, with the reader of each column."""
-    return {name: block.read(found[name], read) for name, read in readers.items() if name in found}
+def by_column(found: Mapping[str, str], readers: Mapping[str, Reader]) -> Parse:
+    """Return a function that parses the columns of a row that were found, each with its reader."""
+    plan = [(name, found[name], read) for name, read in readers.items() if name in found]
+    return lambda row: {name: read(column, row[column]) for name, column, read in plan}
 
 
 def read_table(
-    source: Any, parse: Parse, noun: str, *, columns: Any = None, on_error: str = "raise"
+    source: Any, make: Make, noun: str, *, columns: Any = None, on_error: str = "raise"
 ) -> Table:
     """Parse the rows of a source. Return (table, counts). `noun` is the word for a row in messages,
     such as "pair". `columns` and `on_error`: see read_pairs."""
-    reading = Reading(source, columns, on_error)
-    table = to_table(reading.parts(parse))
-    counts = reading.counts(len(table), noun)
+    opened = Source(source, columns, on_error)
+    table = to_table(opened.parse(make))
+    counts = opened.counts(len(table), noun)
     if dropped := counts["dropped"]:
         rows, read = sum(dropped.values()), counts["read"]
-        logger.warning("%s: %d of %d rows left out: %s", reading.name, rows, read, dropped)
+        logger.warning("%s: %d of %d rows left out: %s", opened.name, rows, read, dropped)
     return table, counts
 
 
-def to_table(parts: Iterable[Values], types: Mapping[str, str] | None = None) -> "Dataset":
-    """Convert parts with the same columns to a table in memory. `types` is {column: name of a
-    pyarrow type}. Without `types`, the values of the first part determine the types."""
+def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
+    """Convert rows with the same columns to a table in memory. `types` is {column: name of a
+    pyarrow type}. Without `types`, the first BATCH values of a column determine its type."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint
     from datasets.table import InMemoryTable
 
-    batches, schema = [], pyarrow.schema(types or {})
-    for part in parts:
-        batches.append(pyarrow.RecordBatch.from_pydict(part, schema or None))
+    rows, batches, schema = iter(rows), [], pyarrow.schema(types or {})
+    while part := list(itertools.islice(rows, BATCH)):
+        columns = {name: [row[name] for row in part] for name in part[0]}
+        batches.append(pyarrow.RecordBatch.from_pydict(columns, schema or None))
         schema = batches[0].schema
     table = InMemoryTable(pyarrow.Table.from_batches(batches, schema))
     # by default, datasets copies and hashes the table
@@ -145,25 +146,23 @@ def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> lis
 
 def each_sentence(source: str, columns: Any = None) -> Iterator[tuple[str, str | RowProblem]]:
     """Yield (place, sentence) for each row of a source, or (place, problem) for a malformed row."""
-    reading = Reading(source, columns)
+    opened = Source(source, columns)
     is_text = is_file(source) and source.lower().removesuffix(".gz").endswith(".txt")
     if is_text and "sentence" not in (columns or {}):
         lines, problem = text_lines(existing_file(source)), RowProblem("not UTF-8")
         rows = ((n, problem if line is None else {"text": line}) for n, line in lines)
-        reading = Reading(blocks_of(source, "line", rows))
-    for block in reading.blocks:
-        texts: list[Any] = block.rows
-        if usable := block.usable():
+        opened = Source(located(f"{source}, line", rows))
+    present, column = None, ""
+    for where, number, row in opened.rows:
+        place = f"{where} {number}"
+        if isinstance(row, RowProblem):
+            yield place, row
+            continue
+        if row.keys() != present:
             try:
-                column = reading.columns.find(block.columns, ("sentence",))["sentence"]
+                column = opened.columns.find(row, ("sentence",))["sentence"]
             except RowProblem as error:
-                raise ValueError(f"{block.place(usable[0])}: {error}") from None
-            texts = block.read(column, _text)
-        for index, row in enumerate(block.rows):
-            yield block.place(index), row if isinstance(row, RowProblem) else texts[index]
-
-
-def _text(column: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise RowProblem(f"{column} is {value!r}, not a string")
-    return value
+                raise ValueError(f"{place}: {error}") from None
+            present = row.keys()
+        text = row[column]
+        yield place, text if isinstance(text, str) else RowProblem(f"{column} is {text!r}, not a string")

@@ -163,11 +163,11 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     if split:
         return f"{file}#{split}"
     splits: dict[str, None] = {}
-    for block in [] if whole else open_source(file):
-        if "split" in block.columns:
-            splits |= {str(block.rows[index]["split"]): None for index in block.usable()}
-        if TEST in splits:
-            return f"{file}#{TEST}"
+    for _, _, row in [] if whole else open_source(file):
+        if isinstance(row, dict) and "split" in row:
+            splits[str(row["split"])] = None
+            if TEST in splits:
+                return f"{file}#{TEST}"
     if len(splits) > 1:
         names = ", ".join(splits)
         raise ValueError(f"{file} has splits {names}, but no {TEST!r}: use {file}#SPLIT or {task}{ALL_PAIRS}")

@@ -15,4 +15,4 @@ def write(path, text):
 
 def rows_in(path):
     """The rows of a file."""
-    return [row for block in open_source(path) for row in block.rows]
+    return [row for _, _, row in open_source(path)]
