@@ -53,8 +53,8 @@ def is_builtin(name: Any) -> bool:
 
 
 def columns_for(name: Any, mapping: Mapped | None) -> Columns:
-    """Return the finder of a source's columns. The built-in corpus has raoe's names."""
-    return Columns(None if is_builtin(name) else mapping)
+    """Return the finder of a source's columns. The built-in corpus alone has raoe's names."""
+    return Columns(None if is_builtin(name) and len(pool(name)) == 1 else mapping)
 
 
 def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:

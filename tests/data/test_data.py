@@ -186,6 +186,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
         ("a.tsv", b"sentence1\tsentence2\na\tb\n\xff\tb\n", "line 3: not UTF-8"),
         ("a.tsv", "sentence1\tsentence1\na\tb\n", "line 1: the header has a duplicate column name"),
         ("a.csv", "sentence1;sentence2\na, b;c\n", "line 2: 2 fields, but the header has 1: separate them with commas"),
+        ("a.csv", "a, b\tc\td\t5\n", r"line 1: a \.csv file with tabs instead of commas: rename it to \.tsv"),
         ("a.tsv", "", "no usable pair in 0 rows"),
         ("a.tsv", "sentence1\tsentence2\tlabel\na\tb\t-\n", "no usable pair in 1 rows: 1 x no gold label"),
     ],

@@ -10,14 +10,15 @@ from raoe_train.data.public import public_sets, senteval_splits
 from raoe_train.evaluation.tasks import read_tasks
 
 SUBSETS = ("FNWN", "headlines", "OnWN")
+LINE = "the line does not have the columns"
 BAD = {
-    "STS/STS13-en-test/STS.input.OnWN.txt": (b"a\tb\nc\td\none text\n", r"OnWN\.txt, line 3: the line does not have the columns sentence1, sentence2"),
+    "STS/STS13-en-test/STS.input.OnWN.txt": (b"a\tb\nc\td\none text\n", f"line 3: {LINE} sentence1, sentence2"),
     "STS/STS13-en-test/STS.gs.FNWN.txt": (b"1\n2\n3\n4\n", r"FNWN\.txt has 4 lines, but STS\.input\.FNWN\.txt has 3"),
-    "STS/STSBenchmark/sts-test.csv": (b"g\tf\ty\tid\t1.0\tone text\n", "line 1: the line does not have the columns score, sentence1"),
+    "STS/STSBenchmark/sts-test.csv": (b"g\tf\ty\tid\t1.0\tone text\n", f"line 1: {LINE} score, sentence1"),
     "SICK/SICK_test_annotated.txt": (b"pair_ID\ta\tb\ts\te\n1\ta b\tc d\tx\tNEUTRAL\n", "line 2: score is 'x'"),
-    "SST/binary/sentiment-dev": (b"no label\n", "sentiment-dev, line 1: the line does not have the columns text, label"),
-    "TREC/TREC_10.label": (b"DESC What ?\n", "line 1: the line does not have the columns label, text"),
-    "MRPC/msr_paraphrase_test.txt": (b"head\n1\t2\n", "line 2: the line does not have the columns label, sentence1"),
+    "SST/binary/sentiment-dev": (b"no label\n", f"sentiment-dev, line 1: {LINE} text, label"),
+    "TREC/TREC_10.label": (b"DESC What ?\n", f"line 1: {LINE} label, text"),
+    "MRPC/msr_paraphrase_test.txt": (b"head\n1\t2\n", f"line 2: {LINE} label, sentence1"),
     "MR/rt-polarity.neg": (b"good\n\n", r"rt-polarity\.neg, line 2: text is empty"),
 }
 

@@ -1,6 +1,9 @@
 """Losses that RAOE is compared with on NLI: AnglE with neutrals."""
 
 import math
+import pkgutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from raoe_train.losses import (
     InfoNCELoss,
     SoftmaxLoss,
 )
+from raoe_train.losses import reads as kinds
 from raoe_train.settings import Teacher
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -97,3 +101,12 @@ def test_two_teachers_are_their_mean(tmp_path):
     assert np.abs(cosines(*(each[:9] for each in alone))).max() < 0.999, "or both are one encoder"
     assert recorded(both) != recorded(Teacher(names[0], device="cpu"))
     assert recorded(both) != recorded(Teacher(names[0], second=FrozenEncoder(names[0])))
+
+
+def test_a_loss_does_not_import_the_readers_of_its_rows():
+    code = "import sys; from raoe_train.losses import ByLength, CoSENTLoss; sys.exit(str([*sys.modules]))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    assert "'raoe_train.losses.reads'" in modules
+    assert not [name for name in ("pairs", "rows", "tables") if f"'raoe_train.data.{name}'" in modules]
+    for reads in (each for each in vars(kinds).values() if isinstance(each, kinds.Reads)):
+        assert callable(pkgutil.resolve_name(reads.reader))
