@@ -42,8 +42,7 @@ Row = dict[str, Any] | RowProblem
 
 
 class Columns:
-    """Finds raoe's columns in rows, by NAMES or by `mapping` (the argument `columns` of
-    read_pairs)."""
+    """Finds raoe's columns in rows, by NAMES or by `mapping` (`columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         if not isinstance(mapping or {}, Mapping):

@@ -26,7 +26,7 @@ KINDS |= {".txt": "tsv", ".ndjson": "jsonl"}
 LONGEST_CELL = 2**31 - 1  # of a CSV file; TSV and JSON have no limit
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside
 logger = logging.getLogger(__name__)
-Rows = Iterator[tuple[int, Row]]  # with their numbers from 1: lines where rows start, or rows
+Rows = Iterator[tuple[str, int, Row]]  # (such as "a.tsv, line", number from 1, row)
 Cells = Iterator[tuple[int, list[str] | RowProblem]]
 
 
@@ -47,8 +47,7 @@ def known_kind(path: Path) -> str:
 
 def text_lines(path: Path, encoding: str = "utf-8", *, ends: bool = False) -> Iterator[Any]:
     """Yield (number from 1, line or, if it cannot be decoded, None) of a text file, plain or .gz.
-    `ends` keeps line ends. Only a line feed ends a line, because sentences may contain U+2028
-    etc."""
+    `ends` keeps line ends. Only a line feed ends a line, because texts may contain U+2028 etc."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -95,18 +94,17 @@ def _csv_cells(path: Path) -> Cells:
             yield start, record
 
 
-def _table_rows(path: Path, records: Cells) -> Rows:
+def _table_rows(where: str, records: Cells) -> Rows:
     names, hint = list[str](), ""
     for number, cells in records:
-        place = f"{path}, line {number}"
         if not cells:
-            yield number, RowProblem("blank line", reason="blank line")
+            yield where, number, RowProblem("blank line", reason="blank line")
         elif isinstance(cells, RowProblem):
             if not names:
-                raise ValueError(f"{place}: invalid header: {cells}")
-            yield number, cells
+                raise ValueError(f"{where} {number}: invalid header: {cells}")
+            yield where, number, cells
         elif not names:
-            names = cells
+            names, place = cells, f"{where} {number}"
             if len({*names}) < len(names):
                 raise ValueError(f"{place}: the header has a duplicate column name: {names!s:.200}")
             if sum(name.count("\t") for name in names) >= len(names):
@@ -116,14 +114,14 @@ def _table_rows(path: Path, records: Cells) -> Rows:
             if len(names) == 1 and ";" in names[0]:
                 hint = ": separate them with commas, not with ;"
         elif len(cells) != len(names):
-            yield number, RowProblem(f"{len(cells)} fields, but the header has {len(names)}{hint}")
+            yield where, number, RowProblem(f"{len(cells)} fields, but the header has {len(names)}{hint}")
         else:
-            yield number, dict(zip(names, cells, strict=True))
+            yield where, number, dict(zip(names, cells, strict=True))
 
 
-def json_rows(path: Path) -> Rows:
+def json_rows(path: Path, where: str) -> Rows:
     """Yield the rows of a file of any suffix with one JSON object on each line."""
-    return ((number, _json(line)) for number, line in text_lines(path))
+    return ((where, number, _json(line)) for number, line in text_lines(path))
 
 
 def _json(line: str | None) -> dict[str, Any] | RowProblem:
@@ -153,7 +151,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
-def _parquet_rows(path: Path) -> Rows:
+def _parquet_rows(path: Path, where: str) -> Rows:
     import pyarrow.parquet
     from datasets import Features
 
@@ -168,7 +166,7 @@ def _parquet_rows(path: Path) -> Rows:
             for batch in table.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield number, with_names(row, features)
+                    yield where, number, with_names(row, features)
     except Exception as error:  # pyarrow raises many kinds of errors for damaged data
         if isinstance(error, OSError) and error.errno:
             raise
@@ -183,12 +181,15 @@ def with_names(row: dict[str, Any], features: Mapping[str, Any]) -> dict[str, An
     return row
 
 
-def read_rows(path: Path) -> Rows:
-    """Yield the rows of a data file. ValueError if the whole file is invalid (damaged .gz, no header)."""
-    kind = known_kind(path)
-    if kind in ("jsonl", "parquet"):
-        return json_rows(path) if kind == "jsonl" else _parquet_rows(path)
-    return _table_rows(path, _tsv_cells(path) if kind == "tsv" else _csv_cells(path))
+def read_rows(path: Path, where: str = "") -> Rows:
+    """Yield the rows of a data file. `where` is for messages, by default the path. ValueError if the
+    whole file is invalid (damaged .gz, no header)."""
+    if (kind := known_kind(path)) == "parquet":
+        return _parquet_rows(path, f"{path}, row")
+    where = where or f"{path}, line"
+    if kind == "jsonl":
+        return json_rows(path, where)
+    return _table_rows(where, _tsv_cells(path) if kind == "tsv" else _csv_cells(path))
 
 
 def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:

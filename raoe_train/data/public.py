@@ -15,11 +15,11 @@ from raoe_train.config import nearest
 from raoe_train.data.columns import RowProblem
 from raoe_train.data.files import Rows, json_rows, text_lines
 from raoe_train.data.rows import read_list
-from raoe_train.data.sources import Located, located, open_source
+from raoe_train.data.sources import open_source
 from raoe_train.data.tables import Parse, Reader, Source, by_column
 from raoe_train.data.values import NO_GOLD_LABEL, as_word, parse_score, parse_sentence, parse_word
 
-Splits = dict[str, Located]  # {split, or "" if there are none: rows}
+Splits = dict[str, Rows]  # {split, or "" if there are none: rows}
 ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 TRANSFER = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
@@ -51,9 +51,8 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
     then the hub. ValueError if no location has the set."""
     columns, files = entry.get("named"), entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
-        paths = {split: folder / file for split, file in files.items()}
-        if paths and all(Path(str(path).partition("#")[0]).is_file() for path in paths.values()):
-            return str(folder), {split: _open(path, columns) for split, path in paths.items()}
+        if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
+            return str(folder), {split: _open(folder / f, columns) for split, f in files.items()}
     if copies and "senteval" in entry and (splits := senteval_splits(copies, entry["senteval"])):
         return str(copies), splits
     sources, place = Splits(), "the hub"
@@ -71,9 +70,9 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
     return place, sources
 
 
-def _open(path: Path, columns: dict[str, str] | None) -> Located:
+def _open(path: Path, columns: dict[str, str] | None) -> Rows:
     if path.suffix == ".json":  # these files have one JSON object per line, like .jsonl
-        return located(f"{path}, line", json_rows(path))
+        return json_rows(path, f"{path}, line")
     return open_source(str(path), columns)
 
 
@@ -84,37 +83,37 @@ def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
     base = next((each for each in bases if each.is_dir()), None)
     if base is None:
         return None
-    files = layout.get("files") or {}
+    files = dict(layout.get("files", {}))
     for split, subsets in layout.get("subsets", {}).items():
-        files = {**files, split: [f"STS.input.{subset}.txt" for subset in subsets]}
+        files[split] = [f"STS.input.{subset}.txt" for subset in subsets]
     if missing := [n for names in files.values() for n in names if not (base / n).is_file()]:
         raise FileNotFoundError(f"{base} (SentEval) is incomplete: {', '.join(missing)} missing")
     splits = Splits()
     for split, names in files.items():
         labels = layout.get("labels", [None] * len(names))
-        rows = [_rows(base / n, layout, label) for n, label in zip(names, labels, strict=True)]
-        wheres = [f"{base / n}, line" for n in names]
-        splits[split] = chain.from_iterable(map(located, wheres, rows))
+        splits[split] = chain.from_iterable(
+            _rows(base / name, layout, label) for name, label in zip(names, labels, strict=True)
+        )
     return splits
 
 
 def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
     """Read a file of SentEval. STS's pairs have their scores in another file."""
     lines, scores = [*text_lines(path, layout.get("encoding", "utf-8"))], list[Any]()
-    subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
+    where, subset = f"{path}, line", path.name.removeprefix("STS.input.").removesuffix(".txt")
     if "subsets" in layout:
         gold = path.with_name(f"STS.gs.{subset}.txt")
         scores = [score for _, score in text_lines(gold)]
         if len(scores) != len(lines):
-            counts = f"{len(scores)} lines, but {path.name} has {len(lines)}"
-            raise ValueError(f"{gold} has {counts}")
+            problem = f"has {len(scores)} lines, but {path.name} has {len(lines)}"
+            raise ValueError(f"{gold} {problem}")
     for (number, text), score in zip_longest(lines[layout.get("header", 0) :], scores):
         if score == "":  # pairs without a score are not part of the set
             continue
         found = re.match(layout["line"], text or "")
         if not found:
             columns = ", ".join(re.compile(layout["line"]).groupindex)
-            yield number, RowProblem(f"the line does not have the columns {columns}")
+            yield where, number, RowProblem(f"the line does not have the columns {columns}")
             continue
         # SentEval joins tokens with single spaces
         fields = {name: " ".join(value.split()) for name, value in found.groupdict().items()}
@@ -122,7 +121,7 @@ def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
             fields |= {"score": score, "subset": subset}
         if label:
             fields["label"] = label
-        yield number, fields
+        yield where, number, fields
 
 
 def public_rows(

@@ -91,9 +91,8 @@ def row_table(
     noun = "triplet" if is_nli else "row"
     counts = opened.counts(read - opened.dropped.total(), noun, advice)
     width = max(len(negatives) for _, _, negatives, _ in rows)
-    numbered = [f"negative_{number}" if number > 1 else "negative" for number in range(1, width + 1)]
+    numbered = ["negative", *(f"negative_{number}" for number in range(2, width + 1))][:width]
     names = ["anchor", "positive", *numbered, *["neutral"][:neutral]]
-
     cells = (
         (anchor, positive, *negatives, *[None] * (width - len(negatives)), *rest)
         for anchor, positives, negatives, rest in rows

@@ -1,19 +1,17 @@
-"""Sources of rows: files, the built-in corpus, datasets on a hub, Datasets, DataFrames, and
-pools."""
+"""Rows of a file, the built-in corpus, a dataset on a hub, a Dataset, a DataFrame or a pool."""
 
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raoe_train.data.columns import NAMES, Columns, Row, RowProblem
+from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Rows, data_kind, known_kind, read_rows, with_names
 
 BUILTIN = {n: Path(__file__).with_name(f"{n}.jsonl.gz") for n in ("builtin", "builtin-nli")}
 """The built-in corpus, which tests/data/builtin_corpus.py writes: scored pairs, and NLI pairs."""
-Located = Iterator[tuple[str, int, Row]]  # (such as "a.tsv, line", number from 1, row)
 Mapped = Mapping[str, str | None]  # {raoe's column: column of a source, or None to ignore it}
 
 
@@ -78,30 +76,23 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
     return parts
 
 
-def open_source(name: Any, mapping: Mapped | None = None) -> Located:
+def open_source(name: Any, mapping: Mapped | None = None) -> Rows:
     """Return the rows of a source: a name, a Dataset or a DataFrame. Of `mapping`, only the column
     split matters. An unknown split raises an error only when rows are read."""
     if not isinstance(name, (str, os.PathLike)):
-        return located(f"{type(name).__name__}, row", _dataset_rows(name))
+        return _dataset_rows(f"{type(name).__name__}, row", name)
     if len(parts := pool(name)) > 1:
         return itertools.chain.from_iterable([open_source(part, mapping) for part in parts])
     base, _, split = str(name).partition("#")
     if is_file(name):
         path, split = file_and_split(name)
-        where, rows = f"{path}, {'row' if data_kind(path) == 'parquet' else 'line'}", read_rows(path)
+        rows = read_rows(path)
     elif base in BUILTIN:
-        where, rows = f"{name}, row", read_rows(BUILTIN[base])
+        rows = read_rows(BUILTIN[base], f"{name}, row")
     else:
-        return located(f"{name}, row", _hub_rows(base.removeprefix("hub:"), split))
-    if split:
-        column = columns_for(name, mapping).mapping.get("split") or NAMES["split"][0]
-        rows = _of_split(where, rows, column, split)
-    return located(where, rows)
-
-
-def located(where: str, rows: Rows) -> Located:
-    """Add the location of the rows, such as "a.tsv, line"."""
-    return ((where, number, row) for number, row in rows)
+        return _hub_rows(f"{name}, row", base.removeprefix("hub:"), split)
+    column = columns_for(name, mapping).mapping.get("split") or NAMES["split"][0]
+    return _of_split(base, rows, column, split) if split else rows
 
 
 def first_columns(name: Any, mapping: Mapped | None = None) -> list[str]:
@@ -128,11 +119,11 @@ def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
 
-def _of_split(where: str, rows: Rows, column: str, split: str) -> Rows:
+def _of_split(name: str, rows: Rows, column: str, split: str) -> Rows:
     splits = Counter[str]()
-    for number, row in rows:
+    for where, number, row in rows:
         if isinstance(row, RowProblem):  # its split is unknown
-            yield number, row
+            yield where, number, row
             continue
         if column not in row:
             problem = f"no column {column!r}, which #{split} needs"
@@ -140,13 +131,13 @@ def _of_split(where: str, rows: Rows, column: str, split: str) -> Rows:
             raise ValueError(f"{where} {number}: {problem}; columns: {names}")
         splits[str(row[column])] += 1
         if str(row[column]) == split:
-            yield number, row
+            yield where, number, row
     if split not in splits:
         listing = ", ".join(f"{word} ({count})" for word, count in splits.items()) or "none"
-        raise ValueError(f"{where.rpartition(', ')[0]}: no split {split!r}; splits: {listing}")
+        raise ValueError(f"{name}: no split {split!r}; splits: {listing}")
 
 
-def _dataset_rows(table: Any) -> Rows:
+def _dataset_rows(where: str, table: Any) -> Rows:
     from datasets import Dataset
     from pandas import DataFrame
 
@@ -159,10 +150,10 @@ def _dataset_rows(table: Any) -> Rows:
     for batch in table.iter(1000):
         for values in zip(*batch.values(), strict=True):
             number += 1
-            yield number, with_names(dict(zip(batch, values, strict=True)), table.features)
+            yield where, number, with_names(dict(zip(batch, values, strict=True)), table.features)
 
 
-def _hub_rows(name: str, split: str) -> Rows:
+def _hub_rows(where: str, name: str, split: str) -> Rows:
     from datasets import DatasetDict, load_dataset
 
     path, _, config = name.partition(":")
@@ -174,4 +165,4 @@ def _hub_rows(name: str, split: str) -> Rows:
             problem = f"{name} has the splits {', '.join(map(str, dataset))}"
             raise ValueError(f"{problem}: choose one with hub:{name}#SPLIT")
         dataset = dataset[split]
-    yield from _dataset_rows(dataset)
+    yield from _dataset_rows(where, dataset)

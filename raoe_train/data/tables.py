@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.columns import RowProblem
 from raoe_train.data.files import text_lines
-from raoe_train.data.sources import columns_for, existing_file, is_file, located, open_source
+from raoe_train.data.sources import columns_for, existing_file, is_file, open_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -150,8 +150,10 @@ def each_sentence(source: str, columns: Any = None) -> Iterator[tuple[str, str |
     is_text = is_file(source) and source.lower().removesuffix(".gz").endswith(".txt")
     if is_text and "sentence" not in (columns or {}):
         lines, problem = text_lines(existing_file(source)), RowProblem("not UTF-8")
-        rows = ((n, problem if line is None else {"text": line}) for n, line in lines)
-        opened = Source(located(f"{source}, line", rows))
+        opened.rows = (
+            (f"{source}, line", number, problem if line is None else {"text": line})
+            for number, line in lines
+        )
     present, column = None, ""
     for where, number, row in opened.rows:
         place = f"{where} {number}"

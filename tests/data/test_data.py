@@ -10,6 +10,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from raoe_train.data.files import write_rows
 from raoe_train.data.pairs import pair_table, read_pairs, read_scored
+from raoe_train.data.rows import list_table
 from tests.data.made import HEADER, rows_in, write
 
 ROWS = [
@@ -49,6 +50,10 @@ def test_split(tmp_path):
     assert pair_table(path + "#dev")[1] == {"read": 1, "kept": 1, "dropped": {}}
     with pytest.raises(ValueError, match=r"no split 'test'; splits: train \(2\), dev \(1\)"):
         read_pairs(path + "#test")
+    ragged = write(tmp_path / "d.tsv", HEADER + "a\tb\t1\t0\ttrain\nragged\nc\td\t2\t1\tdev\n")
+    with pytest.raises(ValueError, match=r"d\.tsv, line 3: 1 fields"):  # its split is unknown
+        read_pairs(ragged + "#train")
+    assert pair_table(ragged + "#dev", on_error="skip")[1] == {"read": 2, "kept": 1, "dropped": {"malformed row": 1}}
     nosplit = write(tmp_path / "b.tsv", "sentence1\tsentence2\na\tb\n")
     with pytest.raises(ValueError, match="no column 'split', which #train needs"):
         read_pairs(nosplit + "#train")
@@ -171,6 +176,9 @@ def test_malformed_rows(tmp_path, suffix, caplog):
     assert data["sentence1"] == ["a", "h"]
     assert counts == {"read": 8, "kept": 2, "dropped": dict.fromkeys(reasons, 1)}
     assert "6 of 8 rows left out" in caplog.text
+    bad = write(tmp_path / f"bad{suffix}", HEADER + "a\tb\t1\t-\tx\n" * 5)
+    with pytest.raises(ValueError, match=r"in 5 rows: 5 x no gold label\n  .*line 2: .*\n.*line 3: .*\n.*line 4: .*$"):
+        read_pairs(bad)
     with pytest.raises(ValueError, match="on_error must be"):
         read_pairs(path, on_error="ignore")
 
@@ -197,11 +205,11 @@ def test_errors_name_the_line(tmp_path, name, text, message):
 
 
 def test_cells_of_any_length(tmp_path):
-    text, limit = "a" * 300_000, csv.field_size_limit()
+    text = "a" * 300_000
     for suffix in ("tsv", "csv", "jsonl"):
         write_rows(tmp_path / f"a.{suffix}", ["text"], [{"text": text}])
         assert rows_in(tmp_path / f"a.{suffix}") == [{"text": text}]
-    assert csv.field_size_limit() == limit
+    assert csv.field_size_limit() == 131_072  # the default of Python, for the rest of the process
 
 
 def test_damaged_gzip(tmp_path):
@@ -228,6 +236,11 @@ def test_parquet_classes_are_read_by_name(tmp_path):
     Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "x.parquet"))
     result = read_pairs(tmp_path / "x.parquet")
     assert result["label"][:] == [2, 0, 1]
+    bad = Dataset.from_dict({**rows, "sentence1": ["a", "b", "", "d"]}, features=features)
+    bad.to_parquet(str(tmp_path / "bad.parquet"))
+    for source, name in ((tmp_path / "bad.parquet", r"bad\.parquet"), (bad, "Dataset")):
+        with pytest.raises(ValueError, match=rf"{name}, row 3: sentence1 is empty"):
+            read_pairs(source)
 
 
 def test_duplicate_parquet_column_is_an_error(tmp_path):
@@ -235,3 +248,12 @@ def test_duplicate_parquet_column_is_an_error(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet.* duplicate column name: .*'score', 'score'"):
         read_pairs(tmp_path / "a.parquet")
+
+
+def test_lists_with_a_repeated_id(tmp_path):
+    rows = [{"id": name, "sentences": ["a", "b", f"c {place}"]} for place, name in enumerate(("1", 1, None, None))]
+    write_rows(tmp_path / "a.jsonl", ["id", "sentences"], rows)
+    with pytest.raises(ValueError, match=r"line 2: id 1 is already used above"):
+        list_table(tmp_path / "a.jsonl")
+    data, counts = list_table(tmp_path / "a.jsonl", on_error="skip")
+    assert [each[2] for each in data["sentences"]] == ["c 0", "c 2", "c 3"] and counts["dropped"] == {"duplicate id": 1}

@@ -123,6 +123,9 @@ def test_a_pool_to_be_scored(two_files):
     assert table.pairs["sentence1"][:] == ["a", "c", "e"] and table.labels.tolist() == [1, 1, 0]
     assert table.columns == ["sentence1", "sentence2", "score", "label", "split", "premise", "hypothesis"]
     assert [len(row) for row in table.rows()] == [5, 5, 4]
+    cells = write(Path(two_files[0]).with_name("c.jsonl"), '{"sentence1": "a", "sentence2": "b", "note": "c\\td"}\n')
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 1: a TSV cell cannot store tabs"):  # before hours of scoring
+        PairsToScore(Pairs(input=cells), "tsv")
 
 
 def test_a_pool_to_train_on(two_files):

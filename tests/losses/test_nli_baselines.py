@@ -110,3 +110,13 @@ def test_a_loss_does_not_import_the_readers_of_its_rows():
     assert not [name for name in ("pairs", "rows", "tables") if f"'raoe_train.data.{name}'" in modules]
     for reads in (each for each in vars(kinds).values() if isinstance(each, kinds.Reads)):
         assert callable(pkgutil.resolve_name(reads.reader))
+
+
+def test_contrastive_losses_read_no_nli_labels(tmp_path):
+    """entailment is class 0 in NLI, but 0 means "not similar" in ContrastiveLoss."""
+    path = tmp_path / "pairs.tsv"
+    path.write_text("sentence1\tsentence2\tlabel\na\tb\t1\na\tc\t0\n")
+    assert kinds.LABELLED_PAIRS.read(str(path), Data(), None, False)[0]["label"][:] == [1, 0]
+    path.write_text("sentence1\tsentence2\tlabel\na\tb\tentailment\n")
+    with pytest.raises(ValueError, X):
+        kinds.LABELLED_PAIRS.read(str(path), Data(), None, False)
