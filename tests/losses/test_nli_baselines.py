@@ -118,5 +118,5 @@ def test_contrastive_losses_read_no_nli_labels(tmp_path):
     path.write_text("sentence1\tsentence2\tlabel\na\tb\t1\na\tc\t0\n")
     assert kinds.LABELLED_PAIRS.read(str(path), Data(), None, False)[0]["label"][:] == [1, 0]
     path.write_text("sentence1\tsentence2\tlabel\na\tb\tentailment\n")
-    with pytest.raises(ValueError, X):
+    with pytest.raises(ValueError, match=r"label is 'entailment', which is not a known label .0, 1"):
         kinds.LABELLED_PAIRS.read(str(path), Data(), None, False)
