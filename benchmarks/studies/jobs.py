@@ -30,8 +30,9 @@ from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.collators import TextCollator
 from raoe_train.losses.gist import teacher_embeddings
 from raoe_train.losses.listmle import ListMLELoss
-from raoe_train.losses.reads import LISTS, SENTENCES, Reads, table_of
+from raoe_train.losses.reads import LISTS, Reads
 from raoe_train.outputs import beside, digest
+from raoe_train.training.reads import table_of
 from raoe_train.training.report import cell, made_with, table
 
 __all__ = ["LEVEL", "LISTS", "PAIRS_WITH_TEXTS", "CachedLoss", "ListMLELoss", "Outcomes", "cell", "differences",
@@ -39,11 +40,11 @@ __all__ = ["LEVEL", "LISTS", "PAIRS_WITH_TEXTS", "CachedLoss", "ListMLELoss", "O
            "teacher_embeddings"]  # fmt: skip
 
 
-def _pairs(source: str, data: Any, prompt: str | None, with_label: bool) -> Any:
-    return table_of(source, data, pair_table, "score", "label", names=SENTENCES)
+def pairs(source: str, data: Any, prompt: str | None, with_label: bool) -> Any:
+    return table_of(source, data, pair_table, "score", "label", names=["sentence1", "sentence2"])
 
 
-PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
+PAIRS_WITH_TEXTS = Reads("pairs", f"{__name__}:pairs", TextCollator)
 
 
 def run(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,4 +27,4 @@ def read_shuffled(*arguments: Any) -> Any:
 class ShuffledListMLELoss(ListMLELoss):
     """ListMLELoss that trains on shuffled lists."""
 
-    reads = replace(LISTS, read=read_shuffled)
+    reads = replace(LISTS, reader=f"{__name__}:read_shuffled")

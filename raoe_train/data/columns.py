@@ -1,7 +1,6 @@
-"""Find raoe's columns in a source, and parse texts, scores and NLI labels."""
+"""Find raoe's columns among the columns of a row."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from raoe_train.config import nearest
@@ -26,23 +25,24 @@ NAMES: dict[str, tuple[str, ...]] = {
 """{raoe's column: its names in files}. A row may have only one of a column's names, unless the column is in FIRST."""
 FIRST = ("sentence",)  # if a row has several names of such a column, the first in NAMES is used
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less related; RAOE's gate compares classes
-LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {label: class, or None to skip its rows}
-TRUTH = {"true": 1, "false": 0}  # words that are read as scores
-NO_GOLD_LABEL = ("-", "-1", "")
+WELL_FORMED = ("no gold label", "blank line", "label left out", "unknown id", "no text")
 LONGEST = 500  # maximum length of a message in characters
 
 
 class RowProblem(Exception):
-    """The problem with an unusable row. Tally counts rows by `reason`. on_error affects only `malformed` rows."""
+    """Why a row cannot be used. Rows are counted by `reason`. on_error affects only `malformed` rows."""
 
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} … ({len(message)} characters)")
-        self.reason = reason
-        self.malformed = reason not in ("no gold label", "blank line", "label left out", "unknown id", "no text")
+        self.reason, self.malformed = reason, reason not in WELL_FORMED
+
+
+Row = dict[str, Any] | RowProblem
+"""{column: value}, or why the row cannot be read."""
 
 
 class Columns:
-    """Finds raoe's columns in rows, by NAMES or by `mapping` (the argument `columns` of read_pairs)."""
+    """Finds raoe's columns in rows, by NAMES or by `mapping` (`columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         if not isinstance(mapping or {}, Mapping):
@@ -56,124 +56,42 @@ class Columns:
                 hint = nearest(repr(name), map(repr, NAMES))
                 raise ValueError(f"{problem} in columns{hint}; known names: {', '.join(NAMES)}")
             self.mapping[roles[0]] = None if column is None or str(column).lower() in nulls else str(column)
-        self._cache: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # {required: {fields: result}}
-        self.seen, self.read = dict[str, None](), set[str]()  # columns of all rows so far; columns that were read
+        self.seen, self.read = dict[str, None](), set[str]()  # all columns; columns that were read
+        self._found = dict[tuple[str, ...], dict[str, str]]()  # {required names: the first result}
 
-    def find(
-        self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
-    ) -> dict[str, str]:
-        """Return {raoe's name: column of the row}. RowProblem if a name in `require` or all names in `one_of` have no
-        column, if a name could be several columns, or if earlier rows have columns for other names."""
-        key, cache = tuple(fields), self._cache.setdefault(tuple(require), {})
-        if key not in cache:
-            columns = {name: self.column(fields, name, name in require) for name in (*require, *optional)}
-            names = {name: column for name, column in columns.items() if column is not None}
-            self.seen |= dict.fromkeys(key)
-            self.read.update(names.values())
-            if one_of and not set(one_of) & set(names):
-                self.column(fields, one_of[0], True)
-            earlier = next(iter(cache.values()), names)
-            if set(names) != set(earlier):
-                raise RowProblem(f"the row has columns {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
-            cache[key] = names
-        return cache[key]
+    def find(self, present: Collection[str], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
+        """Return {raoe's name: column} for rows with the columns `present`. RowProblem if a name in
+        `require` has no column, if a name could be several columns, or if earlier rows have columns
+        for other names."""
+        columns = {name: self.column(present, name, name in require) for name in (*require, *optional)}
+        names = {name: column for name, column in columns.items() if column is not None}
+        self.seen |= dict.fromkeys(present)
+        self.read.update(names.values())
+        earlier = self._found.setdefault(tuple(require), names)
+        if names.keys() != earlier.keys():
+            raise RowProblem(f"the row has columns {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
+        return names
 
     def unread(self) -> list[str]:
-        """Return the columns that occurred in a row so far, but were not read."""
+        """Return the columns of rows so far that were not read."""
         return [name for name in self.seen if name not in {*self.read, self.mapping.get("split") or "split"}]
 
-    def column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
+    def column(self, present: Collection[str], name: str, required: bool) -> str | None:
         """Return the column for one of raoe's names, or None. RowProblem if ambiguous, or if required but missing."""
         mapped, aliases = self.mapping.get(name), NAMES[name]
         if name in self.mapping:
-            present = [mapped] if mapped in fields else []
+            found = [mapped] if mapped in present else []
         else:
-            present = [column for column in aliases if column in fields and column not in self.mapping.values()]
-        if len(present) > 1 and name not in FIRST:
-            choices = " and ".join(map(str, present))
+            found = [column for column in aliases if column in present and column not in self.mapping.values()]
+        if len(found) > 1 and name not in FIRST:
+            choices = " and ".join(map(str, found))
             raise RowProblem(f"columns {choices} could both be {name}: choose one with --data.columns {name}=COLUMN")
-        if present or (mapped is None and not required):
-            return present[0] if present else None
-        expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, fields))
+        if found or (mapped is None and not required):
+            return found[0] if found else None
+        expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, present))
         advice = f"map one of these columns with --data.columns {name}=COLUMN: {headers}"
-        roles = [next((each for each in NAMES[role] if each in fields), "") for role in ("anchor", "positive")]
+        roles = [next((each for each in NAMES[role] if each in present), "") for role in ("anchor", "positive")]
         if name == "sentence1" and all(roles):
             advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; "
             advice += "row_table, losses such as InfoNCELoss and tasks retrieval:FILE read queries and passages"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
-
-
-def parse_sentence(column: str, value: Any) -> str:
-    """Return `value` if it is a non-empty string, else raise RowProblem."""
-    try:
-        value.encode()  # fails for a lone surrogate, which is possible in JSON, but not in tokenizers and tables
-    except (AttributeError, UnicodeEncodeError):
-        raise RowProblem(f"{column} is {value!r}, not a string") from None
-    if not value.strip():
-        raise RowProblem(f"{column} is empty", reason="empty sentence")
-    return value
-
-
-def as_word(value: Any) -> str:
-    """Convert a label or name to a string. Return "" for a missing value and for lists, dicts and bytes."""
-    if isinstance(value, float):  # in a column with missing values, pandas stores 1 as 1.0 and missing values as NaN
-        value = None if math.isnan(value) else int(value) if value.is_integer() else value
-    return "" if value is None or isinstance(value, (list, dict, bytes)) else str(value).strip()
-
-
-def parse_word(column: str, value: Any) -> str:
-    """Convert a label or name to a string. RowProblem if the value is missing, or is a list, dict or bytes."""
-    if not (word := as_word(value)):
-        raise RowProblem(f"{column} is {value!r}, not a name or label")
-    return word
-
-
-def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
-    """Convert a score to a float. RowProblem if it is not finite, or not within `scale`, a pair (lowest, highest)."""
-    try:
-        if isinstance(value, bytes) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
-            raise TypeError
-        score = float(TRUTH.get(value.lower(), value) if isinstance(value, str) else value)
-    except (TypeError, ValueError, OverflowError):
-        raise RowProblem(f"{column} is {value!r}, not a number", reason="bad score") from None
-    if not math.isfinite(score):
-        raise RowProblem(f"{column} is {value!r}, not a finite number", reason="bad score")
-    if scale and not scale[0] <= score <= scale[1]:
-        bounds = f"the declared score_scale {scale[0]:g} to {scale[1]:g}"
-        raise RowProblem(f"{column} {score:g} is outside {bounds}", reason="bad score")
-    return score
-
-
-def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
-    """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer of at least 0."""
-    if labels is None:
-        return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
-    if not isinstance(labels, Mapping):
-        raise ValueError(f"labels must be a mapping of words or numbers to classes, got {labels!r}")
-    for word, label in labels.items():
-        if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
-            classes = "classes 0, 1, ..., or to null to skip rows with the label"
-            raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
-    if all(label is None for label in labels.values()):
-        raise ValueError(f"labels maps every label to null: map one of {', '.join(map(str, labels))} to a class")
-    return {str(word).lower(): label for word, label in labels.items()}
-
-
-def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
-    """Return the class of a label. RowProblem for a label that label_map maps to None or does not contain."""
-    word = as_word(value)
-    if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # pandas may store 1 as 1.0
-        word = number
-    if not isinstance(value, bool) and word.lower() in label_map:
-        label = label_map[word.lower()]
-        if label is None:
-            raise RowProblem(f"{column} is {value!r}, which `labels` maps to null", reason="label left out")
-        return label
-    if word in NO_GOLD_LABEL:
-        raise RowProblem(f"{column} is {value!r}, not a gold label", reason="no gold label")
-    raise RowProblem(
-        f"{column} is {value!r}, which is not a known label ({', '.join(label_map)}). "
-        f'Map all labels to classes, 0 = most similar, with labels {{"{word.lower()}": CLASS, ...}}, or ignore the '
-        f"column with columns label=none (if it holds scores, larger = more similar: columns score={column})",
-        reason="unknown label",
-    )

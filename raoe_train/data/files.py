@@ -1,6 +1,8 @@
-"""Read and write tables row by row: TSV, CSV and JSONL, each also as .gz, and parquet.
+"""Read and write files of rows: TSV, CSV and JSONL, each also as .gz, and parquet.
 
-TSV files (also .txt, as SNLI and SICK are published) are read without quoting: `"` is an ordinary character."""
+TSV files (also .txt, as SNLI and SICK are published) are read without quoting: `"` is an ordinary
+character. pyarrow and pandas would end rows at a carriage return, and accept unbalanced quotes.
+"""
 
 import csv
 import gzip
@@ -11,39 +13,28 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-from raoe_train.data.columns import RowProblem
+from raoe_train.data.columns import Row, RowProblem
 from raoe_train.outputs import replacing
 
-KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+KINDS = {f".{kind}": kind for kind in ("tsv", "csv", "jsonl", "parquet")}
+KINDS |= {".txt": "tsv", ".ndjson": "jsonl"}
+LONGEST_CELL = 2**31 - 1  # of a CSV file; TSV and JSON have no limit
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside
 logger = logging.getLogger(__name__)
-Row = tuple[int, dict[str, Any] | RowProblem]
-"""(line where a row starts, or in parquet its row number from 1; the row's fields, or the problem with the row)."""
+Rows = Iterator[tuple[str, int, Row]]  # (such as "a.tsv, line", number from 1, row)
+Cells = Iterator[tuple[int, list[str] | RowProblem]]
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
-    """Return the format (a value of KINDS) of a file by its suffix, ignoring .gz. None for an unknown suffix."""
+    """Return the format of a file by its suffix (a value of KINDS), ignoring .gz, or None."""
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
-    return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet files are compressed already
-
-
-def existing_file(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a data file. FileNotFoundError or ValueError if `name` is not a data file."""
-    path = Path(name).expanduser()
-    if not path.exists():
-        raise FileNotFoundError(f"no such file: {str(path)!r} (for a dataset on a hub write hub:OWNER/NAME#SPLIT)")
-    if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, not a data file: convert a saved Dataset with to_parquet()")
-    if not path.is_file():
-        raise ValueError(f"{path} is a pipe or a device, which can be read only once: use a file")
-    known_kind(path)
-    return path
+    return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet is compressed
 
 
 def known_kind(path: Path) -> str:
@@ -54,15 +45,9 @@ def known_kind(path: Path) -> str:
     return kind
 
 
-def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
-    """Yield the rows of a data file in order. ValueError if the file as a whole is invalid (damaged .gz, no header)."""
-    path = existing_file(path)
-    return READERS[known_kind(path)](path)
-
-
-def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, str | None]]:
-    """Yield (number from 1, line) of a text file, plain or .gz. With `ends`, keep the line ends. An undecodable line is
-    None. Only a line feed ends a line, because sentences may contain U+2028, form feeds and similar characters."""
+def text_lines(path: Path, encoding: str = "utf-8", *, ends: bool = False) -> Iterator[Any]:
+    """Yield (number from 1, line or, if it cannot be decoded, None) of a text file, plain or .gz.
+    `ends` keeps line ends. Only a line feed ends a line, because texts may contain U+2028 etc."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -70,65 +55,73 @@ def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Itera
                 if number == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
                 try:
-                    yield number, (raw if ends else raw.removesuffix(b"\n").removesuffix(b"\r")).decode(encoding)
+                    line = raw if ends else raw.removesuffix(b"\n").removesuffix(b"\r")
+                    yield number, line.decode(encoding)
                 except UnicodeDecodeError:
                     yield number, None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path}: the file is damaged after line {number} ({error})") from error
 
 
-def _tsv(path: Path) -> Iterator[Row]:
-    def records() -> Iterator[tuple[int, list[str] | RowProblem]]:
-        quoted = ""
-        for number, line in text_lines(path):
-            cells = line.split("\t") if line else []
-            if not quoted and line and '""' in line and (quoted := next(filter(QUOTED.fullmatch, cells), "")):
-                logger.warning("%s, line %d: in TSV files, quotes are part of the text, as in %.60s: if the table has "
-                               "quoted cells, save it as .csv", path, number, quoted)  # fmt: skip
-            yield number, RowProblem("not UTF-8") if line is None else cells
-
-    return _table(path, records())
+def _tsv_cells(path: Path) -> Cells:
+    warned = False
+    for number, line in text_lines(path):
+        cells = line.split("\t") if line else []
+        if line and not warned and '""' in line and any(map(QUOTED.fullmatch, cells)):
+            warned = True
+            advice = "quotes are part of the text: if the table has quoted cells, save it as .csv"
+            logger.warning("%s, line %d: in TSV files, %s", path, number, advice)
+        yield number, RowProblem("not UTF-8") if line is None else cells
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv_cells(path: Path) -> Cells:
     def lines() -> Iterator[str]:
         for number, line in text_lines(path, ends=True):
-            if line is None:  # a line cannot be skipped, because it may be part of a quoted field
+            if line is None:  # a line cannot be skipped, because it may be part of a quoted cell
                 raise ValueError(f"{path}, line {number}: not UTF-8")
             yield line
 
-    def records() -> Iterator[tuple[int, list[str] | RowProblem]]:
-        reader = csv.reader(lines(), strict=True)
-        while True:
-            start = reader.line_num + 1
-            try:
-                yield start, next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield start, RowProblem(str(error))
+    reader, record = csv.reader(lines(), strict=True), cast(Any, ())
+    while record is not None:
+        start, limit = reader.line_num + 1, csv.field_size_limit(LONGEST_CELL)
+        try:
+            record = next(reader, None)
+        except csv.Error as error:
+            record = RowProblem(str(error))
+        finally:
+            csv.field_size_limit(limit)  # a setting of the whole process
+        if record is not None:
+            yield start, record
 
-    return _table(path, records())
 
-
-def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) -> Iterator[Row]:
-    names: list[str] | None = None
-    for number, record in records:
-        if isinstance(record, RowProblem):
-            if names is None:
-                raise ValueError(f"{path}, line {number}: invalid header: {record}")
-            yield number, record
-        elif not record:
-            yield number, RowProblem("blank line", reason="blank line")
-        elif names is None:
-            names = record
-            if len(set(names)) != len(names):
-                raise ValueError(f"{path}, line {number}: the header has a duplicate column name: {names!s:.200}")
-        elif len(record) != len(names):
-            hint = ": separate them with commas, not with ;" if len(names) == 1 and ";" in names[0] else ""
-            yield number, RowProblem(f"{len(record)} fields, but the header has {len(names)}{hint}")
+def _table_rows(where: str, records: Cells) -> Rows:
+    names, hint = list[str](), ""
+    for number, cells in records:
+        if not cells:
+            yield where, number, RowProblem("blank line", reason="blank line")
+        elif isinstance(cells, RowProblem):
+            if not names:
+                raise ValueError(f"{where} {number}: invalid header: {cells}")
+            yield where, number, cells
+        elif not names:
+            names, place = cells, f"{where} {number}"
+            if len({*names}) < len(names):
+                raise ValueError(f"{place}: the header has a duplicate column name: {names!s:.200}")
+            if sum(name.count("\t") for name in names) >= len(names):
+                advice = "rename it to .tsv, with a first line that names the columns (the job "
+                advice += "prepare reads STS-B's files, which lack this line)"
+                raise ValueError(f"{place}: a .csv file with tabs instead of commas: {advice}")
+            if len(names) == 1 and ";" in names[0]:
+                hint = ": separate them with commas, not with ;"
+        elif len(cells) != len(names):
+            yield where, number, RowProblem(f"{len(cells)} fields, but the header has {len(names)}{hint}")
         else:
-            yield number, dict(zip(names, record, strict=True))
+            yield where, number, dict(zip(names, cells, strict=True))
+
+
+def json_rows(path: Path, where: str) -> Rows:
+    """Yield the rows of a file of any suffix with one JSON object on each line."""
+    return ((where, number, _json(line)) for number, line in text_lines(path))
 
 
 def _json(line: str | None) -> dict[str, Any] | RowProblem:
@@ -144,7 +137,8 @@ def _json(line: str | None) -> dict[str, Any] | RowProblem:
         return RowProblem("invalid Unicode (lone surrogate)")
     except (ValueError, RecursionError) as error:
         return RowProblem(f"not JSON ({error})")
-    return fields if isinstance(fields, dict) else RowProblem(f"a JSON {type(fields).__name__}, not an object")
+    kind = type(fields).__name__
+    return fields if isinstance(fields, dict) else RowProblem(f"a JSON {kind}, not an object")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -154,95 +148,87 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # by default, json keeps only the last of duplicate keys
+OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
-def read_jsonl(path: Path) -> Iterator[Row]:
-    """Read a file of any suffix with one JSON object on each line."""
-    return ((number, _json(line)) for number, line in text_lines(path))
-
-
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path, where: str) -> Rows:
     import pyarrow.parquet
+    from datasets import Features
 
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
-            if len(set(names := table.schema_arrow.names)) != len(names):
-                raise ValueError(f"duplicate column name: {names!s:.200}")
-            classes = _classes_of(table.schema_arrow)
+            schema = table.schema_arrow
+            if len({*schema.names}) < len(schema.names):
+                raise ValueError(f"duplicate column name: {schema.names!s:.200}")
+            is_dataset = b"huggingface" in (schema.metadata or {})
+            features = Features.from_arrow_schema(schema) if is_dataset else {}
             for batch in table.iter_batches():
-                for fields in batch.to_pylist():
+                for row in batch.to_pylist():
                     number += 1
-                    yield number, name_classes(fields, classes)
-    except Exception as error:  # pyarrow raises many kinds of errors for damaged or unsupported data
+                    yield where, number, with_names(row, features)
+    except Exception as error:  # pyarrow raises many kinds of errors for damaged data
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
-def _classes_of(schema: Any) -> dict[str, Any]:
-    """Return class_labels of a parquet file written by the library datasets; {} for other parquet files."""
-    if b"huggingface" not in (schema.metadata or {}):
-        return {}
-    from datasets import Features
-
-    return class_labels(Features.from_arrow_schema(schema))
-
-
-def class_labels(features: Any) -> dict[str, Any]:
-    """Return {column: ClassLabel} from the features of a dataset."""
-    from datasets import ClassLabel
-
-    return {column: kind for column, kind in features.items() if isinstance(kind, ClassLabel)}
+def with_names(row: dict[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace class numbers with class names, because each dataset has its own numbers."""
+    for column, kind in features.items():
+        if hasattr(kind, "int2str") and row[column] not in (None, -1):
+            row[column] = kind.int2str(row[column])
+    return row
 
 
-def name_classes(fields: dict[str, Any], classes: dict[str, Any]) -> dict[str, Any]:
-    """Replace the class numbers in a row with class names, because each dataset has its own numbers."""
-    labels = {column: kind for column, kind in classes.items() if fields[column] not in (None, -1)}
-    return {**fields, **{column: kind.int2str(fields[column]) for column, kind in labels.items()}}
+def read_rows(path: Path, where: str = "") -> Rows:
+    """Yield the rows of a data file. `where` is for messages, by default the path. ValueError if the
+    whole file is invalid (damaged .gz, no header)."""
+    if (kind := known_kind(path)) == "parquet":
+        return _parquet_rows(path, f"{path}, row")
+    where = where or f"{path}, line"
+    if kind == "jsonl":
+        return json_rows(path, where)
+    return _table_rows(where, _tsv_cells(path) if kind == "tsv" else _csv_cells(path))
 
 
-READERS = {"tsv": _tsv, "csv": _csv, "jsonl": read_jsonl, "parquet": _parquet}
-
-
-def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows atomically in the format of the suffix. ValueError for a value that the format cannot represent."""
+def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows atomically in the format of the suffix. ValueError for a value that it cannot
+    hold."""
     path = Path(path)
     kind = known_kind(path)
-    values: Iterator[list[Any]] = ([row.get(name) for name in columns] for row in rows)
+    values: Iterator[Any] = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
             import pyarrow.parquet
 
-            table_rows = list(values)  # keep all rows, because a column's type depends on all of its values
-            table = pyarrow.table({name: [row[place] for row in table_rows] for place, name in enumerate(columns)})
-            pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
+            whole = list(values)  # a column's type depends on all of its values
+            table = {name: [row[place] for row in whole] for place, name in enumerate(columns)}
+            pyarrow.parquet.write_table(pyarrow.table(table), temporary, write_page_checksum=True)
             return
         with open(temporary, "wb") as plain:
-            # no file name and time in the gzip header, so that equal rows give equal bytes
-            binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix.lower() == ".gz" else plain
+            binary: Any = plain
+            if path.suffix.lower() == ".gz":  # no name and time: equal rows give equal bytes
+                binary = gzip.GzipFile("", "wb", fileobj=plain, mtime=0)
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
-                header = [columns] if kind != "jsonl" else []
-                for row in itertools.chain(header, values):
-                    _write_row(file, kind, columns, row)
-
-
-def _write_row(file: io.TextIOWrapper, kind: str, columns: list[str], row: list[Any]) -> None:
-    if kind == "jsonl":
-        file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=_in_json) + "\n")
-        return
-    cells = [cell(value, kind) for value in row]
-    if kind == "tsv":
-        file.write("\t".join(cells) + "\n")
-    else:
-        has_cr = any("\r" in text for text in cells)  # Python before 3.13 does not quote cells with \r
-        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if has_cr else csv.QUOTE_MINIMAL)
-        writer.writerow(cells)
+                if kind == "jsonl":
+                    for row in values:
+                        fields = dict(zip(columns, row, strict=True))
+                        file.write(json.dumps(fields, ensure_ascii=False, default=_in_json) + "\n")
+                    return
+                styles: Any = (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+                writers = [csv.writer(file, lineterminator="\n", quoting=style) for style in styles]
+                for row in itertools.chain([columns], values):
+                    cells = [cell(value, kind) for value in row]
+                    if kind == "csv":
+                        # Python before 3.13 does not quote cells with \r
+                        writers[any("\r" in text for text in cells)].writerow(cells)
+                    else:
+                        file.write("\t".join(cells) + "\n")
 
 
 def _in_json(value: Any) -> Any:
-    """Convert parquet's types that JSON lacks: decimals to numbers, dates and times to ISO 8601 strings."""
+    """Convert parquet's types that JSON lacks: decimals to numbers, dates and times to ISO 8601."""
     if isinstance(value, Decimal):
         return float(value)
     if hasattr(value, "isoformat"):
@@ -251,14 +237,12 @@ def _in_json(value: Any) -> Any:
 
 
 def cell(value: Any, kind: str) -> str:
-    """Format a value as a TSV or CSV cell, floats with all digits. ValueError if a cell cannot represent the value."""
-    if value is None:
-        return ""
+    """Format a value as a TSV or CSV cell, floats with all digits. ValueError if that is
+    impossible."""
+    text = "" if value is None else str(value)
     if isinstance(value, (list, dict)):
-        raise ValueError(f"a {kind} file cannot store {value!r:.200}: write .jsonl instead")
-    text = str(value)
+        raise ValueError(f"a {kind} file cannot store {text:.200}: write .jsonl instead")
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        raise ValueError(f"a TSV cell cannot store tabs and line breaks, as in {text!r:.200}: write .jsonl or .parquet")
-    if kind == "csv" and len(text) > csv.field_size_limit():  # Python could not read it back
-        raise ValueError(f"a CSV cell cannot store {len(text)} characters: write .jsonl or .parquet instead")
+        problem = "a TSV cell cannot store tabs and line breaks"
+        raise ValueError(f"{problem}, as in {text!r:.200}: write .jsonl or .parquet")
     return text

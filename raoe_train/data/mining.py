@@ -2,16 +2,15 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import as_word, parse_sentence, parse_word
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.sources import Source
-from raoe_train.data.tables import Table, read_table
+from raoe_train.data.tables import Parse, Source, Table, by_column, read_table
+from raoe_train.data.values import as_word, parse_sentence, parse_word
 
 # {loss: columns of its examples}. Examples for mse are SetFit's random pairs, which need no encoder.
 COLUMNS = {
@@ -25,19 +24,20 @@ Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examp
 
 
 def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
-    """Read labelled sentences or pairs. The result has columns text (the sentence, or the first of a pair), second
-    (only for pairs), label (as in the file) and split (default ""). `options`: columns and on_error of read_pairs."""
-    return read_table(source, _parse, "example", **options)
+    """Read labelled sentences or pairs. The result has columns text (the sentence, or the first of
+    a pair), second (only for pairs), label (as in the file) and split (default ""). `options`:
+    columns and on_error of read_pairs."""
+    return read_table(source, _make, "example", **options)
 
 
-def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
-    names = source.columns.find(fields, ("label",), (*TEXTS, "split"))
-    required = TEXTS if any(name in names for name in TEXTS) else ("sentence",)
-    columns = source.columns.find(fields, required).values()
-    sentences = (parse_sentence(column, fields[column]) for column in columns)
-    texts = dict(zip(("text", "second"), sentences, strict=False))
-    label = parse_word(names["label"], fields[names["label"]])
-    return {**texts, "label": label, "split": as_word(fields[names["split"]]) if "split" in names else ""}
+def _make(present: Collection[str], source: Source) -> Parse:
+    found = source.columns.find(present, ("label",), (*TEXTS, "split"))
+    required = TEXTS if {*TEXTS} & {*found} else ("sentence",)
+    texts = source.columns.find(present, required)
+    renamed = dict(zip(("text", "second"), texts.values(), strict=False)) | found
+    readers = {"text": parse_sentence, "second": parse_sentence, "label": parse_word}
+    parse, split = by_column(renamed, readers), found.get("split")
+    return lambda row: {**parse(row), "split": as_word(row[split]) if split else ""}
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:

@@ -1,26 +1,18 @@
-"""Read sentence pairs with similarity scores or NLI labels, Conditional STS, and pairs for the job `score`."""
+"""Read sentence pairs with scores or NLI labels, Conditional STS, and pairs for the job `score`."""
 
 import os
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.columns import (
-    LabelMap,
-    RowProblem,
-    as_word,
-    parse_label,
-    parse_score,
-    parse_sentence,
-    resolve_labels,
-)
+from raoe_train.data.columns import RowProblem
 from raoe_train.data.files import cell
-from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import Reader, Table, Tally, by_column, read_table, to_table
+from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
+from raoe_train.data.values import LabelMap, as_word, parse_label, parse_score, parse_sentence, resolve_labels
 from raoe_train.settings import Pairs
 
 if TYPE_CHECKING:
@@ -79,39 +71,52 @@ def pair_table(
     any_labels: bool = False,
     **options: Any,
 ) -> Table:
-    """Read pairs as read_pairs does. Return (table, counts). `names`: columns to keep, all of which must exist; None
-    keeps all columns. With `any_labels`, labels of scored pairs are ignored. `options`: keywords of read_table."""
+    """Read pairs as read_pairs does. Return (table, counts). `names`: columns to keep, which must
+    exist; None keeps all. `any_labels` ignores labels of scored pairs. `options`: keywords of
+    read_table."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
     label_map = resolve_labels(labels)
+    largest = max(label for label in label_map.values() if label is not None)
     readers: dict[str, Reader] = {
         **dict.fromkeys(TEXTS, parse_sentence),
         "score": partial(parse_score, scale=score_scale),
         "label": partial(parse_label, label_map=label_map),
         "subset": lambda column, value: as_word(value),
     }
-    require = (*TEXTS, *require, *(names or ()))
-    parse_all, by_label = by_column(readers, require), by_column(readers, [name for name in require if name != "score"])
-    by_score = by_column({name: read for name, read in readers.items() if name != "label"}, require)
-    largest = max(label for label in label_map.values() if label is not None)
+    required = {*require, *(names or ())}
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        columns = source.columns.find(fields, TEXTS, readers, ("score", "label") if "score" in require else ())
-        if "score" in columns or "score" not in require or "label" not in columns:
-            return (by_score if any_labels else parse_all)(fields, source)
-        column = columns["label"]
-        if labels is None and as_word(fields[column]).removesuffix(".0").isdigit():
-            raise RowProblem(
-                f"{column} is {fields[column]}, and there is no score: if the numbers are scores, set columns "
-                f'score={column}; if they are classes, map them (larger = less related) with labels {{"1": 0, "0": 1}}'
-            )
-        row = by_label(fields, source)
-        return {**row, "score": 1 - row["label"] / max(largest, 1)}
+    def make(present: Collection[str], source: Source) -> Parse:
+        found = source.columns.find(present, TEXTS, OPTIONAL)
+        from_labels = "score" in required and "score" not in found and "label" in found
+        left_out = "score" if from_labels else "label" if any_labels else None
+        for name in required - {left_out}:
+            source.columns.column(present, name, required=True)
+        used = {name: column for name, column in found.items() if name != left_out}
+        parse = by_column(used, readers)
 
-    table, counts = read_table(source, parse, "pair", **options)
+        def scored(row: dict[str, Any]) -> dict[str, Any]:
+            if labels is None:
+                _refuse_number(found["label"], row[found["label"]])
+            values = parse(row)
+            return {**values, "score": 1 - values["label"] / max(largest, 1)}
+
+        return scored if from_labels else parse
+
+    table, counts = read_table(source, make, "pair", **options)
     return table if names is None else table.select_columns(list(names)), counts
+
+
+def _refuse_number(column: str, value: Any) -> None:
+    """Raise RowProblem for a label that could also be a score."""
+    if as_word(value).removesuffix(".0").isdigit():
+        raise RowProblem(
+            f"{column} is {value}, and there is no score: if the numbers are scores, set columns "
+            f"score={column}; if they are classes, map them (larger = less related) with labels "
+            f'{{"1": 0, "0": 1}}'
+        )
 
 
 def is_conditional(prompt: str | None) -> bool:
@@ -137,15 +142,21 @@ def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bo
     `scored`, score (their label, 1 to 5). Rows with hidden labels (-1, in the test set) are malformed. Each sentence
     starts with the part of `prompt` before {text}, with the row's condition; the encoder adds the part after {text}."""
     template, _ = split_conditional(prompt)
-    labels: dict[str, Reader] = {"label": _conditional_label} if scored else {}
-    parse_columns = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
+    readers: dict[str, Reader] = dict.fromkeys((*TEXTS, "condition"), parse_sentence)
+    readers |= {"label": _conditional_label} if scored else {}
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        row = parse_columns(fields, source)
-        prefix = template.replace("{condition}", row["condition"])
-        return {name: prefix + row[name] for name in TEXTS} | ({"score": row["label"]} if scored else {})
+    def make(present: Collection[str], source: Source) -> Parse:
+        parse = by_column(source.columns.find(present, [*readers]), readers)
 
-    return read_table(source, parse, "pair", **options)
+        def filled(row: dict[str, Any]) -> dict[str, Any]:
+            values = parse(row)
+            prefix = template.replace("{condition}", values["condition"])
+            pair = {name: prefix + values[name] for name in TEXTS}
+            return pair | ({"score": values["label"]} if scored else {})
+
+        return filled
+
+    return read_table(source, make, "pair", **options)
 
 
 def _conditional_label(column: str, value: Any) -> float:
@@ -172,36 +183,41 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs to score, and the input's other columns, to be copied to the output. Rows without a gold label are kept.
-    ValueError for a value that the format `kind` cannot represent, and for a column in `added` that already exists.
+    """Pairs to score, and the input's other columns, to be copied to the output. Rows without a
+    gold label are kept. ValueError for a value that the format `kind` cannot represent, and for a
+    column in `added` that already exists.
 
-    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if missing), `columns` (all,
-    in order) and `left_out` ({reason: skipped rows}).
+    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if
+    missing), `columns` (all, in order) and `left_out` ({reason: skipped rows}).
     """
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
-        label_map, tally = resolve_labels(data.labels), Tally(data.on_error)
-        columns, labels = dict[str, None](), list[int]()
+        label_map = resolve_labels(data.labels)
+        opened, columns = Source(data.input, data.columns, data.on_error), dict[str, None]()
 
-        def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-            names = source.columns.find(fields, TEXTS, OPTIONAL)
-            row: dict[str, Any] = {name: parse_sentence(names[name], fields[names[name]]) for name in TEXTS}
-            for value in fields.values() if kind in ("tsv", "csv") else ():
-                cell(value, kind)
-            try:
-                labels.append(parse_label("label", fields[names["label"]] if "label" in names else None, label_map))
-            except RowProblem:
-                labels.append(-1)  # scoring needs no label; training reports invalid labels
-            columns.update(dict.fromkeys(fields))
-            return {**row, "fields": pickle.dumps(fields)}
+        def make(present: Collection[str], source: Source) -> Parse:
+            found = source.columns.find(present, TEXTS, OPTIONAL)
 
-        stream = open_source(str(data.input), data.columns)
-        table = to_table(tally.parse_rows(stream, parse))
-        self.left_out = tally.counts(stream, len(labels), "pair to score")["dropped"]
+            def parse(row: dict[str, Any]) -> dict[str, Any]:
+                values = {name: parse_sentence(found[name], row[found[name]]) for name in TEXTS}
+                for value in row.values() if kind in ("tsv", "csv") else ():
+                    cell(value, kind)
+                try:
+                    label = parse_label("label", row.get(found.get("label", "")), label_map)
+                except RowProblem:
+                    label = -1  # scoring needs no label; training reports invalid labels
+                columns.update(dict.fromkeys(row))
+                return {**values, "label": label, "fields": pickle.dumps(row)}
+
+            return parse
+
+        table = to_table(opened.parse(make))
+        self.left_out = opened.counts(len(table), "pair to score")["dropped"]
         if clashes := [name for name in added if name in columns]:
-            raise ValueError(f"{data.input} already has a column {', '.join(clashes)}: rename or remove it first")
+            problem = f"already has a column {', '.join(clashes)}"
+            raise ValueError(f"{data.input} {problem}: rename or remove it first")
         self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])
-        self.labels, self.columns = np.array(labels), list(columns)
+        self.labels, self.columns = np.array(table["label"][:]), [*columns]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of each row."""

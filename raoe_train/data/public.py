@@ -1,21 +1,26 @@
-"""Find and read the public data sets of public.yaml. SentEval's folders (Conneau and Kiela 2018) must be as
-data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval writes them."""
+"""Find and read the public data sets of public.yaml. SentEval's folders (Conneau and Kiela 2018)
+must be as data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval
+writes them."""
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Collection, Iterator
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from raoe_train.config import nearest
-from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, as_word, parse_score, parse_sentence, parse_word
-from raoe_train.data.files import Row, read_jsonl, text_lines
-from raoe_train.data.rows import parse_list
-from raoe_train.data.sources import Source, join_sources, open_source
-from raoe_train.data.tables import Reader, Tally, by_column
+from raoe_train.data.columns import RowProblem
+from raoe_train.data.files import Rows, json_rows, text_lines
+from raoe_train.data.rows import read_list
+from raoe_train.data.sources import open_source
+from raoe_train.data.tables import Parse, Reader, Source, by_column
+from raoe_train.data.values import NO_GOLD_LABEL, as_word, parse_score, parse_sentence, parse_word
 
+Splits = dict[str, Rows]  # {split, or "" if there are none: rows}
+ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 TRANSFER = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
 PAPERS = {
@@ -27,167 +32,117 @@ PAPERS = {
 
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return {set: its entry in public.yaml} for names of sets, and for all sets of a named paper."""
+    """Return {set: its entry in public.yaml} for names of sets, and for all sets of a named
+    paper."""
     catalog = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
     entries: dict[str, dict[str, Any]] = {}
     for name in names:
         if name not in catalog and name not in PAPERS:
             hint = nearest(name, [*catalog, *PAPERS])
-            raise ValueError(f"unknown public set {name!r}{hint}; known sets: {', '.join([*PAPERS, *catalog])}")
+            known = ", ".join([*PAPERS, *catalog])
+            raise ValueError(f"unknown public set {name!r}{hint}; known sets: {known}")
         entries.update({each: catalog[each] for each in PAPERS.get(name, (name,))})
     return entries
 
 
-def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
-    """Find a set and return (its location, {split: rows}). Locations are tried in this order: the publishers' files,
-    SentEval's folders and clones of hub repositories (OWNER/NAME or NAME), all below `copies`, then the hub. ValueError
-    if no location has the set."""
+def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, Splits]:
+    """Find a set and return (its location, its rows). Locations are tried in this order: the publishers'
+    files, SentEval's folders and clones of hub repositories (OWNER/NAME or NAME), all below `copies`,
+    then the hub. ValueError if no location has the set."""
     columns, files = entry.get("named"), entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
-            return str(folder), {split: _file(folder / file, columns) for split, file in files.items()}
-    if copies and entry["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
+            return str(folder), {split: _open(folder / f, columns) for split, f in files.items()}
+    if copies and "senteval" in entry and (splits := senteval_splits(copies, entry["senteval"])):
         return str(copies), splits
-    sources, place = {}, "the hub"
+    sources, place = Splits(), "the hub"
     for split, dataset in entry["hub"].items():
         path, _, part = dataset.partition("#")
         for folder in [copies / path, copies / path.rpartition("/")[2]] if copies else []:
             if folder.is_dir():
-                path, place = str(folder), str(folder)
+                path = place = str(folder)
                 break
         sources[split] = open_source(f"hub:{path}#{part}", columns)
     if not sources:
         parts = ", ".join(file.partition("#")[0] for file in files.values()) or "SentEval's folder"
-        raise ValueError(f"{name} is not on a hub: download {parts} from {entry['page']} to DIR and use --copies DIR")
+        advice = f"download {parts} from {entry['page']} to DIR and use --copies DIR"
+        raise ValueError(f"{name} is not on a hub: {advice}")
     return place, sources
 
 
-def _file(path: Path, columns: dict[str, str] | None) -> Source:
+def _open(path: Path, columns: dict[str, str] | None) -> Rows:
     if path.suffix == ".json":  # these files have one JSON object per line, like .jsonl
-        return Source(str(path), "line", Columns(columns), read_jsonl(path))
+        return json_rows(path, f"{path}, line")
     return open_source(str(path), columns)
 
 
-def public_rows(entry: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all splits, with raoe's column names and the split's name, if any. Count dropped rows."""
-    readers: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
-    parsers = {name: readers.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
-    parse = parse_list if entry["kind"] == "lists" else by_column(parsers, entry["columns"])
-    for split, source in splits.items():
-        tally = Tally("raise")
-        for row in tally.parse_rows(source, parse):
+def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
+    """Return the rows of a set in SentEval's layout (see public.yaml), or None if it has no folder in
+    any of ROOTS below `folder`."""
+    bases = [folder / root / layout["folder"] for root in ROOTS]
+    base = next((each for each in bases if each.is_dir()), None)
+    if base is None:
+        return None
+    files = dict(layout.get("files", {}))
+    for split, subsets in layout.get("subsets", {}).items():
+        files[split] = [f"STS.input.{subset}.txt" for subset in subsets]
+    if missing := [n for names in files.values() for n in names if not (base / n).is_file()]:
+        raise FileNotFoundError(f"{base} (SentEval) is incomplete: {', '.join(missing)} missing")
+    splits = Splits()
+    for split, names in files.items():
+        labels = layout.get("labels", [None] * len(names))
+        splits[split] = chain.from_iterable(
+            _rows(base / name, layout, label) for name, label in zip(names, labels, strict=True)
+        )
+    return splits
+
+
+def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
+    """Read a file of SentEval. STS's pairs have their scores in another file."""
+    lines, scores = [*text_lines(path, layout.get("encoding", "utf-8"))], list[Any]()
+    where, subset = f"{path}, line", path.name.removeprefix("STS.input.").removesuffix(".txt")
+    if "subsets" in layout:
+        gold = path.with_name(f"STS.gs.{subset}.txt")
+        scores = [score for _, score in text_lines(gold)]
+        if len(scores) != len(lines):
+            problem = f"has {len(scores)} lines, but {path.name} has {len(lines)}"
+            raise ValueError(f"{gold} {problem}")
+    for (number, text), score in zip_longest(lines[layout.get("header", 0) :], scores):
+        if score == "":  # pairs without a score are not part of the set
+            continue
+        found = re.match(layout["line"], text or "")
+        if not found:
+            columns = ", ".join(re.compile(layout["line"]).groupindex)
+            yield where, number, RowProblem(f"the line does not have the columns {columns}")
+            continue
+        # SentEval joins tokens with single spaces
+        fields = {name: " ".join(value.split()) for name, value in found.groupdict().items()}
+        if scores:
+            fields |= {"score": score, "subset": subset}
+        if label:
+            fields["label"] = label
+        yield where, number, fields
+
+
+def public_rows(entry: dict[str, Any], splits: Splits, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all splits, with raoe's column names and the split's name, if any. Count
+    dropped rows."""
+    known: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
+    readers = {name: known.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
+
+    def make(present: Collection[str], source: Source) -> Parse:
+        if entry["kind"] == "lists":
+            return read_list
+        return by_column(source.columns.find(present, entry["columns"], readers), readers)
+
+    for split, rows in splits.items():
+        opened = Source(rows, entry.get("named"))
+        for row in opened.parse(make):
             yield {"split": split, **row} if split else row
-        left_out += tally.dropped
+        left_out += opened.dropped
 
 
 def _label(column: str, value: Any) -> str:
     if (word := as_word(value)) in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}", reason="no gold label")
     return word
-
-
-ROOTS = ("", "downstream", "data/downstream")  # possible locations of SentEval's folders below `copies`
-STS_SUBSETS = {
-    "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
-    "sts13": ("FNWN", "headlines", "OnWN"),  # without SMT, whose licence does not allow distribution
-    "sts14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
-    "sts15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
-    "sts16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
-}
-Rows = Callable[[Path], Iterator[Row]]
-
-
-def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
-    """Return {split: rows with a column split} of a set in SentEval's layout, or {"": rows} if it has no splits.
-    Return None if the set is not in SETS, or has no folder in any of ROOTS below `folder`."""
-    place, splits = SETS.get(name, ("", {}))
-    base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)
-    if base is None or not splits:
-        return None
-    if missing := [file for files in splits.values() for file in files if not (base / file).is_file()]:
-        raise FileNotFoundError(f"SentEval's {name} in {base} is incomplete: {', '.join(missing)} missing")
-
-    def source(split: str, path: Path, read: Rows) -> Source:
-        extra = {"split": split} if split else {}
-        rows = ((line, row if isinstance(row, RowProblem) else {**row, **extra}) for line, row in read(path))
-        return Source(str(path), "line", Columns(), rows)
-
-    return {
-        split: join_sources(str(base), [source(split, base / file, read) for file, read in files.items()], Columns())
-        for split, files in splits.items()
-    }
-
-
-def _tokens(text: str) -> str:
-    """Join a text's tokens with single spaces, as SentEval does."""
-    return " ".join(text.split())
-
-
-def _class_rows(path: Path, label: str) -> Iterator[Row]:
-    for line, text in text_lines(path, "latin-1"):  # the encoding with which SentEval reads these sets
-        yield line, {"label": label, "text": _tokens(text or "")}
-
-
-def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
-    """Read a tab-separated file. `places` is {raoe's column: index of the field in a line, from 0}."""
-    least = max(places.values()) + 1
-    for line, text in text_lines(path):
-        parts = (text or "").split("\t")
-        if line <= header:
-            continue
-        if len(parts) >= least:
-            yield line, {name: _tokens(parts[place]) for name, place in places.items()}
-        else:
-            yield line, RowProblem(f"{len(parts)} fields, but at least {least} are needed")
-
-
-def _scored_pairs(path: Path) -> Iterator[Row]:
-    """Read a file of pairs whose scores are in another file of the same folder."""
-    subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
-    gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
-    scores = [line for _, line in text_lines(gold)]
-    texts = list(text_lines(path))
-    if len(scores) != len(texts):
-        raise ValueError(f"{gold} has {len(scores)} lines, but {path.name} has {len(texts)}")
-    for (line, text), score in zip(texts, scores, strict=True):
-        if score == "":  # pairs without a score are not part of the set
-            continue
-        first, tab, rest = (text or "").partition("\t")
-        second = rest.partition("\t")[0]
-        fields = {"subset": subset, "score": score, "sentence1": _tokens(first), "sentence2": _tokens(second)}
-        yield line, fields if tab else RowProblem("not two sentences with a tab between them")
-
-
-def _questions(path: Path) -> Iterator[Row]:
-    for line, text in text_lines(path, "latin-1"):
-        coarse, colon, rest = (text or "").partition(":")
-        fields = {"label": coarse, "text": _tokens(rest.partition(" ")[2])}
-        yield line, fields if colon and fields["text"] else RowProblem("not CLASS:subclass question")
-
-
-def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
-    return {"": {positive: partial(_class_rows, label="1"), negative: partial(_class_rows, label="0")}}
-
-
-STSB = partial(_fields, score=4, sentence1=5, sentence2=6)
-SICK_FILES = {"train": "train", "dev": "trial", "test": "test_annotated"}
-SICK = partial(_fields, header=True, sentence1=1, sentence2=2, score=3, label=4)
-SST = partial(_fields, text=0, label=1)
-MRPC = partial(_fields, header=True, label=0, sentence1=3, sentence2=4)
-
-SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
-    "mr": ("MR", _classes("rt-polarity.pos", "rt-polarity.neg")),
-    "cr": ("CR", _classes("custrev.pos", "custrev.neg")),
-    "subj": ("SUBJ", _classes("subj.objective", "subj.subjective")),
-    "mpqa": ("MPQA", _classes("mpqa.pos", "mpqa.neg")),
-    "stsb": ("STS/STSBenchmark", {split: {f"sts-{split}.csv": STSB} for split in ("train", "dev", "test")}),
-    "sick": ("SICK", {split: {f"SICK_{file}.txt": SICK} for split, file in SICK_FILES.items()}),
-    "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in ("train", "dev", "test")}),
-    "trec": ("TREC", {"train": {"train_5500.label": _questions}, "test": {"TREC_10.label": _questions}}),
-    "mrpc": ("MRPC", {split: {f"msr_paraphrase_{split}.txt": MRPC} for split in ("train", "test")}),
-    **{
-        name: (f"STS/{name.upper()}-en-test", {"test": {f"STS.input.{file}.txt": _scored_pairs for file in files}})
-        for name, files in STS_SUBSETS.items()
-    },
-}
-"""{set: (folder, {split: {file: reader of its rows}})}"""

@@ -1,4 +1,5 @@
-"""Read rows of an anchor, a positive and any number of negatives, and lists of ranking sentences."""
+"""Read rows of an anchor, a positive and any number of negatives, and lists of ranking
+sentences."""
 
 import ast
 import itertools
@@ -7,32 +8,22 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raoe_train.data.columns import (
-    LISTS,
-    NAMES,
-    NLI_LABELS,
-    RowProblem,
-    as_word,
-    parse_label,
-    parse_sentence,
-    resolve_labels,
-)
+from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS, RowProblem
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import Table, Tally, by_column, read_table, to_table
+from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
+from raoe_train.data.values import as_word, parse_label, parse_sentence, resolve_labels
 
 logger = logging.getLogger(__name__)
-ROLES = ("anchor", "positive", "negative", "neutral")
-CLASSES = ("entailment", "contradiction", "neutral")  # classes of positive, negative and neutral hypotheses
+CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
 ADVICE = """
   A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. If your labels are
   other words, map them with data.labels. Without hard negatives, train on entailed pairs with in-batch negatives."""
 SHORTEST = 3  # minimum number of sentences in a list: the source sentence and at least two to rank
-Row = tuple[str, Sequence[str], Sequence[str], Sequence[str]]  # anchor, positives, negatives, at most one neutral
+Row = tuple[str, list[Any], list[str], list[str]]  # anchor, positives, negatives, at most one neutral
 
 
 def row_table(
@@ -46,62 +37,69 @@ def row_table(
     num_negatives: int | None = None,
     keep_all: bool = False,
 ) -> Table:
-    """Read rows of an anchor, a positive and any number of negatives, or build such rows from NLI pairs.
+    """Read rows of an anchor, a positive and any number of negatives, or build such rows from NLI
+    pairs. docs/data.md lists the formats.
 
-    The columns are anchor and positive (or other names in NAMES; or sentence1 and sentence2, if there is no score and
-    no label) and negative, negative_1, negative_2, …, which may have empty cells. Columns named in LISTS hold lists of
-    texts or of {"title", "text"}. Each positive of a query becomes one row. A negative is left out if it equals the
-    query or any positive of the query. If a row has more than num_negatives negatives, num_negatives are drawn at
-    random with a fixed seed. If there is a column relevance, the passage of a row with relevance 0 is not a positive:
-    it becomes a negative in all rows of the same query. With keep_all, for evaluation, every text stays in its row: a
-    row without a positive has None, and nothing is drawn or left out.
+    Each positive of a query becomes one row. A negative is left out if it equals the query or any
+    positive of the query. Of more than num_negatives negatives, num_negatives are drawn at random
+    with a fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query.
+    With keep_all, for evaluation, every text stays in its row: a row without a positive has None,
+    and nothing is drawn or left out.
 
-    A source without these columns must have NLI pairs of premise, hypothesis and label. Pairs are grouped by the exact
-    text of the premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). By default, each premise gives one triplet:
-    of two triplets in a batch, the positive of one would be an in-batch negative of the other. `pairing` "one" pairs
-    the first entailed with the first contradicting hypothesis of a premise in file order; "zip" pairs the i-th entailed
-    with the i-th contradicting hypothesis; "all" makes every combination.
+    NLI pairs are grouped by the exact text of the premise, as in SimCSE (Gao et al., EMNLP 2021,
+    section 4). `pairing` "one" pairs the first entailed with the first contradicting hypothesis in
+    file order (the positive of a second triplet would be an in-batch negative of the first); "zip"
+    pairs the i-th entailed with the i-th contradicting hypothesis; "all" makes every combination.
 
-    The result has the columns anchor, positive, negative, negative_2, … (None for missing negatives) and, with
-    `neutral`, a neutral text. For other arguments, see read_pairs. Dropped rows are counted by reason: "no positive",
-    "positive equal to the query", "text in two roles", and for NLI pairs "neutral", "duplicate hypothesis" (a repeated
-    pair), "premise without entailment" (or another class) or "surplus" (not used by `pairing`). Texts that are dropped
-    from the remaining rows are counted under "texts".
+    The result has the columns anchor, positive, negative, negative_2, … (None for missing
+    negatives) and, with `neutral`, a neutral text. For other arguments, see read_pairs. Dropped
+    rows are counted by reason, such as "no positive", "duplicate hypothesis" (a repeated NLI pair)
+    and "surplus" (not used by `pairing`). Texts that are dropped from the remaining rows are
+    counted under "texts".
     """
     if pairing not in ("one", "zip", "all"):
         raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
     label_map = resolve_labels(labels)
-    if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
-        raise ValueError(f"labels must map to 0 (entailment), 1 (neutral) or 2 (contradiction); got {labels}")
-    parse_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
-    kinds: list[bool] = []  # [whether the first row, and so all rows, are NLI pairs]
+    if not {*label_map.values()} <= {*NLI_LABELS.values(), None}:
+        classes = "0 (entailment), 1 (neutral) or 2 (contradiction)"
+        raise ValueError(f"labels must map to {classes}; got {labels}")
+    readers: dict[str, Reader] = dict.fromkeys(TEXTS, parse_sentence)
+    readers["label"] = partial(parse_label, label_map=label_map)
+    is_nli: bool | None = None  # decided by the first rows
 
-    def parse(fields: dict[str, Any], source: Source) -> Any:
-        kinds[:] = kinds or [not _has_roles(fields, source.columns.mapping)]
-        return tuple(parse_pair(fields, source).values()) if kinds[0] else _parse_row(fields, source, neutral)
+    def make(present: Collection[str], source: Source) -> Parse:
+        nonlocal is_nli
+        if is_nli is None:
+            is_nli = not _has_roles(present, source.columns.mapping)
+        if not is_nli:
+            return _by_role(present, source, neutral)
+        parse = by_column(source.columns.find(present, [*readers]), readers)
+        return lambda row: tuple(parse(row).values())
 
-    stream, tally = open_source(source, columns), Tally(on_error)
-    parsed, advice, texts = list(tally.parse_rows(stream, parse)), "", Counter[str]()
-    left_out = tally.dropped.total()
-    if kinds == [True]:
-        triplets, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
-        rows: list[Row] = [(first, [second], [third], rest) for first, second, third, *rest in triplets]
+    opened = Source(source, columns, on_error)
+    parsed = list(opened.parse(make))
+    read, advice, texts = len(parsed) + opened.dropped.total(), "", Counter[str]()
+    rows: list[Row] = []
+    if is_nli:
+        rows, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
         advice = ADVICE if parsed else ""
     elif keep_all:
-        rows, dropped = [(first, texts or [None], *rest) for first, texts, *rest in parsed], Counter[str]()
+        rows, dropped = [(row[0], row[1] or [None], *row[2:]) for row in parsed], Counter[str]()
     else:
         rows, dropped, texts = _usable(parsed, num_negatives)
-    tally.dropped += dropped
-    noun = "triplet" if kinds == [True] else "row"
-    counts = tally.counts(stream, len(parsed) + left_out - tally.dropped.total(), noun, advice)
+    opened.dropped += dropped
+    noun = "triplet" if is_nli else "row"
+    counts = opened.counts(read - opened.dropped.total(), noun, advice)
     width = max(len(negatives) for _, _, negatives, _ in rows)
-    names = [*ROLES[:2], *(f"negative_{n}" if n > 1 else "negative" for n in range(1, width + 1)), *ROLES[3:][:neutral]]
+    numbered = ["negative", *(f"negative_{number}" for number in range(2, width + 1))][:width]
+    names = ["anchor", "positive", *numbered, *["neutral"][:neutral]]
     cells = (
         (anchor, positive, *negatives, *[None] * (width - len(negatives)), *rest)
         for anchor, positives, negatives, rest in rows
         for positive in positives
     )
-    table = to_table((dict(zip(names, each, strict=True)) for each in cells), dict.fromkeys(names, "string"))
+    types = dict.fromkeys(names, "string")
+    table = to_table((dict(zip(names, each, strict=True)) for each in cells), types)
     return table, counts | ({"texts": dict(texts)} if texts else {})
 
 
@@ -158,29 +156,41 @@ def _transform_of(data: Any) -> Any:
     return form["format_kwargs"]["transform"] if form["type"] == "custom" else None
 
 
-def _has_roles(fields: Mapping[str, Any], mapping: dict[str, str | None]) -> bool:
-    """Whether a source's first row has an anchor, not an NLI pair. If sentence1 is the anchor, add it to `mapping`."""
-    names = {*fields}
-    if {*ROLES} & {*mapping} or {*NAMES["anchor"]} & names:
+def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool:
+    """Whether a source's first rows have an anchor, and are no NLI pairs. If sentence1 is the
+    anchor, add it to `mapping`."""
+    roles = {"anchor", "positive", "negative", "neutral"}
+    if roles & {*mapping} or {*NAMES["anchor"]} & {*present}:
         return True
-    if is_pair := "sentence1" in names and not names & {*NAMES["score"], *NAMES["label"]}:
+    is_pair = "sentence1" in present and not {*NAMES["score"], *NAMES["label"]} & {*present}
+    if is_pair:
         mapping["anchor"] = "sentence1"
-        mapping |= {} if names & {*NAMES["positive"]} - {"sentence1"} else {"positive": "sentence2"}
+        if not {*NAMES["positive"]} & {*present} - {"sentence1"}:
+            mapping["positive"] = "sentence2"
     return is_pair
 
 
-def _parse_row(fields: Mapping[str, Any], source: Source, neutral: bool) -> Row:
-    required = (*ROLES[:2], *ROLES[3:][:neutral])
-    columns = source.columns.find(fields, required, ("relevance",))
-    anchor, positive, *rest = (columns[name] for name in required)
-    numbered = sorted((name for name in fields if re.fullmatch(r"negative_\d+", name)), key=lambda name: int(name[9:]))
-    names = [*filter(None, [source.columns.column(fields, "negative", False)]), *numbered]
-    source.columns.read.update(names)
-    positives = _parse_texts(positive, fields[positive])
-    negatives = [text for name in names for text in _parse_texts(name, fields[name])]
-    if (relevance := columns.get("relevance")) and not _is_relevant(relevance, fields[relevance]):
-        positives, negatives = [], [*positives, *negatives]
-    return parse_sentence(anchor, fields[anchor]), positives, negatives, [parse_sentence(n, fields[n]) for n in rest]
+def _by_role(present: Collection[str], source: Source, neutral: bool) -> Parse:
+    """Return a function that parses a row to a Row."""
+    columns = source.columns
+    required = ("anchor", "positive", *["neutral"][:neutral])
+    found = columns.find(present, required, ("relevance",))
+    anchor, positive, *rest = (found[name] for name in required)
+    names = [name for name in present if re.fullmatch(r"negative_\d+", name)]
+    names.sort(key=lambda name: int(name[9:]))
+    if first := columns.column(present, "negative", False):
+        names.insert(0, first)
+    columns.read.update(names)
+
+    def parse(fields: dict[str, Any]) -> Row:
+        positives = _parse_texts(positive, fields[positive])
+        negatives = [text for name in names for text in _parse_texts(name, fields[name])]
+        if (relevance := found.get("relevance")) and not _is_relevant(relevance, fields[relevance]):
+            positives, negatives = [], [*positives, *negatives]
+        texts = [parse_sentence(column, fields[column]) for column in (anchor, *rest)]
+        return texts[0], positives, negatives, texts[1:]
+
+    return parse
 
 
 def _is_relevant(column: str, value: Any) -> bool:
@@ -241,13 +251,13 @@ def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter
     return rows, dropped, +left_out
 
 
-def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[tuple[str, ...]], Counter[str]]:
+def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[Row], Counter[str]]:
     """Build triplets. Return (triplets in file order of the premises, {reason: dropped rows})."""
     dropped: Counter[str] = Counter()
     premises: dict[str, dict[str, list[int]]] = {}
     for premise, hypothesis, label in pairs:
         premises.setdefault(premise, {}).setdefault(hypothesis, []).append(label)
-    triplets: list[tuple[str, ...]] = []
+    triplets: list[Any] = []
     for premise, hypotheses in premises.items():
         by_class: dict[int, list[str]] = {NLI_LABELS[name]: [] for name in classes}
         for hypothesis, labels in hypotheses.items():
@@ -267,43 +277,46 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
             combos = list(zip(*by_class.values(), strict=False))[: 1 if pairing == "one" else None]
             dropped["surplus"] += rows - len(combos) * len(by_class)
             triplets.extend((premise, *texts) for texts in combos)
-    return triplets, dropped
+    return [(premise, [first], [second], rest) for premise, first, second, *rest in triplets], dropped
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of sentences, the source sentence first, as a column `sentences`. A repeated id is an error."""
-    names: set[str] = set()
+    """Read lists of sentences, the source sentence first, as a column `sentences`. A repeated id is
+    an error."""
+    ids = set[str]()
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        row, name = parse_list(fields, source), fields.get("id")
-        if name is not None:
-            if str(name) in names:
-                raise RowProblem(f"id {name!r} is already used above", reason="duplicate id")
-            names.add(str(name))
-        return row
+    def parse(row: dict[str, Any]) -> dict[str, Any]:
+        sentences, name = read_list(row), row.get("id")
+        if name is not None and str(name) in ids:
+            raise RowProblem(f"id {name!r} is already used above", reason="duplicate id")
+        ids.add(str(name))
+        return sentences
 
-    return read_table(source, parse, "list", on_error=on_error)
+    return read_table(source, lambda present, source: parse, "list", on_error=on_error)
 
 
-def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
-    """Parse a row's list of sentences; return {"sentences": texts}. In the column list_sent of the paper's published
-    data, each list is a string. A list with an empty sentence is malformed, because removing this sentence would change
-    the ranks of the other sentences."""
-    sentences = fields.get("sentences", fields.get("list_sent"))
+def read_list(row: dict[str, Any]) -> dict[str, list[str]]:
+    """Return {"sentences": the list of a row}. In the column list_sent of the paper's published
+    data, each list is a string. A list with an empty sentence is malformed, because removing this
+    sentence would change the ranks of the other sentences."""
+    sentences = row.get("sentences", row.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:
             sentences = ast.literal_eval(sentences)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            raise RowProblem(f"{sentences[:40]!r}… is not a list of texts", reason="no list") from None
+            problem = f"{sentences[:40]!r}… is not a list of texts"
+            raise RowProblem(problem, reason="no list") from None
     if not isinstance(sentences, list):
-        names = ", ".join(map(repr, fields))
-        raise RowProblem(f"no list of sentences in a column 'sentences'; columns: {names}", reason="no list")
+        names = ", ".join(map(repr, row))
+        problem = f"no list of sentences in a column 'sentences'; columns: {names}"
+        raise RowProblem(problem, reason="no list")
     for place, sentence in enumerate(sentences):
         try:
             parse_sentence(f"sentence {place}", sentence)
-        except RowProblem as problem:
-            raise RowProblem(f"{problem}; a list cannot have empty sentences", reason="empty sentence") from None
+        except RowProblem as error:
+            problem = f"{error}; a list cannot have empty sentences"
+            raise RowProblem(problem, reason="empty sentence") from None
     if len(sentences) < SHORTEST:
-        message = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
-        raise RowProblem(message, reason=f"shorter than {SHORTEST}")
+        problem = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
+        raise RowProblem(problem, reason=f"shorter than {SHORTEST}")
     return {"sentences": sentences}

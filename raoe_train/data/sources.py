@@ -1,153 +1,159 @@
-"""Sources of rows: a file, the built-in corpus, a dataset on a hub, or a pool of several sources."""
+"""Rows of a file, the built-in corpus, a dataset on a hub, a Dataset, a DataFrame or a pool."""
 
+import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from raoe_train.data.columns import NAMES, Columns, RowProblem
-from raoe_train.data.files import Row, class_labels, data_kind, existing_file, name_classes, read_rows
+from raoe_train.data.files import Rows, data_kind, known_kind, read_rows, with_names
 
-BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
-"""The built-in corpus (written by tests/data/builtin_corpus.py): scored pairs; premises with a hypothesis per label."""
+BUILTIN = {n: Path(__file__).with_name(f"{n}.jsonl.gz") for n in ("builtin", "builtin-nli")}
+"""The built-in corpus, which tests/data/builtin_corpus.py writes: scored pairs, and NLI pairs."""
+Mapped = Mapping[str, str | None]  # {raoe's column: column of a source, or None to ignore it}
 
 
-@dataclass
-class Source:
-    """Rows to read, with their numbers: a whole source or one split. The rows can be iterated once."""
-
-    name: str  # for messages
-    unit: str  # unit of the row numbers: "line" or "row"
-    columns: Columns  # finds raoe's columns among the columns of the source
-    rows: Iterator[Row]
-    line: int = 0  # line or row number (see `unit`) of the current row
-
-    def __str__(self) -> str:
-        return self.name
-
-    def place(self) -> str:
-        """Return the location of the current row, for messages."""
-        return f"{self.name}, {self.unit} {self.line}"
+def existing_file(name: str | os.PathLike[str]) -> Path:
+    """Return the path of a data file. FileNotFoundError or ValueError if it is none."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        advice = "for a dataset on a hub write hub:OWNER/NAME#SPLIT"
+        raise FileNotFoundError(f"no such file: {str(path)!r} ({advice})")
+    if any((path / f"corpus.jsonl{suffix}").is_file() for suffix in ("", ".gz")):
+        advice = f"evaluate it with --tasks retrieval:{path}, or write its judged pairs to a "
+        advice += '.jsonl file, with a line {"query": TEXT, "pos": [TEXT, …]} for each query'
+        raise ValueError(f"{str(path)!r} is a folder in BEIR's layout: {advice}")
+    if path.is_dir():
+        advice = "convert a saved Dataset with to_parquet()"
+        raise ValueError(f"{str(path)!r} is a folder, not a data file: {advice}")
+    if not path.is_file():
+        raise ValueError(f"{path} is a pipe or a device, which can be read only once: use a file")
+    known_kind(path)
+    return path
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Whether a source is a file: it has no prefix hub:, and exists or has a data suffix, a `#` or a path separator."""
+    """Whether a source is a file: it has no prefix hub:, and exists or has a data suffix, a `#` or
+    a path separator."""
     if isinstance(name, os.PathLike):
         return True
-    if name.startswith("hub:") or name.partition("#")[0] in BUILTIN:
+    if name.startswith("hub:") or is_builtin(name):
         return False
-    return os.path.exists(name) or data_kind(name) is not None or bool({os.sep, os.altsep, "#"} & {*name})
+    has_mark = bool({os.sep, os.altsep, "#"} & {*name})
+    return has_mark or os.path.exists(name) or data_kind(name) is not None
+
+
+def is_builtin(name: Any) -> bool:
+    """Whether a source is a part of the built-in corpus."""
+    return isinstance(name, str) and name.partition("#")[0] in BUILTIN
+
+
+def columns_for(name: Any, mapping: Mapped | None) -> Columns:
+    """Return the finder of a source's columns. The built-in corpus alone has raoe's names."""
+    return Columns(None if is_builtin(name) and len(pool(name)) == 1 else mapping)
+
+
+def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
+    """Return (path, split or "") of a source that is a file, as existing_file does."""
+    text = os.fspath(name)  # a # may be part of the file's name
+    base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
+    return existing_file(base), split
 
 
 def pool(name: str | os.PathLike[str]) -> list[str]:
     """Split a pool SOURCE+SOURCE into its sources. For a name that is not a pool, return [name]."""
     text = os.fspath(name)
     if not text:
-        raise ValueError("the name of a data source is empty: use FILE, FILE#SPLIT or a name on a hub")
+        raise ValueError("the name of a source is empty: use FILE, FILE#SPLIT or a name on a hub")
     if any("+" in file and os.path.exists(file) for file in (text, text.partition("#")[0])):
         return [text]
     parts = text.split("+")
-    bases = [part.partition("#")[0] for part in parts]
-    return parts if all(data_kind(base) or base.startswith("hub:") or base in BUILTIN for base in bases) else [text]
+    for part in parts:
+        if not (data_kind(part.partition("#")[0]) or part.startswith("hub:") or is_builtin(part)):
+            return [text]
+    return parts
 
 
-def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] | None = None) -> Source:
-    """Open a source: a name, a Dataset or a DataFrame. An unknown split raises an error only when rows are read."""
+def open_source(name: Any, mapping: Mapped | None = None) -> Rows:
+    """Return the rows of a source: a name, a Dataset or a DataFrame. Of `mapping`, only the column
+    split matters. An unknown split raises an error only when rows are read."""
     if not isinstance(name, (str, os.PathLike)):
-        return Source(type(name).__name__, "row", Columns(mapping), enumerate(_table_rows(name), 1))
+        return _dataset_rows(f"{type(name).__name__}, row", name)
     if len(parts := pool(name)) > 1:
-        return join_sources(str(name), [open_source(part, mapping) for part in parts], Columns(mapping))
+        return itertools.chain.from_iterable([open_source(part, mapping) for part in parts])
     base, _, split = str(name).partition("#")
     if is_file(name):
         path, split = file_and_split(name)
-        unit = "row" if data_kind(path) == "parquet" else "line"
-        source = Source(str(path), unit, Columns(mapping), read_rows(path))
+        rows = read_rows(path)
     elif base in BUILTIN:
-        source = Source(str(name), "row", Columns(), read_rows(BUILTIN[base]))
+        rows = read_rows(BUILTIN[base], f"{name}, row")
     else:
-        rows = enumerate(_hub_rows(base.removeprefix("hub:"), split), 1)
-        return Source(str(name), "row", Columns(mapping), rows)
-    if split:
-        source.rows = _split_rows(source, source.rows, split)
-    return source
+        return _hub_rows(f"{name}, row", base.removeprefix("hub:"), split)
+    column = columns_for(name, mapping).mapping.get("split") or NAMES["split"][0]
+    return _of_split(base, rows, column, split) if split else rows
 
 
-def has_column(name: str | os.PathLike[str], mapping: Mapping[str, str | None], *columns: str) -> bool:
+def first_columns(name: Any, mapping: Mapped | None = None) -> list[str]:
+    """Return the columns of a source's first readable row. ValueError if no row is readable."""
+    problem = ""
+    for where, number, row in open_source(name, mapping):
+        if not isinstance(row, RowProblem):
+            return [*row]
+        problem = problem or f"{where} {number}: {row}"
+    if problem:
+        raise ValueError(problem)
+    return []
+
+
+def has_column(name: Any, mapping: Mapped, *columns: str) -> bool:
     """Whether the first row of a source has at least one of `columns` (raoe's names, see NAMES)."""
-    stream = open_source(name, mapping)
-    fields = _first_row(stream)
-    names: Any = {**NAMES, **{column: (name,) for column, name in stream.columns.mapping.items()}}
-    return any(name in fields for column in columns for name in names[column])
+    present, mapped = {*first_columns(name, mapping)}, columns_for(name, mapping).mapping
+    return any(present & {*([mapped[each]] if each in mapped else NAMES[each])} for each in columns)
 
 
-def columns_in(name: str | os.PathLike[str], mapping: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return `mapping` without columns that the first row of a source lacks, such as those of another file."""
-    fields = _first_row(open_source(name)) if mapping else {}
-    return {key: column for key, column in Columns(mapping).mapping.items() if column is None or column in fields}
+def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
+    """Return `mapping` without columns of other files, which the first row of a source lacks."""
+    present = {None, *(first_columns(name) if mapping else ())}
+    return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
 
-def _first_row(stream: Source) -> dict[str, Any]:
-    return next((fields for _, fields in stream.rows if isinstance(fields, dict)), {})
-
-
-def join_sources(name: str, sources: Sequence[Source], columns: Columns) -> Source:
-    """Join sources into one source, with all rows in order. Messages name the original source of a row."""
-
-    def rows() -> Iterator[Row]:
-        for each in sources:
-            for row in each.rows:
-                source.name, source.unit = each.name, each.unit
-                yield row
-        source.name = name
-
-    source = Source(name, "row", columns, rows())
-    return source
-
-
-def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
-    """Return (path, split or "") of a source that is a file. FileNotFoundError or ValueError if it is no data file."""
-    text = os.fspath(name)  # a # may be part of the file's name
-    base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
-    return existing_file(base), split
-
-
-def _split_rows(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
-    column = source.columns.mapping.get("split") or NAMES["split"][0]
-    splits: Counter[str] = Counter()
-    for line, fields in rows:
-        if isinstance(fields, RowProblem):  # its split is unknown: the caller handles the problem
-            yield line, fields
+def _of_split(name: str, rows: Rows, column: str, split: str) -> Rows:
+    splits = Counter[str]()
+    for where, number, row in rows:
+        if isinstance(row, RowProblem):  # its split is unknown
+            yield where, number, row
             continue
-        if column not in fields:
-            names = ", ".join(map(repr, fields))
-            place = f"{source.name}, {source.unit} {line}"
-            raise ValueError(f"{place}: no column {column!r}, which #{split} needs; columns: {names}")
-        splits[str(fields[column])] += 1
-        if str(fields[column]) == split:
-            yield line, fields
+        if column not in row:
+            problem = f"no column {column!r}, which #{split} needs"
+            names = ", ".join(map(repr, row))
+            raise ValueError(f"{where} {number}: {problem}; columns: {names}")
+        splits[str(row[column])] += 1
+        if str(row[column]) == split:
+            yield where, number, row
     if split not in splits:
-        listing = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"
-        raise ValueError(f"{source.name}: no split {split!r}; splits: {listing}")
+        listing = ", ".join(f"{word} ({count})" for word, count in splits.items()) or "none"
+        raise ValueError(f"{name}: no split {split!r}; splits: {listing}")
 
 
-def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
+def _dataset_rows(where: str, table: Any) -> Rows:
     from datasets import Dataset
     from pandas import DataFrame
 
-    table = Dataset.from_pandas(table, preserve_index=False) if isinstance(table, DataFrame) else table
+    if isinstance(table, DataFrame):
+        table = Dataset.from_pandas(table, preserve_index=False)
     if not isinstance(table, Dataset):
-        raise ValueError(f"a data source must be a file, a name on a hub, a Dataset or a DataFrame, got {table!r:.100}")
-    return _named_rows(table)
+        kinds = "a file, a name on a hub, a Dataset or a DataFrame"
+        raise ValueError(f"a data source must be {kinds}, got {table!r:.100}")
+    number = 0
+    for batch in table.iter(1000):
+        for values in zip(*batch.values(), strict=True):
+            number += 1
+            yield where, number, with_names(dict(zip(batch, values, strict=True)), table.features)
 
 
-def _named_rows(dataset: Any) -> Iterator[dict[str, Any]]:
-    classes = class_labels(dataset.features)
-    return (name_classes(row, classes) for row in dataset)
-
-
-def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
+def _hub_rows(where: str, name: str, split: str) -> Rows:
     from datasets import DatasetDict, load_dataset
 
     path, _, config = name.partition(":")
@@ -156,9 +162,10 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         if not split and len(dataset) == 1:
             split = next(iter(dataset))
         if split not in dataset:
-            raise ValueError(f"{name} has the splits {', '.join(map(str, dataset))}: choose one with hub:{name}#SPLIT")
+            problem = f"{name} has the splits {', '.join(map(str, dataset))}"
+            raise ValueError(f"{problem}: choose one with hub:{name}#SPLIT")
         dataset = dataset[split]
-    yield from _named_rows(dataset)
+    yield from _dataset_rows(where, dataset)
 
 
 def labels_of(source: str, data: Any) -> dict[str, int | None] | None:

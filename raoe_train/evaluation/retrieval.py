@@ -6,17 +6,17 @@ contain the query's text, because many data sets number queries and passages ind
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import RowProblem, parse_score, parse_sentence, parse_word
+from raoe_train.data.columns import RowProblem
 from raoe_train.data.rows import row_table
-from raoe_train.data.sources import Source
-from raoe_train.data.tables import Texts, read_table
+from raoe_train.data.tables import Parse, Source, Texts, read_table
+from raoe_train.data.values import parse_score, parse_sentence, parse_word
 from raoe_train.encoders.embed import NONE, nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
 
@@ -48,7 +48,7 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
     queries, corpus = (read_passages(_file(folder, f"{name}.jsonl"), on_error) for name in ("queries", "corpus"))
     relevant: dict[str, set[str]] = {}
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
+    def parse(fields: dict[str, Any]) -> dict[str, str]:
         names = [parse_word(column, fields.get(column)) for column in ("query-id", "corpus-id")]
         for name, texts, file in zip(names, (queries, corpus), ("queries", "corpus"), strict=True):
             if name not in texts:
@@ -58,7 +58,7 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
         return {"id": names[0]}
 
     source = _file(folder, f"qrels/{split or TEST}.tsv", *([] if split else ["qrels.tsv"]))
-    read_table(source, parse, "judgement", on_error=on_error)
+    read_table(source, lambda present, source: parse, "judgement", on_error=on_error)
     return _task(queries, corpus, relevant, str(source))
 
 
@@ -73,8 +73,8 @@ def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> di
     """Read {_id: text} of a corpus; a title is put before its text. A row without _id gets an id such as "line 1"."""
     texts: dict[str, str] = {}
 
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
-        name = parse_word("_id", fields.get("_id", f"{source.unit} {source.line}"))
+    def passage(fields: dict[str, Any], default: str) -> dict[str, str]:
+        name = parse_word("_id", fields.get("_id", default))
         if name in texts:
             raise RowProblem(f"_id {name!r} is already used above", reason="duplicate id")
         filled = [column for column in ("title", "text") if str(fields.get(column) or "").strip()]
@@ -83,7 +83,10 @@ def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> di
         texts[name] = " ".join(parse_sentence(column, fields[column]) for column in filled)
         return {"id": name}
 
-    read_table(source, parse, "text", on_error=on_error)
+    def make(present: Collection[str], source: Source) -> Parse:
+        return lambda fields: passage(fields, f"{source.where.rpartition(', ')[2]} {source.number}")
+
+    read_table(source, make, "text", on_error=on_error)
     return texts
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from raoe_train.config import nearest
-from raoe_train.data.files import data_kind, read_rows
+from raoe_train.data.files import data_kind
 from raoe_train.data.pairs import is_conditional
 from raoe_train.data.public import STS, TRANSFER
-from raoe_train.data.sources import BUILTIN, is_file
+from raoe_train.data.sources import BUILTIN, is_file, open_source
 from raoe_train.encoders.embed import encode_sentences, print_cut, prompt_of, truncated
 from raoe_train.outputs import beside, digest, replacing
 from raoe_train.settings import Classifier, Polarity
@@ -163,9 +163,9 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     if split:
         return f"{file}#{split}"
     splits: dict[str, None] = {}
-    for _, fields in [] if whole else read_rows(file):
-        if isinstance(fields, dict) and "split" in fields:
-            splits[str(fields["split"])] = None
+    for _, _, row in [] if whole else open_source(file):
+        if isinstance(row, dict) and "split" in row:
+            splits[str(row["split"])] = None
             if TEST in splits:
                 return f"{file}#{TEST}"
     if len(splits) > 1:

@@ -1,6 +1,8 @@
-"""Write a file of pairs byte for byte."""
+"""Write a file of pairs byte for byte; read a file."""
 
 import gzip
+
+from raoe_train.data.sources import open_source
 
 HEADER = "sentence1\tsentence2\tscore\tlabel\tsplit\n"
 
@@ -9,3 +11,8 @@ def write(path, text):
     data = text if isinstance(text, bytes) else text.encode()
     path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
     return str(path)
+
+
+def rows_in(path):
+    """The rows of a file."""
+    return [row for _, _, row in open_source(path)]

@@ -6,17 +6,19 @@ import json
 import pytest
 
 from raoe_train import run
-from raoe_train.data.public import STS_SUBSETS, senteval_splits
+from raoe_train.data.public import public_sets, senteval_splits
 from raoe_train.evaluation.tasks import read_tasks
 
+SUBSETS = ("FNWN", "headlines", "OnWN")
+LINE = "the line does not have the columns"
 BAD = {
-    "STS/STS13-en-test/STS.input.OnWN.txt": (b"a\tb\nc\td\none text\n", r"OnWN\.txt, line 3: not two sentences"),
+    "STS/STS13-en-test/STS.input.OnWN.txt": (b"a\tb\nc\td\none text\n", f"line 3: {LINE} sentence1, sentence2"),
     "STS/STS13-en-test/STS.gs.FNWN.txt": (b"1\n2\n3\n4\n", r"FNWN\.txt has 4 lines, but STS\.input\.FNWN\.txt has 3"),
-    "STS/STSBenchmark/sts-test.csv": (b"g\tf\ty\tid\t1.0\tone text\n", "line 1: 6 fields, but at"),
+    "STS/STSBenchmark/sts-test.csv": (b"g\tf\ty\tid\t1.0\tone text\n", f"line 1: {LINE} score, sentence1"),
     "SICK/SICK_test_annotated.txt": (b"pair_ID\ta\tb\ts\te\n1\ta b\tc d\tx\tNEUTRAL\n", "line 2: score is 'x'"),
-    "SST/binary/sentiment-dev": (b"no label\n", "sentiment-dev, line 1: 1 fields"),
-    "TREC/TREC_10.label": (b"DESC What ?\n", "line 1: not CLASS:subclass question"),
-    "MRPC/msr_paraphrase_test.txt": (b"head\n1\t2\n", "line 2: 2 fields"),
+    "SST/binary/sentiment-dev": (b"no label\n", f"sentiment-dev, line 1: {LINE} text, label"),
+    "TREC/TREC_10.label": (b"DESC What ?\n", f"line 1: {LINE} label, text"),
+    "MRPC/msr_paraphrase_test.txt": (b"head\n1\t2\n", f"line 2: {LINE} label, sentence1"),
     "MR/rt-polarity.neg": (b"good\n\n", r"rt-polarity\.neg, line 2: text is empty"),
 }
 
@@ -58,9 +60,9 @@ def folder(tmp_path, request):
             **{f"STS/STSBenchmark/sts-{split}.csv": f'g\tf\ty\t1\t1.0\t{split} "a\tb\ng\tf\ty\t2\t3.0\tc\td\n'.encode()
                for split in ("train", "dev", "test")},
             **{f"STS/STS13-en-test/STS.input.{subset}.txt": f"{subset} a\tb  c\nd\te\nf\tg\twhence\n".encode()
-               for subset in STS_SUBSETS["sts13"]},
+               for subset in SUBSETS},
             # a pair without a score is no part of the set
-            **{f"STS/STS13-en-test/STS.gs.{subset}.txt": b"1.5\n\n4\n" for subset in STS_SUBSETS["sts13"]},
+            **{f"STS/STS13-en-test/STS.gs.{subset}.txt": b"1.5\n\n4\n" for subset in SUBSETS},
         },
     )  # fmt: skip
     return tmp_path
@@ -105,7 +107,8 @@ def test_sets_with_splits(folder):
 
 def test_sts(folder):
     # as SentEval's sts.py has them, but for SMT
-    assert [len(STS_SUBSETS[f"sts{year}"]) for year in range(12, 17)] == [5, 3, 6, 5, 5]
+    sets = [public_sets([f"sts{year}"])[f"sts{year}"]["senteval"] for year in range(12, 17)]
+    assert [len(each["subsets"]["test"]) for each in sets] == [5, 3, 6, 5, 5]
     tasks = read(["sts13", "stsb", "stsb#dev", "sick", "sick-all"], folder)
     pairs = tasks["sts13"].content
     assert pairs["sentence1"] == ["FNWN a", "f", "headlines a", "f", "OnWN a", "f"]
@@ -131,9 +134,8 @@ def test_malformed_lines_are_named(folder, file):
 
 def test_missing_package_or_file(folder, tmp_path):
     (next(folder.rglob("custrev.neg"))).unlink()
-    with pytest.raises(FileNotFoundError, match=r"SentEval's cr in .*CR is incomplete: custrev\.neg missing"):
+    with pytest.raises(FileNotFoundError, match=r"CR \(SentEval\) is incomplete: custrev\.neg missing"):
         read(["cr"], folder)
     with pytest.raises(ValueError, match="no split 'validation'; splits: train"):
         read(["stsb#validation"], folder)
-    assert senteval_splits(tmp_path / "nowhere", "mr") is None
-    assert senteval_splits(folder, "sst5") is None
+    assert senteval_splits(tmp_path / "nowhere", public_sets(["mr"])["mr"]["senteval"]) is None

@@ -8,7 +8,7 @@ import pytest
 
 from raoe_train.config import Choice
 from raoe_train.data.pairs import PairsToScore, pair_table, read_pairs
-from raoe_train.data.sources import is_file, pool
+from raoe_train.data.sources import has_column, is_file, pool
 from raoe_train.inputs import recorded
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.settings import Data, Input, Pairs
@@ -24,8 +24,13 @@ def test_which_names_are_files(tmp_path, monkeypatch):
             read_pairs(name)
     with pytest.raises(ValueError, match="unknown format"):
         read_pairs(write(tmp_path / "a.xml", "x"))
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="is a folder, not a data file"):
         read_pairs(tmp_path)
+    (tmp_path / "beir").mkdir()
+    write(tmp_path / "beir" / "corpus.jsonl.gz", "")
+    for name in ("beir", "beir#test"):
+        with pytest.raises(ValueError, match=r"is a folder in BEIR's layout: evaluate it with --tasks retrieval:"):
+            read_pairs(str(tmp_path / name))
     hashed = tmp_path / "a#1.tsv"
     write(hashed, HEADER + "a\tb\t1\t0\tx\n")
     assert len(read_pairs(str(hashed))) == 1
@@ -68,6 +73,11 @@ def test_a_pool_is_one_source(two_files):
     assert data["sentence1"] == ["a", "e"] and data["label"] == [1, 0] and counts["read"] == 2
     assert read_pairs(f"{second}+builtin#dev", require=["score"])["sentence1"][0] == "e"
     assert len(pool(f"{first}#train+{first}#dev")) == 2
+    mapped = write(Path(first).with_name("mapped.tsv"), "q\tsentence2\tscore\na\tb\t1\n")
+    columns = {"sentence1": "q"}
+    assert has_column("builtin#dev", columns, "sentence1") and read_pairs("builtin#dev", columns=columns)
+    with pytest.raises(ValueError, match=r"builtin#dev, row \d+: no column for sentence1 .looked for q"):
+        read_pairs(f"builtin#dev+{mapped}", columns=columns)
     for name in ("one", "hub:a/b#c", first, Path(first)):
         assert pool(name) == [str(name)]
 
@@ -114,6 +124,9 @@ def test_a_pool_to_be_scored(two_files):
     assert table.pairs["sentence1"][:] == ["a", "c", "e"] and table.labels.tolist() == [1, 1, 0]
     assert table.columns == ["sentence1", "sentence2", "score", "label", "split", "premise", "hypothesis"]
     assert [len(row) for row in table.rows()] == [5, 5, 4]
+    cells = write(Path(two_files[0]).with_name("c.jsonl"), '{"sentence1": "a", "sentence2": "b", "note": "c\\td"}\n')
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 1: a TSV cell cannot store tabs"):  # before hours of scoring
+        PairsToScore(Pairs(input=cells), "tsv")
 
 
 def test_a_pool_to_train_on(two_files):

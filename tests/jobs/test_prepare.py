@@ -7,10 +7,10 @@ import pytest
 
 import raoe_train as rt
 from raoe_train.cli import main
-from raoe_train.data.files import read_rows
 from raoe_train.data.pairs import pair_table
-from raoe_train.data.public import PAPERS, SETS, public_sets
+from raoe_train.data.public import PAPERS, public_sets
 from raoe_train.data.rows import list_table
+from tests.data.made import rows_in
 
 NLI = [("p1", "h1", "entailment"), ("p2", "h2", "-"), ("p3", "h3", "contradiction"), ("p\t4", "h\n4", "neutral")]
 
@@ -26,10 +26,6 @@ def copies(tmp_path):
     return folder
 
 
-def rows(path):
-    return [fields for _, fields in read_rows(path)]
-
-
 def test_the_publishers_files(copies, tmp_path):
     copied, output = str(copies), str(tmp_path / "data")
     assert main(["prepare", "snli", "--copies", copied, "--counts", "false", "--output", output]) == 0
@@ -37,7 +33,7 @@ def test_the_publishers_files(copies, tmp_path):
     assert made["rows"] == {"train": 3, "dev": 3, "test": 3} and made["left_out"] == {"no gold label": 3}
     assert made["from"] == str(copies) and made["licence"] == "CC BY-SA 4.0"
     assert made["output"] == str(tmp_path / "data" / "nli" / "snli.jsonl.gz")
-    assert rows(made["output"])[:2] == [
+    assert rows_in(made["output"])[:2] == [
         {"split": "train", "sentence1": "p1", "sentence2": "h1", "label": "entailment"},
         {"split": "train", "sentence1": "p3", "sentence2": "h3", "label": "contradiction"},
     ]
@@ -58,7 +54,7 @@ def test_a_folder_in_the_hubs_layout(copies, tmp_path):
     options = {"copies": str(tmp_path / "clones"), "counts": False, "output": str(tmp_path / "data")}
     made = rt.prepare(names=["snli"], **options)["sets"]["snli"]
     assert made["rows"] == {"train": 2, "dev": 1, "test": 1} and made["left_out"] == {"no gold label": 1}
-    assert [row["label"] for row in rows(made["output"])] == ["contradiction", "entailment", "neutral", "entailment"]
+    assert [row["label"] for row in rows_in(made["output"])] == ["contradiction", "entailment", "neutral", "entailment"]
 
 
 def test_lists_as_text(tmp_path):
@@ -109,7 +105,8 @@ def test_the_table():
     sets = public_sets(list(PAPERS))
     assert set(sets) < set(public_sets([*sets, "headlines"]))
     for name, its in sets.items():
-        senteval = set(SETS[name][1]) if name in SETS else set()
+        layout = its.get("senteval", {})
+        senteval = {*layout.get("files", {}), *layout.get("subsets", {})}
         places = [set(its["hub"]), set(its.get("files", {})), senteval]
         assert any(places) and all(set(its["counts"]) <= place for place in places if place and name != "sts12"), name
         assert its["licence"] and its["page"].startswith("https://")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from raoe_train import outputs, run
-from raoe_train.data.files import read_rows
 from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders import embed as frozen
 from raoe_train.jobs.score import TEACHERS, resolve_teachers
 from raoe_train.jobs.settings import ScoreConfig
 from raoe_train.settings import FrozenEncoder
+from tests.data.made import rows_in
 from tests.tiny import SENTENCES, tiny_encoder
 
 LABELS = ("entailment", "neutral", "contradiction", "-")
@@ -66,8 +66,8 @@ def test_scores(pairs, teachers, tmp_path, small_shards):
 
     output = tmp_path / "scored.tsv"
     result = scored(f"{pairs}#train", teachers, output)
-    rows = [fields for _, fields in read_rows(output)]
-    before = [fields for _, fields in read_rows(pairs) if fields["split"] == "train"]
+    rows = rows_in(output)
+    before = [fields for fields in rows_in(pairs) if fields["split"] == "train"]
     assert [{k: v for k, v in row.items() if not k.startswith("score")} for row in rows] == before
     assert list(rows[0]) == ["premise", "hypothesis", "label", "split", "score_1", "score_2", "score"]
     for column, name in zip(("score_1", "score_2"), teachers, strict=True):
@@ -116,7 +116,7 @@ def test_resume_after_a_failure(pairs, teachers, tmp_path, small_shards, encoded
     scored(pairs, teachers, output, batch_size=2)
     assert encoded == (shards * 2)[9:]
     assert not (tmp_path / "scored.tsv.parts").exists()
-    ours, theirs = ([f for _, f in read_rows(path)] for path in (output, whole))
+    ours, theirs = map(rows_in, (output, whole))
     assert [row["premise"] for row in ours] == [row["premise"] for row in theirs]
     np.testing.assert_allclose([float(r["score"]) for r in ours], [float(r["score"]) for r in theirs], atol=2e-6)
     encoded.clear()

@@ -1,6 +1,9 @@
 """Losses that RAOE is compared with on NLI: AnglE with neutrals."""
 
 import math
+import pkgutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from raoe_train.losses import (
     InfoNCELoss,
     SoftmaxLoss,
 )
+from raoe_train.losses import reads as kinds
 from raoe_train.settings import Data, FrozenEncoder, Teacher
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -95,3 +99,22 @@ def test_two_teachers_are_their_mean(tmp_path):
     assert np.abs(cosines(*(each[:9] for each in alone))).max() < 0.999, "or both are one encoder"
     assert recorded(both) != recorded(Teacher(names[0], device="cpu"))
     assert recorded(both) != recorded(Teacher(names[0], second=FrozenEncoder(names[0])))
+
+
+def test_a_loss_does_not_import_the_readers_of_its_rows():
+    code = "import sys; from raoe_train.losses import ByLength, CoSENTLoss; sys.exit(str([*sys.modules]))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    assert "'raoe_train.losses.reads'" in modules
+    assert not [name for name in ("pairs", "rows", "tables") if f"'raoe_train.data.{name}'" in modules]
+    for reads in (each for each in vars(kinds).values() if isinstance(each, kinds.Reads)):
+        assert callable(pkgutil.resolve_name(reads.reader))
+
+
+def test_contrastive_losses_read_no_nli_labels(tmp_path):
+    """entailment is class 0 in NLI, but 0 means "not similar" in ContrastiveLoss."""
+    path = tmp_path / "pairs.tsv"
+    path.write_text("sentence1\tsentence2\tlabel\na\tb\t1\na\tc\t0\n")
+    assert kinds.LABELLED_PAIRS.read(str(path), Data(), None, False)[0]["label"][:] == [1, 0]
+    path.write_text("sentence1\tsentence2\tlabel\na\tb\tentailment\n")
+    with pytest.raises(ValueError, match=r"label is 'entailment', which is not a known label .0, 1"):
+        kinds.LABELLED_PAIRS.read(str(path), Data(), None, False)

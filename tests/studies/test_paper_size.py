@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from transformers import AutoModel, BertConfig, ModernBertConfig
 from benchmarks.studies.sweep import sweep
 from raoe_train import run
 from raoe_train.data.files import write_rows
-from raoe_train.data.sources import open_source
+from tests.data.made import rows_in
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -44,8 +43,8 @@ def stand_ins(folder: Path) -> None:
 def prepared(folder: Path) -> None:
     """FOLDER/data, and what a sweep's own `prepare` makes of it in FOLDER/out."""
     words = ("entailment", "neutral", "contradiction")
-    some = [row for _, row in itertools.islice(open_source("builtin#train").rows, 120)]
-    nli = [row for _, row in itertools.islice(open_source("builtin-nli#train").rows, 96)]
+    some = rows_in("builtin#train")[:120]
+    nli = rows_in("builtin-nli#train")[:96]
     nli = [{**row, "label": words[row["label"]]} for row in nli]
     for name in ("snli", "mnli"):
         rows = [{**row, "split": split} for split in ("train", "dev", "test", "dev_matched") for row in nli]
