@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from raoe_train.data.columns import RowProblem
+from raoe_train.data.files import text_lines
 from raoe_train.data.rows import row_table
 from raoe_train.data.tables import Parse, Source, Texts, read_table
 from raoe_train.data.values import parse_score, parse_sentence, parse_word
@@ -49,6 +50,7 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
     relevant: dict[str, set[str]] = {}
 
     def parse(fields: dict[str, Any]) -> dict[str, str]:
+        fields = {name.replace("_", "-"): value for name, value in fields.items()}  # query_id in some files
         names = [parse_word(column, fields.get(column)) for column in ("query-id", "corpus-id")]
         for name, texts, file in zip(names, (queries, corpus), ("queries", "corpus"), strict=True):
             if name not in texts:
@@ -58,8 +60,20 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
         return {"id": names[0]}
 
     source = _file(folder, f"qrels/{split or TEST}.tsv", *([] if split else ["qrels.tsv"]))
-    read_table(source, lambda present, source: parse, "judgement", on_error=on_error)
+    read_table(_judgements(source), lambda present, source: parse, "judgement", on_error=on_error)
     return _task(queries, corpus, relevant, str(source))
+
+
+def _judgements(path: Path) -> Any:
+    """Return qrels as a source: a file with a header or, as TREC writes them, lines of query id, iteration, passage id
+    and relevance, separated by tabs or spaces."""
+    lines = [(number, (line or "").split()) for number, line in text_lines(path)]
+    if not lines or len(lines[0][1]) != 4 or not lines[0][1][-1].lstrip("-").isdecimal():
+        return path
+    names = ("query-id", "iteration", "corpus-id", "score")
+    wrong = RowProblem(f"a line must have {len(names)} fields")
+    rows = (dict(zip(names, cells, strict=True)) if len(cells) == len(names) else wrong for _, cells in lines)
+    return ((f"{path}, line", number, row) for (number, _), row in zip(lines, rows, strict=True))
 
 
 def _file(folder: Path, *names: str) -> Path:
@@ -119,9 +133,7 @@ def measure(
     """Return ({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", all x100, "queries", "passages"}, Outcomes: nDCG@10 of
     each query). `embeddings` has a row for each query, then for each distinct text. Passage i has the text row_of[i].
     The passages targets[j] are relevant to query j, whose ranking leaves out passage own[j] (or none: NONE)."""
-    # leave rows of equal norm (ubinary) as they are: dot products of integers are exact, so ties remain ties
-    unit = embeddings if np.ptp(np.linalg.norm(embeddings, axis=1)) == 0 else unit_rows(embeddings)
-    queries, texts = np.split(unit, [len(targets)])
+    queries, texts = np.split(unit_rows(embeddings), [len(targets)])
     ranked, _ = nearest(queries, texts, K + 1, row_of if len(row_of) > len(texts) else None)
     own_last = (ranked == own[:, None]).argsort(axis=1, kind="stable")  # NONE is last already
     ranked = np.take_along_axis(ranked, own_last, axis=1)[:, :K]

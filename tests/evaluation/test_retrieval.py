@@ -171,14 +171,20 @@ def test_layouts_give_the_same_task(tmp_path):
         write_folder(tmp_path / "packed", corpus, queries, [("a", "2", 1)], suffix=".gz"),
         write_folder(tmp_path / "dev", corpus, queries, [("a", "2", 3)], split="dev") + "#dev",
     ]
+    for name, text in (("trec", "a 0 2 1\na\t0\t10\t-1\n"), ("other", "query_id\tcorpus_id\tscore\na\t2\t1\n")):
+        words.append(write_folder(tmp_path / name, corpus, queries, []))
+        (tmp_path / name / "qrels" / "test.tsv").write_text(text)
     (tmp_path / "packed" / "qrels" / "test.tsv.gz").rename(tmp_path / "packed" / "qrels.tsv.gz")
     tasks = [read(word) for word in words]
-    assert [task.content for task in tasks] == [tasks[0].content] * 3
+    assert [task.content for task in tasks] == [tasks[0].content] * 5
     assert tasks[0].sentences == ["dogs?", "people walk", "On dogs the dog sleeps"]  # ids are texts: 10 before 2
     with pytest.raises(FileNotFoundError, match=r"dev has no qrels/test\.tsv or qrels\.tsv \(or \.gz\)"):
         read(words[2].removesuffix("#dev"))
     with pytest.raises(FileNotFoundError, match=r"packed has no qrels/train\.tsv \(or \.gz\)"):
         read(f"{words[1]}#train")
+    (tmp_path / "trec" / "qrels" / "test.tsv").write_text("a 0 2 1\na 0 2\n")
+    with pytest.raises(ValueError, match=r"test\.tsv, line 2: a line must have 4 fields"):
+        read(words[3])
 
 
 CORPUS = [{"_id": "1", "text": "one"}, {"_id": "2", "text": "two"}]
