@@ -15,7 +15,7 @@ from typing import Any
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS, RowProblem
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
-from raoe_train.data.values import as_word, parse_label, parse_sentence, resolve_labels
+from raoe_train.data.values import LabelMap, as_word, parse_label, parse_sentence, resolve_labels
 
 logger = logging.getLogger(__name__)
 CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
@@ -59,12 +59,8 @@ def row_table(
     """
     if pairing not in ("one", "zip", "all"):
         raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
-    label_map = resolve_labels(labels)
-    if not {*label_map.values()} <= {*NLI_LABELS.values(), None}:
-        classes = "0 (entailment), 1 (neutral) or 2 (contradiction)"
-        raise ValueError(f"labels must map to {classes}; got {labels}")
     readers: dict[str, Reader] = dict.fromkeys(TEXTS, parse_sentence)
-    readers["label"] = partial(parse_label, label_map=label_map)
+    readers["label"] = partial(parse_label, label_map=_nli_labels(labels))
     is_nli: bool | None = None  # decided by the first rows
 
     def make(present: Collection[str], source: Source) -> Parse:
@@ -90,6 +86,20 @@ def row_table(
     opened.dropped += dropped
     noun = "triplet" if is_nli else "row"
     counts = opened.counts(read - opened.dropped.total(), noun, advice)
+    table = _to_table(rows, neutral)
+    return table, counts | ({"texts": dict(texts)} if texts else {})
+
+
+def _nli_labels(labels: Any) -> LabelMap:
+    label_map = resolve_labels(labels)
+    if not {*label_map.values()} <= {*NLI_LABELS.values(), None}:
+        classes = "0 (entailment), 1 (neutral) or 2 (contradiction)"
+        raise ValueError(f"labels must map to {classes}; got {labels}")
+    return label_map
+
+
+def _to_table(rows: Sequence[Row], neutral: bool) -> Any:
+    """Write each positive of each row into a row of a table. Missing negatives are None."""
     width = max(len(negatives) for _, _, negatives, _ in rows)
     numbered = ["negative", *(f"negative_{number}" for number in range(2, width + 1))][:width]
     names = ["anchor", "positive", *numbered, *["neutral"][:neutral]]
@@ -99,8 +109,7 @@ def row_table(
         for positive in positives
     )
     types = dict.fromkeys(names, "string")
-    table = to_table((dict(zip(names, each, strict=True)) for each in cells), types)
-    return table, counts | ({"texts": dict(texts)} if texts else {})
+    return to_table((dict(zip(names, each, strict=True)) for each in cells), types)
 
 
 def from_frames(data: Any) -> Any:
