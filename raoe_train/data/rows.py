@@ -15,7 +15,7 @@ from typing import Any
 from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS, RowProblem
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
-from raoe_train.data.values import LabelMap, as_word, parse_label, parse_sentence, resolve_labels
+from raoe_train.data.values import as_word, parse_label, parse_sentence, resolve_labels
 
 logger = logging.getLogger(__name__)
 CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
@@ -57,8 +57,6 @@ def row_table(
     and "surplus" (not used by `pairing`). Texts that are dropped from the remaining rows are
     counted under "texts".
     """
-    if pairing not in ("one", "zip", "all"):
-        raise ValueError(f"pairing must be one, zip or all; got {pairing!r}")
     readers: dict[str, Reader] = dict.fromkeys(TEXTS, parse_sentence)
     readers["label"] = partial(parse_label, label_map=_nli_labels(labels))
     is_nli: bool | None = None  # decided by the first rows
@@ -90,8 +88,8 @@ def row_table(
     return table, counts | ({"texts": dict(texts)} if texts else {})
 
 
-def _nli_labels(labels: Any) -> LabelMap:
-    label_map = resolve_labels(labels)
+def _nli_labels(labels: Any) -> dict[str, int | None]:
+    label_map: Any = resolve_labels(labels)
     if not {*label_map.values()} <= {*NLI_LABELS.values(), None}:
         classes = "0 (entailment), 1 (neutral) or 2 (contradiction)"
         raise ValueError(f"labels must map to {classes}; got {labels}")
