@@ -76,7 +76,7 @@ def collated(model: Any, pairs: int) -> tuple[list[dict[str, Any]], dict[str, An
 def step(model: Any, loss: Any, features: Any, labels: Any = None) -> Call:
     """Return a call that runs forward, backward and AdamW on columns and labels, or on a batch planned by ByLength."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=1e-6)
+    optimizer = torch.optim.AdamW(weights, lr=1e-6, fused=True)  # as in transformers' Trainer
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
     optimizer.step()  # allocates its state, which would otherwise count for the first call

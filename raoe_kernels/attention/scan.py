@@ -24,13 +24,13 @@ _flash_backward = torch.ops.aten._flash_attention_backward
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
     tokens, scale, dropout_p = q.shape[0], options.scale, options.dropout_p
     with without_autocast(q):
+        if len(options.causal) == 1 and takes_packed(q, padding):  # FlashAttention reads grouped heads
+            return (_Packed.apply(q, k, v, padding.cu_seqlens, padding.longest, options),)
         # Repeat the heads instead of passing enable_gqa: with enable_gqa and a mask, torch chooses a kernel that stores
         # L x L scores. Before torch 2.13, it does so on a CPU even without a mask.
         group = q.shape[1] // k.shape[1]
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        if len(options.causal) == 1 and takes_packed(q, padding):
-            return (_Packed.apply(q, k, v, padding.cu_seqlens, padding.longest, options),)
         # The CPU kernels that Sentences calls have no dropout.
         if q.device.type == "cpu" and not dropout_p and supports(padding):
             no_grad = not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))

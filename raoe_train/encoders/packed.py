@@ -132,7 +132,8 @@ def _attention(
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **kwargs)
     longest = max_length_q.shape[1] if isinstance(max_length_q, Tensor) else max_length_q  # from vary_sizes
     causal = bool(module.is_causal if is_causal is None else is_causal)
-    q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    # squeeze, not [0], whose backward copies the gradient into a tensor of zeros
+    q, k, v = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "causal": causal}
     result = bidirectional_attention(q, k, v, cu_seqlens=cu_seq_lens_q, max_seqlen=longest, **options)
     return result[None], None

@@ -61,7 +61,6 @@ def trainer_arguments(training: Training, output: Path, *, device: str | None, h
     on_cuda = torch.cuda.is_available()
     arguments = {
         "output_dir": str(output / CHECKPOINTS),
-        "logging_nan_inf_filter": False,  # training stops at a NaN loss; see raoe_train.training.callbacks
         "run_name": output.name or None,  # shown by trackers
         "disable_tqdm": not sys.stderr.isatty(),
         "eval_strategy": strategy,

@@ -2,7 +2,10 @@
 dtype that has these forms against the float64 reference."""
 
 import math
+import weakref
+from importlib import import_module
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -245,6 +248,28 @@ def test_no_matrix_of_logits_is_held(which, place, monkeypatch):
         assert seen.largest >= 4 * cells
     else:  # (N + C, D) in float32, or a row of the logits of all directions; a mask of all would be `cells` bytes
         assert seen.largest <= 4 * 320 * 4 < cells / 3
+
+
+def test_triton_holds_the_weights_of_one_chunk(triton_place, monkeypatch):
+    """On a GPU they are most of the memory."""
+    device, backend = triton_place
+    module = import_module("raoe_kernels.infonce.triton_fused")
+    products, launched = module.info_nce_products, list[Any]()
+
+    class Launches:
+        def __getitem__(self, grid):
+            def launch(rows, columns, weights, *more, **options):
+                first = more[7]
+                assert all(earlier() is None for start, earlier in launched if start != first)
+                launched.append((first, weakref.ref(weights)))
+                return products[grid](rows, columns, weights, *more, **options)
+
+            return launch
+
+    monkeypatch.setattr(module, "info_nce_products", Launches())
+    leaves = [x.requires_grad_() for x in rows((6, 6, 8), 5, torch.bfloat16, device)]
+    info_nce_loss(*leaves, directions=FOUR, scale=5.0, backend=backend).backward()
+    assert [first for first, _ in launched] == [0, 0, 0, 0, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("which", CASES)

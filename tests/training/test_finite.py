@@ -9,7 +9,7 @@ import raoe_train as rt
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
 from raoe_train.jobs.check import check_encoder
-from raoe_train.losses import RAOELoss, SigmoidLoss
+from raoe_train.losses import CoSENTLoss, RAOELoss, SigmoidLoss
 from raoe_train.settings import Model
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import arguments, saving
@@ -113,3 +113,14 @@ def test_a_loss_that_is_read_late_is_read_after_the_last_step(tmp_path, monkeypa
     model = tiny_encoder(double=False)
     with pytest.raises(FloatingPointError, match="step 1: the loss is inf"):
         rt.Trainer(model, arguments(tmp_path, max_steps=1), rows, loss=SigmoidLoss(model)).train()
+
+
+def test_the_loss_is_not_read_back_to_filter_nan(tmp_path, monkeypatch):
+    """transformers' filter waits for a GPU twice a step."""
+    read, isnan = [], torch.isnan
+    monkeypatch.setattr(torch, "isnan", lambda value: read.append(value) or isnan(value))
+    rows = Dataset.from_dict({"sentence1": SENTENCES, "sentence2": SENTENCES[::-1], "score": [*range(len(SENTENCES))]})
+    model = tiny_encoder(double=False)
+    trainer = rt.Trainer(model, arguments(tmp_path, max_steps=2), rows, loss=CoSENTLoss(model))
+    trainer.train()
+    assert trainer.state.global_step == 2 and not read
