@@ -223,7 +223,7 @@ class ByLength(CachedLossMixin, nn.Module):
         """Plan a batch of tokenized columns on the CPU: which texts each forward pass encodes, and what the loss needs
         besides embeddings. Return None for columns that are not rows of tokens."""
         columns, inner = [*features], innermost(self.loss)
-        guided = embeds_columns(inner) and hasattr(inner, "guide")  # the guide reads padded tokens
+        guided = not self.plans_rows
         runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, self._grouping(inner))
         if runs is None:
             return None
@@ -232,6 +232,12 @@ class ByLength(CachedLossMixin, nn.Module):
             words = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique()
         prepared = _prepare_labels(inner, columns, labels)
         return Batch(runs.features, runs.rows, prepared, words, columns if guided else [])
+
+    @property
+    def plans_rows(self) -> bool:
+        """Whether `plan` needs no padded tokens, which the guides of some losses read."""
+        inner = innermost(self.loss)
+        return not (embeds_columns(inner) and hasattr(inner, "guide"))
 
     def _grouping(self, inner: Any) -> Grouping:
         *wrappers, model = _layers(self.model)

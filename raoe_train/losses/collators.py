@@ -1,15 +1,17 @@
 """Collators for pairs with scores and NLI labels, for rows that lack negatives, for losses that also need the texts,
 and for lists of sentences. Also a collator that plans batches for ByLength."""
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
 from raoe_train.data.columns import NLI_LABELS
+from raoe_train.encoders.tokens import RowTokenizer
 
 
 class RowCollator(SentenceTransformerDataCollator):
@@ -139,6 +141,11 @@ class PlanningCollator:
     """
 
     def __init__(self, collate: Callable[[list[Any]], dict[str, Any]], loss: Any) -> None:
+        losses = [*loss.values()] if isinstance(loss, Mapping) else [loss]
+        model = getattr(getattr(collate, "preprocess_fn", None), "__self__", None)
+        if isinstance(model, SentenceTransformer) and all(getattr(each, "plans_rows", False) for each in losses):
+            collate = copy.copy(collate)
+            collate.preprocess_fn = RowTokenizer(model)  # type: ignore[attr-defined]
         self.collate, self.loss = collate, loss
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:

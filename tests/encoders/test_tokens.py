@@ -1,0 +1,100 @@
+"""Tokens in one row give the plan of padded tokens, for every family of tokenizers."""
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import losses as stock
+
+import raoe_train as rt
+from raoe_train.encoders.embed import encode_sentences
+from raoe_train.encoders.lengths import by_length, grouping_for
+from raoe_train.encoders.tokens import RowTokenizer
+from raoe_train.losses import CoSENTLoss, InfoNCELoss
+from tests.encoders.test_prompts import KINDS, encoder
+from tests.tiny import SENTENCES, tiny_encoder
+from tests.training.small_runs import arguments
+
+TEXTS = [
+    *filter(None, SENTENCES),
+    "a",
+    "the same text",
+    "the same text",
+    "Zürich 東京 " * 30,
+    "two  spaces\nand a line",
+]
+
+
+@pytest.fixture(params=KINDS)
+def model(request, tmp_path):
+    made = encoder(KINDS[request.param](), tmp_path)
+    made[0].modality_config.pop("message", None)  # as load_encoder does: no chat template
+    return made
+
+
+def compare(model, texts, **options):
+    """The plans of tokens in a row, which must be one, and of padded tokens are equal."""
+    grouping = grouping_for(model)
+    row, padded = RowTokenizer(model)(texts, **options), model.preprocess(texts, **options)
+    assert "cu_seq_lens_q" in row and "cu_seq_lens_q" not in padded
+    ours, theirs = by_length([row], grouping), by_length([padded], grouping)
+    assert ours.rows[0].equal(theirs.rows[0]) and len(ours.features) == len(theirs.features)
+    for each, other in zip(ours.features, theirs.features, strict=True):
+        assert each.keys() == other.keys()
+        for name, value in each.items():
+            same = value.equal(other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+            assert same and getattr(value, "dtype", None) == getattr(other[name], "dtype", None), name
+
+
+@pytest.mark.parametrize("prompt", [None, "query: "])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("length", [None, 7])
+def test_plans_are_equal(model, prompt, side, length):
+    model.tokenizer.truncation_side = side
+    if length:
+        model.max_seq_length = length
+    compare(model, TEXTS, prompt=prompt)
+    compare(model, TEXTS[:3], prompt=prompt)  # the tokenizer keeps no setting of the other call
+    assert model.preprocess(TEXTS)["input_ids"].shape[0] == len(TEXTS)
+
+
+def test_texts_without_tokens_and_other_inputs_are_left_to_the_model(tmp_path):
+    model = encoder(KINDS["qwen2"](), tmp_path)
+    message = model[0].modality_config.pop("message")
+    rows = RowTokenizer(model)
+    assert "cu_seq_lens_q" in rows(["a"]) and "cu_seq_lens_q" not in rows(["a", ""]) and rows([]) == {}
+    assert "cu_seq_lens_q" not in rows([("a", "b")])
+    model[0].modality_config["message"] = message
+    assert "cu_seq_lens_q" not in rows(["a"])
+
+
+@pytest.mark.parametrize("loss", [CoSENTLoss, InfoNCELoss, stock.CoSENTLoss])
+def test_training_is_equal(tmp_path, monkeypatch, loss):
+    columns = {"sentence1": SENTENCES, "sentence2": SENTENCES[::-1]}
+    scores = {} if loss is InfoNCELoss else {"score": [n / len(SENTENCES) for n in range(len(SENTENCES))]}
+    weights, rows, call = [], [], RowTokenizer.__call__
+    monkeypatch.setattr(RowTokenizer, "__call__", lambda *x, **y: rows.append(call(*x, **y)) or rows[-1])
+    for fast in (True, False):
+        if not fast:
+            monkeypatch.setattr("raoe_train.losses.collators.RowTokenizer", lambda model: model.preprocess)
+        model = tiny_encoder()
+        made = arguments(tmp_path / str(fast), max_steps=3)
+        rt.Trainer(model, made, Dataset.from_dict(columns | scores), loss=loss(model)).train()
+        weights.append(model.state_dict())
+    assert rows and all("cu_seq_lens_q" in row for row in rows)
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+def test_a_guide_gets_padded_tokens(tmp_path):
+    model, guide = tiny_encoder(double=False), tiny_encoder(double=False)
+    data = Dataset.from_dict({"anchor": SENTENCES, "positive": SENTENCES[::-1]})
+    trainer = rt.Trainer(model, arguments(tmp_path, max_steps=1), data, loss=stock.GISTEmbedLoss(model, guide))
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_embeddings_are_equal(monkeypatch):
+    model = tiny_encoder()
+    fast = encode_sentences(model, TEXTS)
+    monkeypatch.setattr("raoe_train.encoders.lengths.RowTokenizer", lambda model: model.preprocess)
+    assert (fast == encode_sentences(model, TEXTS)).all()
+    assert "preprocess" not in vars(model)
