@@ -88,11 +88,11 @@ def parser(jobs: Iterable[str]) -> argparse.ArgumentParser:
         job.add_argument("--config", metavar="FILE", help="YAML file of settings; the last file wins")
         job.add_argument("--print_config", action="store_true", help="only print the settings, as a recipe")
         job.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+        if name in jobs:
+            add_keys(job, config)
         if name == "train":
             text = "list all losses, or show the help of the loss CLASS"
             job.add_argument("--loss.help", nargs="?", metavar="CLASS", help=text)
-        if name in jobs:
-            add_keys(job, config)
     return top
 
 

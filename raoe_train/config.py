@@ -236,7 +236,8 @@ def convert(key: str, value: Any, hint: Any) -> Any:
     """Convert the value of a key to a type. A text may be YAML, and a list may be one value. If this is impossible,
     ValueError names the key."""
     parsed = plain(value)
-    for candidate in (*([None] if parsed is None else []), value, parsed, [value]):
+    candidates = (*([None] if parsed is None else []), value, parsed, [value])
+    for candidate in () if isinstance(value, bytes) else candidates:  # pydantic reads bytes as text
         with contextlib.suppress(ValidationError):
             result = _adapter(hint).validate_python(candidate)
             return list(result) if isinstance(result, tuple) else result
@@ -263,8 +264,10 @@ def describe(hint: Any) -> str:
 
 def _describe(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type", "")
-    if "enum" in schema or "const" in schema:
-        return f"one of {', '.join(schema['enum'])}" if "enum" in schema else schema["const"]
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
     if kind == "object":
         nested = schema.get("additionalProperties") or {}
         is_nested = isinstance(nested, dict) and nested.get("type") == "object"

@@ -9,14 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS, is_sentence_transformer_model
 from transformers import BitsAndBytesConfig
+from typing_extensions import Unpack
 
+from raoe_train import settings
 from raoe_train.config import merge
 from raoe_train.data.pairs import is_conditional, split_conditional
 from raoe_train.encoders import preflight
@@ -35,6 +37,12 @@ POOLING = {"mean": "mean", "weighted_mean": "weightedmean", "cls": "cls", "max":
 # Names of models trained with SimCSE's code. They pool the first token, but their files do not record the pooling.
 FIRST_TOKEN = re.compile(r"(?:sim|diff|syn|rank|info|prom)cse|multi-?csr", re.IGNORECASE)
 ALL = "all"  # a value of bidirectional_layers
+Changes = TypedDict("Changes", {  # the fields of Model, for type checkers  # noqa: UP013
+    "name": str, "pooling": settings.Pooling | None, "prompt": str | None, "max_seq_length": int | None,
+    "trust_remote_code": bool, "revision": str | None, "attention": str | None, "device": str | None,
+    "dtype": settings.Dtype | None, "device_map": str | None, "bidirectional_layers": int | Literal["all"] | None,
+    "load_in_4bit": bool | None, "lora": dict[str, Any], "training_head": bool, "scratch": dict[str, Any],
+}, total=False)  # fmt: skip
 
 
 def load_encoder(
@@ -43,7 +51,7 @@ def load_encoder(
     sentences: Iterable[str] | None = None,
     seed: int = 42,
     train: bool = False,
-    **settings: Any,
+    **changes: Unpack[Changes],
 ) -> SentenceTransformer:
     """Load an encoder as a SentenceTransformer.
 
@@ -54,15 +62,15 @@ def load_encoder(
         sentences: texts to train the tokenizer on, if the model is created from scratch.
         seed: seed for new weights.
         train: prepare for training: add the adapter `lora`, and convert trainable weights saved in 16 bits to float32
-            (unless `dtype` is set without `lora`). `lora` in `settings` implies train. The encoder's attribute
+            (unless `dtype` is set without `lora`). `lora` in `changes` implies train. The encoder's attribute
             `saved_dtypes` has the saved dtypes of the converted weights.
-        settings: fields of raoe_train.settings.Model that override those of `encoder`.
+        changes: fields of raoe_train.settings.Model that override those of `encoder`.
 
     ValueError for an invalid setting, FileNotFoundError for a missing path.
     """
     register()
-    spec = as_model(encoder, **settings)
-    train = train or bool(settings.get("lora"))
+    spec = as_model(encoder, **changes)
+    train = train or bool(changes.get("lora"))
     _check(spec, train)
     if spec.name == SCRATCH:
         model = _new(spec, sentences, seed)
@@ -121,9 +129,9 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
     """Convert an encoder's name, or another Encoder section (such as a FrozenEncoder), to a Model; apply `changes`."""
     if isinstance(encoder, Model) and not changes:
         return encoder
-    settings: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
+    values: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
     names = {each.name for each in fields(Model)}
-    return merge(Model, [{key: value for key, value in settings.items() if key in names}, changes], "model.")
+    return merge(Model, [{key: value for key, value in values.items() if key in names}, changes], "model.")
 
 
 def low_precision(model: Any) -> dict[str, torch.dtype]:

@@ -7,8 +7,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import outputs
+from raoe_train.config import hints_of
 from raoe_train.encoders import embed as frozen
-from raoe_train.encoders.load import as_model, load_encoder
+from raoe_train.encoders.load import Changes, as_model, load_encoder
 from raoe_train.inputs import recorded
 from raoe_train.settings import Encoder, FrozenEncoder, Model
 from tests.tiny import SENTENCES
@@ -58,6 +59,7 @@ def test_identity_is_equal_for_equal_encoders(encoder):
 def test_a_name_and_settings(encoder):
     model = load_encoder(encoder, device="cpu", lora={"r": 2}, max_seq_length=8)
     assert model.max_seq_length == 8 and any("lora" in name for name, _ in model.named_parameters())
+    assert {*Changes.__annotations__} == {*hints_of(Model)}
     assert as_model(Encoder("a"), lora={"r": "1"}).lora == {"r": 1}
     with pytest.raises(ValueError, match=r"unknown key model.poolin \(did you mean model.pooling\?\)"):
         load_encoder(encoder, poolin="max")

@@ -180,8 +180,8 @@ def test_pages_say_what_the_recipes_say(page, pattern, expected):
 
 
 def rates_of_adapt() -> dict[str, str]:
-    """The learning rates that `auto` takes, read from the job's source."""
-    source = (ROOT / "raoe_train" / "jobs" / "train.py").read_text(encoding="utf-8")
+    """The learning rates that `auto` takes, read from the source."""
+    source = (ROOT / "raoe_train" / "training" / "arguments.py").read_text(encoding="utf-8")
     rows, large, others = re.findall(r"rate = (\S+) if has_queries else (\S+) if size > LARGE else (\S+)", source)[0]
     (limit,) = re.findall(r"^LARGE = (\S+)", source, re.MULTILINE)
     return {"rows": rows, "large": large, "others": others, "limit": f"{float(limit) / 1e6:.0f}M"}
