@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raoe_train.encoders.packed import OF_ROWS, Packing, packing_of
-from raoe_train.encoders.tokens import RowTokenizer
 
 CPU_FORWARD = 128  # fixed cost of a forward pass in tokens, measured on CPUs (docs/by-length.md)
 # Estimates for an H100, from measured training steps: CPU seconds per layer for forward and backward, and operations
@@ -158,11 +157,11 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
         embeddings = [forward(run, **kwargs)["sentence_embedding"] for run in moved]
         return {"sentence_embedding": torch.cat(embeddings)[runs.rows[0].to(device)]}
 
-    model.forward, model.preprocess = by_runs, RowTokenizer(model)
+    model.forward = by_runs
     try:
         yield
     finally:
-        del model.forward, model.preprocess
+        del model.forward
         if instance_forward is not None:
             model.forward = instance_forward
 

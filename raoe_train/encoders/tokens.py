@@ -4,7 +4,7 @@ sentence-transformers pads the texts of a column and makes a tensor of nested li
 time than tokenizing. by_length removes this padding again.
 """
 
-import itertools
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import LARGE_INTEGER, TruncationStrategy
 from transformers.utils import PaddingStrategy
 
+CHUNK = 512  # number of texts to tokenize at a time; Encodings are large
 FEATURES = {"input_ids": "ids", "token_type_ids": "type_ids"}  # {feature: attribute of a fast tokenizer's Encoding}
 
 
@@ -25,11 +26,11 @@ class RowTokenizer:
     """
 
     def __init__(self, model: Any) -> None:
-        self.module = model[0] if isinstance(model, torch.nn.Sequential) else None
-        self.preprocess: Any = getattr(model, "preprocess", None)  # some models only have `encode`
+        self.module: Any = model[0]
+        self.preprocess = model.preprocess
 
     def __call__(self, inputs: Sequence[Any], prompt: str | None = None, **options: Any) -> dict[str, Any]:
-        module: Any = self.module
+        module = self.module
         tokenizer: Any = getattr(module, "processor", None)
         if not inputs or not all(type(text) is str for text in inputs) or not _is_plain(module, options):
             return self.preprocess(inputs, prompt=prompt, **options)
@@ -37,20 +38,25 @@ class RowTokenizer:
         strategy = TruncationStrategy.LONGEST_FIRST if limit < LARGE_INTEGER else TruncationStrategy.DO_NOT_TRUNCATE
         tokenizer.set_truncation_and_padding(PaddingStrategy.DO_NOT_PAD, strategy, limit, 0, None, None)
         texts = [prompt + text for text in inputs] if prompt else list(inputs)
-        encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts)
-        lengths = np.array([len(encoding) for encoding in encodings])
-        if not lengths.all():  # a text without tokens needs a token of padding
-            return self.preprocess(inputs, prompt=prompt, **options)
-        row: dict[str, Any] = {}
-        for name in tokenizer.model_input_names:
-            if name in FEATURES:
-                flat = itertools.chain.from_iterable(getattr(each, FEATURES[name]) for each in encodings)
-                row[name] = torch.from_numpy(np.fromiter(flat, np.int64, lengths.sum()))[None]
-        row["cu_seq_lens_q"] = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]))
+        columns = {name: array("q") for name in tokenizer.model_input_names if name in FEATURES}
+        ends = array("q", [0])
+        for start in range(0, len(texts), CHUNK):
+            for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts[start : start + CHUNK]):
+                if not len(encoding):  # a text without tokens needs a token of padding
+                    return self.preprocess(inputs, prompt=prompt, **options)
+                ends.append(ends[-1] + len(encoding))
+                for name, values in columns.items():
+                    values.extend(getattr(encoding, FEATURES[name]))
+        row: dict[str, Any] = {name: _tensor(values)[None] for name, values in columns.items()}
+        row["cu_seq_lens_q"] = _tensor(ends)
         row["modality"] = "text"
         if prompt:
             row["prompt_length"] = module._get_prompt_length(prompt, **options)
         return row
+
+
+def _tensor(values: "array[int]") -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(values, np.int64))
 
 
 def _is_plain(module: Any, options: dict[str, Any]) -> bool:

@@ -6,7 +6,6 @@ from datasets import Dataset
 from sentence_transformers import losses as stock
 
 import raoe_train as rt
-from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.lengths import by_length, grouping_for
 from raoe_train.encoders.tokens import RowTokenizer
 from raoe_train.losses import CoSENTLoss, InfoNCELoss
@@ -90,11 +89,3 @@ def test_a_guide_gets_padded_tokens(tmp_path):
     trainer = rt.Trainer(model, arguments(tmp_path, max_steps=1), data, loss=stock.GISTEmbedLoss(model, guide))
     trainer.train()
     assert trainer.state.global_step == 1
-
-
-def test_embeddings_are_equal(monkeypatch):
-    model = tiny_encoder()
-    fast = encode_sentences(model, TEXTS)
-    monkeypatch.setattr("raoe_train.encoders.lengths.RowTokenizer", lambda model: model.preprocess)
-    assert (fast == encode_sentences(model, TEXTS)).all()
-    assert "preprocess" not in vars(model)
