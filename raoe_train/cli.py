@@ -204,7 +204,7 @@ def _main(words: list[str]) -> int:
             raise
         # known problems: invalid input, a missing file or package, a full disk, a NaN loss, out of memory
         is_known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
-        is_known = is_known or "home directory" in str(error)  # a RuntimeError of Path.expanduser
+        is_known = is_known or _no_home(error)
         print(f"raoe-train: {_explain(error, words[0]) if is_known else _unexpected(error)}", file=sys.stderr)
         return 2 if is_known else 3
     return 1 if result.get("failed") else 0
@@ -233,7 +233,6 @@ def _run(words: list[str]) -> dict[str, Any]:
         check_paths(config)
         if finished := finished_result(output_of(config)):
             return finished
-        cfg.checked(config)  # reports most errors before the slow import of torch
         result = job_of(job)(config)
         end_group()
         return result
@@ -273,11 +272,15 @@ def _explain(error: Exception, job: str) -> str:
         sizes = ["training.per_device_train_batch_size"] if job == "train" else sizes[-1:]
         lower = "".join(f"--{key} with a lower value, or " for key in sizes)
         return f"out of memory: try {lower}a smaller model ({reason})"
-    if "home directory" in str(error):
+    if _no_home(error):
         return "the home folder is unknown: set HOME, or write paths without ~"
     if isinstance(error, FileNotFoundError) and error.filename is None and error.errno:  # raised by os.getcwd
         return "the working folder no longer exists: change to another folder"
     return str(error) or type(error).__name__
+
+
+def _no_home(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and "home directory" in str(error)  # raised by Path.expanduser
 
 
 def _no_memory(error: Exception) -> bool:

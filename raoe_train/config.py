@@ -372,6 +372,16 @@ def read_yaml(text: str) -> Any:
     (007, 1_000, 1:30, 2026-11-26, yes, off), stay strings, and 1e-8 is a number, as in YAML 1.2."""
     import yaml
 
+    try:
+        return yaml.load(text, _loader())
+    except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(error) from None
+
+
+@functools.cache
+def _loader() -> Any:
+    import yaml
+
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
             first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in (*OWN_RULES, "timestamp")]
@@ -380,7 +390,4 @@ def read_yaml(text: str) -> Any:
 
     for tag, (form, starts) in OWN_RULES.items():
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(form), [*starts])
-    try:
-        return yaml.load(text, Loader)
-    except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise ValueError(error) from None
+    return Loader

@@ -19,13 +19,8 @@ DEFAULTS: dict[str, Any] = {
     "base": None, "settings": {}, "variants": {}, "seeds": [42], "tasks": [], "prepare": {}, "scales": {},
     "compare": [], "only": [], "measure": False, "keep_models": False,
 }  # fmt: skip
-SPECIAL = (
-    "base",
-    "seeds",
-    "grid",
-    "after",
-    "random_weights",
-)  # keys of a variant that are not overrides of the training recipe
+# Keys of a variant that are not overrides of the training recipe.
+SPECIAL = ("base", "seeds", "grid", "after", "random_weights")
 DATA = re.compile(r"\{data_dir\}/([\w/-]+)(?![\w./-])")  # a data file without its ending
 FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # PyYAML reads 1e-3 as a string
 Preparation = tuple[str, "str | None", dict[str, Any]]  # job, recipe, overrides

@@ -118,7 +118,7 @@ class SweepReport:
         return paths
 
     def _draw_polarity(self, tasks: Sequence[str], runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:
-        """P against S with the Pareto front; P and S along each numeric key (the margins paper's Figure 2)."""
+        """P against S with the Pareto front; P and S along each numeric key (the margins paper's Figure 3)."""
         along = {key: {task: curves(runs, key, runs[sides(task)]) for task in tasks} for key in numeric_keys(runs)}
         points: dict[str, Any] = {}
         before: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from raoe_train.data.sources import open_source
 from raoe_train.data.tables import Parse, Reader, Source, by_column
 from raoe_train.data.values import NO_GOLD_LABEL, as_word, parse_score, parse_sentence, parse_word
 
-Splits = dict[str, Rows]  # {split, or "" if there are none: rows}
+Splits = dict[str, Rows]  # {split: its rows}; a set without splits has the key ""
 ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 TRANSFER = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")

@@ -9,6 +9,7 @@ from typing import Any
 
 from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Rows, data_kind, known_kind, read_rows, with_names
+from raoe_train.settings import Data
 
 BUILTIN = {n: Path(__file__).with_name(f"{n}.jsonl.gz") for n in ("builtin", "builtin-nli")}
 """The built-in corpus, which tests/data/builtin_corpus.py writes: scored pairs, and NLI pairs."""
@@ -16,7 +17,7 @@ Mapped = Mapping[str, str | None]  # {raoe's column: column of a source, or None
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a data file. FileNotFoundError or ValueError if it is none."""
+    """Return the path of a data file. FileNotFoundError if it does not exist, ValueError if it is no data file."""
     path = Path(name).expanduser()
     if not path.exists():
         advice = "for a dataset on a hub write hub:OWNER/NAME#SPLIT"
@@ -168,7 +169,7 @@ def _hub_rows(where: str, name: str, split: str) -> Rows:
     yield from _dataset_rows(where, dataset)
 
 
-def labels_of(source: str, data: Any) -> dict[str, int | None] | None:
+def labels_of(source: str, data: Data) -> dict[str, int | None] | None:
     """Return the label map of a section `data` for one of its sources: `labels`, or the entry of `labels` for the
     file's name ("sick" or "sick.tsv.gz"). ValueError for an entry that matches no source."""
     if not data.labels or not any(isinstance(entry, dict) for entry in data.labels.values()):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import RowProblem
+from raoe_train.data.columns import Row, RowProblem
 from raoe_train.data.files import text_lines
 from raoe_train.data.rows import row_table
 from raoe_train.data.tables import Parse, Source, Texts, read_table
@@ -67,13 +67,19 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
 def _judgements(path: Path) -> Any:
     """Return qrels as a source: a file with a header or, as TREC writes them, lines of query id, iteration, passage id
     and relevance, separated by tabs or spaces."""
-    lines = [(number, (line or "").split()) for number, line in text_lines(path)]
-    if not lines or len(lines[0][1]) != 4 or not lines[0][1][-1].lstrip("-").isdecimal():
-        return path
     names = ("query-id", "iteration", "corpus-id", "score")
-    wrong = RowProblem(f"a line must have {len(names)} fields")
-    rows = (dict(zip(names, cells, strict=True)) if len(cells) == len(names) else wrong for _, cells in lines)
-    return ((f"{path}, line", number, row) for (number, _), row in zip(lines, rows, strict=True))
+
+    def row(line: str | None) -> Row:
+        cells = (line or "").split()
+        if len(cells) != len(names):
+            return RowProblem(f"a line must have {len(names)} fields")
+        return dict(zip(names, cells, strict=True))
+
+    _, first = next(text_lines(path), (1, None))
+    fields = row(first)
+    if isinstance(fields, RowProblem) or not fields["score"].lstrip("-").isdecimal():
+        return path
+    return ((f"{path}, line", number, row(line)) for number, line in text_lines(path))
 
 
 def _file(folder: Path, *names: str) -> Path:

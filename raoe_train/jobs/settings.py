@@ -78,7 +78,7 @@ class TrainConfig:
 
 
 def converted(section: str, values: Mapping[str, Any], types: Mapping[str, Any], advice: str = "") -> dict[str, Any]:
-    """Convert the values of a section to `types`. ValueError for a key that has no type, with an advice."""
+    """Convert the values of a section to `types`. ValueError, which ends with `advice`, for a key without type."""
     for name in values:
         if name not in types:
             hint = nearest(f"{section}.{name}", [f"{section}.{each}" for each in types])

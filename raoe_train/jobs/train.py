@@ -253,7 +253,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
         raise ValueError(f"{source} has no column score, label or anchor (query), but {names}: {advice}")
     print(f"{source} has {reason}: {name}")
     keywords |= {"gather_across_devices": True} if rank_and_world()[1] > 1 else {}
-    return replace(config, loss=Choice(f"raoe_train.losses.{name}", keywords)).complete()
+    return replace(config, loss=Choice(name, keywords)).complete()
 
 
 def check_config(config: TrainConfig) -> None:

@@ -36,8 +36,7 @@ class FiniteCheck(TrainerCallback):
         self._read_late()
 
     def read(self, loss: Tensor) -> None:
-        """Check the loss of the step, at once or when the next step starts. (transformers would continue, and hide the
-        NaN in the log with logging_nan_inf_filter.)"""
+        """Check the loss of the step, at once or when the next step starts. (transformers would continue.)"""
         step = self.trainer.state.global_step + 1
         if loss.device.type in READ_LATE:
             copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)

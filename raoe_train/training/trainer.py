@@ -107,7 +107,7 @@ class Trainer(SentenceTransformerTrainer):
             raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
         train_dataset, eval_dataset = from_frames(train_dataset), from_frames(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **keywords)
-        # The filter hides a NaN in the log and, on a GPU, waits for the loss twice a step. `finite` stops training.
+        # transformers' filter hides a NaN in the log and, on a GPU, waits for the loss twice a step.
         self.args.logging_nan_inf_filter = False
         self.keep = weight_for(self.train_dataset, keep)
         if (self.keep or packed is True) and not by_length:
