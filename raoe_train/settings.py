@@ -451,6 +451,8 @@ class Training:
             auto packs on CUDA
         keep: weight of the regularizer that keeps embeddings close to those before training; auto
             is 0.3 for queries and passages, and if the training scores have only two values; else 0
+        pretokenize: tokenize all training texts before the first step; auto does so for data of up
+            to 256 MiB if the run reads all of them
         patience: number of evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added if needed
         max_steps: number of steps; overrides num_train_epochs
@@ -480,6 +482,7 @@ class Training:
     by_length: bool = True
     packed: bool | Literal["auto"] = "auto"
     keep: NonNegativeFloat | Literal["auto"] = 0.0
+    pretokenize: Unrecorded[bool | Literal["auto"]] = "auto"
     patience: PositiveInt | None = None
     min_steps: NonNegativeInt = 0
     max_steps: PositiveInt | None = None

@@ -5,7 +5,6 @@ sorts the distinct texts of all columns by length and divides them into groups (
 or packs the texts into one row without padding.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -298,22 +297,18 @@ def _constants(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
 
 def _distinct(texts: _Texts) -> tuple[np.ndarray, np.ndarray]:
     """Find equal texts. Return (index of each distinct text's first copy, index of each text among distinct texts)."""
-    heights = texts.heights
-    same_height = len(set(heights)) == 1
-    numbers: dict[Any, int] = {}
-    firsts: list[int] = []
-    copies: Counter[tuple[int, bytes]] = Counter()
-    text_of = np.empty(len(texts.lengths), dtype=np.int64)
-    for row, (start, length) in enumerate(zip(texts.starts.tolist(), texts.lengths.tolist(), strict=True)):
-        text = texts.tokens[start : start + length].tobytes()
-        place = row % heights[0], text
-        copy = copies[place] if same_height else 0
-        copies[place] += 1
-        number = numbers.setdefault((text, copy), len(firsts))
-        if number == len(firsts):
-            firsts.append(row)
-        text_of[row] = number
-    return np.array(firsts), text_of
+    data, size = texts.tokens.tobytes(), texts.tokens.shape[1] * texts.tokens.itemsize  # of a token
+    starts, ends = texts.starts * size, (texts.starts + texts.lengths) * size
+    numbers: dict[bytes, int] = {}  # faster than a comparison of hashes in numpy
+    spans = zip(starts.tolist(), ends.tolist(), strict=True)
+    keys = np.array([numbers.setdefault(data[start:end], len(numbers)) for start, end in spans])
+    if len(set(texts.heights)) == 1:
+        columns = keys.reshape(len(texts.heights), -1)
+        copies = [(columns[:number] == column).sum(axis=0) for number, column in enumerate(columns)]
+        keys = keys + len(numbers) * np.concatenate(copies)
+    _, firsts, text_of = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    return firsts[order], np.argsort(order)[text_of]
 
 
 def texts_of(runs: list[dict[str, Any]]) -> list[list[int]]:

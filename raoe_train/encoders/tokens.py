@@ -5,7 +5,7 @@ time than tokenizing. by_length removes this padding again.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,47 +20,78 @@ FEATURES = {"input_ids": "ids", "token_type_ids": "type_ids"}  # {feature: attri
 
 
 class RowTokenizer:
-    """Replaces `preprocess` of a SentenceTransformer. It returns the tokens of all texts in one row,
-    (1, tokens), with their boundaries in cu_seq_lens_q, as by_length reads them. Inputs that are no
-    texts, and models that change tokens in other ways, are left to the model's own `preprocess`.
+    """Tokenizes texts as `preprocess` of a SentenceTransformer does (see `is_plain`), but returns the tokens of all
+    texts in one row, (1, tokens), with their boundaries in cu_seq_lens_q, as by_length reads them. If a text has no
+    tokens, the texts are padded. The model is not kept, so that workers of a DataLoader do not get its weights.
     """
 
     def __init__(self, model: Any) -> None:
-        self.module: Any = model[0]
-        self.preprocess = model.preprocess
+        self.tokenizer: Any = model[0].processor
+        self.places = dict[str, int]()  # {text that `remember` has tokenized: its place}
+        self.ends = np.zeros(1, np.int64)
+        self.columns: dict[str, np.ndarray] = {}
 
-    def __call__(self, inputs: Sequence[Any], prompt: str | None = None, **options: Any) -> dict[str, Any]:
-        module = self.module
-        tokenizer: Any = getattr(module, "processor", None)
-        if not inputs or not all(type(text) is str for text in inputs) or not _is_plain(module, options):
-            return self.preprocess(inputs, prompt=prompt, **options)
+    def __call__(self, inputs: Sequence[str], prompt: str | None = None, **_: Any) -> dict[str, Any]:
+        """Tokenize texts, each with the prompt in front. ValueError for inputs that are not texts."""
+        if others := [each for each in inputs if type(each) is not str]:
+            raise ValueError(f"the encoder reads texts, got {others[0]!r:.200}")
+        if not inputs:
+            return {}
+        texts = [prompt + text for text in inputs] if prompt else list(inputs)
+        ends, columns = self._remembered(texts) or self._tokens(texts)
+        if (np.diff(ends) > 0).all():
+            row: dict[str, Any] = {name: _tensor(values)[None] for name, values in columns.items()}
+            row["cu_seq_lens_q"] = _tensor(ends)
+        else:  # a text without tokens needs a token of padding
+            row = dict(self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
+        row["modality"] = "text"
+        if prompt:  # pooling may leave out the prompt, but not the end of a text
+            ids = self.tokenizer(prompt, truncation=True)["input_ids"]
+            row["prompt_length"] = len(ids) - (ids[-1] in self.tokenizer.all_special_ids)
+        return row
+
+    def remember(self, texts: Iterable[str]) -> None:
+        """Tokenize distinct texts, prompts included, of which later calls only copy the tokens. They take 4 bytes a
+        token, and the texts themselves."""
+        self.places = {text: place for place, text in enumerate(texts)}
+        ends, columns = self._tokens([*self.places])
+        self.ends = ends
+        for name, values in columns.items():  # often, all type_ids are 0
+            self.columns[name] = values if values.any() else np.broadcast_to(np.int32(0), values.shape)
+
+    def _remembered(self, texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
+        """Return the result of `_tokens` for texts that `remember` has tokenized, or None."""
+        places = [self.places.get(text, -1) for text in texts] if self.places else [-1]
+        if min(places) < 0:
+            return None
+        starts, lengths = self.ends[places], np.diff(self.ends)[places]
+        ends = np.concatenate([[0], lengths.cumsum()])
+        index = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
+        return ends, {name: values[index] for name, values in self.columns.items()}
+
+    def _tokens(self, texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return (n + 1,) ends of the texts' tokens, starting with 0, and the tokens' features."""
+        tokenizer = self.tokenizer
         limit = tokenizer.model_max_length
         strategy = TruncationStrategy.LONGEST_FIRST if limit < LARGE_INTEGER else TruncationStrategy.DO_NOT_TRUNCATE
         tokenizer.set_truncation_and_padding(PaddingStrategy.DO_NOT_PAD, strategy, limit, 0, None, None)
-        texts = [prompt + text for text in inputs] if prompt else list(inputs)
-        columns = {name: array("q") for name in tokenizer.model_input_names if name in FEATURES}
+        columns = {name: array("i") for name in tokenizer.model_input_names if name in FEATURES}
         ends = array("q", [0])
         for start in range(0, len(texts), CHUNK):
             for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts[start : start + CHUNK]):
-                if not len(encoding):  # a text without tokens needs a token of padding
-                    return self.preprocess(inputs, prompt=prompt, **options)
                 ends.append(ends[-1] + len(encoding))
                 for name, values in columns.items():
                     values.extend(getattr(encoding, FEATURES[name]))
-        row: dict[str, Any] = {name: _tensor(values)[None] for name, values in columns.items()}
-        row["cu_seq_lens_q"] = _tensor(ends)
-        row["modality"] = "text"
-        if prompt:
-            row["prompt_length"] = module._get_prompt_length(prompt, **options)
-        return row
+        return np.frombuffer(ends, np.int64), {name: np.frombuffer(each, np.int32) for name, each in columns.items()}
 
 
-def _tensor(values: "array[int]") -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(values, np.int64))
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int64))
 
 
-def _is_plain(module: Any, options: dict[str, Any]) -> bool:
-    """Whether a module only tokenizes texts, with the settings of its fast tokenizer."""
+def is_plain(model: Any) -> bool:
+    """Whether a SentenceTransformer's `preprocess` only tokenizes texts, with the settings of its fast tokenizer."""
+    module = model[0]
     return (
         type(module) is Transformer
         and isinstance(module.processor, PreTrainedTokenizerFast)
@@ -70,6 +101,6 @@ def _is_plain(module: Any, options: dict[str, Any]) -> bool:
         and "message" not in module.modality_config
         and not module.processing_kwargs
         and not getattr(module, "can_flatten_inputs", False)  # FlashAttention reads rows itself
-        and options.keys() <= {"task"}
-        and not any(getattr(module, f"{options.get('task')}_{name}", None) for name in ("length", "expansion"))
+        and not any(getattr(module, f"query_{name}", None) for name in ("length", "expansion"))
+        and not getattr(module, "document_length", None)
     )

@@ -326,7 +326,7 @@ def build_trainer(
         # enable it here: since 5.17, transformers' trainer uses keywords that sentence-transformers 6.0 rejects
         encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
     loss = build_loss(config, encoder, datasets)
-    keywords: Any = {name: getattr(training, name) for name in ("by_length", "packed", "keep")}
+    keywords: Any = {name: getattr(training, name) for name in ("by_length", "packed", "keep", "pretokenize")}
     return Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)
 
 

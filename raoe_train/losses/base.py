@@ -1,5 +1,6 @@
 """Base classes of all losses: which data a loss needs, gradient caching, and named parts of a loss."""
 
+import copy
 import inspect
 import warnings
 from abc import ABC, abstractmethod
@@ -143,6 +144,10 @@ class CachedLoss(CachedLossMixin, Loss):
         """Return keywords for compute_loss_from_embeddings, before the encoder reads the batch."""
         return {"labels": labels}
 
+    def planner(self) -> "CachedLoss":
+        """Return a copy of which only `prepare_labels` is called, in processes that load data."""
+        return without_modules(self)
+
     @abstractmethod
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
         """Return the scalar loss, or LossParts, from the (B, D) embeddings of each column."""
@@ -201,6 +206,15 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
     for name, child in loss.named_children():
         if name not in ENCODERS:
             yield from losses_in(child, f"{where}{name}.")
+
+
+def without_modules(module: Any) -> Any:
+    """Return a shallow copy of a module without submodules, weights, and methods that were replaced on the instance."""
+    bare = copy.copy(module)
+    own = {name: value for name, value in vars(module).items() if not (callable(value) and hasattr(type(module), name))}
+    vars(bare).clear()
+    vars(bare).update(own | {name: dict.fromkeys(own[name]) for name in ("_modules", "_parameters", "_buffers")})
+    return bare
 
 
 def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:

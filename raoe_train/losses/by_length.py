@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from raoe_train.encoders.lengths import Grouping, by_length, change, device_of, grouping_for, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
 from raoe_train.encoders.padding import reads_padding
-from raoe_train.losses.base import CachedLoss, LossParts, attach_gradient, backward, summed, with_own_gradients
+from raoe_train.losses.base import CachedLoss, LossParts, attach_gradient, backward, summed, with_own_gradients, without_modules
 from raoe_train.losses.keep import Keep
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
@@ -199,6 +199,7 @@ class ByLength(CachedLossMixin, nn.Module):
 
     mini_batch_size = 1  # forward_cached gets one run at a time
     compiled = tensor_cores = False
+    grouping: Grouping | None = None  # of a planner
 
     def __init__(self, loss: nn.Module, *, keep: Keep | None = None, packed: bool | Literal["auto"] = "auto") -> None:
         super().__init__()
@@ -233,6 +234,14 @@ class ByLength(CachedLossMixin, nn.Module):
         prepared = _prepare_labels(inner, columns, labels)
         return Batch(runs.features, runs.rows, prepared, words, columns if guided else [])
 
+    def planner(self) -> "ByLength":
+        """Return a copy without encoders, which only plans batches, for processes that load data."""
+        inner = innermost(self.loss)
+        bare = without_modules(self)
+        bare.loss = inner.planner() if isinstance(inner, CachedLoss) else without_modules(inner)
+        bare.keep, bare.grouping = None, self._grouping(inner)
+        return bare
+
     @property
     def plans_rows(self) -> bool:
         """Whether `plan` needs no padded tokens, which the guides of some losses read."""
@@ -240,6 +249,8 @@ class ByLength(CachedLossMixin, nn.Module):
         return not (embeds_columns(inner) and hasattr(inner, "guide"))
 
     def _grouping(self, inner: Any) -> Grouping:
+        if self.grouping is not None:
+            return self.grouping
         *wrappers, model = _layers(self.model)
         limits: dict[str, Any] = {}
         if self.compiled or _is(wrappers, "OptimizedModule"):

@@ -2,7 +2,7 @@
 and for lists of sentences. Also a collator that plans batches for ByLength."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
 from raoe_train.data.columns import NLI_LABELS
-from raoe_train.encoders.tokens import RowTokenizer
+from raoe_train.encoders.tokens import CHUNK, RowTokenizer, is_plain
 
 
 class RowCollator(SentenceTransformerDataCollator):
@@ -138,31 +138,60 @@ class PlanningCollator:
     Args:
         collate: the collator whose batches are planned.
         loss: the loss of the trainer, or {name of a dataset: its loss}.
+
+    Attributes:
+        tokenizer: the RowTokenizer that replaces the encoder's `preprocess`, or None.
     """
 
     def __init__(self, collate: Callable[[list[Any]], dict[str, Any]], loss: Any) -> None:
-        losses = [*loss.values()] if isinstance(loss, Mapping) else [loss]
+        losses = loss if isinstance(loss, Mapping) else {None: loss}
+        # not the losses, because workers of a DataLoader get a copy of the collator
+        self.planners = {name: each.planner() if hasattr(each, "planner") else None for name, each in losses.items()}
+        self.allow_missing = {name for name, each in losses.items() if _allows_missing(each)}
+        self.collate, self.tokenizer = collate, None
         model = getattr(getattr(collate, "preprocess_fn", None), "__self__", None)
-        if isinstance(model, SentenceTransformer) and all(getattr(each, "plans_rows", False) for each in losses):
-            collate = copy.copy(collate)
-            collate.preprocess_fn = RowTokenizer(model)  # type: ignore[attr-defined]
-        self.collate, self.loss = collate, loss
+        reads_rows = all(getattr(each, "plans_rows", False) for each in losses.values())
+        is_cut = getattr(collate, "max_length", None) is not None  # the trainer's max_length, since version 6.2
+        if isinstance(model, SentenceTransformer) and reads_rows and is_plain(model) and not is_cut:
+            self.tokenizer = RowTokenizer(model)
+            self.collate = copy.copy(collate)
+            self.collate.preprocess_fn = self.tokenizer  # type: ignore[attr-defined]
+
+    def pretokenize(self, datasets: Iterable[Any]) -> int:
+        """Tokenize all texts of datasets.Datasets once, so that batches only copy tokens. Return their number."""
+        texts = dict[str, None]()
+
+        def collect(inputs: list[str], prompt: str | None = None, **_: Any) -> dict[str, Any]:
+            texts.update(dict.fromkeys((prompt or "") + text for text in inputs))
+            return {}
+
+        collate: Any = copy.copy(self.collate)  # only this collator knows the columns of texts, and their prompts
+        collate.preprocess_fn = collect
+        for dataset in datasets:
+            for start in range(0, len(dataset), CHUNK):
+                collate(dataset.__getitems__([*range(start, min(start + CHUNK, len(dataset)))]))
+        self.tokenizer.remember(texts)
+        return len(texts)
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
         batch = self.collate(rows)
-        loss = self.loss[batch["dataset_name"]] if isinstance(self.loss, Mapping) else self.loss
+        name = batch["dataset_name"] if None not in self.planners else None
         features, labels = columns_of(batch)
-        inner = loss
-        while isinstance(getattr(inner, "loss", None), torch.nn.Module):
-            inner = inner.loss
-        if isinstance(labels, dict) and "missing" in labels and not getattr(inner, "allows_missing", False):
+        if isinstance(labels, dict) and "missing" in labels and name not in self.allow_missing:
             raise ValueError("a row lacks a negative: use InfoNCELoss, GISTLoss or SigmoidLoss, or remove the row")
-        plan = loss.plan(features, labels) if hasattr(loss, "plan") and features else None
+        planner = self.planners[name]
+        plan = planner.plan(features, labels) if planner is not None and features else None
         if plan is None:
             return batch
-        name = {key: batch[key] for key in ("dataset_name",) if key in batch}
+        kept = {key: batch[key] for key in ("dataset_name",) if key in batch}
         # transformers reads the batch size from the first array
-        return {**name, "rows": np.arange(len(plan.rows[0])), "plan": plan}
+        return {**kept, "rows": np.arange(len(plan.rows[0])), "plan": plan}
+
+
+def _allows_missing(loss: Any) -> bool:
+    while isinstance(getattr(loss, "loss", None), torch.nn.Module):
+        loss = loss.loss
+    return getattr(loss, "allows_missing", False)
 
 
 def _score(value: Any) -> float:

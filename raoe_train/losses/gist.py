@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_train.config import PositiveFloat
+from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 from raoe_train.losses.reads import ROWS_WITH_TEXTS
 
@@ -59,6 +60,11 @@ class GISTLoss(InBatchLoss):
         self.contrast_positives = contrast_positives
         self._embed = getattr(embed, "encode", embed)
         self._guided: tuple[Any, list[Tensor]] = (None, [])
+
+    def planner(self) -> CachedLoss:
+        bare: Any = super().planner()
+        bare._embed = None
+        return bare
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         if labels is None or labels is not self._guided[0]:  # a MatryoshkaLoss calls this once per width

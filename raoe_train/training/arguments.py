@@ -18,7 +18,7 @@ from raoe_train.settings import Training
 from raoe_train.training.run_directory import CHECKPOINTS
 
 LARGE = 50e6  # number of parameters above which an encoder is large
-RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep")
+RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep", "pretokenize")
 
 
 def check_training(training: Training, has_dev: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.util.distributed import get_world_size
 from transformers import TrainerState
@@ -39,6 +39,7 @@ from raoe_train.training.training_data import (
 )
 
 logger = logging.getLogger(__name__)
+ROOM = 1 << 28  # bytes of training data up to which they are tokenized in advance
 READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction_step")  # methods that get a batch
 
 
@@ -69,6 +70,8 @@ class Trainer(SentenceTransformerTrainer):
             that do not support packing get padded groups (docs/by-length.md). "auto" packs on CUDA with Triton.
         keep: weight of the regularizer that keeps embeddings close to those before training (`losses.by_length.Keep`).
             "auto" is 0.3 for queries and passages, and if the scores have only two values; else 0.
+        pretokenize: tokenize all training texts before the first step, instead of a batch's texts in each step. "auto"
+            does this for data of up to 256 MiB if the run reads all of them; streams are not tokenized in advance.
 
     Attributes:
         scales: {dataset name, or "train" for a single dataset: current scale of its loss}.
@@ -93,13 +96,14 @@ class Trainer(SentenceTransformerTrainer):
         by_length: bool = True,
         packed: bool | Literal["auto"] = "auto",
         keep: float | Literal["auto"] = 0.0,
+        pretokenize: bool | Literal["auto"] = "auto",
         **keywords: Any,
     ) -> None:
         for value, kind in ((model, torch.nn.Module), (args, SentenceTransformerTrainingArguments)):
             if not isinstance(value, kind | None):
                 raise ValueError(f"rt.Trainer needs a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
-        self.by_length, self.packed = by_length, packed
+        self.by_length, self.packed, self.pretokenize = by_length, packed, pretokenize
         if args.auto_find_batch_size:
             raise ValueError("auto_find_batch_size has no effect here: set per_device_train_batch_size")
         if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
@@ -259,8 +263,23 @@ class Trainer(SentenceTransformerTrainer):
         finally:
             self.args.dataloader_drop_last = drops
         if self.plans and not self.accelerator.dispatch_batches:
-            loader.collate_fn = PlanningCollator(loader.collate_fn, self.computed_loss())
+            loader.collate_fn = planning = PlanningCollator(loader.collate_fn, self.computed_loss())
+            if dataset_kind == "train" and planning.tokenizer is not None and self._pretokenizes(loader):
+                count = planning.pretokenize(getattr(loader.dataset, "datasets", [loader.dataset]))
+                if self.is_world_process_zero():
+                    print(f"{count} distinct training texts are tokenized")
         return loader
+
+    def _pretokenizes(self, loader: Any) -> bool:
+        """Whether all training texts are tokenized before the first step."""
+        parts = getattr(loader.dataset, "datasets", [loader.dataset])
+        if not self.pretokenize or not all(isinstance(part, Dataset) for part in parts):
+            return False  # a stream has texts without end
+        batches = self.args.max_steps * self.args.gradient_accumulation_steps
+        if batches <= 0:
+            batches = len(loader) * self.args.num_train_epochs
+        reads_all = batches * loader.batch_sampler.batch_size >= len(loader.dataset)
+        return self.pretokenize is True or (reads_all and sum(part.data.nbytes for part in parts) <= ROOM)
 
     def collect_features(self, inputs: dict[str, Any]) -> Any:
         return (inputs["plan"], None) if "plan" in inputs else columns_of(inputs)

@@ -7,7 +7,7 @@ from sentence_transformers import losses as stock
 
 import raoe_train as rt
 from raoe_train.encoders.lengths import by_length, grouping_for
-from raoe_train.encoders.tokens import RowTokenizer
+from raoe_train.encoders.tokens import RowTokenizer, is_plain
 from raoe_train.losses import CoSENTLoss, InfoNCELoss
 from tests.encoders.test_prompts import KINDS, encoder
 from tests.tiny import SENTENCES, tiny_encoder
@@ -56,14 +56,34 @@ def test_plans_are_equal(model, prompt, side, length):
     assert model.preprocess(TEXTS)["input_ids"].shape[0] == len(TEXTS)
 
 
-def test_texts_without_tokens_and_other_inputs_are_left_to_the_model(tmp_path):
+def test_texts_without_tokens_are_padded_and_other_inputs_refused(tmp_path):
     model = encoder(KINDS["qwen2"](), tmp_path)
     message = model[0].modality_config.pop("message")
     rows = RowTokenizer(model)
-    assert "cu_seq_lens_q" in rows(["a"]) and "cu_seq_lens_q" not in rows(["a", ""]) and rows([]) == {}
-    assert "cu_seq_lens_q" not in rows([("a", "b")])
+    assert rows([]) == {} and is_plain(model)
+    row, padded = rows(["a", ""], prompt=None), model.preprocess(["a", ""])
+    assert row.keys() == padded.keys() and all(row[name].equal(padded[name]) for name in ("input_ids", "attention_mask"))
+    with pytest.raises(ValueError, match=r"the encoder reads texts, got \('a', 'b'\)"):
+        rows([("a", "b")])
     model[0].modality_config["message"] = message
-    assert "cu_seq_lens_q" not in rows(["a"])
+    assert not is_plain(model)
+
+
+@pytest.mark.parametrize("prompt", [None, "query: "])
+def test_remembered_texts_have_the_same_tokens(model, prompt):
+    plain, rows = RowTokenizer(model), RowTokenizer(model)
+    rows.remember([(prompt or "") + text for text in dict.fromkeys(TEXTS)])
+    rows.tokenizer = None if prompt is None else rows.tokenizer  # the length of a prompt is always looked up
+    expected, found = plain(TEXTS, prompt=prompt), rows(TEXTS, prompt=prompt)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert found[name].equal(value) if isinstance(value, torch.Tensor) else found[name] == value
+
+
+def test_unseen_texts_are_tokenized(model):
+    rows = RowTokenizer(model)
+    rows.remember(TEXTS[:2])
+    assert rows(TEXTS)["input_ids"].equal(RowTokenizer(model)(TEXTS)["input_ids"])
 
 
 @pytest.mark.parametrize("loss", [CoSENTLoss, InfoNCELoss, stock.CoSENTLoss])
@@ -74,7 +94,7 @@ def test_training_is_equal(tmp_path, monkeypatch, loss):
     monkeypatch.setattr(RowTokenizer, "__call__", lambda *x, **y: rows.append(call(*x, **y)) or rows[-1])
     for fast in (True, False):
         if not fast:
-            monkeypatch.setattr("raoe_train.losses.collators.RowTokenizer", lambda model: model.preprocess)
+            monkeypatch.setattr("raoe_train.losses.collators.is_plain", lambda model: False)
         model = tiny_encoder()
         made = arguments(tmp_path / str(fast), max_steps=3)
         rt.Trainer(model, made, Dataset.from_dict(columns | scores), loss=loss(model)).train()
