@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raoe_train.encoders.packed import OF_ROWS, Packing, packing_of
+from raoe_train.encoders.tokens import RowTokenizer, is_plain
 
 CPU_FORWARD = 128  # fixed cost of a forward pass in tokens, measured on CPUs (docs/by-length.md)
 # Estimates for an H100, from measured training steps: CPU seconds per layer for forward and backward, and operations
@@ -157,10 +158,14 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
         return {"sentence_embedding": torch.cat(embeddings)[runs.rows[0].to(device)]}
 
     model.forward = by_runs
+    if rows := is_plain(model):
+        model.preprocess = RowTokenizer(model)
     try:
         yield
     finally:
         del model.forward
+        if rows:
+            del model.preprocess
         if instance_forward is not None:
             model.forward = instance_forward
 
