@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raoe_train.encoders.packed import OF_ROWS, Packing, packing_of
+from raoe_train.encoders.packed import OF_ROWS, Packing, add_texts, packing_of
 from raoe_train.encoders.tokens import RowTokenizer, is_plain
 
 CPU_FORWARD = 128  # fixed cost of a forward pass in tokens, measured on CPUs (docs/by-length.md)
@@ -59,6 +59,8 @@ class Grouping:
         multiple: round padded lengths up to a multiple of this number, so that torch.compile sees few shapes.
         keep_leading: keep padding in front of texts, for a model whose positions count leading padding.
         packing: pack the texts into one row without padding, or several rows if `most` requires it; None pads texts.
+        buckets: add texts to packed rows, so that CUDA graphs see few shapes. Each run then has its number of texts
+            without them, "count".
         forward: fixed cost of a forward pass in tokens; by default, the cost on CPUs.
     """
 
@@ -67,6 +69,7 @@ class Grouping:
     multiple: int = 1
     keep_leading: bool = False
     packing: Packing | None = None
+    buckets: bool = False
     forward: int | None = None
 
 
@@ -129,7 +132,10 @@ def _runs_of(
         firsts, sizes = texts.starts[chosen], texts.lengths[chosen]
         extra: dict[str, Any] = {}
         if packing is not None and packs:
-            places, extra = packing.row(firsts, sizes, grouping.multiple)
+            if grouping.buckets:
+                common["count"] = len(chosen)
+                firsts, sizes = add_texts(firsts, sizes)
+            places, extra = packing.row(firsts, sizes, grouping.multiple, common.get("prompt_length"))
         else:
             place = np.arange(ordered[stop - 1])
             places = np.where(place < sizes[:, None], firsts[:, None] + place, -1)
@@ -322,7 +328,7 @@ def texts_of(runs: list[dict[str, Any]]) -> list[list[int]]:
     for run in runs:
         ids, ends = run["input_ids"], run.get("cu_seq_lens_q")
         if ends is not None:
-            texts += [text.tolist() for text in ids[0].split(ends.diff().tolist())]
+            texts += [text.tolist() for text in ids[0].split(ends.diff().tolist())][: run.get("count")]
         else:
             texts += [row[real].tolist() for row, real in zip(ids, run["attention_mask"] != 0, strict=True)]
     return texts

@@ -21,6 +21,7 @@ OFFSET = ("camembert", "roberta", "xlm-roberta")  # positions start after the pa
 ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 ENDS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # keywords of transformers for FlashAttention
+TOKENS, TEXTS = 512, 64  # see add_texts
 OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features that only packed rows have
 
 
@@ -30,17 +31,21 @@ class Packing(NamedTuple):
     offset      position id of a text's first token
     window      maximum number of tokens of a text that fits into the sliding windows, or None without windows
     is_flash    whether the model's own FlashAttention reads the row, instead of the attention PACKED
+    skips       whether pooling leaves out the tokens of a prompt, and `_pool_without_prompts` can do this for it
     """
 
     offset: int = 0
     window: int | None = None
     is_flash: bool = False
+    skips: bool = False
 
     def fits(self, texts: Any) -> bool:
         """Whether texts (lengths._Texts) can be packed: no text is longer than `window` or contains padding."""
         return bool(texts.real.all()) and (self.window is None or int(texts.lengths.max()) <= self.window)
 
-    def row(self, starts: np.ndarray, lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, dict[str, Any]]:
+    def row(
+        self, starts: np.ndarray, lengths: np.ndarray, multiple: int, prompt_length: int | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Pack texts into one row. Text i has lengths[i] tokens, the first at index starts[i]. Return ((1, tokens)
         indices of the row's tokens, its other features). max_length_q is rounded up to a multiple of `multiple`."""
         text = np.repeat(np.arange(len(lengths)), lengths)
@@ -50,9 +55,26 @@ class Packing(NamedTuple):
         row: dict[str, Any] = {"position_ids": torch.from_numpy(position + self.offset)[None]}
         row |= {"seq_idx": torch.from_numpy(text)[None], "cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
         row |= {"max_length_q": longest, "max_length_k": longest}
+        if self.skips and 0 < (prompt_length or 0) < lengths.min():
+            kept = position >= prompt_length
+            row["pooled_tokens"], row["pooled_texts"] = (
+                torch.from_numpy(kept.nonzero()[0]),
+                torch.from_numpy(text[kept]),
+            )
+            row["pooled_ends"] = torch.from_numpy(ends - prompt_length * np.arange(len(ends)))
         # transformers does not change a mask of four dimensions, but expands other masks to (tokens x tokens)
         row["attention_mask"] = None if self.is_flash else torch.ones(1, 1, 1, 1, dtype=torch.long, device="cpu")
         return (starts[text] + position)[None], row
+
+
+def add_texts(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Add prefixes of the longest text, until the row has one of few sizes: a multiple of TEXTS texts, and of TOKENS
+    tokens. Arguments as of Packing.row. A CUDA graph is captured once for each size of a row."""
+    longest, more = lengths.argmax(), -len(lengths) % TEXTS
+    while (tokens := more + -(lengths.sum() + more) % TOKENS) > more * lengths[longest]:
+        more += TEXTS
+    added = np.diff(np.linspace(0, tokens, more + 1).astype(lengths.dtype))
+    return np.append(starts, np.full(more, starts[longest])), np.append(lengths, added)
 
 
 def packing_of(model: Any) -> Packing | str:
@@ -74,7 +96,9 @@ def packing_of(model: Any) -> Packing | str:
         return f"the model's attention is {attention}, not sdpa"
     sizes = windows(config) if kind in DECODERS else [config.sliding_window] if kind == "modernbert" else []
     window = min(filter(None, sizes), default=None) if attention == PACKED else None
-    return Packing(config.pad_token_id + 1 if kind in OFFSET else 0, window, attention != PACKED)
+    pooling = modules[1]
+    skips = not pooling.include_prompt and "weightedmean" not in pooling.pooling_mode  # its weights count the prompt
+    return Packing(config.pad_token_id + 1 if kind in OFFSET else 0, window, attention != PACKED, skips)
 
 
 def is_default(device: torch.device) -> bool:
@@ -98,7 +122,29 @@ def pack(model: Any, packed: bool = True) -> str | None:
         config._attn_implementation = PADDED
     if model[0].model_forward_params is not None:
         model[0].model_forward_params |= ENDS
+    if packing.skips and _pool_without_prompts not in model[1]._forward_pre_hooks.values():
+        model[1].register_forward_pre_hook(_pool_without_prompts)
     return None
+
+
+def _pool_without_prompts(pooling: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Leave out the tokens of prompts as the plan says. Pooling would look for them on the device, and wait for it."""
+    features, *others = arguments
+    if "pooled_tokens" in features:
+        features = {name: value for name, value in features.items() if name != "prompt_length"}
+        features["token_embeddings"] = features["token_embeddings"].index_select(1, features["pooled_tokens"])
+        features["cu_seq_lens_q"], features["seq_idx"] = features["pooled_ends"], features["pooled_texts"][None]
+    return features, *others
+
+
+def without_pooler(model: Any) -> bool:
+    """Let DistributedDataParallel ignore BERT's pooler, which a packed model computes but does not use. Return whether
+    the model is packed: then all its other weights are used, and DDP need not search each graph for unused ones."""
+    if not isinstance(packing_of(model), Packing):
+        return False
+    unused = [name for name, _ in model.named_parameters() if ".pooler." in name]
+    model._ddp_params_and_buffers_to_ignore = unused
+    return True
 
 
 def vary_sizes(run: dict[str, Any]) -> dict[str, Any]:

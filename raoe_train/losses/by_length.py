@@ -21,11 +21,20 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from raoe_train.encoders.lengths import Grouping, by_length, change, device_of, grouping_for, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
 from raoe_train.encoders.padding import reads_padding
-from raoe_train.losses.base import CachedLoss, LossParts, attach_gradient, backward, summed, with_own_gradients, without_modules
+from raoe_train.losses.base import (
+    CachedLoss,
+    LossParts,
+    attach_gradient,
+    backward,
+    summed,
+    with_own_gradients,
+    without_modules,
+)
 from raoe_train.losses.keep import Keep
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
 LENGTH_MULTIPLE = 16  # for a compiled model, padded lengths are multiples of this number of tokens
+LENGTH_MULTIPLE_CAPTURED = 64  # for a model that is captured as CUDA graphs, one for each shape
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 EMBEDDING_LOSS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
@@ -194,11 +203,12 @@ class ByLength(CachedLossMixin, nn.Module):
             model with FlashAttention always packs.
 
     Attributes:
-        compiled, tensor_cores: whether the model is compiled, and whether it trains in 16 bits or TF32. Set by Trainer.
+        compiled, captured, tensor_cores: whether the model is compiled, captured as CUDA graphs, and trained in 16 bits
+            or TF32. Set by Trainer.
     """
 
     mini_batch_size = 1  # forward_cached gets one run at a time
-    compiled = tensor_cores = False
+    compiled = captured = tensor_cores = False
     grouping: Grouping | None = None  # of a planner
 
     def __init__(self, loss: nn.Module, *, keep: Keep | None = None, packed: bool | Literal["auto"] = "auto") -> None:
@@ -255,6 +265,8 @@ class ByLength(CachedLossMixin, nn.Module):
         limits: dict[str, Any] = {}
         if self.compiled or _is(wrappers, "OptimizedModule"):
             limits["multiple"] = LENGTH_MULTIPLE
+        if self.captured and not self.uses_gradient_cache:
+            limits |= {"multiple": LENGTH_MULTIPLE_CAPTURED, "buckets": True}
         if self.uses_gradient_cache:
             tokens = getattr(inner, "mini_batch_num_tokens", None)
             limits |= {"most_texts": inner.mini_batch_size} if tokens is None else {"most": tokens}
@@ -277,6 +289,8 @@ class ByLength(CachedLossMixin, nn.Module):
         # if other processes have more runs (DDP, FSDP), repeat a run and ignore its embeddings
         layers = _layers(self.model)
         batch.runs += [batch.runs[0]] * (_most_forwards(len(batch.runs), layers) - len(batch.runs))
+        if self.captured and device_of(self.model).type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
         if _is(layers, "OptimizedModule"):
             batch.runs = [vary_sizes(run) for run in batch.runs]
         tokens = sum(run["input_ids"].numel() for run in batch.runs if "input_ids" in run)
@@ -318,7 +332,10 @@ class ByLength(CachedLossMixin, nn.Module):
             return self._embedded(run), state
 
     def _embedded(self, run: dict[str, Any], model: Any = None) -> Tensor:
-        return (model or self.model)(dict(run))["sentence_embedding"]  # a copy, because modules write to the dict
+        run = dict(run)  # a copy, because modules write to the dict
+        count = run.pop("count", None)
+        embeddings = (model or self.model)(run)["sentence_embedding"]
+        return embeddings if count is None else embeddings[:count]
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """Hook of CachedLossMixin: return the loss of all runs' embeddings. `labels` is the Batch."""
@@ -363,6 +380,12 @@ def _most_forwards(forwards: int, layers: list[Any]) -> int:
     """Return the number of forward passes to make: `forwards`, or with DDP or FSDP its maximum over processes."""
     if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
-    count = torch.tensor(forwards, device=device_of(layers[-1]))
-    dist.all_reduce(count, dist.ReduceOp.MAX)
+    count = torch.tensor(forwards, device="cpu")
+    dist.all_reduce(count, dist.ReduceOp.MAX, _on_hosts(dist.group.WORLD))
     return int(count)
+
+
+@functools.lru_cache(maxsize=1)
+def _on_hosts(world: Any) -> Any:
+    """Return a group of all processes for tensors on the CPU. NCCL's group would wait for the GPUs."""
+    return dist.new_group(backend="gloo")

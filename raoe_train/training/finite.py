@@ -1,6 +1,7 @@
 """Stop training at a loss or weights that are NaN or infinite, with an error that shows the rows of the batch."""
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,8 @@ from raoe_train.encoders.lengths import texts_of
 
 MAX_ROWS = 16  # number of rows of a batch that an error shows
 LEFT = "its gradient made weights NaN or infinite"
-READ_LATE = ("cuda",)  # devices whose loss is read one step later, so that the GPU does not wait for the host
+READ_LATE = ("cuda",)  # devices whose loss is read in a later step, so that the GPU does not wait for the host
+IN_FLIGHT = 2  # number of steps whose losses may be unread when a step starts
 
 
 class FiniteCheck(TrainerCallback):
@@ -28,34 +30,34 @@ class FiniteCheck(TrainerCallback):
         self.trainer = trainer
         self.batch: Any = None  # batch of the current or last step
         self.before: Any = None  # batch of the step before
-        self.unread: Any = None  # (step, batch, loss, event) of the last step, if its loss is read late
+        self.unread = deque[Any]()  # (step, batch, loss, event) of steps whose losses are read late
 
     def start(self, batch: Mapping[str, Any]) -> None:
-        """Note the batch of a step, and read the loss of the step before if it is still unread."""
+        """Note the batch of a step, and check the losses of earlier steps that have arrived."""
         self.before, self.batch = self.batch, dict(batch)
-        self._read_late()
+        self._read_late(IN_FLIGHT)
 
     def read(self, loss: Tensor) -> None:
-        """Check the loss of the step, at once or when the next step starts. (transformers would continue.)"""
+        """Check the loss of the step, at once or when a later step starts. (transformers would continue.)"""
         step = self.trainer.state.global_step + 1
         if loss.device.type in READ_LATE:
             copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
             event = torch.cuda.current_stream().record_event() if loss.is_cuda else None
-            self.unread = step, self.batch, copy, event
+            self.unread.append((step, self.batch, copy, event))
         elif not math.isfinite(loss):
             problem = f"the loss is {float(loss)}"
             if self.before is not None and not has_finite_weights(self.trainer.model):
                 raise not_finite(self.trainer, step - 1, f"{LEFT} ({problem} after it)", self.before)
             raise not_finite(self.trainer, step, problem, self.batch)
 
-    def _read_late(self) -> None:
-        if self.unread is None:
-            return
-        (step, batch, value, event), self.unread = self.unread, None
-        if event is not None:
-            event.synchronize()
-        if not math.isfinite(value):
-            raise not_finite(self.trainer, step, f"the loss is {float(value)}", batch)
+    def _read_late(self, most: int) -> None:
+        """Check losses until at most `most` are unread, and further losses that have arrived."""
+        while self.unread and (len(self.unread) > most or self.unread[0][3] is None or self.unread[0][3].query()):
+            step, batch, value, event = self.unread.popleft()
+            if event is not None:
+                event.synchronize()
+            if not math.isfinite(value):
+                raise not_finite(self.trainer, step, f"the loss is {float(value)}", batch)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         kwargs["optimizer"].zero_grad()
@@ -63,7 +65,7 @@ class FiniteCheck(TrainerCallback):
             self.on_epoch_end(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._read_late()
+        self._read_late(0)
         if not has_finite_weights(self.trainer.model):
             raise not_finite(self.trainer, state.global_step, LEFT, self.batch)
 

@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from raoe_train.data.rows import columns_in_order, from_frames, in_our_order
 from raoe_train.encoders.bidirectional.modeling import set_adapter_weights
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
-from raoe_train.encoders.packed import is_default
+from raoe_train.encoders.packed import is_default, without_pooler
 from raoe_train.encoders.preflight import without_reports
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, innermost, misfit
@@ -122,6 +122,8 @@ class Trainer(SentenceTransformerTrainer):
         self.plans = not overridden
         self.wrapped = dict[Any, Any]()  # {loss: ByLength around it, or the loss if ByLength cannot wrap it}
         self.computed_loss()
+        if self.accelerator.ddp_handler and args.ddp_find_unused_parameters is None and without_pooler(self.model):
+            self.accelerator.ddp_handler.find_unused_parameters = False
         if self.accelerator.dispatch_batches is None:  # streams: rank 0 would collate for all, with unequal lengths
             self.accelerator.dataloader_config.dispatch_batches = False
         check_vocabulary(self.model)
@@ -184,6 +186,8 @@ class Trainer(SentenceTransformerTrainer):
                 raise ValueError("packed needs a process for each GPU: start training with torchrun")
             loss = ByLength(inner, keep=regularizer, packed=packed)
             loss.compiled = self.args.torch_compile
+            graphs = self.args.torch_compile and self.args.torch_compile_mode == "reduce-overhead"
+            loss.captured = graphs and get_world_size() == 1 and not self.args.fp16
             loss.tensor_cores = bool(self.args.bf16 or self.args.fp16 or self.args.tf32)
             return loss
         if self.keep:

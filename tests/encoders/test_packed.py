@@ -120,6 +120,21 @@ def test_poolings(pooling):
     compare(model, ours.RAOELoss(model), columns_of(model), scores())
 
 
+@pytest.mark.parametrize(
+    "mode", ["mean", "mean_sqrt_len_tokens", "cls", "max", "lasttoken", "weightedmean", ["mean", "max"]]
+)
+def test_prompts_that_pooling_leaves_out(mode):
+    model = family("bert")
+    model[1].pooling_mode, model[1].include_prompt = mode, False
+    features = [model.preprocess(texts, prompt="the dog ") for texts in (SENTENCES[:9], SENTENCES[2:])]
+    plan = compare(model, ours.RAOELoss(model), features, scores())
+    planned = mode != "weightedmean"
+    assert ("pooled_tokens" in plan.runs[0]) == planned == len(model[1]._forward_pre_hooks)
+    with torch.no_grad():  # of a text without its prompt, pooling leaves out other tokens
+        shorter = model.preprocess(["the"]) | {"prompt_length": features[0]["prompt_length"]}
+        assert "pooled_tokens" not in ByLength(ours.CoSENTLoss(model), packed=True).plan([shorter, shorter]).runs[0]
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("settings", [{}, {"bidirectional_layers": 1}, {"bidirectional_layers": "all"},
                                       {"bidirectional_layers": 1, "prompt": 'Say "{text}" in one word:"'}])  # fmt: skip

@@ -62,7 +62,9 @@ def test_texts_without_tokens_are_padded_and_other_inputs_refused(tmp_path):
     rows = RowTokenizer(model)
     assert rows([]) == {} and is_plain(model)
     row, padded = rows(["a", ""], prompt=None), model.preprocess(["a", ""])
-    assert row.keys() == padded.keys() and all(row[name].equal(padded[name]) for name in ("input_ids", "attention_mask"))
+    assert row.keys() == padded.keys() and all(
+        row[name].equal(padded[name]) for name in ("input_ids", "attention_mask")
+    )
     with pytest.raises(ValueError, match=r"the encoder reads texts, got \('a', 'b'\)"):
         rows([("a", "b")])
     model[0].modality_config["message"] = message

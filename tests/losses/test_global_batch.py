@@ -15,6 +15,7 @@ import torch.distributed as dist
 from transformers import BatchEncoding
 
 from raoe_train.encoders import lengths
+from raoe_train.encoders.packed import without_pooler
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     AnglELoss,
@@ -29,6 +30,7 @@ from raoe_train.losses import (
     RAOELoss,
     SigmoidLoss,
 )
+from raoe_train.losses.by_length import _most_forwards
 from tests.forked import together
 from tests.losses.test_infonce_loss import GTE, ROWS, tokenized
 from tests.losses.test_listmle_loss import LISTS, collated, teachers
@@ -138,7 +140,9 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
 
     initial = copy.deepcopy(model.state_dict())
     before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
-    parallel = DistributedDataParallel(model, find_unused_parameters=True)  # BERT's pooler is, as in the trainer
+    packing(CoSENTLoss(model))
+    assert without_pooler(model)
+    parallel = DistributedDataParallel(model)  # as in the trainer
     result: tuple[dict[str, float], dict[str, float]] = ({}, {})
     forwards = []
     for made, settings, whole, parts in cases(model, world):
@@ -197,6 +201,16 @@ def as_the_page_says(rank: int, world: int, folder: str) -> None:
             del loss, wrapped
     finally:
         gc.collect()
+        dist.destroy_process_group()
+
+
+def test_processes_exchange_their_numbers_of_forwards_on_the_host(tmp_path):
+    """A number on the GPU would wait for the step before. On the device "meta", no number can be read."""
+    wrapped = type("DistributedDataParallel", (torch.nn.Module,), {})()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        assert _most_forwards(3, [wrapped, torch.nn.Linear(1, 1, device="meta")]) == 3
+    finally:
         dist.destroy_process_group()
 
 

@@ -33,9 +33,10 @@ def duplicates(model: Any, columns: int, rows: int = 9) -> list[dict[str, Any]]:
     return [model.preprocess([SENTENCES[(row + 2 * column) % 5] for row in range(rows)]) for column in range(columns)]
 
 
-def step(made: Any, features: Any, labels: Any, packed: bool, keep: bool = False) -> None:
+def step(made: Any, features: Any, labels: Any, packed: bool, keep: bool = False, include_prompt: bool = True) -> None:
     """Plan a batch on the CPU, and train a step on it on the device "meta"."""
     model = tiny_encoder(dropout=0.1, double=False).to("meta")
+    model[1].include_prompt = include_prompt
     loss = ByLength(made(model), keep=Keep(model, 1.0) if keep else None, packed=packed).to("meta")
     optimizer = torch.optim.AdamW(loss.parameters())
     total(loss(loss.plan(features, labels))).backward()
@@ -66,6 +67,9 @@ def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
     for made, features, targets in cases:
         step(made, features, targets, packed)
     step(ours.RAOELoss, pairs, labels, packed, keep=True)
+    if packed:
+        prompted = [tokenizes.preprocess(texts, prompt="the dog ") for texts in (SENTENCES[:9], SENTENCES[2:])]
+        step(ours.RAOELoss, prompted, labels, packed, include_prompt=False)
 
     class Reads(ours.CoSENTLoss):
         def compute_loss_from_embeddings(self, embeddings, labels=None):

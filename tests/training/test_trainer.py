@@ -257,7 +257,7 @@ def train_in_a_group(rank: int, world: int, encoder: str, folder: str, at: str) 
     sizes = {"per_device_train_batch_size": 8 // world, "per_device_eval_batch_size": 4 // world}
     args = arguments(Path(folder), **sizes, optim="sgd", learning_rate=0.1,
                      lr_scheduler_type="constant", dataloader_drop_last=True)  # fmt: skip
-    trainer = Trainer(model, args, data := {"a": scored, "b": labelled}, data, losses)
+    trainer = Trainer(model, args, data := {"a": scored, "b": labelled}, data, losses, packed=True)
     before = trainer.evaluate()  # accelerate prepares the model here, without DistributedDataParallel
     trainer.train()
     stream = scored.with_format(None).to_iterable_dataset()
@@ -321,3 +321,15 @@ def test_too_few_rows_for_a_batch_are_an_error(tmp_path, kind):
     with pytest.raises(ValueError, match=problem):
         trainer.train()
     assert trainer.evaluate()["eval_loss"] > 0  # no row of an evaluation is left out
+
+
+@pytest.mark.parametrize(("settings", "searches"), [({"packed": True}, False), ({"packed": False}, True)])
+def test_ddp_searches_no_unused_weights_of_packed_models(tmp_path, settings, searches):
+    model = tiny_encoder(double=False)
+    rows = Dataset.from_dict({"sentence1": SENTENCES, "sentence2": SENTENCES[::-1], "score": [*range(len(SENTENCES))]})
+    trainer = Trainer(model, arguments(tmp_path), rows, loss=CoSENTLoss(model), **settings)
+    assert trainer.accelerator.ddp_handler.find_unused_parameters == searches
+    assert len(getattr(model, "_ddp_params_and_buffers_to_ignore", [])) == (0 if searches else 2)
+    asked = arguments(tmp_path, ddp_find_unused_parameters=True)
+    trainer = Trainer(model, asked, rows, loss=CoSENTLoss(model), **settings)
+    assert trainer.accelerator.ddp_handler.find_unused_parameters
