@@ -86,11 +86,12 @@ def test_every_size_of_block(place, pairs, classes, dtype, poisoned):
         agrees(case, dtype, place, "scan")
 
 
-NARROW = [0.5, -0.0, 0.0, 1.0, 1 + 1e-15, math.inf, -math.inf, 0.5, -5e-324]
+NARROW = torch.tensor([0.5, -0.0, 0.0, 1.0, 1 + 1e-15, math.inf, -math.inf, 0.5, -5e-324] * 5, dtype=torch.float64)
+LARGE = torch.tensor([2**60, 2**60 + 1, -(2**63)] * 15)
 
 
 @pytest.mark.parametrize("ties", ["average", "min", "max", "dense", "ordinal"])
-@pytest.mark.parametrize("scores", [torch.tensor(NARROW * 5, dtype=torch.float64), torch.tensor([2**60, 2**60 + 1, -(2**63)] * 15)])
+@pytest.mark.parametrize("scores", [NARROW, LARGE])
 def test_ranks_give_the_bits_of_the_scores(scores, ties, place):
     """Pair losses of raoe_train replace the scores by ranks."""
     device, backend = place
@@ -106,9 +107,15 @@ def test_ranks_give_the_bits_of_the_scores(scores, ties, place):
 
 @pytest.mark.parametrize("place", [p for p in PLACES if p[1] == "triton"], indirect=True, ids="-".join)
 @pytest.mark.parametrize("score_dtype", [torch.float64, torch.int64])
-def test_triton_replaces_many_wide_scores_by_ranks(place, score_dtype):
-    case = Case("wide", "raoe_loss", 1100, levels=300, score_dtype=score_dtype)
-    agrees(case, torch.float32, place, "scan")
+def test_triton_replaces_many_wide_scores_by_ranks(place, score_dtype, monkeypatch):
+    from raoe_kernels.pairwise import triton_kernels
+
+    ranked, ranks = [], triton_kernels._dense_ranks
+    monkeypatch.setattr(triton_kernels, "_dense_ranks", lambda scores: ranked.append(len(scores)) or ranks(scores))
+    for pairs in (1024, 1100):
+        case = Case("wide", "raoe_loss", pairs, levels=300, score_dtype=score_dtype)
+        agrees(case, torch.float32, place, "scan")
+    assert ranked == [1100]
     c, scores, labels = inputs_of(case, torch.float32, place[0])
     nan = scores.double().index_fill(0, torch.tensor([5], device=place[0]), math.nan)
     assert case.call(c, nan, labels, backend="triton").isnan()
@@ -122,10 +129,12 @@ def test_auto_takes_triton_for_as_many_pairs_as_it_can(dtype, limit, score_dtype
         assert OP.by_case(Problem(similarity, *keys, *constants(True, True, 20.0))) == chosen
 
 
+ANGULAR = ("gated_angular_loss", "raoe_loss")
+
+
 @pytest.mark.parametrize("levels_at_once", [20, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("case", [c for c in CASES + PARTS if "gated" in c.name or "raoe" in c.name or "parts" in c.name],
-                         ids=lambda c: c.name)  # fmt: skip
+@pytest.mark.parametrize("case", [c for c in CASES + PARTS if c.op in ANGULAR], ids=lambda c: c.name)
 def test_scan_without_the_number_of_labels(case, dtype, levels_at_once, monkeypatch):
     """Devices other than a CPU never read this number, so few labels must not need it."""
     monkeypatch.setattr(scan, "MASKED_CLASSES", 0)

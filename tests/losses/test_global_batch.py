@@ -209,8 +209,9 @@ def planned(rank: int, world: int, folder: str) -> None:
         labels["score"] = torch.tensor([0.9, 0.8, 0.6, 0.7, 0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
         part = _parts(features, labels, [4, 4])[rank]
         for made, settings in PAIRS:
-            whole, own = ByLength(made(model, **settings)), ByLength(made(model, **settings, gather_across_devices=True))
-            expected, found = (total(each(each.plan(*given))) for each, given in ((whole, (features, labels)), (own, part)))
+            alone = ByLength(made(model, **settings))
+            gathers = ByLength(made(model, **settings, gather_across_devices=True))
+            expected, found = total(alone(alone.plan(features, labels))), total(gathers(gathers.plan(*part)))
             assert torch.allclose(found, expected, rtol=1e-12, atol=0) and expected > 0, (made, settings)
             gradients = []
             for value in (found, expected):
