@@ -165,10 +165,11 @@ def _sums_by_halves(x: Tensor, y: Tensor, first: Tensor, end: Tensor, order: Ten
     width = 1 << levels
     position = torch.arange(width, device=x.device)
     place = torch.cat([torch.empty_like(order).scatter_(0, order, position[:size]), position[size:]])
-    x, y = (functional.pad(each, (0, width - size), value=-torch.inf) for each in (x, y))
+    empty = torch.finfo(x.dtype).min / 2  # not -inf: in forward mode, torch's logsumexp of -inf alone has a NaN tangent
+    x, y = (functional.pad(each, (0, width - size), value=empty) for each in (x, y))
     # Left halves are sorted backwards, so that sums over their last positions become prefix sums, too.
     forwards, backwards = functional.pad(first, (0, width - size)), width - functional.pad(end, (0, width - size))
-    below, above = torch.full_like(x, -torch.inf), torch.full_like(y, -torch.inf)
+    below, above = torch.full_like(x, empty), torch.full_like(y, empty)
     at_once = max(LEVELS_AT_ONCE, ELEMENTS_AT_ONCE >> levels)
     for low in range(0, levels, at_once):
         bits = torch.arange(low, min(low + at_once, levels), device=x.device)[:, None]
@@ -179,7 +180,7 @@ def _sums_by_halves(x: Tensor, y: Tensor, first: Tensor, end: Tensor, order: Ten
         sums = [logcumsumexp(row.view(-1, 1 << bit)).view(-1) for bit, row in enumerate(values, low)]
         other = half ^ 1
         stop = torch.searchsorted(keys, (other << levels) + torch.where(is_right, backwards, forwards))
-        read = torch.stack(sums).gather(1, (stop - 1).clamp(min=0)).masked_fill(stop <= other << bits, -torch.inf)
-        below = torch.logaddexp(below, read.masked_fill(is_right, -torch.inf).logsumexp(0))
-        above = torch.logaddexp(above, read.masked_fill(~is_right, -torch.inf).logsumexp(0))
+        read = torch.stack(sums).gather(1, (stop - 1).clamp(min=0)).masked_fill(stop <= other << bits, empty)
+        below = torch.logaddexp(below, read.masked_fill(is_right, empty).logsumexp(0))
+        above = torch.logaddexp(above, read.masked_fill(~is_right, empty).logsumexp(0))
     return below[:size], above[:size]
