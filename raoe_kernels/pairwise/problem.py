@@ -21,7 +21,7 @@ TIES = ("average", "min", "max", "dense", "ordinal")
 # Maximum number of pairs in a launch of the Triton kernel. For 4,096 pairs, sixteen warps would not have enough
 # registers, and the kernel would take half a minute to compile.
 ONE_BLOCK = 2048
-ONE_BLOCK_DOUBLE = 1024  # maximum for 64-bit scores (sorted twice) and float64 similarity (2,048 pairs spill registers)
+ONE_BLOCK_DOUBLE = 1024  # maximum for float64 similarity and for 64-bit sort keys (2,048 pairs spill registers)
 
 
 class Problem(NamedTuple):
@@ -61,9 +61,8 @@ class Problem(NamedTuple):
         return math.floor(min(2 * self.margin, 2.0**62)) + 1
 
     def max_pairs(self) -> int:
-        """Largest number of pairs that the Triton kernel supports for these dtypes."""
-        is_narrow = self.similarity.dtype != torch.float64 and self.scores.dtype == torch.float32
-        return ONE_BLOCK if is_narrow else ONE_BLOCK_DOUBLE
+        """Largest number of pairs that the Triton kernel supports for this dtype of similarity."""
+        return ONE_BLOCK_DOUBLE if self.similarity.dtype == torch.float64 else ONE_BLOCK
 
 
 def constants(*values: Any, **options: Any) -> tuple[Any, ...]:

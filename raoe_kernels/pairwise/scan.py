@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .._contract import Gradients, Needs
 from .._dtypes import wide
@@ -21,7 +22,8 @@ from .problem import Problem, by_row
 from .reference import CLIP
 
 MASKED_CLASSES = 16  # up to this many distinct labels, the cheapest method is one masked cumulative sum per label
-LEVELS_AT_ONCE = 4  # with more labels: number of label bits that are processed together, to limit the memory
+# With more labels: numbers of levels, and of levels x pairs, that are processed together, to limit the memory.
+LEVELS_AT_ONCE, ELEMENTS_AT_ONCE = 4, 2**20
 
 
 @by_row
@@ -29,7 +31,7 @@ def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple
     """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,).
 
     classes: upper bound on the number of distinct labels, if the caller knows one. By default, distinct labels are
-    counted on a CPU. On other devices the bound is B, because reading a count would wait for the device.
+    counted on a CPU. On other devices the method does not depend on it, because a count would wait for the device.
     """
     similarity, labels, scale, need_grad = problem.similarity, problem.labels, problem.scale, needs[0]
     scores, order = torch.sort(problem.scores, stable=True)  # NaN comes last
@@ -50,7 +52,7 @@ def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple
         if labels is None:
             partners = _before(-y, first), _from(y, last + 1)
         else:
-            partners = _label_sums(-y, y, changes, first, last, labels[order], classes)
+            partners = _label_sums(-y, y, first, last + 1, labels[order], classes)
         loss, slope = _log_one_plus(-y, y, *partners, need_grad)
         parts.append((problem.angle_weight, loss, None if slope is None else _through_angle(c, slope)))
     return _assemble(parts, scores, order, problem, need_grad)
@@ -128,72 +130,57 @@ def _assemble(
 
 
 def _label_sums(
-    x: Tensor, y: Tensor, changes: Tensor, first: Tensor, last: Tensor, labels: Tensor, classes: int | None
+    x: Tensor, y: Tensor, first: Tensor, end: Tensor, labels: Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor]:
     """Return P and Q if labels restrict the pairs: P_j sums over all i before j's run that have a larger label than
     j, and Q_i sums over all j after i's run that have a smaller label than i."""
-    ids, count = _dense_ids(labels)
-    if classes is None:
-        is_readable = labels.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
-        classes = int(count) if is_readable else len(labels)
-    if classes <= MASKED_CLASSES:
-        boundary = torch.arange(classes - 1, device=ids.device)[:, None]
-        label_mask = ids > boundary  # row k splits the labels into 0..k and k+1..
-        below = _before(x.masked_fill(~label_mask, -torch.inf), first.expand(label_mask.shape))
-        above = _from(y.masked_fill(label_mask, -torch.inf), (last + 1).expand(label_mask.shape))
-        empty = x.new_full((1, len(x)), -torch.inf)  # no label is above the largest or below the smallest
-        below, above = torch.cat([below, empty]), torch.cat([empty, above])
-        return below.gather(0, ids[None])[0], above.gather(0, ids[None])[0]
-    below, above = torch.full_like(x, -torch.inf), torch.full_like(y, -torch.inf)
-    levels = max(classes - 1, 1).bit_length()
-    for low in range(0, levels, LEVELS_AT_ONCE):
-        bits = torch.arange(low, min(low + LEVELS_AT_ONCE, levels), device=ids.device)[:, None]
-        p, q = _levels(x, y, changes, ids, bits)
-        below = torch.logaddexp(below, p.logsumexp(0))
-        above = torch.logaddexp(above, q.logsumexp(0))
-    return below, above
+    values, order = labels.sort(stable=True)
+    changes = values[1:] != values[:-1]
+    if classes is None and labels.device.type == "cpu" and not torch._C._are_functorch_transforms_active():
+        classes = int(changes.sum()) + 1
+    if classes is None or classes > MASKED_CLASSES:
+        return _sums_by_halves(x, y, first, end, order)
+    numbers = torch.cat([order.new_zeros(1), changes.cumsum(0)])
+    ids = torch.empty_like(numbers).scatter_(0, order, numbers)  # distinct labels are numbered 0, 1, … in their order
+    boundary = torch.arange(classes - 1, device=ids.device)[:, None]
+    label_mask = ids > boundary  # row k splits the labels into 0..k and k+1..
+    below = _before(x.masked_fill(~label_mask, -torch.inf), first.expand(label_mask.shape))
+    above = _from(y.masked_fill(label_mask, -torch.inf), end.expand(label_mask.shape))
+    empty = x.new_full((1, len(x)), -torch.inf)  # no label is above the largest or below the smallest
+    below, above = torch.cat([below, empty]), torch.cat([empty, above])
+    return below.gather(0, ids[None])[0], above.gather(0, ids[None])[0]
 
 
-def _dense_ids(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Number the distinct labels 0, 1, … in ascending order. Return each pair's number, and the count (a tensor)."""
-    values, order = labels.sort()
-    ids = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
-    return torch.empty_like(ids).scatter_(0, order, ids), ids[-1] + 1
+def _sums_by_halves(x: Tensor, y: Tensor, first: Tensor, end: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Return P and Q of _label_sums for any number of labels. `order` sorts the positions by label and is stable.
 
-
-def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each bit, the parts of P and Q from partners whose labels differ in this bit and agree in higher
-    bits.
-
-    l_i > l_j exactly if at some bit l_i has 1, l_j has 0, and all higher bits agree. So for every bit, the pairs are
-    grouped by the higher bits, and each group is in the order of the scores. A pair whose bit is 0 gets in P the sum
-    over earlier pairs whose bit is 1. A pair whose bit is 1 gets in Q the sum over later pairs whose bit is 0.
+    Let the place of a pair be its position in `order`. Since `order` is stable, (i, j) is in the sum exactly if i is
+    before j's run and has a larger place. Places are halved like in a merge sort: at the highest bit in which the
+    places of i and j differ, i is in the right half of a block and j in the left half. At every bit, j therefore reads
+    a sum over the first positions of the right half, and i a sum over the last positions of the left half. Halves
+    have equal sizes, so running sums over all halves of a level are one cumulative sum of a matrix.
     """
-    group, order = (ids >> (bits + 1)).sort(dim=1, stable=True)
-    bit_set = (ids[order] >> bits) & 1 == 1
-    run = torch.cat([changes.new_zeros(1), changes]).cumsum(0)[order]
-    p = _exclusive(x[order].masked_fill(~bit_set, -torch.inf), group, run)
-    q = _exclusive(y[order].masked_fill(bit_set, -torch.inf).flip(1), group.flip(1), run.flip(1)).flip(1)
-    p, q = p.masked_fill(bit_set, -torch.inf), q.masked_fill(~bit_set, -torch.inf)
-    return torch.empty_like(p).scatter_(1, order, p), torch.empty_like(q).scatter_(1, order, q)
-
-
-def _exclusive(values: Tensor, group: Tensor, run: Tensor) -> Tensor:
-    """Return, for each position of a row, the logsumexp of the values in earlier runs of the same group."""
-    size = values.shape[1]
-    empty = values.new_full((values.shape[0], 1), -torch.inf)
-    sums = torch.cat([empty, values[:, :-1]], 1).masked_fill(_starts(group), -torch.inf)
-    reach = 1
-    while reach < size:  # doubling: sums[p] covers up to `reach` positions of p's group
-        same_group = group[:, reach:] == group[:, :-reach]
-        extended = torch.logaddexp(sums[:, reach:], sums[:, :-reach].masked_fill(~same_group, -torch.inf))
-        sums = torch.cat([sums[:, :reach], extended], 1)
-        reach *= 2
-    position = torch.arange(size, device=values.device)
-    run_start = torch.where(_starts(group) | _starts(run), position, 0).cummax(1).values
-    return sums.gather(1, run_start)
-
-
-def _starts(keys: Tensor) -> Tensor:
-    """Return a mask of `keys`: True at the start of a row, and where a key differs from the previous key in the row."""
-    return torch.cat([torch.ones_like(keys[:, :1], dtype=torch.bool), keys[:, 1:] != keys[:, :-1]], 1)
+    size = len(x)
+    levels = (size - 1).bit_length()
+    width = 1 << levels
+    position = torch.arange(width, device=x.device)
+    place = torch.cat([torch.empty_like(order).scatter_(0, order, position[:size]), position[size:]])
+    empty = torch.finfo(x.dtype).min / 2  # not -inf: in forward mode, torch's logsumexp of -inf alone has a NaN tangent
+    x, y = (functional.pad(each, (0, width - size), value=empty) for each in (x, y))
+    # Left halves are sorted backwards, so that sums over their last positions become prefix sums, too.
+    forwards, backwards = functional.pad(first, (0, width - size)), width - functional.pad(end, (0, width - size))
+    below, above = torch.full_like(x, empty), torch.full_like(y, empty)
+    at_once = max(LEVELS_AT_ONCE, ELEMENTS_AT_ONCE >> levels)
+    for low in range(0, levels, at_once):
+        bits = torch.arange(low, min(low + at_once, levels), device=x.device)[:, None]
+        half = place >> bits
+        is_right = (half & 1).bool()
+        keys, index = ((half << levels) + torch.where(is_right, position, width - 1 - position)).sort(1)
+        values = torch.where(is_right, x, y).gather(1, index)
+        sums = [logcumsumexp(row.view(-1, 1 << bit)).view(-1) for bit, row in enumerate(values, low)]
+        other = half ^ 1
+        stop = torch.searchsorted(keys, (other << levels) + torch.where(is_right, backwards, forwards))
+        read = torch.stack(sums).gather(1, (stop - 1).clamp(min=0)).masked_fill(stop <= other << bits, empty)
+        below = torch.logaddexp(below, read.masked_fill(is_right, empty).logsumexp(0))
+        above = torch.logaddexp(above, read.masked_fill(~is_right, empty).logsumexp(0))
+    return below[:size], above[:size]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._contract import Gradients, Needs
 from ..triton_rows import kernel
-from .problem import Problem, by_row
+from .problem import ONE_BLOCK_DOUBLE, Problem, by_row
 from .triton_block import between, by_labels, count_ranks, flip, maximum, minimum, order_key
 from .triton_math import (
     DENSE,
@@ -121,6 +121,14 @@ def one_block(
             tl.store(grads + index, rank_slope + angle_slope, in_batch)
 
 
+def _dense_ranks(scores: Tensor) -> Tensor:
+    """Return float32 numbers in the order of the scores: equal for equal scores, and NaN for NaN."""
+    values, order = scores.sort()
+    ranks = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
+    ranks = ranks.to(torch.float32).masked_fill(values.isnan(), torch.nan)
+    return torch.empty_like(ranks).scatter_(0, order, ranks)
+
+
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,)."""
@@ -130,8 +138,10 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     is_float32 = similarity.dtype != torch.float64
     dtype = torch.float32 if is_float32 else torch.float64
     if n > (limit := problem.max_pairs()):
-        call = f"a pairwise loss of {n:,} pairs (at most {limit:,} for these dtypes)"
+        call = f"a pairwise loss of {n:,} pairs (at most {limit:,} of {similarity.dtype})"
         raise RuntimeError(f"backend 'triton' cannot run {call}; use backend='scan'")
+    if n > ONE_BLOCK_DOUBLE and scores.dtype != torch.float32:
+        scores = _dense_ranks(scores)  # the kernel has no room to sort so many 64-bit scores
     if similarity.dtype != dtype and scores.dtype != torch.float32:
         similarity = similarity.to(dtype)  # half precision with 64-bit scores is rare: compile no kernel for it
     losses = torch.empty(problem.leading, dtype=dtype, device=similarity.device)

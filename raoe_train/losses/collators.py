@@ -51,7 +51,7 @@ class RowCollator(SentenceTransformerDataCollator):
 class ScoreLabelCollator(RowCollator):
     """Collator for datasets with a column ``score`` and optionally ``label``; the collator of sentence-transformers
     does not support both columns. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``, without
-    the key of a column that the dataset lacks.
+    the key of a column that the dataset lacks. (A planned batch has ranks instead of scores: PairLoss.reads_order.)
 
     ValueError if a label is neither a whole number (larger = less related) nor an NLI class, or a score is no number.
     Datasets without a score are collated as in sentence-transformers.

@@ -24,10 +24,18 @@ class PairLoss(CachedLoss):
     """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which
     returns a scalar loss or LossParts from (B,) tensors. label is None unless `needs_label`;
     raoe_train.losses lists the kinds of labels. If the subclass is also a OneSweep, similarity can be
-    (K, B) for K widths, and the loss is then (K,)."""
+    (K, B) for K widths, and the loss is then (K,).
+
+    Attributes:
+        exact_scores: whether of_pairs gets scores in their own dtype, not in that of similarity.
+        reads_order: whether the loss reads only the order of the scores. If so, float32 ranks replace the scores of
+            batches that are prepared on the CPU, which all kernels sort faster. Subclasses do not inherit this, because
+            they may read values: a class that reads only the order sets it itself.
+    """
 
     reads = SCORED_PAIRS
-    exact_scores = False  # whether of_pairs gets scores in their own dtype, not in that of similarity
+    exact_scores = False
+    reads_order = False
     dims: tuple[int, ...] | None = None  # see OneSweep
     _checked_labels = False
 
@@ -37,7 +45,12 @@ class PairLoss(CachedLoss):
         on_gpu = any(getattr(x, "is_cuda", False) for x in features[0].values())
         if labels is not None and not (on_gpu and self._checked_labels):
             self._checked_labels = True
-            self.targets(change(labels, Tensor.cpu))
+            score, label = self.targets(change(labels, Tensor.cpu))
+            # Ranks of several processes are not comparable. If there are more than two columns, AnglELoss reads values.
+            keeps_values = self.gather_across_devices or len(features) != 2 or on_gpu or score.is_complex()
+            if vars(type(self)).get("reads_order") and not keeps_values:
+                ranks = torch.unique(score, return_inverse=True)[1]  # float32 holds integers up to 2^24 exactly
+                labels = {"score": ranks.float(), "label": label}
         return super().prepare_labels(features, labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
@@ -116,7 +129,7 @@ class CoSENTLoss(OneSweep, PairLoss):
             default, cosines; with another function, use a MatryoshkaLoss.
     """
 
-    exact_scores = True
+    exact_scores = reads_order = True
     cites = ("huang2024cosent",)
 
     def __init__(
@@ -145,7 +158,7 @@ class AnglELoss(PairLoss):
     or 1 without labels. The score of each negative is 1 minus the score of the positive. For arguments, see CachedLoss.
     """
 
-    exact_scores = True
+    exact_scores = reads_order = True
     cites = ("li2024angle",)
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class RankMarginLoss(OneSweep, PairLoss):
         ties: how to rank equal scores (`method` of scipy's rankdata); only "ordinal" compares pairs with equal scores
     """
 
-    exact_scores = True
+    exact_scores = reads_order = True
     cites = ("zhou-raoe",)
 
     def __init__(
@@ -63,7 +63,7 @@ class GatedAngularLoss(OneSweep, _Gated):
     Labels are whole numbers from 0, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
 
-    exact_scores = True
+    exact_scores = reads_order = True
     cites = ("zhou-raoe",)
 
     def __init__(
@@ -91,6 +91,8 @@ class RAOELoss(RankMarginLoss, _Gated):
         ties: how to rank equal scores, as `method` of scipy's rankdata
         gate: the angular part compares only pairs that differ in label and score (label+score), in score, or in label
     """
+
+    reads_order = True
 
     def __init__(
         self,

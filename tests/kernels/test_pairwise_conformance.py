@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from raoe_kernels import raoe_loss
+from raoe_kernels.pairwise import OP, scan
+from raoe_kernels.pairwise.problem import Problem, constants
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import PLACES
 from tests.kernels.pairwise_cases import CASES, EVERY_DTYPE, PARTS, Case
@@ -78,3 +84,79 @@ def test_every_size_of_block(place, pairs, classes, dtype, poisoned):
             run(case, inputs_of(case, dtype, place[0]), "triton")
     else:
         agrees(case, dtype, place, "scan")
+
+
+NARROW = torch.tensor([0.5, -0.0, 0.0, 1.0, 1 + 1e-15, math.inf, -math.inf, 0.5, -5e-324] * 5, dtype=torch.float64)
+LARGE = torch.tensor([2**60, 2**60 + 1, -(2**63)] * 15)
+
+
+@pytest.mark.parametrize("ties", ["average", "min", "max", "dense", "ordinal"])
+@pytest.mark.parametrize("scores", [NARROW, LARGE])
+def test_ranks_give_the_bits_of_the_scores(scores, ties, place):
+    """Pair losses of raoe_train replace the scores by ranks."""
+    device, backend = place
+    ranks = torch.unique(scores, return_inverse=True)[1].float()
+    similarity, _, labels = Case("ranks", "raoe_loss", len(scores)).inputs(torch.float32, device)
+    similarity.requires_grad_()
+    results = []
+    for each in (scores, ranks):
+        parts = raoe_loss(similarity, each.to(device), labels, ties=ties, return_parts=True, backend=backend)
+        results.append([*parts, *torch.autograd.grad(sum(parts), similarity)])
+    assert all(torch.equal(*both) for both in zip(*results, strict=True)) and results[0][1] > 0
+
+
+@pytest.mark.parametrize("place", [p for p in PLACES if p[1] == "triton"], indirect=True, ids="-".join)
+@pytest.mark.parametrize("score_dtype", [torch.float64, torch.int64])
+def test_triton_replaces_many_wide_scores_by_ranks(place, score_dtype, monkeypatch):
+    from raoe_kernels.pairwise import triton_kernels
+
+    ranked, ranks = [], triton_kernels._dense_ranks
+    monkeypatch.setattr(triton_kernels, "_dense_ranks", lambda scores: ranked.append(len(scores)) or ranks(scores))
+    for pairs in (1024, 1100):
+        case = Case("wide", "raoe_loss", pairs, levels=300, score_dtype=score_dtype)
+        agrees(case, torch.float32, place, "scan")
+    assert ranked == [1100]
+    c, scores, labels = inputs_of(case, torch.float32, place[0])
+    nan = scores.double().index_fill(0, torch.tensor([5], device=place[0]), math.nan)
+    assert case.call(c, nan, labels, backend="triton").isnan()
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 2048), (torch.float32, 2048), (torch.float64, 1024)])
+@pytest.mark.parametrize("score_dtype", [torch.float32, torch.float64, torch.int64])
+def test_auto_takes_triton_for_as_many_pairs_as_it_can(dtype, limit, score_dtype):
+    for pairs, chosen in ((limit, "triton"), (limit + 1, "scan")):
+        similarity, *keys = Case("auto", "raoe_loss", pairs, score_dtype=score_dtype).inputs(dtype)
+        assert OP.by_case(Problem(similarity, *keys, *constants(True, True, 20.0))) == chosen
+
+
+ANGULAR = ("gated_angular_loss", "raoe_loss")
+
+
+@pytest.mark.parametrize("levels_at_once", [20, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("case", [c for c in CASES + PARTS if c.op in ANGULAR], ids=lambda c: c.name)
+def test_scan_without_the_number_of_labels(case, dtype, levels_at_once, monkeypatch):
+    """Devices other than a CPU never read this number, so few labels must not need it."""
+    monkeypatch.setattr(scan, "MASKED_CLASSES", 0)
+    monkeypatch.setattr(scan, "LEVELS_AT_ONCE", levels_at_once)
+    monkeypatch.setattr(scan, "ELEMENTS_AT_ONCE", 0)
+    agrees(case, dtype, ("cpu", "scan"))
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += 1
+        return function(*arguments, **(options or {}))
+
+
+def test_scan_takes_few_operations_on_a_device():
+    """Each is a launch there: 924 when sums over labels doubled their reach in every level."""
+    case = Case("operations", "raoe_loss", 512, score_dtype=torch.float64)
+    similarity, *others = inputs_of(case, torch.float32, "meta")
+    with Operations() as operations:
+        case.call(similarity.requires_grad_(), *others, backend="scan").backward()
+    assert operations.count <= 190

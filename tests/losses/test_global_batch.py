@@ -214,6 +214,34 @@ def test_processes_exchange_their_numbers_of_forwards_on_the_host(tmp_path):
         dist.destroy_process_group()
 
 
+def planned(rank: int, world: int, folder: str) -> None:
+    """Losses of a batch whose processes have scores of different ranges, so that ranks in a process mean nothing."""
+    model = tiny_encoder()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    try:
+        features, labels = batch(model, 8)
+        labels["score"] = torch.tensor([0.9, 0.8, 0.6, 0.7, 0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+        part = _parts(features, labels, [4, 4])[rank]
+        for made, settings in PAIRS:
+            alone = ByLength(made(model, **settings))
+            gathers = ByLength(made(model, **settings, gather_across_devices=True))
+            expected, found = total(alone(alone.plan(features, labels))), total(gathers(gathers.plan(*part)))
+            assert torch.allclose(found, expected, rtol=1e-12, atol=0) and expected > 0, (made, settings)
+            gradients = []
+            for value in (found, expected):
+                model.zero_grad(set_to_none=True)
+                value.backward()
+                gradients.append(torch.cat([x.grad.flatten() for x in model.parameters() if x.grad is not None]))
+            dist.all_reduce(gradients[0])
+            torch.testing.assert_close(gradients[0] / world, gradients[1], rtol=0, atol=1e-12)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_planned_batches_are_ranked_over_all_processes(tmp_path):
+    together(planned, 2, str(tmp_path))
+
+
 @pytest.mark.slow
 def test_a_wrapped_model_in_your_own_loop(tmp_path):
     together(as_the_page_says, 2, str(tmp_path))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from sentence_transformers.sentence_transformer import losses as theirs
 
 import raoe_train as rt
 from raoe_kernels.attention import OP, triton_kernels
+from raoe_kernels.pairwise import OP as PAIRWISE
+from raoe_kernels.pairwise.problem import Problem, constants
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.losses.by_length import ByLength
@@ -77,6 +82,65 @@ def test_a_step_reads_nothing_back(packed, monkeypatch, without_launches):
 
     with pytest.raises(RuntimeError, match=r"Tensor\.item\(\) cannot be called on meta tensors"):
         step(Reads, pairs, labels, packed)
+
+
+@pytest.mark.parametrize("made", [
+    ours.RAOELoss, ours.RankMarginLoss, ours.GatedAngularLoss, ours.CoSENTLoss, ours.AnglELoss,
+    lambda model: ours.RAOELoss(model, matryoshka_dims=[4, 16]), lambda model: ours.RAOELoss(model, gate="label"),
+    lambda model: theirs.MatryoshkaLoss(model, ours.CoSENTLoss(model), [16, 4])])  # fmt: skip
+@pytest.mark.parametrize("score_dtype", [torch.float64, torch.int64])
+def test_a_plan_has_ranks_where_a_loss_reads_only_the_order(made, score_dtype):
+    """With the loss and gradients of the scores, bit by bit."""
+    model = tiny_encoder()
+    features, labels = batch(model)
+    scores = [-math.inf, -0.0, 0.0, 1.0, 1 + 1e-15, 0.5, math.inf, 0.5, -5e-324]
+    labels["score"] = torch.tensor(scores, dtype=torch.float64).nan_to_num(posinf=9, neginf=-9).to(score_dtype)
+    if score_dtype == torch.float64:
+        labels["score"] = torch.tensor(scores, dtype=torch.float64)
+    loss = ByLength(made(model))
+    plan = loss.plan(features, labels)
+    ranks = plan.labels["labels"]["score"]
+    expected = [0, 2, 2, 4, 5, 3, 6, 3, 1] if score_dtype == torch.float64 else [0, 1, 1, 2, 2, 1, 3, 1, 1]
+    assert ranks.dtype == torch.float32 and ranks.tolist() == expected
+    results = []
+    for each in (plan, replace(plan, labels={"labels": labels})):
+        value = total(loss(copy.deepcopy(each)))
+        results.append((value.detach(), *torch.autograd.grad(value, list(model.parameters()), allow_unused=True)))
+    assert results[0][0] > 0
+    for found, same in zip(*results, strict=True):
+        assert found is same is None or torch.equal(found, same)
+
+
+def test_a_plan_keeps_scores_whose_values_a_loss_may_read():
+    model = tiny_encoder()
+    features, labels = batch(model)
+
+    class Margin(ours.CoSENTLoss):
+        def of_pairs(self, similarity, score, label):
+            return super().of_pairs(similarity, (score > 0.5).float(), label)
+
+    class Wide(ours.RAOELoss):
+        reads_order = True
+
+    for loss in (ours.PearsonLoss(model), Margin(model), ours.CoSENTLoss(model, gather_across_devices=True)):
+        assert ByLength(loss).plan(features, labels).labels["labels"] is labels
+    assert ByLength(Wide(model)).plan(features, labels).labels["labels"]["score"].dtype == torch.float32
+    scores = theirs.CoSENTLoss(model), ours.CosineSimilarityLoss(model)
+    assert all(ByLength(loss).plan(features, labels["score"]).labels is labels["score"] for loss in scores)
+    triplets = ByLength(ours.AnglELoss(model)).plan(duplicates(model, 3), labels["score"])  # 1 - score for negatives
+    assert triplets.labels["labels"] is labels["score"]
+    with pytest.raises(ValueError, match="NaN score"):
+        ByLength(ours.CoSENTLoss(model)).plan(features, labels["score"].index_fill(0, torch.tensor([1]), math.nan))
+
+
+@pytest.mark.parametrize("score_dtype", [torch.float32, torch.float64])
+def test_triton_takes_planned_batches_of_2048_pairs(score_dtype):
+    """Their scores need no 64 bits, so the kernel sorts them as they are."""
+    score = torch.rand(2048, dtype=torch.float64).to(score_dtype)
+    columns = [{"input_ids": torch.ones(2048, 2)}] * 2
+    labels = ours.CoSENTLoss(None).prepare_labels(columns, {"score": score})["labels"]
+    problem = Problem(torch.rand(2048), labels["score"], None, *constants(True, False, 20.0))
+    assert problem.scores.dtype == torch.float32 and PAIRWISE.by_case(problem) == "triton"
 
 
 @pytest.mark.slow
