@@ -2,13 +2,16 @@
 sentence-transformers' trainer, both with CoSENTLoss. In bf16 on a GPU.
 
 Texts are words of the built-in corpus, as many as texts of SNLI have tokens. A time is that of all steps of a run; a
-run of two steps precedes it.
+run of two steps precedes it. All texts are tokenized before the first step, which is part of the time, except for
+"tokens in each step". "of it: collation" is the time to collate, and plan, the batches of the run in one thread.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
+import os
 import tempfile
 from typing import Any
 
@@ -27,12 +30,15 @@ def case(pairs: int, device: str) -> Case:
     model, name = minilm(device)
     steps = STEPS[device]
     data = texts(pairs * steps)
-    ways = ("packed", "by length", ST) if device == "cuda" else ("by length", ST)
+    ours = ("packed", "by length") if device == "cuda" else ("by length",)
+    ways = (*ours, f"{ours[0]}, tokens in each step", ST)
     contenders: dict[str, Call] = {
         f"{way}, {workers} workers": training(copy.deepcopy(model), way, workers, pairs, steps, data)
         for way in ways
         for workers in (0, 4)
     }
+    batches = [[data[row] for row in range(start, start + pairs)] for start in range(0, len(data), pairs)]
+    contenders |= {f"of it: collation, {way}": call for way, call in collations(model, data, batches).items()}
     weights = sum(weight.numel() for weight in model.parameters())
     return Case(f"{steps} steps of {pairs:,} pairs, {name}", contenders, 4 * 8 * weights * steps, once=True)
 
@@ -62,7 +68,7 @@ def training(model: Any, way: str, workers: int, pairs: int, steps: int, data: A
         folder.name, per_device_train_batch_size=pairs, dataloader_num_workers=workers, bf16=is_gpu, use_cpu=not is_gpu,
         max_steps=2, **settings,
     )  # fmt: skip
-    ours: Any = {} if way == ST else {"packed": way == "packed"}
+    ours: Any = {} if way == ST else {"packed": way.startswith("packed"), "pretokenize": "each step" not in way}
     kind: Any = SentenceTransformerTrainer if way == ST else Trainer
     trainer = kind(model, arguments, data, loss=CoSENTLoss(model), **ours)
     trainer.train()
@@ -72,3 +78,28 @@ def training(model: Any, way: str, workers: int, pairs: int, steps: int, data: A
         trainer.train()
 
     return call
+
+
+def collations(model: Any, data: Any, batches: list[list[dict[str, Any]]]) -> dict[str, Call]:
+    from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+
+    from raoe_train import ScoreLabelCollator
+    from raoe_train.losses import ByLength, CoSENTLoss
+    from raoe_train.losses.collators import PlanningCollator
+
+    loss = ByLength(CoSENTLoss(copy.deepcopy(model)))
+    own = [PlanningCollator(ScoreLabelCollator(preprocess_fn=model.preprocess), loss) for _ in range(2)]
+    own[0].pretokenize([data])
+    theirs = SentenceTransformerDataCollator(preprocess_fn=model.preprocess)
+    collators = {"texts tokenized before": own[0], "texts tokenized in the step": own[1], ST: theirs}
+
+    def call(_: int, collator: Any) -> None:
+        before = os.environ.get("TOKENIZERS_PARALLELISM")
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread, as in a worker
+        try:
+            for batch in batches:
+                collator(batch)
+        finally:
+            os.environ["TOKENIZERS_PARALLELISM"] = before or "true"
+
+    return {way: functools.partial(call, collator=collator) for way, collator in collators.items()}
