@@ -143,6 +143,35 @@ def test_triton_takes_planned_batches_of_2048_pairs(score_dtype):
     assert problem.scores.dtype == torch.float32 and PAIRWISE.by_case(problem) == "triton"
 
 
+@pytest.mark.parametrize("settings", [{}, {"keep": 1.0}])
+@pytest.mark.parametrize("prompts", [None, "the dog "])
+def test_a_step_of_the_trainer_reads_nothing_back(tmp_path, monkeypatch, without_launches, settings, prompts):
+    """With its plain arguments, and RAOE's parts. The loss itself is copied, and read later (training/test_finite.py)."""
+    columns = {
+        "sentence1": SENTENCES,
+        "sentence2": SENTENCES[::-1],
+        "score": [*range(11)],
+        "label": [0, 1, 2, 1] * 2 + [0] * 3,
+    }
+    model = tiny_encoder(dropout=0.1, double=False)
+    model[1].include_prompt = False
+    args = arguments(tmp_path, prompts=prompts, optim="adamw_torch")  # fused AdamW has no kernel for "meta"
+    trainer = rt.Trainer(model, args, Dataset.from_dict(columns), loss=ours.RAOELoss(model), packed=True, **settings)
+    batches = [*trainer.get_train_dataloader()]
+    monkeypatch.setattr(trainer.finite, "read", lambda loss: None)
+    for module in (model, trainer.computed_loss(), *([trainer.computed_loss().keep.start] if settings else [])):
+        module.to("meta")
+    optimizer, trainer.current_gradient_accumulation_steps = trainer.create_optimizer(), 1
+    for batch in batches:
+        loss = trainer.training_step(model, batch)
+        trainer.accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+        optimizer.step()
+        trainer.finite.start(batch)
+    assert loss.is_meta and loss.requires_grad is False
+    with pytest.raises(RuntimeError, match=r"Tensor\.item\(\) cannot be called on meta tensors"):
+        loss.item()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"packed": True}, {"keep": 1.0}])
 def test_workers_plan_the_same_batches(tmp_path, settings):
