@@ -57,10 +57,8 @@ class Packing(NamedTuple):
         row |= {"max_length_q": longest, "max_length_k": longest}
         if self.skips and 0 < (prompt_length or 0) < lengths.min():
             kept = position >= prompt_length
-            row["pooled_tokens"], row["pooled_texts"] = (
-                torch.from_numpy(kept.nonzero()[0]),
-                torch.from_numpy(text[kept]),
-            )
+            row["pooled_tokens"] = torch.from_numpy(kept.nonzero()[0])
+            row["pooled_texts"] = torch.from_numpy(text[kept])
             row["pooled_ends"] = torch.from_numpy(ends - prompt_length * np.arange(len(ends)))
         # transformers does not change a mask of four dimensions, but expands other masks to (tokens x tokens)
         row["attention_mask"] = None if self.is_flash else torch.ones(1, 1, 1, 1, dtype=torch.long, device="cpu")

@@ -1,6 +1,5 @@
 """Base classes of all losses: which data a loss needs, gradient caching, and named parts of a loss."""
 
-import copy
 import inspect
 import warnings
 from abc import ABC, abstractmethod
@@ -210,9 +209,8 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 def without_modules(module: Any) -> Any:
     """Return a shallow copy of a module without submodules, weights, and methods that were replaced on the instance."""
-    bare = copy.copy(module)
+    bare = object.__new__(type(module))
     own = {name: value for name, value in vars(module).items() if not (callable(value) and hasattr(type(module), name))}
-    vars(bare).clear()
     vars(bare).update(own | {name: dict.fromkeys(own[name]) for name in ("_modules", "_parameters", "_buffers")})
     return bare
 
