@@ -512,7 +512,8 @@ class Evaluation:
         batch_size: sentences encoded at a time
         classifier: classifier for transfer tasks
         certificate: save a trained encoder only if a paired bootstrap on the dev set finds it
-            better than the encoder before training; otherwise save the encoder before training
+            better than the encoder before training; otherwise save the encoder before training, and
+            the best rejected one in OUTPUT/rejected; auto does so if there is a dev set
         mixtures: with certificate, also try the weights x * trained + (1 - x) * before training,
             for these values of x
         min_gain: with certificate, save the candidate with the best guard score among those that
@@ -525,7 +526,7 @@ class Evaluation:
     before: bool = True
     batch_size: Unrecorded[PositiveInt] = 64
     classifier: Classifier | None = None
-    certificate: bool = False
+    certificate: bool | Literal["auto"] = False
     mixtures: list[AboveZeroToOne] = field(default_factory=lambda: [0.7, 0.6, 0.5, 0.4])
     min_gain: ZeroToOne = 0.9
     guard_budget: NonNegativeFloat = 30.0

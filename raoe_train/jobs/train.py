@@ -19,13 +19,14 @@ from raoe_train.data.sources import first_columns, has_column
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
+from raoe_train.encoders.scratch import drop_head
 from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.tasks import Task, evaluate_tasks
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.losses import AutoLoss
 from raoe_train.losses.reads import LISTS
-from raoe_train.outputs import Output, commit, remove, versions, write_json, write_text
+from raoe_train.outputs import Output, commit, remove, set_modes, versions, write_json, write_text
 from raoe_train.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.settings import SCRATCH, Teacher, Training
 from raoe_train.training import certificate, measures
@@ -42,6 +43,7 @@ from raoe_train.training.run_directory import (
     METRICS,
     PICTURE,
     RECIPE,
+    REJECTED,
     TEACHER,
     complete_checkpoints,
     newest_checkpoint,
@@ -75,12 +77,16 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     written to certificate.json). "failed" is 1 if the certificate rejects the run or, without one, the dev score fell.
     """
     start_time = time.time()
-    config = by_data(config)
+    config, has_dev = by_data(config), bool(config.data.dev or config.data.dev_share)
+    if config.evaluation.certificate == "auto":
+        config = replace(config, evaluation=replace(config.evaluation, certificate=has_dev))
+        if not has_dev:
+            print("without a dev set, the trained encoder is saved, whether it is better than the start or not")
     check_config(config)
     require(config.model.name, "model.name", "the encoder to train")
     if not config.dry_run:
         require(config.output, "output", "the directory to write to")
-    folder, has_dev = Path(config.output or "").expanduser(), bool(config.data.dev or config.data.dev_share)
+    folder = Path(config.output or "").expanduser()
     arguments = trainer_arguments(config.training, folder, device=config.model.device, has_dev=has_dev)
     tasks = measures.tasks_of(config.evaluation, config.data, config.model, config.polarity)
     if config.dry_run:
@@ -206,8 +212,13 @@ def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
     if guard is not None:
         tried = on_rank_zero(lambda: complete_checkpoints(folder / CHECKPOINTS))
         dev = [*run.evaluator.tasks.values()]
-        result["certificate"] = certificate.choose(trainer, start, tried, dev, guard, config.evaluation)
-        result["failed"] = int(not result["certificate"]["accepted"])
+        made = certificate.choose(trainer, start, tried, dev, guard, config.evaluation)
+        result |= {"certificate": made, "failed": int(not made["accepted"])}
+        put = functools.partial(certificate.put, trainer, start, folder / CHECKPOINTS, made)
+        if made["rejected"]:
+            put(made["rejected"])
+            on_rank_zero(lambda: keep_rejected(run, made))
+        put(made["saved"])
     convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, so that `after` describes them
     convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
     after, best_step = run.evaluate(run.tasks), trainer.state.best_global_step
@@ -218,6 +229,20 @@ def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
             certificate.mix(encoder, start, start, 0.0)
             after, best_step = run.evaluate(run.tasks), 0
     return {**result, "before": before, "after": after, "best_step": best_step}
+
+
+def keep_rejected(run: Run, made: Mapping[str, Any]) -> None:
+    """Save the best candidate that the certificate rejects beside the start, and print what evidence is missing."""
+    place, encoder = run.output.path / REJECTED, run.encoder
+    remove(place)
+    drop_head(encoder)
+    convert_parameters(encoder, encoder.saved_dtypes)
+    encoder.save_pretrained(str(place), create_model_card=False)
+    set_modes(place)
+    convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
+    count = made["missing_examples"]
+    more = f"; about {count} more dev examples could make a gain of this size significant" if count else ""
+    print(f"the best other candidate, {made['rejected']}, is saved in {run.output.user_path}/{REJECTED}{more}")
 
 
 def save(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:

@@ -76,46 +76,48 @@ def random_phrases(tokenizer: Any, generator: np.random.Generator) -> list[str]:
 def choose(
     trainer: Any, start: Weights, checkpoints: Sequence[Path], dev: Sequence[Task], guard: Task, evaluation: Any
 ) -> dict[str, Any]:
-    """Put the best candidate's weights into the trainer's encoder, and print a table of the candidates.
+    """Choose the weights to save (`put` puts them into the encoder), and print a table of the candidates.
 
     Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for each share in
     evaluation.mixtures. The function `winner` chooses.
 
     Returns:
-        The certificate: {"saved": name of the winner, "accepted": False if the start won, "reason": a sentence,
-        "metric": dev metric, "examples": number of dev examples, "guard_budget", "candidates": {name: {"share", "dev",
-        "guard" and, except for the start, "change" on dev, "low" and "high" of its 95 % interval, "p"}}}, with
-        scores x 100. The one-sided p is the probability that the best candidate gains at least as many standard
+        The certificate: {"saved": name of the winner, "accepted": False if the start won, "rejected": in this case, the
+        best other candidate, "reason": a sentence, "metric": dev metric, "examples": number of dev examples,
+        "missing_examples": how many more could make the gain of the rejected candidate significant, if it has one and
+        is within the guard's budget, "guard_budget", "candidates": {name: {"step", "share", "dev", "guard" and, except
+        for the start, "change" on dev, "low" and "high" of its 95 % interval, "p"}}}, with scores x 100. The one-sided p is the probability that the best candidate gains at least as many standard
         errors as this one if, in truth, none is better than the start.
     """
     encoder: Any = trainer.model
     before, outcomes = _evaluate(encoder, start, start, 0.0, [*dev, guard], evaluation.batch_size)
-    rows: dict[str, dict[str, Any]] = {"start": {"share": 0.0, "dev": float(np.mean(before[:-1])), "guard": before[-1]}}
-    paths, samples = dict[str, Path](), dict[str, np.ndarray]()
+    rows: dict[str, dict[str, Any]] = {"start": {"step": 0, "share": 0.0}}
+    rows["start"] |= {"dev": float(np.mean(before[:-1])), "guard": before[-1]}
+    samples = dict[str, np.ndarray]()
     for path in checkpoints:
         trained = _load(trainer, path)
         for share in (1.0, *evaluation.mixtures):
             values, others = _evaluate(encoder, start, trained, share, [*dev, guard], evaluation.batch_size)
             pairs = zip(outcomes[:-1], others[:-1], strict=True)
-            name = f"step {path.name.rpartition('-')[2]}" + ("" if share == 1 else f", mixed {share:g}")
-            rows[name] = {"share": share, "dev": float(np.mean(values[:-1])), "guard": values[-1]}
+            step = int(path.name.rpartition("-")[2])
+            name = f"step {step}" + ("" if share == 1 else f", mixed {share:g}")
+            rows[name] = {"step": step, "share": share, "dev": float(np.mean(values[:-1])), "guard": values[-1]}
             samples[name] = np.mean([differences(*pair, RESAMPLES, trainer.args.seed) for pair in pairs], axis=0)
-            paths[name] = path
-    add_evidence(rows, samples)
+    factors = add_evidence(rows, samples)
     lowest = rows["start"]["guard"] - evaluation.guard_budget
     inside = {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
     saved = winner(inside, rows["start"]["dev"], evaluation.min_gain)
-    if saved == "start":
-        mix(encoder, start, start, 0.0)
-    else:
-        mix(encoder, start, _load(trainer, paths[saved]), rows[saved]["share"])
     examples = sum(len(outcome.values) for outcome in outcomes[:-1])
+    rejected = min(inside or samples, key=lambda name: rows[name]["p"], default=None) if saved == "start" else None
+    is_unsure = rejected in inside and rejected in factors
     certificate = {
         "saved": saved,
         "accepted": saved != "start",
+        "rejected": rejected,
         "reason": _reason(saved, rows, inside, examples, evaluation.guard_budget),
         "metric": dev[0].main,
         "examples": examples,
+        "missing_examples": math.ceil(examples * (factors[rejected] - 1)) if is_unsure else None,
         "guard_budget": evaluation.guard_budget,
         "candidates": {
             name: {key: None if math.isnan(value) else value for key, value in row.items()}
@@ -124,6 +126,13 @@ def choose(
     }
     print(table_of(certificate))
     return certificate
+
+
+def put(trainer: Any, start: Weights, checkpoints: Path, certificate: Mapping[str, Any], name: str) -> None:
+    """Put the weights of a candidate into the trainer's encoder. `checkpoints` is the folder of the checkpoints."""
+    row = certificate["candidates"][name]
+    trained = _load(trainer, checkpoints / f"checkpoint-{row['step']}") if row["share"] else start
+    mix(trainer.model, start, trained, row["share"])
 
 
 def _load(trainer: Any, path: Path) -> dict[str, torch.Tensor]:
@@ -145,9 +154,12 @@ def _evaluate(
     return values, outcomes
 
 
-def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> None:
+def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Add "change", "low", "high" and "p" to the rows of candidates, from bootstrap samples of their changes. p is
-    corrected for the number of candidates with the max-t method of Westfall and Young (1993), section 2.5."""
+    corrected for the number of candidates with the max-t method of Westfall and Young (1993), section 2.5.
+
+    Return, for each candidate with a gain, the factor by which the number of examples would have to grow to make this
+    gain significant: standard errors fall with the square root of the number."""
     largest, ts = np.full(RESAMPLES, -np.inf), dict[str, float]()
     for name, values in samples.items():
         row = rows[name]
@@ -159,6 +171,8 @@ def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.nd
             largest = np.fmax(largest, (values - row["change"]) / spread)
     for name, t in ts.items():
         rows[name]["p"] = float((1 + (largest >= t).sum()) / (1 + RESAMPLES))
+    critical = np.quantile(largest, 1 - SIGNIFICANT) if ts else math.nan
+    return {name: float(critical / t) ** 2 for name, t in ts.items() if t > 0}
 
 
 def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:

@@ -18,8 +18,8 @@ from raoe_train.training.report import cell
 
 RECIPE, METRICS, LOG = "recipe.yaml", "metrics.json", "log.jsonl"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of an unfinished run
-EVENTS, PICTURE = "tensorboard", "run.png"
-FILES = (RECIPE, METRICS, LOG, CERTIFICATE, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
+EVENTS, PICTURE, REJECTED = "tensorboard", "run.png", "rejected"
+FILES = (RECIPE, METRICS, LOG, CERTIFICATE, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS, REJECTED)
 HEADING = "\n## Model Details\n"  # raoe's section is inserted before this heading of sentence-transformers' card
 
 

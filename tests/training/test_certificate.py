@@ -10,10 +10,11 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from raoe_train import run
+from raoe_train import evaluate_model, run
 from raoe_train.cli import main
 from raoe_train.config import recipe_text
 from raoe_train.encoders.embed import encode_sentences
+from raoe_train.encoders.load import load_encoder
 from raoe_train.settings import Data
 from raoe_train.training.certificate import RESAMPLES, add_evidence, guard_of, mix, random_phrases, weights_of, winner
 from tests.forked import python
@@ -89,7 +90,33 @@ def test_the_start_is_saved_if_nothing_is_better(tmp_path, capsys, changes, reas
     assert metrics["after"] == metrics["before"]  # both without autocast
     start, saved = weights(tmp_path / "start"), weights(tmp_path / "out")
     assert all(torch.equal(value, saved[name]) for name, value in start.items())
-    assert certificate["reason"] in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert certificate["reason"] in printed
+    # the trained encoder is not lost
+    name = certificate["rejected"]
+    assert f"the best other candidate, {name}, is saved in {tmp_path / 'out'}/rejected" in printed
+    row, count = certificate["candidates"][name], certificate["missing_examples"]
+    assert (count is None) == ("budget" in reason) or row["change"] <= 0
+    assert count is None or f"about {count} more dev examples could make a gain of this size significant" in printed
+    assert row["p"] == min(each["p"] for each in certificate["candidates"].values() if "p" in each)
+    model = load_encoder(str(tmp_path / "out" / "rejected"), device="cpu")
+    evaluator = evaluate_model(model, tasks=[f"sts:{given['data.dev']}"])
+    (scores,) = evaluator["tasks"].values()
+    assert scores["spearman"] == pytest.approx(row["dev"], abs=1e-2)
+
+
+@pytest.mark.parametrize("recipe", ["adapt", None])
+def test_all_rows_are_trained_on_without_a_dev_set(tmp_path, capsys, recipe):
+    given = options(tmp_path, **{"data.dev": None, "data.dev_share": 0, "evaluation.certificate": "auto"})
+    if recipe:
+        del given["evaluation.certificate"]
+        given["training"] = {"max_steps": 3, "min_steps": 0}
+    metrics = run("train", recipe, **given)
+    assert [*metrics["pairs"].values()] == [160] and metrics.keys().isdisjoint({"certificate", "failed"})
+    assert "without a dev set, the trained encoder is saved" in capsys.readouterr().out
+    start, saved = weights(tmp_path / "start"), weights(tmp_path / "out")
+    assert not all(torch.equal(value, saved[name]) for name, value in start.items())
+    assert not (tmp_path / "out" / "rejected").exists()
 
 
 def test_dev_pairs_are_left_out_of_training(tmp_path, capsys):
@@ -138,6 +165,16 @@ def test_a_mixture_with_an_adapter_mixes_what_it_adds():
     torch.testing.assert_close(added(), 0.3 * whole, atol=1e-5, rtol=0)
     mix(encoder, start, start, 0)
     assert not added().any() and np.isfinite(encoder.encode(text)).all()
+
+
+def test_how_many_more_examples_a_gain_needs():
+    draw = np.random.default_rng(0)
+    rows = {"start": {"dev": 70.0, "guard": 0.0}, "a": {"dev": 71.0}, "b": {"dev": 69.0}, "c": {"dev": 73.0}}
+    samples = {name: rows[name]["dev"] - 70 + draw.normal(size=RESAMPLES) for name in "abc"}
+    alone = add_evidence({name: rows[name] for name in ("start", "a")}, {"a": samples["a"]})
+    assert alone == {"a": pytest.approx(1.645**2, rel=0.1)}  # one standard error, where 1.645 are significant
+    several = add_evidence(rows, samples)
+    assert several.keys() == {"a", "c"} and several["a"] > 1.2 * alone["a"] and several["c"] < 1 < several["a"]
 
 
 def test_nearly_all_of_the_gain_wins_if_it_agrees_more_with_the_start():
