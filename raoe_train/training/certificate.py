@@ -86,8 +86,9 @@ def choose(
         best other candidate, "reason": a sentence, "metric": dev metric, "examples": number of dev examples,
         "missing_examples": how many more could make the gain of the rejected candidate significant, if it has one and
         is within the guard's budget, "guard_budget", "candidates": {name: {"step", "share", "dev", "guard" and, except
-        for the start, "change" on dev, "low" and "high" of its 95 % interval, "p"}}}, with scores x 100. The one-sided p is the probability that the best candidate gains at least as many standard
-        errors as this one if, in truth, none is better than the start.
+        for the start, "change" on dev, "low" and "high" of its 95 % interval, "p"}}}, with scores x 100. The one-sided
+        p is the probability that the best candidate gains at least as many standard errors as this one if, in truth,
+        none is better than the start.
     """
     encoder: Any = trainer.model
     before, outcomes = _evaluate(encoder, start, start, 0.0, [*dev, guard], evaluation.batch_size)

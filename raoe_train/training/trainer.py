@@ -126,15 +126,7 @@ class Trainer(SentenceTransformerTrainer):
             self.accelerator.ddp_handler.find_unused_parameters = False
         if self.accelerator.dispatch_batches is None:  # streams: rank 0 would collate for all, with unequal lengths
             self.accelerator.dataloader_config.dispatch_batches = False
-        check_vocabulary(self.model)
-        warn_without_end(self.model)
-        if any(isinstance(inner, CachedLoss) for _, inner in self._inner()):
-            warn_without_cosine(self.model)
-        if low := low_precision(self.model):
-            logger.warning("%d weights to train are in 16 bits, which rounds small updates away: load the encoder with "
-                           "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
-        if isinstance(args.prompts, Mapping):
-            check_prompts(args.prompts, self.train_dataset, self.eval_dataset)
+        self._check_encoder()
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
@@ -146,6 +138,18 @@ class Trainer(SentenceTransformerTrainer):
         if own := [each for each in self.callback_handler.callbacks if type(each) is PrinterCallback]:
             self.remove_callback(own[-1])
             self.add_callback(LogLines())
+
+    def _check_encoder(self) -> None:
+        """Raise ValueError for an encoder that cannot be trained, and warn about settings that harm training."""
+        check_vocabulary(self.model)
+        warn_without_end(self.model)
+        if any(isinstance(inner, CachedLoss) for _, inner in self._inner()):
+            warn_without_cosine(self.model)
+        if low := low_precision(self.model):
+            logger.warning("%d weights to train are in 16 bits, which rounds small updates away: load the encoder with "
+                           "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
+        if isinstance(self.args.prompts, Mapping):
+            check_prompts(self.args.prompts, self.train_dataset, self.eval_dataset)
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
         """Create the loss if it is a function of the model, and average its own gradients over processes."""
