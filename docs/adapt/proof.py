@@ -16,7 +16,11 @@ DATA = REPOSITORY.parent / "shared/data"
 STS = ("sick", "stsb", "sts12", "sts14", "sts15")
 OTHERS = {"headlines": ("sick", "sts12")}  # the other sets have headlines
 STEPS = {"sick": 142, "stsb": 180, "sts12": 100, "headlines": 100, "snli": 282, "mrpc": 116}  # of adapt
-CONTROLS = {"mse": "CosineSimilarityLoss", "cosent": "CoSENTLoss"}
+CONTROLS = {  # cosent-5 since 2026-11-29: with its default scale of 20, CoSENTLoss harms pretrained encoders
+    "mse": {"loss": "CosineSimilarityLoss"},
+    "cosent": {"loss": "CoSENTLoss"},
+    "cosent-5": {"loss": "CoSENTLoss", "loss.scale": 5.0},
+}
 COLUMNS = {"snli": ("premise", "hypothesis", "label"), "mrpc": ("sentence1", "sentence2", "label")}
 
 
@@ -72,7 +76,7 @@ def cell(name, method, model, seed):
             settings["data.dev"] = [dev]
         if method in CONTROLS:
             settings |= {
-                "loss": CONTROLS[method],
+                **CONTROLS[method],
                 "data.score_scale": [0, 5] if name in (*STS, "headlines") else [],
                 "data.dev_share": 0,
                 "training.keep": 0,
