@@ -94,10 +94,12 @@ def attention() -> Iterator[Variant]:
         types |= {"spans": "*i32", "valid": "*i32" if dtype == "fp64" else "*u8"}
         more = MORE if dtype in ("bf16", "fp32") and head_dim in (64, 128) else {}
         for way, (mode, dropout) in (WAYS | more).items():
-            constants, warps = host._shape_class(BYTES[dtype], head_dim, which)
-            constants |= {"MODE": mode, "DROPOUT": dropout}
             signature = signature_of(kernel, **types, seed="*i64" if dropout else "*i32")
-            yield Variant(f"{kernel.__name__} {dtype} {head_dim}{way}", kernel, signature, constants, warps)
+            for name in (dtype, "tf32") if dtype == "fp32" and head_dim <= host.MAX_IN_TF32 else (dtype,):
+                precision = "tf32" if name == "tf32" else "ieee"
+                constants, warps = host._shape_class(BYTES[dtype], precision, head_dim, which)
+                constants |= {"MODE": mode, "DROPOUT": dropout}
+                yield Variant(f"{kernel.__name__} {name} {head_dim}{way}", kernel, signature, constants, warps)
 
 
 def infonce() -> Iterator[Variant]:

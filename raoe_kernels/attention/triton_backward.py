@@ -31,6 +31,7 @@ from .triton_forward import (
     fold,
     places,
     product,
+    result_strides,
     rows,
     sequence,
     store_rows,
@@ -65,10 +66,11 @@ def _count_masked_tiles(low, high, edge, end, OTHER: tl.constexpr):
 
 @triton.jit
 def _by_score(
-    scores, grad, values, lse, delta, query_keys, key_offsets, threshold, wide: tl.constexpr, DROPOUT: tl.constexpr
+    scores, grad, values, lse, delta, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Return the gradient of a tile of scores [queries, keys]. The gradient of a score of -inf is 0."""
-    by_weight = drop(product(grad, values, wide), query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
+    by_weight = product(grad, values, delta.dtype, PRECISION)
+    by_weight = drop(by_weight, query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
     return tl.exp2(scores - lse[:, None]) * (by_weight - delta[:, None])
 
 
@@ -76,17 +78,17 @@ def _by_score(
 def _gradient_of_queries(
     queries, k, v, grad, lse, delta, start, end, first, length, valid, holes, row_len, k_row, v_row, factor, acc,
     query_keys, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return acc + ds k over the clear tiles of keys from start to end."""
     wide: tl.constexpr = acc.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         other, place, real = places(at, first, length, valid, holes, row_len, BLOCK, CLEAR)
         keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
-        scores = product(queries, keys, wide) * factor
+        scores = product(queries, keys, wide, PRECISION) * factor
         values = rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
-        ds = _by_score(scores, grad, values, lse, delta, query_keys, other, threshold, wide, DROPOUT)
-        acc = dot(ds.to(keys.dtype), keys, acc, wide)
+        ds = _by_score(scores, grad, values, lse, delta, query_keys, other, threshold, DROPOUT, PRECISION)
+        acc = dot(ds.to(keys.dtype), keys, acc, PRECISION)
     return acc
 
 
@@ -95,9 +97,8 @@ def attention_backward_q(
     q, k, v, causal, full, lse_causal, lse_full, spans, valid, seed, grad_causal, grad_full, grad_mixed, delta_mixed,
     delta_full, grad_q, gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64,
     threshold: tl.int64, kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
-    k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64,
-    out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
+    k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a tile of queries. For attention_backward_kv, also store delta and, in mode DUAL, the
     mixed gradient and the mixed delta."""
@@ -106,6 +107,7 @@ def attention_backward_q(
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
+    out_batch, out_head, out_row = result_strides(heads, row_len)
     base = batch * out_batch + head * out_head
     grad_q = begin(grad_q, base * HEAD_DIM)
     if batch == sequences:
@@ -157,41 +159,42 @@ def attention_backward_q(
     if MODE != FULL:
         acc = _gradient_of_queries(
             queries, k, v, mixed, lse_mixed, delta_up, 0, low, first, length, valid, holes, row_len, k_row, v_row,
-            factor, acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
+            factor, acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION,
         )  # fmt: skip
     if MODE != CAUSAL:
         acc = _gradient_of_queries(
             queries, k, v, grad, lse, delta, high, edge, first, length, valid, holes, row_len, k_row, v_row, factor,
-            acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
+            acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION,
         )  # fmt: skip
     for i in tl.range(0, _count_masked_tiles(low, high, edge, end, OTHER), num_stages=1):
         at = _masked_start(i, low, high, edge, OTHER)
         other, place, real_keys = places(at, first, length, valid, holes, row_len, OTHER)
         keys = rows(k, place, real_keys, k_row, HEAD_DIM, BLOCK_D, ALIGN)
         values = rows(v, place, real_keys, v_row, HEAD_DIM, BLOCK_D, ALIGN)
-        scores = tl.where(real_keys[None, :], product(queries, keys, wide) * factor, float("-inf"))
+        scores = tl.where(real_keys[None, :], product(queries, keys, wide, PRECISION) * factor, float("-inf"))
         later = other[None, :] > offset[:, None]
         late_scores = tl.where(later, scores, float("-inf"))
         if MODE != FULL:
             scores = tl.where(later, float("-inf"), scores)
-        ds = _by_score(scores, mixed, values, lse_mixed, delta_up, query_keys, other, threshold, wide, DROPOUT)
+        ds = _by_score(scores, mixed, values, lse_mixed, delta_up, query_keys, other, threshold, DROPOUT, PRECISION)
         if MODE == DUAL:
-            ds += _by_score(late_scores, grad, values, lse, delta, query_keys, other, threshold, wide, DROPOUT)
-        acc = dot(ds.to(dtype), keys, acc, wide)
+            ds += _by_score(late_scores, grad, values, lse, delta, query_keys, other, threshold, DROPOUT, PRECISION)
+        acc = dot(ds.to(dtype), keys, acc, PRECISION)
     acc = tl.where(real[:, None], acc * gradient_scale, 0.0)
     store_rows(grad_q, out, store_mask, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
 
 
 @triton.jit
 def _by_weight(
-    scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, wide: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the gradient of a tile of scores [keys, queries] (0 for a score of -inf), and by_value + p^T g."""
     p = tl.exp2(scores - lse[None, :])
     weights = drop(p, query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
-    by_value = dot(weights.to(grad.dtype), grad, by_value, wide)
-    by_weight = drop(product(values, grad, wide), query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
+    by_value = dot(weights.to(grad.dtype), grad, by_value, PRECISION)
+    by_weight = product(values, grad, delta.dtype, PRECISION)
+    by_weight = drop(by_weight, query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
     return p * (by_weight - delta[None, :]), by_value
 
 
@@ -199,7 +202,7 @@ def _by_weight(
 def _gradients_of_keys(
     q, keys, values, grads, lses, deltas, start, end, first, length, valid, holes, row_len, q_row, out_row, factor,
     by_key, by_value, key, key_offsets, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr, DROPOUT: tl.constexpr,
+    STAGES: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return by_key + ds^T q and by_value + p^T g over the clear tiles of one head's queries from start to end."""
     wide: tl.constexpr = by_key.dtype
@@ -208,12 +211,12 @@ def _gradients_of_keys(
         out = place * out_row
         queries = rows(q, place, real, q_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
         grad = rows(grads, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM, CLEAR)
-        scores = product(keys, queries, wide) * factor
+        scores = product(keys, queries, wide, PRECISION) * factor
         lse, delta = tl.load(lses + out), tl.load(deltas + out)
         ds, by_value = _by_weight(
-            scores, values, grad, lse, delta, by_value, fold(key, other), key_offsets, threshold, wide, DROPOUT
+            scores, values, grad, lse, delta, by_value, fold(key, other), key_offsets, threshold, DROPOUT, PRECISION
         )  # fmt: skip
-        by_key = dot(ds.to(keys.dtype), queries, by_key, wide)
+        by_key = dot(ds.to(keys.dtype), queries, by_key, PRECISION)
     return by_key, by_value
 
 
@@ -222,9 +225,8 @@ def attention_backward_kv(
     q, k, v, lse_causal, lse_full, spans, valid, seed, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v,
     gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64, threshold: tl.int64,
     kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
-    k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64,
-    out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-    STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
+    k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a tile of keys and values from one query head. The caller sums the heads of a group.
 
@@ -236,6 +238,7 @@ def attention_backward_kv(
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
+    out_batch, out_head, out_row = result_strides(heads, row_len)
     base = batch * out_batch + head * out_head
     grad_k = begin(grad_k, base * HEAD_DIM)
     grad_v = begin(grad_v, base * HEAD_DIM)
@@ -272,20 +275,18 @@ def attention_backward_kv(
     lse_causal += base
     delta_full += base
     delta_mixed += base
+    grads, lses, deltas = grad_full, lse_full, delta_full  # of the queries from `high` on
     if MODE == DUAL:
         by_key, by_value = _gradients_of_keys(
             q, keys, values, grad_full, lse_full, delta_full, 0, low, first, length, valid, holes, row_len, q_row,
             out_row, factor, by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
+            PRECISION,
         )  # fmt: skip
-        by_key, by_value = _gradients_of_keys(
-            q, keys, values, grad_mixed, lse_causal, delta_mixed, high, edge, first, length, valid, holes, row_len,
-            q_row, out_row, factor, by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
-        )  # fmt: skip
-    else:
-        by_key, by_value = _gradients_of_keys(
-            q, keys, values, grad_full, lse_full, delta_full, high, edge, first, length, valid, holes, row_len, q_row,
-            out_row, factor, by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
-        )  # fmt: skip
+        grads, lses, deltas = grad_mixed, lse_causal, delta_mixed
+    by_key, by_value = _gradients_of_keys(
+        q, keys, values, grads, lses, deltas, high, edge, first, length, valid, holes, row_len, q_row, out_row, factor,
+        by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION,
+    )  # fmt: skip
     for i in tl.range(0, _count_masked_tiles(low, high, edge, length, OTHER), num_stages=1):
         at = _masked_start(i, low, high, edge, OTHER)
         other, place, real_queries = places(at, first, length, valid, holes, row_len, OTHER)
@@ -293,24 +294,24 @@ def attention_backward_kv(
         queries = rows(q, place, real_queries, q_row, HEAD_DIM, BLOCK_D, ALIGN)
         grad = rows(grad_full, out, real_queries, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
         lse, delta = tl.load(lse_full + out, real_queries, 0.0), tl.load(delta_full + out, real_queries, 0.0)
-        scores = product(keys, queries, wide) * factor
+        scores = product(keys, queries, wide, PRECISION) * factor
         later = offset[:, None] > other[None, :]
         if MODE == DUAL:
             mixed = rows(grad_mixed, out, real_queries, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
             lse_mixed = tl.load(lse_causal + out, real_queries, 0.0)
             p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
-            by_value = dot(tl.where(later, p, 0.0).to(dtype), grad, by_value, wide)
-            by_value = dot(tl.where(later, 0.0, p).to(dtype), mixed, by_value, wide)
+            by_value = dot(tl.where(later, p, 0.0).to(dtype), grad, by_value, PRECISION)
+            by_value = dot(tl.where(later, 0.0, p).to(dtype), mixed, by_value, PRECISION)
             delta_up = tl.load(delta_mixed + out, real_queries, 0.0)
-            by_p = tl.where(later, product(values, grad, wide), product(values, mixed, wide))
+            by_p = tl.where(later, product(values, grad, wide, PRECISION), product(values, mixed, wide, PRECISION))
             ds = p * (by_p - tl.where(later, delta[None, :], delta_up[None, :]))
         else:
             if MODE == CAUSAL:
                 scores = tl.where(later, float("-inf"), scores)
             ds, by_value = _by_weight(
-                scores, values, grad, lse, delta, by_value, fold(key, other), offset, threshold, wide, DROPOUT
+                scores, values, grad, lse, delta, by_value, fold(key, other), offset, threshold, DROPOUT, PRECISION
             )  # fmt: skip
-        by_key = dot(ds.to(dtype), queries, by_key, wide)
+        by_key = dot(ds.to(dtype), queries, by_key, PRECISION)
     gradient_scale = tl.full((), scale, wide)
     if DROPOUT:
         by_value /= tl.full((), kept, wide)

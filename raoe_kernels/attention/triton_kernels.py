@@ -19,21 +19,25 @@ from .padding import Options, Padding
 from .triton_backward import attention_backward_kv, attention_backward_q
 from .triton_forward import attention_forward, attention_spans
 
-# {(bytes of the dtype, head dimension rounded up to a power of two): entries of the forward, query and key kernel}. An
-# entry is: own rows (of the program's own tile), other rows (of the tiles that it loops over), warps, pipeline stages.
+# {(bytes of the dtype or "tf32", head dimension rounded up to a power of two): entries of the forward, query and key
+# kernel}. An entry is: own rows (of the program's own tile), other rows (of the tiles that it loops over), warps,
+# pipeline stages.
 # A warp gets 16 own rows, the size of a tensor core instruction: more warps would compute the same products twice. Only
-# float32, which does not use tensor cores, can be split over any number of warps. In half precision, a tile has 64 own
-# rows, the size of Hopper's instruction: more rows would be padding in most sentences. The accumulators (one, or two in
-# the key kernel) and scores should fit into 255 registers per thread. So tiles of 128 columns have 32 other rows (or
-# 128 keys on 8 warps); with 256 columns or in float64, they do not fit. Sizes give many rows and few spills on sm_90;
-# speed was not compared. No size depends on lengths, so a sentence's result is bit-identical in any batch.
-TILES = {
+# full float32, which does not use tensor cores, can be split over any number of warps. In half precision and TF32, a
+# tile has 64 own rows, the size of Hopper's instruction: more rows would be padding in most sentences. The accumulators
+# (one, or two in the key kernel) and scores should fit into 255 registers per thread. So tiles of 128 columns have 32
+# other rows (or 128 keys on 8 warps); with 256 columns or in float64, they do not fit. Sizes give many rows and few
+# spills on sm_90; speed was not compared. The tiles for TF32 were never run on a GPU. No size depends on lengths, so a
+# sentence's result is bit-identical in any batch.
+TILES: dict[tuple[int | str, int], tuple[tuple[int, int, int, int], ...]] = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
     (2, 256): ((64, 32, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1)),
     (4, 64): ((32, 32, 4, 2), (32, 32, 8, 2), (32, 32, 8, 2)),
     (4, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (32, 16, 8, 1)),
     (4, 256): ((16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 1)),
+    ("tf32", 64): ((64, 32, 4, 2), (64, 32, 4, 2), (64, 32, 4, 2)),
+    ("tf32", 128): ((64, 32, 4, 1), (32, 32, 2, 1), (64, 16, 4, 1)),
     (8, 64): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 2)),
     (8, 128): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 1)),
     (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
@@ -42,14 +46,24 @@ SPANS_BLOCK, SPANS_WARPS = 1024, 4
 ALIGN = 8  # elements; triton_forward.ALIGN as a number for host code
 MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
 MAX_IN_99_KIB = 128  # largest head dimension for which the tiles of all dtypes fit into 99 KiB of shared memory
+MAX_IN_TF32 = 128  # largest head dimension for which TILES has tiles for TF32
 KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
 
 
-def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str, int], int]:
+def _precision(q: Tensor) -> str:
+    """Return how products of float32 are computed: "tf32" if torch's setting for matrix products allows it, else
+    "ieee". Each launch reads the setting, as torch's own products do."""
+    # allow_tf32 is an older name of this setting. Reading it raises an error once someone has set fp32_precision.
+    allowed = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if allowed and q.shape[-1] <= MAX_IN_TF32 else "ieee"
+
+
+def _shape_class(dtype_bytes: int, precision: str, head_dim: int, which: int) -> tuple[dict[str, int | str], int]:
     """Return the constants and the number of warps of the kernel KERNELS[which]."""
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block, other, warps, stages = TILES[dtype_bytes, max(64, block_d)][which]
-    return {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}, warps
+    block, other, warps, stages = TILES["tf32" if precision == "tf32" else dtype_bytes, max(64, block_d)][which]
+    sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}
+    return {**sizes, "PRECISION": precision}, warps
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -94,9 +108,6 @@ class _Call:
         q, k, v = self.inputs = _aligned(q), _aligned(k), _aligned(v)
         self.input_strides = [x // ALIGN for tensor in (q, k, v) for x in self.strides(tensor)]
         self.heads, self.key_heads = q.shape[1], k.shape[1]
-        # Results are contiguous, so their strides count rows of head_dim elements.
-        shape = q.shape
-        self.output_strides = (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
         self.longest = padding.longest
         self.kind = {"MODE": MODES[options.causal], "DROPOUT": int(options.seed is not None)}
         self.numbers = options.scale, int(options.dropout_p * 2**32), 1 - options.dropout_p
@@ -114,13 +125,12 @@ class _Call:
 
     def launch(self, which: int, tensors: tuple[Tensor | None, ...]) -> None:
         q = self.inputs[0]
-        constants, warps = _shape_class(q.dtype.itemsize, q.shape[-1], which)
+        constants, warps = _shape_class(q.dtype.itemsize, _precision(q), q.shape[-1], which)
         tiles = triton.cdiv(self.longest, constants["BLOCK"])
         with torch.cuda.device_of(q):
             KERNELS[which][(tiles * self.heads * (self.sequences + self.packed),)](
                 *tensors, *self.sizes, self.row_len, self.longest, tiles, self.heads, self.heads // self.key_heads,
-                *self.numbers, *self.input_strides, *self.output_strides, **self.kind, **constants,
-                num_warps=warps,
+                *self.numbers, *self.input_strides, **self.kind, **constants, num_warps=warps,
             )  # fmt: skip
 
 

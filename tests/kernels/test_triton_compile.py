@@ -41,7 +41,7 @@ SM_90_GROUPS = {
     **{
         f"{kernel}-{d}": f"{kernel} {d}"
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
-        for d in ("fp16", "bf16", "fp32", "fp64")
+        for d in ("fp16", "bf16", "fp32", "tf32", "fp64")
     },
 }
 
@@ -59,7 +59,7 @@ REPRESENTATIVES = {
     "sigmoid_weights": ["sigmoid_weights bf16 all own gradient", "sigmoid_weights bf16 ids groups gradient"],
     "attention_spans": ["attention_spans"],
     **{
-        kernel: [f"{kernel} {which}" for which in ("bf16 128 dual", "bf16 64 dual", "fp32 64 dual", BOTH)]
+        kernel: [f"{kernel} {which}" for which in ("bf16 128 dual", "bf16 64 dual", "fp32 64 dual", "tf32 64", BOTH)]
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
     },
     **{f"guided_{kernel}": [f"guided_{kernel} bf16 aligned"] for kernel in GUIDED[:-1]},
@@ -69,7 +69,7 @@ REPRESENTATIVES = {
 # The variants whose blocks take most shared memory. They are also compiled for sm_86, sm_89 and sm_120, where a block
 # may take 99 KiB and attention's kernels get head dimensions up to 128.
 MOST_SHARED = ["info_nce_products bf16 ids gradient"]
-MOST_SHARED += [f"attention_backward_{kernel} bf16 128 dual" for kernel in ("q", "kv")]
+MOST_SHARED += [f"attention_backward_{kernel} {d} 128 dual" for kernel in ("q", "kv") for d in ("bf16", "tf32")]
 
 # Bytes a thread that the variants of a kernel, or single ones, may spill on any of these GPUs, in Triton 3.6 or 3.9;
 # all others may not.
@@ -98,6 +98,15 @@ SPILLS |= {
 }
 SPILLS |= {"attention_forward bf16 128 dual": 384}
 SPILLS |= {f"attention_backward_q fp32 128 {way}": 256 for way in ("causal", "dropout", "causal dropout")}
+# TF32's tiles of 64 rows: 4 bytes a number, where half precision has 2.
+SPILLS |= {
+    f"attention_{kernel} tf32 {d}{way}": allowed
+    for kernel, d, allowed in (
+        ("forward", 64, 192), ("backward_kv", 64, 288),
+        ("forward", 128, 1152), ("backward_q", 128, 656), ("backward_kv", 128, 880),
+    )
+    for way in ("", " dual", " causal", " dropout", " causal dropout")
+}  # fmt: skip
 SPILLS |= {"attention_backward_kv bf16 80": 128}
 SPILLS |= {f"attention_backward_kv bf16 {d} dual": 616 for d in (80, 128)}
 SPILLS |= {f"info_nce_products bf16 {ids} loss": 32 for ids in ("ids", "ids64")}
