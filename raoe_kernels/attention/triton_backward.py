@@ -92,13 +92,37 @@ def _gradient_of_queries(
     return acc
 
 
+@triton.jit
+def _of_queries(
+    full, causal, grad_full, grad_causal, lse_full, lse_causal, row, real, kept, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient, logsumexp and delta of a tile of results, then the mixed ones (equal unless DUAL)."""
+    wide: tl.constexpr = lse_full.dtype.element_ty
+    grad = rows(grad_full, row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    delta = tl.sum(grad.to(wide) * rows(full, row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
+    if DROPOUT:
+        delta *= tl.full((), kept, wide)
+    lse = tl.load(lse_full + row, real, 0.0)
+    mixed, lse_mixed, delta_up = grad, lse, delta
+    if MODE == DUAL:
+        by_causal = rows(grad_causal, row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
+        lse_mixed = tl.load(lse_causal + row, real, 0.0)
+        w = tl.exp2(lse_mixed - lse)
+        result = rows(causal, row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
+        delta_up = w * delta + tl.sum(by_causal * result, 1)
+        mixed = (w[:, None] * grad.to(wide) + by_causal).to(grad.dtype)
+    return grad, lse, delta, mixed, lse_mixed, delta_up
+
+
 @kernel
 def attention_backward_q(
     q, k, v, causal, full, lse_causal, lse_full, spans, valid, seed, grad_causal, grad_full, grad_mixed, delta_mixed,
     delta_full, grad_q, gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64,
     threshold: tl.int64, kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
     k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a tile of queries. For attention_backward_kv, also store delta and, in mode DUAL, the
     mixed gradient and the mixed delta."""
@@ -132,28 +156,21 @@ def attention_backward_q(
     k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN)
     v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
-    grad = rows(grad_full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
-    delta = tl.sum(grad.to(wide) * rows(full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
     gradient_scale = tl.full((), scale, wide)
     if DROPOUT:
-        delta *= tl.full((), kept, wide)
         gradient_scale /= tl.full((), kept, wide)
-    lse = tl.load(lse_full + base + out, real, 0.0)
+    grad, lse, delta, mixed, lse_mixed, delta_up = _of_queries(
+        full, causal, grad_full, grad_causal, lse_full + base, lse_causal + base, out, real, kept, HEAD_DIM, BLOCK_D,
+        MODE, DROPOUT,
+    )  # fmt: skip
     tl.store(delta_full + base + out, delta, real)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
     query_keys = fold(stream(seed, head, batch, DROPOUT), offset)
-    mixed, lse_mixed, delta_up = grad, lse, delta
     end = length
     if MODE == CAUSAL:
         end = tl.minimum(start + BLOCK, length)
     low, high, edge = _masked_tiles(start, 0, end, length, holes, BLOCK, OTHER, MODE)
     if MODE == DUAL:
-        by_causal = rows(grad_causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
-        lse_mixed = tl.load(lse_causal + base + out, real, 0.0)
-        w = tl.exp2(lse_mixed - lse)
-        result = rows(causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
-        delta_up = w * delta + tl.sum(by_causal * result, 1)
-        mixed = (w[:, None] * grad.to(wide) + by_causal).to(dtype)
         store_rows(grad_mixed, out, real, 1, mixed, HEAD_DIM, BLOCK_D, HEAD_DIM)
         tl.store(delta_mixed + base + out, delta_up, real)
     if MODE != FULL:
@@ -199,6 +216,27 @@ def _by_weight(
 
 
 @triton.jit
+def _by_masked_weight(
+    scores, later, values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value, query_keys, key_offsets, threshold,
+    MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As _by_weight, on the diagonal. later: whether a key comes after the query; else the mixed values are used."""
+    if MODE == DUAL:
+        p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
+        by_value = dot(tl.where(later, p, 0.0).to(grad.dtype), grad, by_value, PRECISION)
+        by_value = dot(tl.where(later, 0.0, p).to(grad.dtype), mixed, by_value, PRECISION)
+        late, early = product(values, grad, delta.dtype, PRECISION), product(values, mixed, delta.dtype, PRECISION)
+        ds = p * (tl.where(later, late, early) - tl.where(later, delta[None, :], delta_up[None, :]))
+    else:
+        if MODE == CAUSAL:
+            scores = tl.where(later, float("-inf"), scores)
+        ds, by_value = _by_weight(
+            scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, DROPOUT, PRECISION
+        )  # fmt: skip
+    return ds, by_value
+
+
+@triton.jit
 def _gradients_of_keys(
     q, keys, values, grads, lses, deltas, start, end, first, length, valid, holes, row_len, q_row, out_row, factor,
     by_key, by_value, key, key_offsets, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
@@ -226,7 +264,8 @@ def attention_backward_kv(
     gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64, threshold: tl.int64,
     kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
     k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a tile of keys and values from one query head. The caller sums the heads of a group.
 
@@ -294,23 +333,15 @@ def attention_backward_kv(
         queries = rows(q, place, real_queries, q_row, HEAD_DIM, BLOCK_D, ALIGN)
         grad = rows(grad_full, out, real_queries, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
         lse, delta = tl.load(lse_full + out, real_queries, 0.0), tl.load(delta_full + out, real_queries, 0.0)
-        scores = product(keys, queries, wide, PRECISION) * factor
-        later = offset[:, None] > other[None, :]
+        mixed, lse_mixed, delta_up = grad, lse, delta
         if MODE == DUAL:
             mixed = rows(grad_mixed, out, real_queries, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
             lse_mixed = tl.load(lse_causal + out, real_queries, 0.0)
-            p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
-            by_value = dot(tl.where(later, p, 0.0).to(dtype), grad, by_value, PRECISION)
-            by_value = dot(tl.where(later, 0.0, p).to(dtype), mixed, by_value, PRECISION)
             delta_up = tl.load(delta_mixed + out, real_queries, 0.0)
-            by_p = tl.where(later, product(values, grad, wide, PRECISION), product(values, mixed, wide, PRECISION))
-            ds = p * (by_p - tl.where(later, delta[None, :], delta_up[None, :]))
-        else:
-            if MODE == CAUSAL:
-                scores = tl.where(later, float("-inf"), scores)
-            ds, by_value = _by_weight(
-                scores, values, grad, lse, delta, by_value, fold(key, other), offset, threshold, DROPOUT, PRECISION
-            )  # fmt: skip
+        ds, by_value = _by_masked_weight(
+            product(keys, queries, wide, PRECISION) * factor, offset[:, None] > other[None, :], values, grad, mixed,
+            lse, lse_mixed, delta, delta_up, by_value, fold(key, other), offset, threshold, MODE, DROPOUT, PRECISION,
+        )  # fmt: skip
         by_key = dot(ds.to(dtype), queries, by_key, PRECISION)
     gradient_scale = tl.full((), scale, wide)
     if DROPOUT:
@@ -318,5 +349,73 @@ def attention_backward_kv(
         gradient_scale /= tl.full((), kept, wide)
     by_key = tl.where(real[:, None], by_key * gradient_scale, 0.0)
     by_value = tl.where(real[:, None], by_value, 0.0)
+    store_rows(grad_k, own, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    store_rows(grad_v, own, store_mask, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)
+
+
+@kernel
+def attention_backward_short(
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, seed, grad_causal, grad_full, grad_q, grad_k, grad_v,
+    gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64, threshold: tl.int64,
+    kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
+    k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute all gradients of a key head and of its query heads, in a sequence of at most BLOCK tokens."""
+    wide: tl.constexpr = lse_full.dtype.element_ty
+    dtype: tl.constexpr = q.dtype.element_ty
+    key_heads = heads // group
+    key_head = tl.program_id(0) % key_heads
+    batch = (tl.program_id(0) // key_heads).to(tl.int64)
+    out_batch, out_head, out_row = result_strides(heads, row_len)
+    own_batch, own_head, own_row = result_strides(key_heads, row_len)
+    grad_k = begin(grad_k, (batch * own_batch + key_head * own_head) * HEAD_DIM)
+    grad_v = begin(grad_v, (batch * own_batch + key_head * own_head) * HEAD_DIM)
+    if batch == sequences:
+        zero_ends(grad_k, own_row, spans, sequences, tokens, 0, 1, HEAD_DIM, BLOCK_D, BLOCK)
+        zero_ends(grad_v, own_row, spans, sequences, tokens, 0, 1, HEAD_DIM, BLOCK_D, BLOCK)
+        for i in range(group):
+            of_head = begin(grad_q, (key_head * group + i) * out_head * HEAD_DIM)
+            zero_ends(of_head, out_row, spans, sequences, tokens, 0, 1, HEAD_DIM, BLOCK_D, BLOCK)
+        return
+    first, length, holes = sequence(spans, gap, batch, longest, masked)
+    offset, position, real = places(0, first, length, valid + batch * row_len, holes, row_len, BLOCK)
+    store_mask = offset < tl.maximum(length, row_len)
+    out = position * out_row
+    k = begin(k, (batch * k_batch + key_head * k_head) * ALIGN)
+    v = begin(v, (batch * v_batch + key_head * v_head) * ALIGN)
+    keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+    values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
+    factor = tl.full((), scale, wide) * LOG2_E
+    weight_scale = tl.full((), 1.0, wide)
+    if DROPOUT:
+        weight_scale /= tl.full((), kept, wide)
+    gradient_scale = tl.full((), scale, wide) * weight_scale
+    by_key = tl.zeros((BLOCK, BLOCK_D), wide)
+    by_value = tl.zeros((BLOCK, BLOCK_D), wide)
+    for i in range(group):
+        head = key_head * group + i
+        base = batch * out_batch + head * out_head
+        grad, lse, delta, mixed, lse_mixed, delta_up = _of_queries(
+            begin(full, base * HEAD_DIM), begin(causal, base * HEAD_DIM), begin(grad_full, base * HEAD_DIM),
+            begin(grad_causal, base * HEAD_DIM), lse_full + base, lse_causal + base, out, real, kept, HEAD_DIM, BLOCK_D,
+            MODE, DROPOUT,
+        )  # fmt: skip
+        of_head = begin(q, (batch * q_batch + head * q_head) * ALIGN)
+        queries = rows(of_head, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
+        # A padding key, whose weight could be inf, must not reach the gradient of the queries: 0 times inf is NaN.
+        scores = tl.where(real[:, None], product(keys, queries, wide, PRECISION) * factor, float("-inf"))
+        ds, by_value = _by_masked_weight(
+            scores, offset[:, None] > offset[None, :], values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value,
+            fold(stream(seed, head, batch, DROPOUT), offset), offset, threshold, MODE, DROPOUT, PRECISION,
+        )  # fmt: skip
+        by_key = dot(ds.to(dtype), queries, by_key, PRECISION)
+        by_query = dot(tl.trans(ds.to(dtype)), keys, tl.zeros((BLOCK, BLOCK_D), wide), PRECISION)
+        by_query = tl.where(real[:, None], by_query * gradient_scale, 0.0)
+        store_rows(begin(grad_q, base * HEAD_DIM), out, store_mask, 1, by_query, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    own = position * own_row
+    by_key = tl.where(real[:, None], by_key * gradient_scale, 0.0)
+    by_value = tl.where(real[:, None], by_value * weight_scale, 0.0)
     store_rows(grad_k, own, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
     store_rows(grad_v, own, store_mask, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)

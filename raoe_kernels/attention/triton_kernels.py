@@ -16,7 +16,7 @@ from torch import Tensor
 from .._dtypes import flags, wide
 from ..triton_rows import has_99_kib
 from .padding import Options, Padding
-from .triton_backward import attention_backward_kv, attention_backward_q
+from .triton_backward import attention_backward_kv, attention_backward_q, attention_backward_short
 from .triton_forward import attention_forward, attention_spans
 
 # {(bytes of the dtype or "tf32", head dimension rounded up to a power of two): entries of the forward, query and key
@@ -27,8 +27,8 @@ from .triton_forward import attention_forward, attention_spans
 # tile has 64 own rows, the size of Hopper's instruction: more rows would be padding in most sentences. The accumulators
 # (one, or two in the key kernel) and scores should fit into 255 registers per thread. So tiles of 128 columns have 32
 # other rows (or 128 keys on 8 warps); with 256 columns or in float64, they do not fit. Sizes give many rows and few
-# spills on sm_90; speed was not compared. The tiles for TF32 were never run on a GPU. No size depends on lengths, so a
-# sentence's result is bit-identical in any batch.
+# spills on sm_90; speed was not compared. The tiles for TF32 were never run on a GPU. Without SHORT_TILES, no size
+# depends on lengths, so a sentence's result is bit-identical in any batch.
 TILES: dict[tuple[int | str, int], tuple[tuple[int, int, int, int], ...]] = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
@@ -42,12 +42,17 @@ TILES: dict[tuple[int | str, int], tuple[tuple[int, int, int, int], ...]] = {
     (8, 128): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 1)),
     (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
 }  # fmt: skip
+# Rows of the tiles of calls whose longest sentence fits into one tile: with (16, 32), a call with max_seqlen 20 has
+# tiles of up to 32 rows. For heads of up to ONE_KERNEL columns, one backward kernel then replaces two. Off by default,
+# because neither was ever run on a GPU.
+SHORT_TILES: tuple[int, ...] = ()
+ONE_KERNEL = 64
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
 ALIGN = 8  # elements; triton_forward.ALIGN as a number for host code
 MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
 MAX_IN_99_KIB = 128  # largest head dimension for which the tiles of all dtypes fit into 99 KiB of shared memory
 MAX_IN_TF32 = 128  # largest head dimension for which TILES has tiles for TF32
-KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
+KERNELS = (attention_forward, attention_backward_q, attention_backward_kv, attention_backward_short)
 
 
 def _precision(q: Tensor) -> str:
@@ -58,10 +63,21 @@ def _precision(q: Tensor) -> str:
     return "tf32" if allowed and q.shape[-1] <= MAX_IN_TF32 else "ieee"
 
 
-def _shape_class(dtype_bytes: int, precision: str, head_dim: int, which: int) -> tuple[dict[str, int | str], int]:
+def _short(longest: int) -> int:
+    """Return the rows of the smallest of SHORT_TILES into which the longest sentence fits, or 0."""
+    return next((tile_rows for tile_rows in SHORT_TILES if longest <= tile_rows), 0)
+
+
+def _shape_class(
+    dtype_bytes: int, precision: str, head_dim: int, longest: int, which: int
+) -> tuple[dict[str, int | str], int]:
     """Return the constants and the number of warps of the kernel KERNELS[which]."""
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block, other, warps, stages = TILES["tf32" if precision == "tf32" else dtype_bytes, max(64, block_d)][which]
+    block, other, warps, stages = TILES["tf32" if precision == "tf32" else dtype_bytes, max(64, block_d)][min(which, 2)]
+    if short := _short(longest):
+        block, other, stages = (short if which == 3 else min(block, short)), min(other, short), 1
+        if dtype_bytes == 2 or precision == "tf32":
+            warps = block // 16
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}
     return {**sizes, "PRECISION": precision}, warps
 
@@ -125,10 +141,10 @@ class _Call:
 
     def launch(self, which: int, tensors: tuple[Tensor | None, ...]) -> None:
         q = self.inputs[0]
-        constants, warps = _shape_class(q.dtype.itemsize, _precision(q), q.shape[-1], which)
-        tiles = triton.cdiv(self.longest, constants["BLOCK"])
+        constants, warps = _shape_class(q.dtype.itemsize, _precision(q), q.shape[-1], self.longest, which)
+        tiles, heads = triton.cdiv(self.longest, constants["BLOCK"]), self.key_heads if which == 3 else self.heads
         with torch.cuda.device_of(q):
-            KERNELS[which][(tiles * self.heads * (self.sequences + self.packed),)](
+            KERNELS[which][(tiles * heads * (self.sequences + self.packed),)](
                 *tensors, *self.sizes, self.row_len, self.longest, tiles, self.heads, self.heads // self.key_heads,
                 *self.numbers, *self.input_strides, **self.kind, **constants, num_warps=warps,
             )  # fmt: skip
@@ -170,7 +186,7 @@ def backward(
     lse_full: Tensor,
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients. The query kernel always runs, because the key kernel reads results of the query kernel."""
+    """Compute the gradients. Of two kernels, that of queries always runs, because that of keys reads its results."""
     dual, width = causal is not None, q.shape[-1]
     call = _Call(q, k, v, padding, options)
     q, k, v = call.inputs
@@ -178,21 +194,25 @@ def backward(
     grad_causal = grad_full if grad_causal is None else _aligned(grad_causal.contiguous())
     full, causal = _aligned(full), None if causal is None else _aligned(causal)
     grad_q, grad_k, grad_v = q.new_empty(q.shape), None, None
-    # The query kernel writes these three tensors, and the key kernel reads them.
-    delta_full, delta_mixed, grad_mixed = torch.empty_like(lse_full), None, None
-    if dual:
-        delta_mixed, grad_mixed = torch.empty_like(lse_full), q.new_empty(q.shape)
     outputs = (causal, full) if dual else (full, full)
     lses = (lse_causal, lse_full) if dual else (lse_full, lse_full)
-    mixed = (grad_mixed, delta_mixed, delta_full) if dual else (grad_full, delta_full, delta_full)
     results = *outputs, *lses, *call.positions
-    call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q))
-    if needs[1] or needs[2]:
-        # Compute one gradient per query head, so that a group's heads run in parallel, then add them in a fixed order.
-        grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
-        call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v))
-        if call.heads > call.key_heads:
-            grad_k, grad_v = (x.unflatten(1, (call.key_heads, -1)).sum(2) for x in (grad_k, grad_v))
+    if _short(padding.longest) and q.shape[-1] <= ONE_KERNEL:
+        grad_k, grad_v = k.new_empty(k.shape), k.new_empty(k.shape)
+        call.launch(3, (*call.inputs, *results, grad_causal, grad_full, grad_q, grad_k, grad_v))
+    else:
+        # The query kernel writes these three tensors, and the key kernel reads them.
+        delta_full, delta_mixed, grad_mixed = torch.empty_like(lse_full), None, None
+        if dual:
+            delta_mixed, grad_mixed = torch.empty_like(lse_full), q.new_empty(q.shape)
+        mixed = (grad_mixed, delta_mixed, delta_full) if dual else (grad_full, delta_full, delta_full)
+        call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q))
+        if needs[1] or needs[2]:
+            # Compute a gradient per query head: a group's heads run in parallel. Then add them in a fixed order.
+            grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
+            call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v))
+            if call.heads > call.key_heads:
+                grad_k, grad_v = (x.unflatten(1, (call.key_heads, -1)).sum(2) for x in (grad_k, grad_v))
     grads = zip((grad_q, grad_k, grad_v), needs, strict=True)
     dq, dk, dv = (_columns(x, width) if need else None for x, need in grads)
     return dq, dk, dv

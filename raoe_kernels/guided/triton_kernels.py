@@ -94,12 +94,12 @@ def guided_forward_mix(
     dtype: tl.constexpr = result.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
-    x = tl.load(_slice(current, row, row_current, start, lane, UNIT), mask, 0.0, eviction_policy="evict_first").to(
-        dtype
-    )
-    y = tl.load(_slice(previous, row, row_previous, start, lane, UNIT), mask, 0.0, eviction_policy="evict_first").to(
-        dtype
-    )
+    x = tl.load(
+        _slice(current, row, row_current, start, lane, UNIT), mask, 0.0, eviction_policy="evict_first"
+    ).to(dtype)
+    y = tl.load(
+        _slice(previous, row, row_previous, start, lane, UNIT), mask, 0.0, eviction_policy="evict_first"
+    ).to(dtype)
     count = rows * slices
     top_x, log_x = _normaliser(sums, row, slices, count, JOINED, dtype)
     top_y, log_y = _normaliser(sums + 2 * count, row, slices, count, JOINED, dtype)
