@@ -94,22 +94,22 @@ def _gradient_of_queries(
 
 @triton.jit
 def _of_queries(
-    full, causal, grad_full, grad_causal, lse_full, lse_causal, row, real, kept, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
+    full, causal, grad_full, grad_causal, lse_full, lse_causal, base, row, real, kept, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
     """Return the gradient, logsumexp and delta of a tile of results, then the mixed ones (equal unless DUAL)."""
     wide: tl.constexpr = lse_full.dtype.element_ty
-    grad = rows(grad_full, row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
-    delta = tl.sum(grad.to(wide) * rows(full, row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
-    if DROPOUT:
-        delta *= tl.full((), kept, wide)
-    lse = tl.load(lse_full + row, real, 0.0)
+    at = base * HEAD_DIM
+    grad = rows(begin(grad_full, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    delta = tl.sum(grad.to(wide) * rows(begin(full, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
+    delta *= tl.full((), kept, wide)  # 1 without dropout
+    lse = tl.load(lse_full + base + row, real, 0.0)
     mixed, lse_mixed, delta_up = grad, lse, delta
     if MODE == DUAL:
-        by_causal = rows(grad_causal, row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
-        lse_mixed = tl.load(lse_causal + row, real, 0.0)
+        by_causal = rows(begin(grad_causal, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
+        lse_mixed = tl.load(lse_causal + base + row, real, 0.0)
         w = tl.exp2(lse_mixed - lse)
-        result = rows(causal, row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
+        result = rows(begin(causal, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
         delta_up = w * delta + tl.sum(by_causal * result, 1)
         mixed = (w[:, None] * grad.to(wide) + by_causal).to(grad.dtype)
     return grad, lse, delta, mixed, lse_mixed, delta_up
@@ -127,7 +127,6 @@ def attention_backward_q(
     """Compute the gradient of a tile of queries. For attention_backward_kv, also store delta and, in mode DUAL, the
     mixed gradient and the mixed delta."""
     wide: tl.constexpr = lse_full.dtype.element_ty
-    dtype: tl.constexpr = q.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
@@ -143,10 +142,6 @@ def attention_backward_q(
     offset, position, real = places(start, first, length, valid, holes, row_len, BLOCK)
     store_mask = offset < tl.maximum(length, row_len)
     out = position * out_row
-    full = begin(full, base * HEAD_DIM)
-    causal = begin(causal, base * HEAD_DIM)
-    grad_full = begin(grad_full, base * HEAD_DIM)
-    grad_causal = begin(grad_causal, base * HEAD_DIM)
     grad_mixed = begin(grad_mixed, base * HEAD_DIM)
     acc = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
@@ -156,19 +151,14 @@ def attention_backward_q(
     k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN)
     v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
-    gradient_scale = tl.full((), scale, wide)
-    if DROPOUT:
-        gradient_scale /= tl.full((), kept, wide)
+    gradient_scale = tl.full((), scale, wide) / tl.full((), kept, wide)
     grad, lse, delta, mixed, lse_mixed, delta_up = _of_queries(
-        full, causal, grad_full, grad_causal, lse_full + base, lse_causal + base, out, real, kept, HEAD_DIM, BLOCK_D,
-        MODE, DROPOUT,
+        full, causal, grad_full, grad_causal, lse_full, lse_causal, base, out, real, kept, HEAD_DIM, BLOCK_D, MODE
     )  # fmt: skip
     tl.store(delta_full + base + out, delta, real)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
     query_keys = fold(stream(seed, head, batch, DROPOUT), offset)
-    end = length
-    if MODE == CAUSAL:
-        end = tl.minimum(start + BLOCK, length)
+    end = tl.minimum(start + BLOCK, length) if MODE == CAUSAL else length
     low, high, edge = _masked_tiles(start, 0, end, length, holes, BLOCK, OTHER, MODE)
     if MODE == DUAL:
         store_rows(grad_mixed, out, real, 1, mixed, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -196,7 +186,7 @@ def attention_backward_q(
         ds = _by_score(scores, mixed, values, lse_mixed, delta_up, query_keys, other, threshold, DROPOUT, PRECISION)
         if MODE == DUAL:
             ds += _by_score(late_scores, grad, values, lse, delta, query_keys, other, threshold, DROPOUT, PRECISION)
-        acc = dot(ds.to(dtype), keys, acc, PRECISION)
+        acc = dot(ds.to(keys.dtype), keys, acc, PRECISION)
     acc = tl.where(real[:, None], acc * gradient_scale, 0.0)
     store_rows(grad_q, out, store_mask, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
 
@@ -273,14 +263,12 @@ def attention_backward_kv(
     set to 0 at the end.
     """
     wide: tl.constexpr = lse_full.dtype.element_ty
-    dtype: tl.constexpr = q.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
     out_batch, out_head, out_row = result_strides(heads, row_len)
     base = batch * out_batch + head * out_head
-    grad_k = begin(grad_k, base * HEAD_DIM)
-    grad_v = begin(grad_v, base * HEAD_DIM)
+    grad_k, grad_v = begin(grad_k, base * HEAD_DIM), begin(grad_v, base * HEAD_DIM)
     if batch == sequences:
         zero_ends(grad_k, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         zero_ends(grad_v, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
@@ -291,8 +279,7 @@ def attention_backward_kv(
     offset, position, real = places(start, first, length, valid, holes, row_len, BLOCK)
     store_mask = offset < tl.maximum(length, row_len)
     own = position * out_row
-    by_key = tl.zeros((BLOCK, BLOCK_D), wide)
-    by_value = tl.zeros((BLOCK, BLOCK_D), wide)
+    by_key, by_value = tl.zeros((BLOCK, BLOCK_D), wide), tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
         store_rows(grad_k, own, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
         store_rows(grad_v, own, store_mask, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -304,16 +291,11 @@ def attention_backward_kv(
     keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
     values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
     key = stream(seed, head, batch, DROPOUT)
-    first_query = 0
-    if MODE == CAUSAL:
-        first_query = start
+    first_query = start if MODE == CAUSAL else 0
     low, high, edge = _masked_tiles(start, first_query, length, length, holes, BLOCK, OTHER, MODE)
-    grad_full = begin(grad_full, base * HEAD_DIM)
-    grad_mixed = begin(grad_mixed, base * HEAD_DIM)
-    lse_full += base
-    lse_causal += base
-    delta_full += base
-    delta_mixed += base
+    grad_full, grad_mixed = begin(grad_full, base * HEAD_DIM), begin(grad_mixed, base * HEAD_DIM)
+    lse_full, lse_causal = lse_full + base, lse_causal + base
+    delta_full, delta_mixed = delta_full + base, delta_mixed + base
     grads, lses, deltas = grad_full, lse_full, delta_full  # of the queries from `high` on
     if MODE == DUAL:
         by_key, by_value = _gradients_of_keys(
@@ -342,11 +324,10 @@ def attention_backward_kv(
             product(keys, queries, wide, PRECISION) * factor, offset[:, None] > other[None, :], values, grad, mixed,
             lse, lse_mixed, delta, delta_up, by_value, fold(key, other), offset, threshold, MODE, DROPOUT, PRECISION,
         )  # fmt: skip
-        by_key = dot(ds.to(dtype), queries, by_key, PRECISION)
-    gradient_scale = tl.full((), scale, wide)
+        by_key = dot(ds.to(keys.dtype), queries, by_key, PRECISION)
+    gradient_scale = tl.full((), scale, wide) / tl.full((), kept, wide)
     if DROPOUT:
         by_value /= tl.full((), kept, wide)
-        gradient_scale /= tl.full((), kept, wide)
     by_key = tl.where(real[:, None], by_key * gradient_scale, 0.0)
     by_value = tl.where(real[:, None], by_value, 0.0)
     store_rows(grad_k, own, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -364,14 +345,13 @@ def attention_backward_short(
 ):  # fmt: skip
     """Compute all gradients of a key head and of its query heads, in a sequence of at most BLOCK tokens."""
     wide: tl.constexpr = lse_full.dtype.element_ty
-    dtype: tl.constexpr = q.dtype.element_ty
     key_heads = heads // group
     key_head = tl.program_id(0) % key_heads
     batch = (tl.program_id(0) // key_heads).to(tl.int64)
     out_batch, out_head, out_row = result_strides(heads, row_len)
     own_batch, own_head, own_row = result_strides(key_heads, row_len)
-    grad_k = begin(grad_k, (batch * own_batch + key_head * own_head) * HEAD_DIM)
-    grad_v = begin(grad_v, (batch * own_batch + key_head * own_head) * HEAD_DIM)
+    own_base = (batch * own_batch + key_head * own_head) * HEAD_DIM
+    grad_k, grad_v = begin(grad_k, own_base), begin(grad_v, own_base)
     if batch == sequences:
         zero_ends(grad_k, own_row, spans, sequences, tokens, 0, 1, HEAD_DIM, BLOCK_D, BLOCK)
         zero_ends(grad_v, own_row, spans, sequences, tokens, 0, 1, HEAD_DIM, BLOCK_D, BLOCK)
@@ -388,19 +368,13 @@ def attention_backward_short(
     keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
     values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
-    weight_scale = tl.full((), 1.0, wide)
-    if DROPOUT:
-        weight_scale /= tl.full((), kept, wide)
-    gradient_scale = tl.full((), scale, wide) * weight_scale
-    by_key = tl.zeros((BLOCK, BLOCK_D), wide)
-    by_value = tl.zeros((BLOCK, BLOCK_D), wide)
+    gradient_scale = tl.full((), scale, wide) / tl.full((), kept, wide)
+    by_key, by_value = tl.zeros((BLOCK, BLOCK_D), wide), tl.zeros((BLOCK, BLOCK_D), wide)
     for i in range(group):
         head = key_head * group + i
         base = batch * out_batch + head * out_head
         grad, lse, delta, mixed, lse_mixed, delta_up = _of_queries(
-            begin(full, base * HEAD_DIM), begin(causal, base * HEAD_DIM), begin(grad_full, base * HEAD_DIM),
-            begin(grad_causal, base * HEAD_DIM), lse_full + base, lse_causal + base, out, real, kept, HEAD_DIM, BLOCK_D,
-            MODE, DROPOUT,
+            full, causal, grad_full, grad_causal, lse_full, lse_causal, base, out, real, kept, HEAD_DIM, BLOCK_D, MODE
         )  # fmt: skip
         of_head = begin(q, (batch * q_batch + head * q_head) * ALIGN)
         queries = rows(of_head, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
@@ -410,12 +384,12 @@ def attention_backward_short(
             scores, offset[:, None] > offset[None, :], values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value,
             fold(stream(seed, head, batch, DROPOUT), offset), offset, threshold, MODE, DROPOUT, PRECISION,
         )  # fmt: skip
-        by_key = dot(ds.to(dtype), queries, by_key, PRECISION)
-        by_query = dot(tl.trans(ds.to(dtype)), keys, tl.zeros((BLOCK, BLOCK_D), wide), PRECISION)
+        ds = ds.to(keys.dtype)
+        by_key = dot(ds, queries, by_key, PRECISION)
+        by_query = dot(tl.trans(ds), keys, tl.zeros((BLOCK, BLOCK_D), wide), PRECISION)
         by_query = tl.where(real[:, None], by_query * gradient_scale, 0.0)
         store_rows(begin(grad_q, base * HEAD_DIM), out, store_mask, 1, by_query, HEAD_DIM, BLOCK_D, HEAD_DIM)
-    own = position * own_row
     by_key = tl.where(real[:, None], by_key * gradient_scale, 0.0)
-    by_value = tl.where(real[:, None], by_value * weight_scale, 0.0)
-    store_rows(grad_k, own, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
-    store_rows(grad_v, own, store_mask, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    by_value = tl.where(real[:, None], by_value / tl.full((), kept, wide), 0.0)
+    store_rows(grad_k, position * own_row, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    store_rows(grad_v, position * own_row, store_mask, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)

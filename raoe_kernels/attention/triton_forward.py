@@ -115,8 +115,7 @@ def zero_ends(
 
 @triton.jit
 def result_strides(heads, row_len):
-    """Return the strides of a contiguous result between sequences, heads and tokens, in rows of HEAD_DIM elements.
-    row_len is 0 if packed."""
+    """Return a contiguous result's strides between sequences, heads and tokens, in rows. row_len is 0 if packed."""
     heads, row_len = heads.to(tl.int64), row_len.to(tl.int64)
     return heads * row_len, tl.maximum(row_len, 1), tl.where(row_len == 0, heads, 1)
 
@@ -220,8 +219,7 @@ def attention_forward(
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
     out_batch, out_head, out_row = result_strides(heads, row_len)
     base = batch * out_batch + head * out_head
-    full = begin(full, base * HEAD_DIM)
-    causal = begin(causal, base * HEAD_DIM)
+    full, causal = begin(full, base * HEAD_DIM), begin(causal, base * HEAD_DIM)
     if batch == sequences:
         zero_ends(full, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         if MODE == DUAL:
@@ -233,8 +231,7 @@ def attention_forward(
     offset, position, real = places(start, first, length, valid, holes, row_len, BLOCK)
     store_mask = offset < tl.maximum(length, row_len)
     out = position * out_row
-    lse_full += base
-    lse_causal += base
+    lse_full, lse_causal = lse_full + base, lse_causal + base
     m = tl.full((BLOCK,), float("-inf"), wide)
     l = tl.zeros((BLOCK,), wide)
     acc = tl.zeros((BLOCK, BLOCK_D), wide)

@@ -43,10 +43,10 @@ TILES: dict[tuple[int | str, int], tuple[tuple[int, int, int, int], ...]] = {
     (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
 }  # fmt: skip
 # Rows of the tiles of calls whose longest sentence fits into one tile: with (16, 32), a call with max_seqlen 20 has
-# tiles of up to 32 rows. For heads of up to ONE_KERNEL columns, one backward kernel then replaces two. Off by default,
+# tiles of up to 32 rows. If such a tile has at most ONE_KERNEL bytes, one backward kernel replaces two. Off by default,
 # because neither was ever run on a GPU.
 SHORT_TILES: tuple[int, ...] = ()
-ONE_KERNEL = 64
+ONE_KERNEL = 4096
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
 ALIGN = 8  # elements; triton_forward.ALIGN as a number for host code
 MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
@@ -68,18 +68,21 @@ def _short(longest: int) -> int:
     return next((tile_rows for tile_rows in SHORT_TILES if longest <= tile_rows), 0)
 
 
-def _shape_class(
-    dtype_bytes: int, precision: str, head_dim: int, longest: int, which: int
-) -> tuple[dict[str, int | str], int]:
-    """Return the constants and the number of warps of the kernel KERNELS[which]."""
+def _in_one_kernel(size: int, head_dim: int, longest: int) -> bool:
+    """Whether attention_backward_short computes the gradients. size: bytes of the dtype."""
+    return 0 < _short(longest) * head_dim * size <= ONE_KERNEL
+
+
+def _shape_class(size: int, precision: str, head_dim: int, longest: int, which: int) -> tuple[dict[str, Any], int]:
+    """Return the constants and the number of warps of the kernel KERNELS[which]. size: bytes of the dtype."""
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block, other, warps, stages = TILES["tf32" if precision == "tf32" else dtype_bytes, max(64, block_d)][min(which, 2)]
+    block, other, warps, stages = TILES["tf32" if precision == "tf32" else size, max(64, block_d)][min(which, 2)]
     if short := _short(longest):
         block, other, stages = (short if which == 3 else min(block, short)), min(other, short), 1
-        if dtype_bytes == 2 or precision == "tf32":
+        if size == 2 or precision == "tf32":
             warps = block // 16
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}
-    return {**sizes, "PRECISION": precision}, warps
+    return sizes | {"PRECISION": precision}, warps
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -122,7 +125,9 @@ class _Call:
         spans_tensor: Any = padding.spans
         self.packed = padding.cu_seqlens is not None
         q, k, v = self.inputs = _aligned(q), _aligned(k), _aligned(v)
-        self.input_strides = [x // ALIGN for tensor in (q, k, v) for x in self.strides(tensor)]
+        # Strides between sequences, heads and tokens
+        strides = [(0, x.stride(1), x.stride(0)) if self.packed else x.stride()[:3] for x in (q, k, v)]
+        self.input_strides = [step // ALIGN for steps in strides for step in steps]
         self.heads, self.key_heads = q.shape[1], k.shape[1]
         self.longest = padding.longest
         self.kind = {"MODE": MODES[options.causal], "DROPOUT": int(options.seed is not None)}
@@ -134,10 +139,6 @@ class _Call:
         self.positions = spans_tensor, valid, spans_tensor if options.seed is None else options.seed
         gap, tokens = (1, q.shape[0]) if self.packed else (self.sequences, 0)
         self.sizes = gap, self.sequences, tokens, int(padding.mask is not None)
-
-    def strides(self, x: Tensor) -> tuple[int, int, int]:
-        """Strides between sequences, heads and tokens."""
-        return (0, x.stride(1), x.stride(0)) if self.packed else (x.stride(0), x.stride(1), x.stride(2))
 
     def launch(self, which: int, tensors: tuple[Tensor | None, ...]) -> None:
         q = self.inputs[0]
@@ -164,10 +165,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
     # Unless the call is dual, the kernel never writes to the causal arguments, so any tensor can be passed for them.
     outputs = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
     call.launch(0, (*call.inputs, *outputs, *call.positions))
-    return _columns(causal, width), _columns(full, width), lse_causal, lse_full
+    return _narrow(causal, width), _narrow(full, width), lse_causal, lse_full
 
 
-def _columns(x: Tensor | None, width: int) -> Tensor | None:
+def _narrow(x: Tensor | None, width: int) -> Tensor | None:
     """Remove the columns that _aligned added."""
     return x if x is None or x.shape[-1] == width else x[..., :width].contiguous()
 
@@ -190,22 +191,20 @@ def backward(
     dual, width = causal is not None, q.shape[-1]
     call = _Call(q, k, v, padding, options)
     q, k, v = call.inputs
-    grad_full = _aligned(grad_full.contiguous())
+    grad_full, full = _aligned(grad_full.contiguous()), _aligned(full)
+    # Without a dual call, the kernels do not read the causal tensors, so any tensor can be passed for them.
     grad_causal = grad_full if grad_causal is None else _aligned(grad_causal.contiguous())
-    full, causal = _aligned(full), None if causal is None else _aligned(causal)
+    causal, lse_causal = (full, lse_full) if causal is None else (_aligned(causal), lse_causal)
     grad_q, grad_k, grad_v = q.new_empty(q.shape), None, None
-    outputs = (causal, full) if dual else (full, full)
-    lses = (lse_causal, lse_full) if dual else (lse_full, lse_full)
-    results = *outputs, *lses, *call.positions
-    if _short(padding.longest) and q.shape[-1] <= ONE_KERNEL:
+    lses = lse_causal, lse_full
+    results = causal, full, *lses, *call.positions
+    if _in_one_kernel(q.dtype.itemsize, q.shape[-1], padding.longest):
         grad_k, grad_v = k.new_empty(k.shape), k.new_empty(k.shape)
         call.launch(3, (*call.inputs, *results, grad_causal, grad_full, grad_q, grad_k, grad_v))
     else:
-        # The query kernel writes these three tensors, and the key kernel reads them.
-        delta_full, delta_mixed, grad_mixed = torch.empty_like(lse_full), None, None
-        if dual:
-            delta_mixed, grad_mixed = torch.empty_like(lse_full), q.new_empty(q.shape)
-        mixed = (grad_mixed, delta_mixed, delta_full) if dual else (grad_full, delta_full, delta_full)
+        # The query kernel writes delta and, in a dual call, the mixed tensors. The key kernel reads them.
+        delta = torch.empty_like(lse_full)
+        mixed = (torch.empty_like(full), torch.empty_like(delta), delta) if dual else (grad_full, delta, delta)
         call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q))
         if needs[1] or needs[2]:
             # Compute a gradient per query head: a group's heads run in parallel. Then add them in a fixed order.
@@ -214,5 +213,5 @@ def backward(
             if call.heads > call.key_heads:
                 grad_k, grad_v = (x.unflatten(1, (call.key_heads, -1)).sum(2) for x in (grad_k, grad_v))
     grads = zip((grad_q, grad_k, grad_v), needs, strict=True)
-    dq, dk, dv = (_columns(x, width) if need else None for x, need in grads)
+    dq, dk, dv = (_narrow(x, width) if need else None for x, need in grads)
     return dq, dk, dv
