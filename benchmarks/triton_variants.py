@@ -97,7 +97,7 @@ def attention() -> Iterator[Variant]:
         types |= {"spans": "*i32", "valid": "*i32" if dtype == "fp64" else "*u8"}
         more = MORE if name in ("bf16", "fp32", "tf32") and head_dim in (64, 128) else {}
         for (way, (mode, dropout)), longest in product((WAYS | more).items(), (*SHORT, None)):
-            with short_tiles(host, longest):
+            with short_tiles(host, *([longest] if longest else [])):
                 if kernel is host.attention_backward_short:
                     wanted = host._in_one_kernel(BYTES[dtype], head_dim, longest or 512)
                 else:  # of the other kernels' tiles for short texts, a sample
@@ -112,9 +112,9 @@ def attention() -> Iterator[Variant]:
 
 
 @contextmanager
-def short_tiles(host: Any, longest: int | None) -> Iterator[None]:
+def short_tiles(host: Any, *tile_rows: int) -> Iterator[None]:
     """Set the rows of attention's tiles for short texts, which are off by default."""
-    before, host.SHORT_TILES = host.SHORT_TILES, (longest,) if longest else ()
+    before, host.SHORT_TILES = host.SHORT_TILES, tile_rows
     try:
         yield
     finally:

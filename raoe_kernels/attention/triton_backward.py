@@ -6,7 +6,7 @@ lse_full) <= 1 is one number per query. So one product serves both softmaxes. Up
 mixed gradient w g_full + g_causal, the delta mixed in the same way, and the causal logsumexp. Beyond the diagonal, it
 uses the bidirectional gradient, delta and logsumexp. The query kernel runs first and stores the mixed values. Each
 kernel loops over the clear tiles on both sides of the diagonal, then over the masked tiles: those on the diagonal, in
-which each element uses the values of its own side, and those that may contain padding.
+which each element uses the values of its own side, and those that may contain padding. Short sentences have one tile.
 
 With dropout, o = M p v / (1 - dropout_p) for a mask M, so ds = p (M g v / (1 - dropout_p) - g o) and dv = (M p)^T g /
 (1 - dropout_p). The kernels multiply delta by 1 - dropout_p, and divide complete gradients by 1 - dropout_p.

@@ -118,14 +118,13 @@ def spans(q: Tensor, padding: Padding) -> Padding:
 
 
 class _Call:
-    """Arguments that all launches of a call share: positions of sequences, strides as in a padded batch, and sizes."""
+    """Arguments that all launches of a call share: positions of sequences, sizes, and strides as in a padded batch."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options):
         padding = spans(q, padding)
         spans_tensor: Any = padding.spans
         self.packed = padding.cu_seqlens is not None
         q, k, v = self.inputs = _aligned(q), _aligned(k), _aligned(v)
-        # Strides between sequences, heads and tokens
         strides = [(0, x.stride(1), x.stride(0)) if self.packed else x.stride()[:3] for x in (q, k, v)]
         self.input_strides = [step // ALIGN for steps in strides for step in steps]
         self.heads, self.key_heads = q.shape[1], k.shape[1]
