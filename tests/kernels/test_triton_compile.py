@@ -114,6 +114,8 @@ SPILLS |= {
 }  # fmt: skip
 # The kernel for short texts holds three gradients at once; it was never run on a GPU, and no call has it by default.
 SPILLS |= {f"attention_backward_short tf32 64{dual} of 16": 640 for dual in ("", " dual")}
+SPILLS |= {"attention_backward_short tf32 32 dual of 32": 336}
+SPILLS |= {f"attention_forward tf32 128 of {rows}": 288 for rows in (16, 32)}
 SPILLS |= {f"attention_backward_short bf16 128{way} of 16": 912 for way in ("", " dual", *CAUSAL_OR_DROPOUT)}
 SPILLS |= {"attention_backward_kv bf16 80": 128}
 SPILLS |= {f"attention_backward_kv bf16 {d} dual": 656 for d in (80, 128)}
