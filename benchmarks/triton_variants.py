@@ -77,7 +77,7 @@ def cosine() -> Iterator[Variant]:
 
 # Head dimensions of attention to compile: those of TILES, 32, and 80, which is not a power of two.
 WIDTHS = ("bf16", "fp32", "fp64")
-HEAD_DIMS = {64: (*DTYPES, "tf32"), 128: (*WIDTHS, "tf32"), 256: WIDTHS, 32: ("bf16", "fp32", "tf32"), 80: ("bf16",)}
+HEAD_DIMS = {64: (*DTYPES, "tf32"), 128: WIDTHS, 256: WIDTHS, 32: ("bf16", "fp32", "tf32"), 80: ("bf16",)}
 SHORT = (16, 32, 64)  # rows of the tiles for short texts to compile
 # (MODE, DROPOUT) by name: for all of these, and for some
 WAYS = {"": (0, 0), " dual": (1, 0)}

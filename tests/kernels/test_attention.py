@@ -173,7 +173,7 @@ def test_triton_follows_torch_s_setting_of_tf32(compiled, monkeypatch):
         assert launched() == {("ieee", 32)}
         matmul.allow_tf32 = True
         assert launched() == {("tf32", 64)}
-        assert launched(d=200) == {("ieee", 16)}
+        assert launched(d=65) == {("ieee", 16), ("ieee", 32)}
         assert {precision for precision, _ in (*launched(torch.float64), *launched(torch.bfloat16))} == {"ieee"}
         matmul.fp32_precision = "ieee"
         assert launched() == {("ieee", 32)}

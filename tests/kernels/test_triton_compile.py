@@ -71,7 +71,7 @@ REPRESENTATIVES = {
 # The variants whose blocks take most shared memory. They are also compiled for sm_86, sm_89 and sm_120, where a block
 # may take 99 KiB and attention's kernels get head dimensions up to 128.
 MOST_SHARED = ["info_nce_products bf16 ids gradient"]
-MOST_SHARED += [f"attention_backward_{kernel} {d} 128 dual" for kernel in ("q", "kv") for d in ("bf16", "tf32")]
+MOST_SHARED += [f"attention_backward_{kernel} {of} dual" for kernel in ("q", "kv") for of in ("bf16 128", "tf32 64")]
 MOST_SHARED += ["attention_backward_short fp32 32 dual of 32"]
 
 # Bytes a thread that the variants of a kernel, or single ones, may spill on any of these GPUs, in Triton 3.6 or 3.9;
@@ -105,17 +105,13 @@ SPILLS |= {"attention_forward bf16 128 dual": 384}
 SPILLS |= {f"attention_backward_q fp32 128 {way}": 256 for way in ("causal", "dropout", "causal dropout")}
 # TF32's tiles of 64 rows: 4 bytes a number, where half precision has 2.
 SPILLS |= {
-    f"attention_{kernel} tf32 {d}{way}": allowed
-    for kernel, d, allowed in (
-        ("forward", 64, 192), ("backward_kv", 64, 288),
-        ("forward", 128, 1152), ("backward_q", 128, 656), ("backward_kv", 128, 880),
-    )
+    f"attention_{kernel} tf32 64{way}": allowed
+    for kernel, allowed in (("forward", 192), ("backward_kv", 288))
     for way in ("", " dual", *CAUSAL_OR_DROPOUT)
 }  # fmt: skip
 # The kernel for short texts holds three gradients at once; it was never run on a GPU, and no call has it by default.
 SPILLS |= {f"attention_backward_short tf32 64{dual} of 16": 640 for dual in ("", " dual")}
 SPILLS |= {"attention_backward_short tf32 32 dual of 32": 336}
-SPILLS |= {f"attention_forward tf32 128 of {rows}": 288 for rows in (16, 32)}
 SPILLS |= {f"attention_backward_short bf16 128{way} of 16": 912 for way in ("", " dual", *CAUSAL_OR_DROPOUT)}
 SPILLS |= {"attention_backward_kv bf16 80": 128}
 SPILLS |= {f"attention_backward_kv bf16 {d} dual": 656 for d in (80, 128)}
