@@ -4,6 +4,7 @@ each shape class. The launches of an op's triton_kernels.py and this table must 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -76,7 +77,8 @@ def cosine() -> Iterator[Variant]:
 
 # Head dimensions of attention to compile: those of TILES, 32, and 80, which is not a power of two.
 WIDTHS = ("bf16", "fp32", "fp64")
-HEAD_DIMS = {64: DTYPES, 128: WIDTHS, 256: WIDTHS, 32: ("bf16", "fp32"), 80: ("bf16",)}
+HEAD_DIMS = {64: (*DTYPES, "tf32"), 128: WIDTHS, 256: WIDTHS, 32: ("bf16", "fp32", "tf32"), 80: ("bf16",)}
+SHORT = (16, 32, 64)  # rows of the tiles for short texts to compile
 # (MODE, DROPOUT) by name: for all of these, and for some
 WAYS = {"": (0, 0), " dual": (1, 0)}
 MORE = {" causal": (2, 0), " dropout": (0, 1), " causal dropout": (2, 1)}
@@ -88,16 +90,35 @@ def attention() -> Iterator[Variant]:
     signature = signature_of(host.attention_spans, mask="*u8", spans="*i32")
     yield Variant("attention_spans", host.attention_spans, signature, {"BLOCK": host.SPANS_BLOCK}, host.SPANS_WARPS)
     shapes = [(head_dim, dtype) for head_dim, dtypes in HEAD_DIMS.items() for dtype in dtypes]
-    for (which, kernel), (head_dim, dtype) in product(enumerate(host.KERNELS), shapes):
+    for (which, kernel), (head_dim, name) in product(enumerate(host.KERNELS), shapes):
+        dtype, precision = ("fp32", "tf32") if name == "tf32" else (name, "ieee")
         inputs = "q k v causal full mask grad_causal grad_full grad_mixed grad_q grad_k grad_v"
         types = pointers(**{dtype: inputs}) | pointers(**{exact(dtype): "lse_causal lse_full delta_mixed delta_full"})
         types |= {"spans": "*i32", "valid": "*i32" if dtype == "fp64" else "*u8"}
-        more = MORE if dtype in ("bf16", "fp32") and head_dim in (64, 128) else {}
-        for way, (mode, dropout) in (WAYS | more).items():
-            constants, warps = host._shape_class(BYTES[dtype], head_dim, which)
+        more = MORE if name in ("bf16", "fp32", "tf32") and head_dim in (64, 128) else {}
+        for (way, (mode, dropout)), longest in product((WAYS | more).items(), (*SHORT, None)):
+            with short_tiles(host, *([longest] if longest else [])):
+                if kernel is host.attention_backward_short:
+                    wanted = host._in_one_kernel(BYTES[dtype], head_dim, longest or 512)
+                else:  # of the other kernels' tiles for short texts, a sample
+                    wanted = not longest or (kernel is host.attention_forward and not way)
+                constants, warps = host._shape_class(BYTES[dtype], precision, head_dim, longest or 512, which)
+            if not wanted:
+                continue
             constants |= {"MODE": mode, "DROPOUT": dropout}
             signature = signature_of(kernel, **types, seed="*i64" if dropout else "*i32")
-            yield Variant(f"{kernel.__name__} {dtype} {head_dim}{way}", kernel, signature, constants, warps)
+            label = f"{kernel.__name__} {name} {head_dim}{way}" + (f" of {longest}" if longest else "")
+            yield Variant(label, kernel, signature, constants, warps)
+
+
+@contextmanager
+def short_tiles(host: Any, *tile_rows: int) -> Iterator[None]:
+    """Set the rows of attention's tiles for short texts, which are off by default."""
+    before, host.SHORT_TILES = host.SHORT_TILES, tile_rows
+    try:
+        yield
+    finally:
+        host.SHORT_TILES = before
 
 
 def infonce() -> Iterator[Variant]:

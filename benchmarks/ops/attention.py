@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.case import Call, Case, ours
+from benchmarks.triton_variants import SHORT, short_tiles
 from raoe_kernels import bidirectional_attention, dual_attention
 
-SIZES = {"cpu": [8, 32, 64, 128, 512], "cuda": [64, 512, 2048, 8192]}
+SIZES = {"cpu": [8, 32, 64, 128, 512], "cuda": [16, 32, 64, 512, 2048, 8192]}
 # (tokens of a batch with its padding, heads, head dimension)
 SHAPE = {"cpu": (2048, 4, 32), "cuda": (32768, 32, 128)}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
@@ -80,6 +81,9 @@ def case(length: int, device: str) -> Case:
             result[f"bidirectional {word}{name}, dropout"] = step(
                 lambda *x, o=options: (bidirectional_attention(*x, dropout_p=0.1, **o),), form
             )
+    if device == "cuda" and length <= max(SHORT):  # tiles that are off by default, until this row says otherwise
+        for name in ("dual packed triton", "bidirectional packed triton", "bidirectional packed triton, dropout"):
+            result[f"{name}, short tiles"] = _in_short_tiles(result[name])
     result["SDPA twice, masks"] = step(lambda *x: (sdpa(*x, causal), sdpa(*x, mask)))
     result["SDPA, mask"] = step(lambda *x: (sdpa(*x, mask),))
     compiled = torch.compile(dual_attention, dynamic=False)
@@ -103,6 +107,16 @@ def case(length: int, device: str) -> Case:
         *least(length, device),
         missing,
     )
+
+
+def _in_short_tiles(call: Call) -> Call:
+    from raoe_kernels.attention import triton_kernels
+
+    def in_short_tiles(i: int) -> None:
+        with short_tiles(triton_kernels, *SHORT):
+            call(i)
+
+    return in_short_tiles
 
 
 def _cudnn(twice: bool):

@@ -56,8 +56,9 @@ def bidirectional_attention(
         backend: "auto", "reference", "scan" (torch's own attention) or "triton".
 
     Returns:
-        Tensor of q's shape and dtype. Sums are float64 for float64 inputs, otherwise float32. Under torch.autocast,
-        inputs other than float64 are first cast to autocast's dtype, as in torch's scaled_dot_product_attention.
+        Tensor of q's shape and dtype. Sums are float64 for float64 inputs, otherwise float32. On a GPU, products of
+        float32 use TF32 if torch's setting for matrix products (torch.backends.cuda.matmul) allows it. Under autocast,
+        inputs other than float64 are first cast to its dtype, as in torch's scaled_dot_product_attention.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

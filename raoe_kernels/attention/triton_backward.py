@@ -6,7 +6,7 @@ lse_full) <= 1 is one number per query. So one product serves both softmaxes. Up
 mixed gradient w g_full + g_causal, the delta mixed in the same way, and the causal logsumexp. Beyond the diagonal, it
 uses the bidirectional gradient, delta and logsumexp. The query kernel runs first and stores the mixed values. Each
 kernel loops over the clear tiles on both sides of the diagonal, then over the masked tiles: those on the diagonal, in
-which each element uses the values of its own side, and those that may contain padding.
+which each element uses the values of its own side, and those that may contain padding. Short sentences have one tile.
 
 With dropout, o = M p v / (1 - dropout_p) for a mask M, so ds = p (M g v / (1 - dropout_p) - g o) and dv = (M p)^T g /
 (1 - dropout_p). The kernels multiply delta by 1 - dropout_p, and divide complete gradients by 1 - dropout_p.
@@ -31,6 +31,7 @@ from .triton_forward import (
     fold,
     places,
     product,
+    result_strides,
     rows,
     sequence,
     store_rows,
@@ -65,10 +66,11 @@ def _count_masked_tiles(low, high, edge, end, OTHER: tl.constexpr):
 
 @triton.jit
 def _by_score(
-    scores, grad, values, lse, delta, query_keys, key_offsets, threshold, wide: tl.constexpr, DROPOUT: tl.constexpr
+    scores, grad, values, lse, delta, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Return the gradient of a tile of scores [queries, keys]. The gradient of a score of -inf is 0."""
-    by_weight = drop(product(grad, values, wide), query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
+    by_weight = product(grad, values, delta.dtype, PRECISION)
+    by_weight = drop(by_weight, query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
     return tl.exp2(scores - lse[:, None]) * (by_weight - delta[:, None])
 
 
@@ -76,18 +78,41 @@ def _by_score(
 def _gradient_of_queries(
     queries, k, v, grad, lse, delta, start, end, first, length, valid, holes, row_len, k_row, v_row, factor, acc,
     query_keys, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return acc + ds k over the clear tiles of keys from start to end."""
     wide: tl.constexpr = acc.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         other, place, real = places(at, first, length, valid, holes, row_len, BLOCK, CLEAR)
         keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
-        scores = product(queries, keys, wide) * factor
+        scores = product(queries, keys, wide, PRECISION) * factor
         values = rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
-        ds = _by_score(scores, grad, values, lse, delta, query_keys, other, threshold, wide, DROPOUT)
-        acc = dot(ds.to(keys.dtype), keys, acc, wide)
+        ds = _by_score(scores, grad, values, lse, delta, query_keys, other, threshold, DROPOUT, PRECISION)
+        acc = dot(ds.to(keys.dtype), keys, acc, PRECISION)
     return acc
+
+
+@triton.jit
+def _of_queries(
+    full, causal, grad_full, grad_causal, lse_full, lse_causal, base, row, real, kept, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, MODE: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient, logsumexp and delta of a tile of results, then the mixed ones (equal unless DUAL)."""
+    wide: tl.constexpr = lse_full.dtype.element_ty
+    at = base * HEAD_DIM
+    grad = rows(begin(grad_full, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    delta = tl.sum(grad.to(wide) * rows(begin(full, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
+    delta *= tl.full((), kept, wide)  # 1 without dropout
+    lse = tl.load(lse_full + base + row, real, 0.0)
+    mixed, lse_mixed, delta_up = grad, lse, delta
+    if MODE == DUAL:
+        by_causal = rows(begin(grad_causal, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
+        lse_mixed = tl.load(lse_causal + base + row, real, 0.0)
+        w = tl.exp2(lse_mixed - lse)
+        result = rows(begin(causal, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
+        delta_up = w * delta + tl.sum(by_causal * result, 1)
+        mixed = (w[:, None] * grad.to(wide) + by_causal).to(grad.dtype)
+    return grad, lse, delta, mixed, lse_mixed, delta_up
 
 
 @kernel
@@ -95,17 +120,17 @@ def attention_backward_q(
     q, k, v, causal, full, lse_causal, lse_full, spans, valid, seed, grad_causal, grad_full, grad_mixed, delta_mixed,
     delta_full, grad_q, gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64,
     threshold: tl.int64, kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
-    k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64,
-    out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
+    k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a tile of queries. For attention_backward_kv, also store delta and, in mode DUAL, the
     mixed gradient and the mixed delta."""
     wide: tl.constexpr = lse_full.dtype.element_ty
-    dtype: tl.constexpr = q.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
+    out_batch, out_head, out_row = result_strides(heads, row_len)
     base = batch * out_batch + head * out_head
     grad_q = begin(grad_q, base * HEAD_DIM)
     if batch == sequences:
@@ -117,10 +142,6 @@ def attention_backward_q(
     offset, position, real = places(start, first, length, valid, holes, row_len, BLOCK)
     store_mask = offset < tl.maximum(length, row_len)
     out = position * out_row
-    full = begin(full, base * HEAD_DIM)
-    causal = begin(causal, base * HEAD_DIM)
-    grad_full = begin(grad_full, base * HEAD_DIM)
-    grad_causal = begin(grad_causal, base * HEAD_DIM)
     grad_mixed = begin(grad_mixed, base * HEAD_DIM)
     acc = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
@@ -130,76 +151,86 @@ def attention_backward_q(
     k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN)
     v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
-    grad = rows(grad_full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
-    delta = tl.sum(grad.to(wide) * rows(full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
-    gradient_scale = tl.full((), scale, wide)
-    if DROPOUT:
-        delta *= tl.full((), kept, wide)
-        gradient_scale /= tl.full((), kept, wide)
-    lse = tl.load(lse_full + base + out, real, 0.0)
+    gradient_scale = tl.full((), scale, wide) / tl.full((), kept, wide)
+    grad, lse, delta, mixed, lse_mixed, delta_up = _of_queries(
+        full, causal, grad_full, grad_causal, lse_full, lse_causal, base, out, real, kept, HEAD_DIM, BLOCK_D, MODE
+    )  # fmt: skip
     tl.store(delta_full + base + out, delta, real)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
     query_keys = fold(stream(seed, head, batch, DROPOUT), offset)
-    mixed, lse_mixed, delta_up = grad, lse, delta
-    end = length
-    if MODE == CAUSAL:
-        end = tl.minimum(start + BLOCK, length)
+    end = tl.minimum(start + BLOCK, length) if MODE == CAUSAL else length
     low, high, edge = _masked_tiles(start, 0, end, length, holes, BLOCK, OTHER, MODE)
     if MODE == DUAL:
-        by_causal = rows(grad_causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
-        lse_mixed = tl.load(lse_causal + base + out, real, 0.0)
-        w = tl.exp2(lse_mixed - lse)
-        result = rows(causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
-        delta_up = w * delta + tl.sum(by_causal * result, 1)
-        mixed = (w[:, None] * grad.to(wide) + by_causal).to(dtype)
         store_rows(grad_mixed, out, real, 1, mixed, HEAD_DIM, BLOCK_D, HEAD_DIM)
         tl.store(delta_mixed + base + out, delta_up, real)
     if MODE != FULL:
         acc = _gradient_of_queries(
             queries, k, v, mixed, lse_mixed, delta_up, 0, low, first, length, valid, holes, row_len, k_row, v_row,
-            factor, acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
+            factor, acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION,
         )  # fmt: skip
     if MODE != CAUSAL:
         acc = _gradient_of_queries(
             queries, k, v, grad, lse, delta, high, edge, first, length, valid, holes, row_len, k_row, v_row, factor,
-            acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
+            acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION,
         )  # fmt: skip
     for i in tl.range(0, _count_masked_tiles(low, high, edge, end, OTHER), num_stages=1):
         at = _masked_start(i, low, high, edge, OTHER)
         other, place, real_keys = places(at, first, length, valid, holes, row_len, OTHER)
         keys = rows(k, place, real_keys, k_row, HEAD_DIM, BLOCK_D, ALIGN)
         values = rows(v, place, real_keys, v_row, HEAD_DIM, BLOCK_D, ALIGN)
-        scores = tl.where(real_keys[None, :], product(queries, keys, wide) * factor, float("-inf"))
+        scores = tl.where(real_keys[None, :], product(queries, keys, wide, PRECISION) * factor, float("-inf"))
         later = other[None, :] > offset[:, None]
         late_scores = tl.where(later, scores, float("-inf"))
         if MODE != FULL:
             scores = tl.where(later, float("-inf"), scores)
-        ds = _by_score(scores, mixed, values, lse_mixed, delta_up, query_keys, other, threshold, wide, DROPOUT)
+        ds = _by_score(scores, mixed, values, lse_mixed, delta_up, query_keys, other, threshold, DROPOUT, PRECISION)
         if MODE == DUAL:
-            ds += _by_score(late_scores, grad, values, lse, delta, query_keys, other, threshold, wide, DROPOUT)
-        acc = dot(ds.to(dtype), keys, acc, wide)
+            ds += _by_score(late_scores, grad, values, lse, delta, query_keys, other, threshold, DROPOUT, PRECISION)
+        acc = dot(ds.to(keys.dtype), keys, acc, PRECISION)
     acc = tl.where(real[:, None], acc * gradient_scale, 0.0)
     store_rows(grad_q, out, store_mask, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
 
 
 @triton.jit
 def _by_weight(
-    scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, wide: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the gradient of a tile of scores [keys, queries] (0 for a score of -inf), and by_value + p^T g."""
     p = tl.exp2(scores - lse[None, :])
     weights = drop(p, query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
-    by_value = dot(weights.to(grad.dtype), grad, by_value, wide)
-    by_weight = drop(product(values, grad, wide), query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
+    by_value = dot(weights.to(grad.dtype), grad, by_value, PRECISION)
+    by_weight = product(values, grad, delta.dtype, PRECISION)
+    by_weight = drop(by_weight, query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
     return p * (by_weight - delta[None, :]), by_value
+
+
+@triton.jit
+def _by_masked_weight(
+    scores, later, values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value, query_keys, key_offsets, threshold,
+    MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As _by_weight, on the diagonal. later: whether a key comes after the query; else the mixed values are used."""
+    if MODE == DUAL:
+        p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
+        by_value = dot(tl.where(later, p, 0.0).to(grad.dtype), grad, by_value, PRECISION)
+        by_value = dot(tl.where(later, 0.0, p).to(grad.dtype), mixed, by_value, PRECISION)
+        late, early = product(values, grad, delta.dtype, PRECISION), product(values, mixed, delta.dtype, PRECISION)
+        ds = p * (tl.where(later, late, early) - tl.where(later, delta[None, :], delta_up[None, :]))
+    else:
+        if MODE == CAUSAL:
+            scores = tl.where(later, float("-inf"), scores)
+        ds, by_value = _by_weight(
+            scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, DROPOUT, PRECISION
+        )  # fmt: skip
+    return ds, by_value
 
 
 @triton.jit
 def _gradients_of_keys(
     q, keys, values, grads, lses, deltas, start, end, first, length, valid, holes, row_len, q_row, out_row, factor,
     by_key, by_value, key, key_offsets, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr, DROPOUT: tl.constexpr,
+    STAGES: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return by_key + ds^T q and by_value + p^T g over the clear tiles of one head's queries from start to end."""
     wide: tl.constexpr = by_key.dtype
@@ -208,12 +239,12 @@ def _gradients_of_keys(
         out = place * out_row
         queries = rows(q, place, real, q_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
         grad = rows(grads, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM, CLEAR)
-        scores = product(keys, queries, wide) * factor
+        scores = product(keys, queries, wide, PRECISION) * factor
         lse, delta = tl.load(lses + out), tl.load(deltas + out)
         ds, by_value = _by_weight(
-            scores, values, grad, lse, delta, by_value, fold(key, other), key_offsets, threshold, wide, DROPOUT
+            scores, values, grad, lse, delta, by_value, fold(key, other), key_offsets, threshold, DROPOUT, PRECISION
         )  # fmt: skip
-        by_key = dot(ds.to(keys.dtype), queries, by_key, wide)
+        by_key = dot(ds.to(keys.dtype), queries, by_key, PRECISION)
     return by_key, by_value
 
 
@@ -222,9 +253,9 @@ def attention_backward_kv(
     q, k, v, lse_causal, lse_full, spans, valid, seed, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v,
     gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64, threshold: tl.int64,
     kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
-    k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64,
-    out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-    STAGES: tl.constexpr, MODE: tl.constexpr, DROPOUT: tl.constexpr,
+    k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a tile of keys and values from one query head. The caller sums the heads of a group.
 
@@ -232,13 +263,12 @@ def attention_backward_kv(
     set to 0 at the end.
     """
     wide: tl.constexpr = lse_full.dtype.element_ty
-    dtype: tl.constexpr = q.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
+    out_batch, out_head, out_row = result_strides(heads, row_len)
     base = batch * out_batch + head * out_head
-    grad_k = begin(grad_k, base * HEAD_DIM)
-    grad_v = begin(grad_v, base * HEAD_DIM)
+    grad_k, grad_v = begin(grad_k, base * HEAD_DIM), begin(grad_v, base * HEAD_DIM)
     if batch == sequences:
         zero_ends(grad_k, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         zero_ends(grad_v, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
@@ -249,8 +279,7 @@ def attention_backward_kv(
     offset, position, real = places(start, first, length, valid, holes, row_len, BLOCK)
     store_mask = offset < tl.maximum(length, row_len)
     own = position * out_row
-    by_key = tl.zeros((BLOCK, BLOCK_D), wide)
-    by_value = tl.zeros((BLOCK, BLOCK_D), wide)
+    by_key, by_value = tl.zeros((BLOCK, BLOCK_D), wide), tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
         store_rows(grad_k, own, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
         store_rows(grad_v, own, store_mask, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -262,30 +291,23 @@ def attention_backward_kv(
     keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
     values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
     key = stream(seed, head, batch, DROPOUT)
-    first_query = 0
-    if MODE == CAUSAL:
-        first_query = start
+    first_query = start if MODE == CAUSAL else 0
     low, high, edge = _masked_tiles(start, first_query, length, length, holes, BLOCK, OTHER, MODE)
-    grad_full = begin(grad_full, base * HEAD_DIM)
-    grad_mixed = begin(grad_mixed, base * HEAD_DIM)
-    lse_full += base
-    lse_causal += base
-    delta_full += base
-    delta_mixed += base
+    grad_full, grad_mixed = begin(grad_full, base * HEAD_DIM), begin(grad_mixed, base * HEAD_DIM)
+    lse_full, lse_causal = lse_full + base, lse_causal + base
+    delta_full, delta_mixed = delta_full + base, delta_mixed + base
+    grads, lses, deltas = grad_full, lse_full, delta_full  # of the queries from `high` on
     if MODE == DUAL:
         by_key, by_value = _gradients_of_keys(
             q, keys, values, grad_full, lse_full, delta_full, 0, low, first, length, valid, holes, row_len, q_row,
             out_row, factor, by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
+            PRECISION,
         )  # fmt: skip
-        by_key, by_value = _gradients_of_keys(
-            q, keys, values, grad_mixed, lse_causal, delta_mixed, high, edge, first, length, valid, holes, row_len,
-            q_row, out_row, factor, by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
-        )  # fmt: skip
-    else:
-        by_key, by_value = _gradients_of_keys(
-            q, keys, values, grad_full, lse_full, delta_full, high, edge, first, length, valid, holes, row_len, q_row,
-            out_row, factor, by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT,
-        )  # fmt: skip
+        grads, lses, deltas = grad_mixed, lse_causal, delta_mixed
+    by_key, by_value = _gradients_of_keys(
+        q, keys, values, grads, lses, deltas, high, edge, first, length, valid, holes, row_len, q_row, out_row, factor,
+        by_key, by_value, key, offset, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION,
+    )  # fmt: skip
     for i in tl.range(0, _count_masked_tiles(low, high, edge, length, OTHER), num_stages=1):
         at = _masked_start(i, low, high, edge, OTHER)
         other, place, real_queries = places(at, first, length, valid, holes, row_len, OTHER)
@@ -293,29 +315,81 @@ def attention_backward_kv(
         queries = rows(q, place, real_queries, q_row, HEAD_DIM, BLOCK_D, ALIGN)
         grad = rows(grad_full, out, real_queries, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
         lse, delta = tl.load(lse_full + out, real_queries, 0.0), tl.load(delta_full + out, real_queries, 0.0)
-        scores = product(keys, queries, wide) * factor
-        later = offset[:, None] > other[None, :]
+        mixed, lse_mixed, delta_up = grad, lse, delta
         if MODE == DUAL:
             mixed = rows(grad_mixed, out, real_queries, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
             lse_mixed = tl.load(lse_causal + out, real_queries, 0.0)
-            p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
-            by_value = dot(tl.where(later, p, 0.0).to(dtype), grad, by_value, wide)
-            by_value = dot(tl.where(later, 0.0, p).to(dtype), mixed, by_value, wide)
             delta_up = tl.load(delta_mixed + out, real_queries, 0.0)
-            by_p = tl.where(later, product(values, grad, wide), product(values, mixed, wide))
-            ds = p * (by_p - tl.where(later, delta[None, :], delta_up[None, :]))
-        else:
-            if MODE == CAUSAL:
-                scores = tl.where(later, float("-inf"), scores)
-            ds, by_value = _by_weight(
-                scores, values, grad, lse, delta, by_value, fold(key, other), offset, threshold, wide, DROPOUT
-            )  # fmt: skip
-        by_key = dot(ds.to(dtype), queries, by_key, wide)
-    gradient_scale = tl.full((), scale, wide)
+        ds, by_value = _by_masked_weight(
+            product(keys, queries, wide, PRECISION) * factor, offset[:, None] > other[None, :], values, grad, mixed,
+            lse, lse_mixed, delta, delta_up, by_value, fold(key, other), offset, threshold, MODE, DROPOUT, PRECISION,
+        )  # fmt: skip
+        by_key = dot(ds.to(keys.dtype), queries, by_key, PRECISION)
+    gradient_scale = tl.full((), scale, wide) / tl.full((), kept, wide)
     if DROPOUT:
         by_value /= tl.full((), kept, wide)
-        gradient_scale /= tl.full((), kept, wide)
     by_key = tl.where(real[:, None], by_key * gradient_scale, 0.0)
     by_value = tl.where(real[:, None], by_value, 0.0)
     store_rows(grad_k, own, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
     store_rows(grad_v, own, store_mask, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)
+
+
+@kernel
+def attention_backward_short(
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, seed, grad_causal, grad_full, grad_q, grad_k, grad_v,
+    gap, sequences, tokens, masked, row_len, longest, tiles, heads, group, scale: tl.float64, threshold: tl.int64,
+    kept: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
+    k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute all gradients of a key head and of its query heads, in a sequence of at most BLOCK tokens."""
+    wide: tl.constexpr = lse_full.dtype.element_ty
+    key_heads = heads // group
+    key_head = tl.program_id(0) % key_heads
+    batch = (tl.program_id(0) // key_heads).to(tl.int64)
+    out_batch, out_head, out_row = result_strides(heads, row_len)
+    own_batch, own_head, own_row = result_strides(key_heads, row_len)
+    own_base = (batch * own_batch + key_head * own_head) * HEAD_DIM
+    grad_k, grad_v = begin(grad_k, own_base), begin(grad_v, own_base)
+    if batch == sequences:
+        zero_ends(grad_k, own_row, spans, sequences, tokens, 0, 1, HEAD_DIM, BLOCK_D, BLOCK)
+        zero_ends(grad_v, own_row, spans, sequences, tokens, 0, 1, HEAD_DIM, BLOCK_D, BLOCK)
+        for i in range(group):
+            of_head = begin(grad_q, (key_head * group + i) * out_head * HEAD_DIM)
+            zero_ends(of_head, out_row, spans, sequences, tokens, 0, 1, HEAD_DIM, BLOCK_D, BLOCK)
+        return
+    first, length, holes = sequence(spans, gap, batch, longest, masked)
+    offset, position, real = places(0, first, length, valid + batch * row_len, holes, row_len, BLOCK)
+    store_mask = offset < tl.maximum(length, row_len)
+    out = position * out_row
+    k = begin(k, (batch * k_batch + key_head * k_head) * ALIGN)
+    v = begin(v, (batch * v_batch + key_head * v_head) * ALIGN)
+    keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+    values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
+    factor = tl.full((), scale, wide) * LOG2_E
+    gradient_scale = tl.full((), scale, wide) / tl.full((), kept, wide)
+    by_key, by_value = tl.zeros((BLOCK, BLOCK_D), wide), tl.zeros((BLOCK, BLOCK_D), wide)
+    for i in range(group):
+        head = key_head * group + i
+        base = batch * out_batch + head * out_head
+        grad, lse, delta, mixed, lse_mixed, delta_up = _of_queries(
+            full, causal, grad_full, grad_causal, lse_full, lse_causal, base, out, real, kept, HEAD_DIM, BLOCK_D, MODE
+        )  # fmt: skip
+        of_head = begin(q, (batch * q_batch + head * q_head) * ALIGN)
+        queries = rows(of_head, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
+        # A padding key, whose weight could be inf, must not reach the gradient of the queries: 0 times inf is NaN.
+        scores = tl.where(real[:, None], product(keys, queries, wide, PRECISION) * factor, float("-inf"))
+        ds, by_value = _by_masked_weight(
+            scores, offset[:, None] > offset[None, :], values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value,
+            fold(stream(seed, head, batch, DROPOUT), offset), offset, threshold, MODE, DROPOUT, PRECISION,
+        )  # fmt: skip
+        ds = ds.to(keys.dtype)
+        by_key = dot(ds, queries, by_key, PRECISION)
+        by_query = dot(tl.trans(ds), keys, tl.zeros((BLOCK, BLOCK_D), wide), PRECISION)
+        by_query = tl.where(real[:, None], by_query * gradient_scale, 0.0)
+        store_rows(begin(grad_q, base * HEAD_DIM), out, store_mask, 1, by_query, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    by_key = tl.where(real[:, None], by_key * gradient_scale, 0.0)
+    by_value = tl.where(real[:, None], by_value / tl.full((), kept, wide), 0.0)
+    store_rows(grad_k, position * own_row, store_mask, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    store_rows(grad_v, position * own_row, store_mask, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)

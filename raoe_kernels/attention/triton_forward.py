@@ -114,24 +114,31 @@ def zero_ends(
 
 
 @triton.jit
+def result_strides(heads, row_len):
+    """Return a contiguous result's strides between sequences, heads and tokens, in rows. row_len is 0 if packed."""
+    heads, row_len = heads.to(tl.int64), row_len.to(tl.int64)
+    return heads * row_len, tl.maximum(row_len, 1), tl.where(row_len == 0, heads, 1)
+
+
+@triton.jit
 def begin(x, offset):
     """Return the pointer x + offset, marked as 16-byte aligned."""
     return tl.multiple_of(x + offset, 16)
 
 
 @triton.jit
-def dot(a, b, acc, wide: tl.constexpr):
-    """Return acc + a b. float32 is multiplied in full precision, without TF32."""
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """Return acc + a b. PRECISION: how float32 is multiplied, "ieee" (in full) or "tf32"."""
     if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
-        a = a.to(wide)
-        b = b.to(wide)
-    return tl.dot(a, b, acc, input_precision="ieee", out_dtype=wide)
+        a = a.to(acc.dtype)
+        b = b.to(acc.dtype)
+    return tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
 
 
 @triton.jit
-def product(a, b, wide: tl.constexpr):
+def product(a, b, wide: tl.constexpr, PRECISION: tl.constexpr):
     """Return a b^T."""
-    return dot(a, tl.trans(b), tl.zeros((a.shape[0], b.shape[0]), wide), wide)
+    return dot(a, tl.trans(b), tl.zeros((a.shape[0], b.shape[0]), wide), PRECISION)
 
 
 @triton.jit
@@ -163,7 +170,7 @@ def drop(x, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr):
 
 @triton.jit
 def step(
-    scores, values, m, l, acc, query_keys, key_offsets, threshold, wide: tl.constexpr, DROPOUT: tl.constexpr
+    scores, values, m, l, acc, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Add a tile of keys to the online softmax. A score of -inf has weight 0, even if all scores so far are -inf."""
     new_m = tl.maximum(m, tl.max(scores, 1))
@@ -171,7 +178,7 @@ def step(
     p = tl.exp2(scores - base[:, None])
     decay = tl.exp2(m - base)
     weights = drop(p, query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
-    acc = dot(weights.to(values.dtype), values, acc * decay[:, None], wide)
+    acc = dot(weights.to(values.dtype), values, acc * decay[:, None], PRECISION)
     return new_m, l * decay + tl.sum(p, 1), acc
 
 
@@ -179,18 +186,18 @@ def step(
 def _attend(
     queries, k, v, begin, end, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc, query_keys,
     threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    DROPOUT: tl.constexpr, WHICH: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WHICH: tl.constexpr,
 ):  # fmt: skip
     """Continue the online softmax over the tiles of keys from begin to end."""
     wide: tl.constexpr = acc.dtype
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         other, place, real = places(start, first, length, valid, holes, row_len, BLOCK, WHICH)
         keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN, WHICH)
-        scores = product(queries, keys, wide) * factor
+        scores = product(queries, keys, wide, PRECISION) * factor
         if WHICH == EDGES:
             scores = tl.where(real[None, :], scores, float("-inf"))
         values = rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN, WHICH)
-        m, l, acc = step(scores, values, m, l, acc, query_keys, other, threshold, wide, DROPOUT)
+        m, l, acc = step(scores, values, m, l, acc, query_keys, other, threshold, DROPOUT, PRECISION)
     return m, l, acc
 
 
@@ -199,9 +206,9 @@ def attention_forward(
     q, k, v, causal, full, lse_causal, lse_full, spans, valid, seed, gap, sequences, tokens, masked, row_len, longest,
     tiles, heads, group, scale: tl.float64, threshold: tl.int64, kept: tl.float64, q_batch: tl.int64, q_head: tl.int64,
     q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64,
-    v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr,
+    v_row: tl.int64, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. Mode CAUSAL stops at the diagonal. Mode DUAL
     writes the causal result there and goes on. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
@@ -210,9 +217,9 @@ def attention_forward(
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
+    out_batch, out_head, out_row = result_strides(heads, row_len)
     base = batch * out_batch + head * out_head
-    full = begin(full, base * HEAD_DIM)
-    causal = begin(causal, base * HEAD_DIM)
+    full, causal = begin(full, base * HEAD_DIM), begin(causal, base * HEAD_DIM)
     if batch == sequences:
         zero_ends(full, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
         if MODE == DUAL:
@@ -224,8 +231,7 @@ def attention_forward(
     offset, position, real = places(start, first, length, valid, holes, row_len, BLOCK)
     store_mask = offset < tl.maximum(length, row_len)
     out = position * out_row
-    lse_full += base
-    lse_causal += base
+    lse_full, lse_causal = lse_full + base, lse_causal + base
     m = tl.full((BLOCK,), float("-inf"), wide)
     l = tl.zeros((BLOCK,), wide)
     acc = tl.zeros((BLOCK, BLOCK_D), wide)
@@ -245,35 +251,36 @@ def attention_forward(
         clear = tl.where(holes != 0, 0, start)
         m, l, acc = _attend(
             queries, k, v, 0, clear, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc,
-            query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, CLEAR,
+            query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION, CLEAR,
         )  # fmt: skip
         m, l, acc = _attend(
             queries, k, v, clear, start, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc,
-            query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, EDGES,
+            query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION, EDGES,
         )  # fmt: skip
         for at in tl.range(start, start + BLOCK, BLOCK, num_stages=STAGES):
             other, place, real_keys = places(at, first, length, valid, holes, row_len, BLOCK)
             keys = rows(k, place, real_keys, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-            scores = tl.where(real_keys[None, :], product(queries, keys, wide) * factor, float("-inf"))
+            scores = tl.where(real_keys[None, :], product(queries, keys, wide, PRECISION) * factor, float("-inf"))
             values = rows(v, place, real_keys, v_row, HEAD_DIM, BLOCK_D, ALIGN)
             later = other[None, :] > offset[:, None]
             m, l, acc = step(
-                tl.where(later, float("-inf"), scores), values, m, l, acc, query_keys, other, threshold, wide, DROPOUT
+                tl.where(later, float("-inf"), scores), values, m, l, acc, query_keys, other, threshold, DROPOUT,
+                PRECISION,
             )  # fmt: skip
             if MODE == DUAL:
                 _finish(causal, lse_causal, out, store_mask, real, m, l, acc, HEAD_DIM, BLOCK_D)
                 later_scores = tl.where(later, scores, float("-inf"))
-                m, l, acc = step(later_scores, values, m, l, acc, query_keys, other, threshold, wide, DROPOUT)
+                m, l, acc = step(later_scores, values, m, l, acc, query_keys, other, threshold, DROPOUT, PRECISION)
         done = start + BLOCK
     if MODE != CAUSAL:
         clear = tl.where(holes != 0, 0, length // OTHER * OTHER)
         m, l, acc = _attend(
             queries, k, v, done, clear, first, length, valid, holes, row_len, k_row, v_row, factor, m, l, acc,
-            query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, CLEAR,
+            query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION, CLEAR,
         )  # fmt: skip
         m, l, acc = _attend(
             queries, k, v, tl.maximum(done, clear), length, first, length, valid, holes, row_len, k_row, v_row, factor,
-            m, l, acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, EDGES,
+            m, l, acc, query_keys, threshold, HEAD_DIM, BLOCK_D, OTHER, STAGES, DROPOUT, PRECISION, EDGES,
         )  # fmt: skip
     if DROPOUT:
         acc /= tl.full((), kept, wide)

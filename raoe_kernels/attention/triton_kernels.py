@@ -16,40 +16,72 @@ from torch import Tensor
 from .._dtypes import flags, wide
 from ..triton_rows import has_99_kib
 from .padding import Options, Padding
-from .triton_backward import attention_backward_kv, attention_backward_q
+from .triton_backward import attention_backward_kv, attention_backward_q, attention_backward_short
 from .triton_forward import attention_forward, attention_spans
 
-# {(bytes of the dtype, head dimension rounded up to a power of two): entries of the forward, query and key kernel}. An
-# entry is: own rows (of the program's own tile), other rows (of the tiles that it loops over), warps, pipeline stages.
+# {(bytes of the dtype or "tf32", head dimension rounded up to a power of two): entries of the forward, query and key
+# kernel}. An entry is: own rows (of the program's own tile), other rows (of the tiles that it loops over), warps,
+# pipeline stages.
 # A warp gets 16 own rows, the size of a tensor core instruction: more warps would compute the same products twice. Only
-# float32, which does not use tensor cores, can be split over any number of warps. In half precision, a tile has 64 own
-# rows, the size of Hopper's instruction: more rows would be padding in most sentences. The accumulators (one, or two in
-# the key kernel) and scores should fit into 255 registers per thread. So tiles of 128 columns have 32 other rows (or
-# 128 keys on 8 warps); with 256 columns or in float64, they do not fit. Sizes give many rows and few spills on sm_90;
-# speed was not compared. No size depends on lengths, so a sentence's result is bit-identical in any batch.
-TILES = {
+# full float32, which does not use tensor cores, can be split over any number of warps. In half precision and TF32, a
+# tile has 64 own rows, the size of Hopper's instruction: more rows would be padding in most sentences. The accumulators
+# (one, or two in the key kernel) and scores should fit into 255 registers per thread. So tiles of 128 columns have 32
+# other rows (or 128 keys on 8 warps); with 256 columns or in float64, they do not fit. Sizes give many rows and few
+# spills on sm_90; speed was not compared. The tiles for TF32 were never run on a GPU. Without SHORT_TILES, no size
+# depends on lengths, so a sentence's result is bit-identical in any batch.
+TILES: dict[tuple[int | str, int], tuple[tuple[int, int, int, int], ...]] = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
     (2, 256): ((64, 32, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1)),
     (4, 64): ((32, 32, 4, 2), (32, 32, 8, 2), (32, 32, 8, 2)),
     (4, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (32, 16, 8, 1)),
     (4, 256): ((16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 1)),
+    ("tf32", 64): ((64, 32, 4, 2), (64, 32, 4, 2), (64, 32, 4, 2)),
     (8, 64): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 2)),
     (8, 128): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 1)),
     (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
 }  # fmt: skip
+# Rows of the tiles of calls whose longest sentence fits into one tile: with (16, 32), a call with max_seqlen 20 has
+# tiles of up to 32 rows. If such a tile has at most ONE_KERNEL bytes, one backward kernel replaces two. Off by default,
+# because neither was ever run on a GPU.
+SHORT_TILES: tuple[int, ...] = ()
+ONE_KERNEL = 4096
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
 ALIGN = 8  # elements; triton_forward.ALIGN as a number for host code
 MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
 MAX_IN_99_KIB = 128  # largest head dimension for which the tiles of all dtypes fit into 99 KiB of shared memory
-KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
+MAX_IN_TF32 = 64  # largest head dimension for TF32: compiled for 128 columns, 64 rows spill up to 1,104 bytes a thread
+KERNELS = (attention_forward, attention_backward_q, attention_backward_kv, attention_backward_short)
 
 
-def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str, int], int]:
-    """Return the constants and the number of warps of the kernel KERNELS[which]."""
+def _precision(q: Tensor) -> str:
+    """Return how products of float32 are computed: "tf32" if torch's setting for matrix products allows it, else
+    "ieee". Each launch reads the setting, as torch's own products do."""
+    # allow_tf32 is an older name of this setting. Reading it raises an error once someone has set fp32_precision.
+    allowed = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if allowed and q.shape[-1] <= MAX_IN_TF32 else "ieee"
+
+
+def _short(longest: int) -> int:
+    """Return the rows of the smallest of SHORT_TILES into which the longest sentence fits, or 0."""
+    return next((tile_rows for tile_rows in SHORT_TILES if longest <= tile_rows), 0)
+
+
+def _in_one_kernel(size: int, head_dim: int, longest: int) -> bool:
+    """Whether attention_backward_short computes the gradients. size: bytes of the dtype."""
+    return 0 < _short(longest) * head_dim * size <= ONE_KERNEL
+
+
+def _shape_class(size: int, precision: str, head_dim: int, longest: int, which: int) -> tuple[dict[str, Any], int]:
+    """Return the constants and the number of warps of the kernel KERNELS[which]. size: bytes of the dtype."""
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block, other, warps, stages = TILES[dtype_bytes, max(64, block_d)][which]
-    return {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}, warps
+    block, other, warps, stages = TILES["tf32" if precision == "tf32" else size, max(64, block_d)][min(which, 2)]
+    if short := _short(longest):
+        block, other, stages = (short if which == 3 else min(block, short)), min(other, short), 1
+        if size == 2 or precision == "tf32":
+            warps = block // 16
+    sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}
+    return sizes | {"PRECISION": precision}, warps
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -85,18 +117,16 @@ def spans(q: Tensor, padding: Padding) -> Padding:
 
 
 class _Call:
-    """Arguments that all launches of a call share: positions of sequences, strides as in a padded batch, and sizes."""
+    """Arguments that all launches of a call share: positions of sequences, sizes, and strides as in a padded batch."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options):
         padding = spans(q, padding)
         spans_tensor: Any = padding.spans
         self.packed = padding.cu_seqlens is not None
         q, k, v = self.inputs = _aligned(q), _aligned(k), _aligned(v)
-        self.input_strides = [x // ALIGN for tensor in (q, k, v) for x in self.strides(tensor)]
+        strides = [(0, x.stride(1), x.stride(0)) if self.packed else x.stride()[:3] for x in (q, k, v)]
+        self.input_strides = [step // ALIGN for steps in strides for step in steps]
         self.heads, self.key_heads = q.shape[1], k.shape[1]
-        # Results are contiguous, so their strides count rows of head_dim elements.
-        shape = q.shape
-        self.output_strides = (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
         self.longest = padding.longest
         self.kind = {"MODE": MODES[options.causal], "DROPOUT": int(options.seed is not None)}
         self.numbers = options.scale, int(options.dropout_p * 2**32), 1 - options.dropout_p
@@ -108,19 +138,14 @@ class _Call:
         gap, tokens = (1, q.shape[0]) if self.packed else (self.sequences, 0)
         self.sizes = gap, self.sequences, tokens, int(padding.mask is not None)
 
-    def strides(self, x: Tensor) -> tuple[int, int, int]:
-        """Strides between sequences, heads and tokens."""
-        return (0, x.stride(1), x.stride(0)) if self.packed else (x.stride(0), x.stride(1), x.stride(2))
-
     def launch(self, which: int, tensors: tuple[Tensor | None, ...]) -> None:
         q = self.inputs[0]
-        constants, warps = _shape_class(q.dtype.itemsize, q.shape[-1], which)
-        tiles = triton.cdiv(self.longest, constants["BLOCK"])
+        constants, warps = _shape_class(q.dtype.itemsize, _precision(q), q.shape[-1], self.longest, which)
+        tiles, heads = triton.cdiv(self.longest, constants["BLOCK"]), self.key_heads if which == 3 else self.heads
         with torch.cuda.device_of(q):
-            KERNELS[which][(tiles * self.heads * (self.sequences + self.packed),)](
+            KERNELS[which][(tiles * heads * (self.sequences + self.packed),)](
                 *tensors, *self.sizes, self.row_len, self.longest, tiles, self.heads, self.heads // self.key_heads,
-                *self.numbers, *self.input_strides, *self.output_strides, **self.kind, **constants,
-                num_warps=warps,
+                *self.numbers, *self.input_strides, **self.kind, **constants, num_warps=warps,
             )  # fmt: skip
 
 
@@ -138,10 +163,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
     # Unless the call is dual, the kernel never writes to the causal arguments, so any tensor can be passed for them.
     outputs = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
     call.launch(0, (*call.inputs, *outputs, *call.positions))
-    return _columns(causal, width), _columns(full, width), lse_causal, lse_full
+    return _narrow(causal, width), _narrow(full, width), lse_causal, lse_full
 
 
-def _columns(x: Tensor | None, width: int) -> Tensor | None:
+def _narrow(x: Tensor | None, width: int) -> Tensor | None:
     """Remove the columns that _aligned added."""
     return x if x is None or x.shape[-1] == width else x[..., :width].contiguous()
 
@@ -160,29 +185,31 @@ def backward(
     lse_full: Tensor,
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients. The query kernel always runs, because the key kernel reads results of the query kernel."""
+    """Compute the gradients. Of two kernels, that of queries always runs, because that of keys reads its results."""
     dual, width = causal is not None, q.shape[-1]
     call = _Call(q, k, v, padding, options)
     q, k, v = call.inputs
-    grad_full = _aligned(grad_full.contiguous())
+    grad_full, full = _aligned(grad_full.contiguous()), _aligned(full)
+    # Without a dual call, the kernels do not read the causal tensors, so any tensor can be passed for them.
     grad_causal = grad_full if grad_causal is None else _aligned(grad_causal.contiguous())
-    full, causal = _aligned(full), None if causal is None else _aligned(causal)
+    causal, lse_causal = (full, lse_full) if causal is None else (_aligned(causal), lse_causal)
     grad_q, grad_k, grad_v = q.new_empty(q.shape), None, None
-    # The query kernel writes these three tensors, and the key kernel reads them.
-    delta_full, delta_mixed, grad_mixed = torch.empty_like(lse_full), None, None
-    if dual:
-        delta_mixed, grad_mixed = torch.empty_like(lse_full), q.new_empty(q.shape)
-    outputs = (causal, full) if dual else (full, full)
-    lses = (lse_causal, lse_full) if dual else (lse_full, lse_full)
-    mixed = (grad_mixed, delta_mixed, delta_full) if dual else (grad_full, delta_full, delta_full)
-    results = *outputs, *lses, *call.positions
-    call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q))
-    if needs[1] or needs[2]:
-        # Compute one gradient per query head, so that a group's heads run in parallel, then add them in a fixed order.
-        grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
-        call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v))
-        if call.heads > call.key_heads:
-            grad_k, grad_v = (x.unflatten(1, (call.key_heads, -1)).sum(2) for x in (grad_k, grad_v))
+    lses = lse_causal, lse_full
+    results = causal, full, *lses, *call.positions
+    if _in_one_kernel(q.dtype.itemsize, q.shape[-1], padding.longest):
+        grad_k, grad_v = k.new_empty(k.shape), k.new_empty(k.shape)
+        call.launch(3, (*call.inputs, *results, grad_causal, grad_full, grad_q, grad_k, grad_v))
+    else:
+        # The query kernel writes delta and, in a dual call, the mixed tensors. The key kernel reads them.
+        delta = torch.empty_like(lse_full)
+        mixed = (torch.empty_like(full), torch.empty_like(delta), delta) if dual else (grad_full, delta, delta)
+        call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q))
+        if needs[1] or needs[2]:
+            # Compute a gradient per query head: a group's heads run in parallel. Then add them in a fixed order.
+            grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
+            call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v))
+            if call.heads > call.key_heads:
+                grad_k, grad_v = (x.unflatten(1, (call.key_heads, -1)).sum(2) for x in (grad_k, grad_v))
     grads = zip((grad_q, grad_k, grad_v), needs, strict=True)
-    dq, dk, dv = (_columns(x, width) if need else None for x, need in grads)
+    dq, dk, dv = (_narrow(x, width) if need else None for x, need in grads)
     return dq, dk, dv

@@ -88,6 +88,102 @@ def test_triton_briefly(form, way, poisoned):
     agrees_with_the_reference(form, options, way, INTERPRETED)
 
 
+def short_tiles(monkeypatch, tiles) -> list[str]:
+    """Turn on tiles for short sentences, and one backward kernel for every dtype; the names of launched kernels."""
+    from raoe_kernels.attention import triton_kernels
+
+    monkeypatch.setattr(triton_kernels, "SHORT_TILES", tiles)
+    monkeypatch.setattr(triton_kernels, "ONE_KERNEL", 1 << 20)
+    launched, launch = [], triton_kernels._Call.launch
+
+    def recorded(call, which, tensors):
+        launched.append(triton_kernels.KERNELS[which].fn.__name__)
+        launch(call, which, tensors)
+
+    monkeypatch.setattr(triton_kernels._Call, "launch", recorded)
+    return launched
+
+
+@pytest.mark.skipif(INTERPRETED not in PLACES, reason="Triton is compiled here, not interpreted")
+@pytest.mark.parametrize("tiles", [(), (16, 32)], ids=["off", "on"])
+@pytest.mark.parametrize("longest, dtype", [(13, torch.float64), (31, torch.float32), (31, torch.bfloat16)])
+@EVERY_WAY
+@EVERY_FORM
+def test_triton_tiles_of_short_sentences(form, way, longest, dtype, tiles, poisoned, monkeypatch):
+    launched = short_tiles(monkeypatch, tiles)
+    options = dict(lengths=[longest, 0, 1, longest // 2], longest=longest, heads=(4, 2), d=20, dtype=dtype)
+    agrees_with_the_reference(form, options, way, INTERPRETED)
+    backward = ["short"] if tiles else ["q", "kv"]
+    assert launched == ["attention_forward", *(f"attention_backward_{name}" for name in backward)]
+
+
+@pytest.mark.skipif(INTERPRETED not in PLACES, reason="Triton is compiled here, not interpreted")
+@pytest.mark.parametrize("form, way, longest", [("left", "dual", 16), ("packed", "causal-dropout", 31)])
+def test_tiles_of_short_sentences_briefly(form, way, longest, poisoned, monkeypatch):
+    """A sentence that fills its tile, and one that does not."""
+    launched = short_tiles(monkeypatch, (16, 32))
+    options = dict(lengths=[longest, 0, 3], longest=longest, heads=(4, 2), d=20)
+    agrees_with_the_reference(form, {**options, "dtype": torch.float64}, way, INTERPRETED)
+    assert launched == ["attention_forward", "attention_backward_short"]
+
+
+@pytest.mark.skipif(INTERPRETED not in PLACES, reason="Triton is compiled here, not interpreted")
+def test_padding_keys_of_infinite_weight_in_the_kernel_of_short_sentences(monkeypatch):
+    """All scores are far below 0, so the weight of a padding key, whose score is 0, would overflow."""
+    short_tiles(monkeypatch, (16,))
+    batch = Batch("lengths", [5, 3], 7, dtype=torch.float32)
+    batch.q, batch.k = batch.q.abs() + 5, -batch.k.abs() - 5
+    for x, y in zip(batch.run(False, "triton", scale=1.0), batch.run(False, "reference", scale=1.0), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(INTERPRETED not in PLACES, reason="Triton is compiled here, not interpreted")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_triton_follows_torch_s_setting_of_tf32(compiled, monkeypatch):
+    """Under either of its names, at each launch; only in float32, and only where there are tiles for TF32."""
+    from raoe_kernels.attention import triton_kernels
+
+    matmul, precisions, launches = torch.backends.cuda.matmul, [], list(triton_kernels.KERNELS)
+
+    class Recorder:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            def launch(*arguments, **options):
+                precisions.append((options["PRECISION"], options["BLOCK"]))
+                return self.kernel[grid](*arguments, **options)
+
+            return launch
+
+    monkeypatch.setattr(triton_kernels, "KERNELS", tuple(map(Recorder, launches)))
+    attend = bidirectional_attention
+    if compiled:
+        torch._dynamo.reset()
+        attend = torch.compile(attend, fullgraph=True, backend="aot_eager")
+
+    def launched(dtype=torch.float32, d=16):
+        precisions.clear()
+        q = torch.randn(1, 1, 5, d, dtype=dtype, requires_grad=True)
+        attend(q, q, q, backend="triton").sum().backward()
+        assert len(precisions) == 3
+        return set(precisions)
+
+    try:
+        assert launched() == {("ieee", 32)}
+        matmul.allow_tf32 = True
+        assert launched() == {("tf32", 64)}
+        assert launched(d=65) == {("ieee", 16), ("ieee", 32)}
+        assert {precision for precision, _ in (*launched(torch.float64), *launched(torch.bfloat16))} == {"ieee"}
+        matmul.fp32_precision = "ieee"
+        assert launched() == {("ieee", 32)}
+        matmul.fp32_precision = "tf32"
+        assert launched() == {("tf32", 64)}
+    finally:
+        matmul.allow_tf32 = False
+        matmul.fp32_precision = "none"
+
+
 @EVERY_WAY
 @pytest.mark.parametrize("d", [1, 16, 33, 80])
 @pytest.mark.parametrize("form", ["lengths", "left", "holes", "packed"])

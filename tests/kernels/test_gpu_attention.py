@@ -79,3 +79,44 @@ def test_agrees_with_float64(extra, dtype, d, form, backend):
     for i, (x, p, t) in enumerate(zip(ours, plain, truth.run(dual, "reference", **extra), strict=True)):
         floor = roundings * torch.finfo(dtype).eps * max(1.0, t.abs().max().item())
         assert_accurate(f"result {i}", x, p, t, factor=LOSS_FACTOR if i < 1 + dual else GRADIENT_FACTOR, floor=floor)
+
+
+@pytest.fixture
+def tf32():
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("extra", OPTIONS)
+@FORMS
+@pytest.mark.parametrize("d", [20, 64])
+def test_tf32(extra, d, form, tf32):
+    """TF32 keeps 10 bits of each factor. The errors of the factors of five products may add up: at most 16 roundings of
+    2^-10, relative to the largest number. Never run on a GPU. (TF32 needs sm_80.)"""
+    dual, extra = extra is None, extra or {}
+    options = dict(lengths=[130, 0, 33, 1], longest=130, heads=(4, 2), d=d)
+    ours = Batch(form, device="cuda", dtype=torch.float32, **options).run(dual, "triton", **extra)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    exact = Batch(form, device="cuda", dtype=torch.float32, **options).run(dual, "triton", **extra)
+    for x, y in zip(ours, exact, strict=True):
+        limit = 16 * 2**-10 * max(1.0, y.abs().max().item())
+        assert 0 < (x - y).abs().max().item() <= limit
+
+
+@pytest.mark.parametrize("extra", OPTIONS)
+@FORMS
+@pytest.mark.parametrize("d", [20, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tiles_of_short_sentences(extra, dtype, d, form, monkeypatch):
+    """Off by default; against the tiles for all lengths. Never run on a GPU."""
+    from raoe_kernels.attention import triton_kernels
+
+    dual, extra = extra is None, extra or {}
+    batch = Batch(form, [31, 0, 14, 1], 31, heads=(4, 2), d=d, dtype=dtype, device="cuda")
+    expected = batch.run(dual, "triton", **extra)
+    monkeypatch.setattr(triton_kernels, "SHORT_TILES", (16, 32))
+    for x, y in zip(batch.run(dual, "triton", **extra), expected, strict=True):
+        limit = 4 * ULPS * torch.finfo(dtype).eps * max(1.0, y.abs().max().item())
+        assert (x - y).abs().max().item() <= limit

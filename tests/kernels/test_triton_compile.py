@@ -41,8 +41,9 @@ SM_90_GROUPS = {
     **{
         f"{kernel}-{d}": f"{kernel} {d}"
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
-        for d in ("fp16", "bf16", "fp32", "fp64")
+        for d in ("fp16", "bf16", "fp32", "tf32", "fp64")
     },
+    **{f"attention_backward_short-{d}": f"attention_backward_short {d}" for d in ("fp16", "bf16", "fp32", "tf32")},
 }
 
 BOTH = "bf16 64 causal dropout"
@@ -59,9 +60,10 @@ REPRESENTATIVES = {
     "sigmoid_weights": ["sigmoid_weights bf16 all own gradient", "sigmoid_weights bf16 ids groups gradient"],
     "attention_spans": ["attention_spans"],
     **{
-        kernel: [f"{kernel} {which}" for which in ("bf16 128 dual", "bf16 64 dual", "fp32 64 dual", BOTH)]
+        kernel: [f"{kernel} {which}" for which in ("bf16 128 dual", "bf16 64 dual", "fp32 64 dual", "tf32 64", BOTH)]
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
     },
+    "attention_backward_short": [f"attention_backward_short {of}" for of in ("bf16 64 of 32", "tf32 32 of 32")],
     **{f"guided_{kernel}": [f"guided_{kernel} bf16 aligned"] for kernel in GUIDED[:-1]},
     "guided_argmax_join": ["guided_argmax_join fp32"],
 }
@@ -69,14 +71,17 @@ REPRESENTATIVES = {
 # The variants whose blocks take most shared memory. They are also compiled for sm_86, sm_89 and sm_120, where a block
 # may take 99 KiB and attention's kernels get head dimensions up to 128.
 MOST_SHARED = ["info_nce_products bf16 ids gradient"]
-MOST_SHARED += [f"attention_backward_{kernel} bf16 128 dual" for kernel in ("q", "kv")]
+MOST_SHARED += [f"attention_backward_{kernel} {of} dual" for kernel in ("q", "kv") for of in ("bf16 128", "tf32 64")]
+MOST_SHARED += ["attention_backward_short fp32 32 dual of 32"]
 
 # Bytes a thread that the variants of a kernel, or single ones, may spill on any of these GPUs, in Triton 3.6 or 3.9;
 # all others may not.
 # Threads of one block have 128 registers for four pairs: what one objective leaves behind waits while the other runs.
 # Attention in float64 is for checks, and a warp's 16 rows of doubles do not fit; nor do 256 columns. For dual attention
 # the kernel of keys waits on the diagonal with what its other loops need. A mask's addresses take registers.
-SPILL = {"attention_forward": 72, "attention_backward_q": 88, "attention_backward_kv": 56, "info_nce_weights": 32}
+SPILL = {"attention_forward": 72, "attention_backward_q": 88, "attention_backward_kv": 56, "info_nce_weights": 32,
+         "attention_backward_short": 152}  # fmt: skip
+CAUSAL_OR_DROPOUT = (" causal", " dropout", " causal dropout")
 SPILLS = {
     f"pairwise.one_block {types} {block}": 128
     for types in ("fp16 fp32", "bf16 fp32", "fp32 fp32", "fp32 i64", "fp64 fp32", "fp64 i64")
@@ -98,8 +103,19 @@ SPILLS |= {
 }
 SPILLS |= {"attention_forward bf16 128 dual": 384}
 SPILLS |= {f"attention_backward_q fp32 128 {way}": 256 for way in ("causal", "dropout", "causal dropout")}
+# TF32's tiles of 64 rows: 4 bytes a number, where half precision has 2.
+SPILLS |= {
+    f"attention_{kernel} tf32 64{way}": allowed
+    for kernel, allowed in (("forward", 192), ("backward_kv", 288))
+    for way in ("", " dual", *CAUSAL_OR_DROPOUT)
+}  # fmt: skip
+# The kernel for short texts holds three gradients at once; it was never run on a GPU, and no call has it by default.
+SPILLS |= {f"attention_backward_short tf32 64{dual} of 16": 640 for dual in ("", " dual")}
+SPILLS |= {"attention_backward_short tf32 32 dual of 32": 336}
+SPILLS |= {f"attention_backward_short bf16 128{way} of 16": 912 for way in ("", " dual", *CAUSAL_OR_DROPOUT)}
 SPILLS |= {"attention_backward_kv bf16 80": 128}
-SPILLS |= {f"attention_backward_kv bf16 {d} dual": 616 for d in (80, 128)}
+SPILLS |= {f"attention_backward_kv bf16 {d} dual": 656 for d in (80, 128)}
+SPILLS |= {"attention_backward_q bf16 128 dual": 96}
 SPILLS |= {f"info_nce_products bf16 {ids} loss": 32 for ids in ("ids", "ids64")}
 SPILLS |= {"info_nce_products bf16 ids gradient": 264}
 SPILLS |= {"sigmoid_weights fp32 ids groups loss": 8}
@@ -122,7 +138,8 @@ JOINS = ("guided_forward_mix", "guided_backward_mix")
 DOUBLE = ("pairwise.one_block fp64 i64 128", "info_nce_rows fp64 any", "info_nce_weights fp64 all loss small",
           "sigmoid_weights fp64 all own loss", "cosine_forward fp64 any", "guided_forward_sums fp64 any")  # fmt: skip
 # Kernels with matrix products.
-PRODUCTS = ("attention_forward", "attention_backward_q", "attention_backward_kv", "info_nce_products")
+PRODUCTS = ("attention_forward", "attention_backward_q", "attention_backward_kv", "attention_backward_short",
+            "info_nce_products")  # fmt: skip
 
 
 def compiled(arches: list[int], chosen: str) -> list[Compiled]:
