@@ -101,7 +101,8 @@ def attention() -> Iterator[Variant]:
                 if kernel is host.attention_backward_short:
                     wanted = host._in_one_kernel(BYTES[dtype], head_dim, longest or 512)
                 else:  # of the other kernels' tiles for short texts, a sample
-                    wanted = not longest or (kernel is host.attention_forward and not way)
+                    sample = kernel is host.attention_forward and not way and head_dim <= host.SHORT_WIDTHS[0]
+                    wanted = not longest or sample
                 constants, warps = host._shape_class(BYTES[dtype], precision, head_dim, longest or 512, which)
             if not wanted:
                 continue

@@ -42,10 +42,11 @@ TILES: dict[tuple[int | str, int], tuple[tuple[int, int, int, int], ...]] = {
     (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
 }  # fmt: skip
 # Rows of the tiles of calls whose longest sentence fits into one tile: with (16, 32), a call with max_seqlen 20 has
-# tiles of up to 32 rows. If such a tile has at most ONE_KERNEL bytes, one backward kernel replaces two. Off by default,
-# because neither was ever run on a GPU.
+# tiles of up to 32 rows. If such a tile has at most ONE_KERNEL bytes, one backward kernel replaces two. For wider heads
+# than SHORT_WIDTHS, tiles and kernel would spill registers. Off by default, because neither was ever run on a GPU.
 SHORT_TILES: tuple[int, ...] = ()
 ONE_KERNEL = 4096
+SHORT_WIDTHS = 128, 64  # columns: of the tiles, and of the backward kernel
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
 ALIGN = 8  # elements; triton_forward.ALIGN as a number for host code
 MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
@@ -62,21 +63,22 @@ def _precision(q: Tensor) -> str:
     return "tf32" if allowed and q.shape[-1] <= MAX_IN_TF32 else "ieee"
 
 
-def _short(longest: int) -> int:
+def _short(head_dim: int, longest: int) -> int:
     """Return the rows of the smallest of SHORT_TILES into which the longest sentence fits, or 0."""
-    return next((tile_rows for tile_rows in SHORT_TILES if longest <= tile_rows), 0)
+    fitting = (tile_rows for tile_rows in SHORT_TILES if longest <= tile_rows and head_dim <= SHORT_WIDTHS[0])
+    return next(fitting, 0)
 
 
 def _in_one_kernel(size: int, head_dim: int, longest: int) -> bool:
     """Whether attention_backward_short computes the gradients. size: bytes of the dtype."""
-    return 0 < _short(longest) * head_dim * size <= ONE_KERNEL
+    return head_dim <= SHORT_WIDTHS[1] and 0 < _short(head_dim, longest) * head_dim * size <= ONE_KERNEL
 
 
 def _shape_class(size: int, precision: str, head_dim: int, longest: int, which: int) -> tuple[dict[str, Any], int]:
     """Return the constants and the number of warps of the kernel KERNELS[which]. size: bytes of the dtype."""
     block_d = max(16, triton.next_power_of_2(head_dim))
     block, other, warps, stages = TILES["tf32" if precision == "tf32" else size, max(64, block_d)][min(which, 2)]
-    if short := _short(longest):
+    if short := _short(head_dim, longest):
         block, other, stages = (short if which == 3 else min(block, short)), min(other, short), 1
         if size == 2 or precision == "tf32":
             warps = block // 16

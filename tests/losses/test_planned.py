@@ -146,7 +146,7 @@ def test_triton_takes_planned_batches_of_2048_pairs(score_dtype):
 @pytest.mark.parametrize("settings", [{}, {"keep": 1.0}])
 @pytest.mark.parametrize("prompts", [None, "the dog "])
 def test_a_step_of_the_trainer_reads_nothing_back(tmp_path, monkeypatch, without_launches, settings, prompts):
-    """With its plain arguments, and RAOE's parts. The loss itself is copied, and read later (training/test_finite.py)."""
+    """With plain arguments, and RAOE's parts. The loss itself is copied, and read later (training/test_finite.py)."""
     columns = {
         "sentence1": SENTENCES,
         "sentence2": SENTENCES[::-1],
@@ -162,11 +162,11 @@ def test_a_step_of_the_trainer_reads_nothing_back(tmp_path, monkeypatch, without
     for module in (model, trainer.computed_loss(), *([trainer.computed_loss().keep.start] if settings else [])):
         module.to("meta")
     optimizer, trainer.current_gradient_accumulation_steps = trainer.create_optimizer(), 1
-    for batch in batches:
-        loss = trainer.training_step(model, batch)
+    for planned in batches:
+        loss = trainer.training_step(model, planned)
         trainer.accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
         optimizer.step()
-        trainer.finite.start(batch)
+        trainer.finite.start(planned)
     assert loss.is_meta and loss.requires_grad is False
     with pytest.raises(RuntimeError, match=r"Tensor\.item\(\) cannot be called on meta tensors"):
         loss.item()
