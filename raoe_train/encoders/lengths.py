@@ -57,7 +57,6 @@ class Grouping:
         most: maximum number of tokens in a group, including padding. A longer text becomes a group of its own.
         most_texts: replaces `most`: a group has at most most_texts x (length of the longest text) tokens.
         multiple: round padded lengths up to a multiple of this number, so that torch.compile sees few shapes.
-        keep_leading: keep padding in front of texts, for a model whose positions count leading padding.
         packing: pack the texts into one row without padding, or several rows if `most` requires it; None pads texts.
         buckets: add texts to packed rows, so that CUDA graphs see few shapes. Each run then has its number of texts
             without them, "count".
@@ -67,7 +66,6 @@ class Grouping:
     most: int | None = None
     most_texts: int | None = None
     multiple: int = 1
-    keep_leading: bool = False
     packing: Packing | None = None
     buckets: bool = False
     forward: int | None = None
@@ -77,7 +75,6 @@ def grouping_for(model: Any, *, tensor_cores: bool = False, **limits: Any) -> Gr
     """Return the grouping for a SentenceTransformer, with the limits `most`, `most_texts` and `multiple`."""
     packing = packing_of(model)
     return Grouping(
-        keep_leading=counts_leading_padding(model),
         packing=packing if isinstance(packing, Packing) else None,
         forward=forward_cost(model, tensor_cores),
         **limits,
@@ -114,11 +111,8 @@ def _runs_of(
     the texts of the runs, number of texts in each column)."""
     dtypes = {name: value for name, value in kind.items() if isinstance(value, torch.dtype)}
     common = {name: value for name, value in kind.items() if name not in dtypes}
-    packing, leading = grouping.packing, grouping.keep_leading
-    texts = _texts(columns, [*dtypes], leading and packing is None)
+    texts, packing = _texts(columns, [*dtypes]), grouping.packing
     packs = packing is not None and packing.fits(texts)
-    if leading and packing is not None and not packs:
-        texts = _texts(columns, [*dtypes], True)
     step = 1 if packs else grouping.multiple
     distinct, text_of = _distinct(texts)
     lengths = -(-texts.lengths[distinct] // step) * step
@@ -209,12 +203,6 @@ def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
         del words.forward
 
 
-def counts_leading_padding(model: Any) -> bool:
-    """Whether padding before a text may shift the positions of its tokens. Rotary (relative) positions do not shift."""
-    config = getattr(getattr(model, "transformers_model", None), "config", None)
-    return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
-
-
 def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:
     """Cut ascending lengths into runs with the smallest total cost. Return [begin, end) of each run.
 
@@ -265,7 +253,7 @@ class _Texts(NamedTuple):
     heights: list[int]  # number of texts in each column
 
 
-def _texts(columns: Sequence[Mapping[str, Any]], names: list[str], keep_leading: bool) -> _Texts:
+def _texts(columns: Sequence[Mapping[str, Any]], names: list[str]) -> _Texts:
     """Return the texts of columns without padding. A text without tokens becomes one token of padding."""
     tokens, lengths = [], []
     for column in columns:
@@ -277,7 +265,7 @@ def _texts(columns: Sequence[Mapping[str, Any]], names: list[str], keep_leading:
         table = np.stack([column[name].cpu().numpy() for name in names], axis=-1)
         mask = table[..., names.index("attention_mask")] != 0
         place, has_tokens = np.arange(mask.shape[1]), mask.any(axis=1)
-        first = mask.argmax(axis=1) * (not keep_leading)
+        first = mask.argmax(axis=1)
         end = np.where(has_tokens, len(place) - mask[:, ::-1].argmax(axis=1), 1)
         tokens.append(table[(place >= first[:, None]) & (place < end[:, None])])
         lengths.append(end - first)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raoe_train.encoders.lengths import Grouping, by_length, change, counts_leading_padding, device_of
+from raoe_train.encoders.lengths import Grouping, by_length, change, device_of
 
 SENTENCES = (
     "Yes.",
@@ -61,7 +61,7 @@ def reads_padding(model: Any) -> str | None:
     for route in getattr(next(iter(model.children()), None), "sub_modules", [None]):  # of a Router
         try:
             features = model.preprocess([SENTENCES[-1], SENTENCES[0]], **({"task": route} if route else {}))
-            alone = by_length([features], Grouping(most=1, keep_leading=counts_leading_padding(model)))
+            alone = by_length([features], Grouping(most=1))
             if alone is None or "cu_seq_lens_q" in features:
                 continue
             single, padded = (unit_embeddings(model, each) for each in (alone.features[:1], [features]))
