@@ -12,8 +12,7 @@ from torch import Tensor
 
 from raoe_kernels import info_nce_loss
 from raoe_train.config import PositiveFloat
-from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import gather_rows
+from raoe_train.losses.base import CachedLoss, gather_rows
 from raoe_train.losses.reads import ROWS
 
 NO_CANDIDATE = -(2**31)  # id of a text that is no negative of any anchor, see `ignore` of info_nce_loss

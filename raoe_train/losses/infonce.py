@@ -9,8 +9,7 @@ from typing_extensions import Unpack
 
 from raoe_kernels import cosent_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat, convert
-from raoe_train.losses.base import OneSweep
-from raoe_train.losses.gathering import gather_rows
+from raoe_train.losses.base import OneSweep, gather_rows
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 from raoe_train.losses.pairs import AnglELoss
 from raoe_train.losses.reads import TRIPLETS

@@ -15,8 +15,7 @@ from raoe_kernels import cosent_loss, pairwise_cosine
 from raoe_train.config import PositiveFloat
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.lengths import change
-from raoe_train.losses.base import CachedLoss, LossParts, OneSweep
-from raoe_train.losses.gathering import gather_rows
+from raoe_train.losses.base import CachedLoss, LossParts, OneSweep, gather_rows
 from raoe_train.losses.reads import SCORED_PAIRS
 
 
