@@ -19,7 +19,6 @@ from raoe_train.data.sources import first_columns, has_column
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
-from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.tasks import Task, evaluate_tasks
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.jobs.shared import job, require
@@ -32,6 +31,7 @@ from raoe_train.training import certificate, measures
 from raoe_train.training.arguments import check_training, for_encoder, trainer_arguments
 from raoe_train.training.callbacks import Interruption, LogFile, write_events_to
 from raoe_train.training.certificate import CERTIFICATE
+from raoe_train.training.measures import DevEvaluator
 from raoe_train.training.report import card_section, plot_run
 from raoe_train.training.run_directory import (
     CHECKPOINTS,

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
-from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
+from raoe_train.training.measures import NOT_SHOWN, SELECTING
 
 logger = logging.getLogger(__name__)
 STATUS = Path("/proc/self/status")

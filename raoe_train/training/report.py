@@ -13,11 +13,10 @@ import numpy as np
 import yaml
 
 from raoe_train.config import marked
-from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
 from raoe_train.inputs import recorded
 from raoe_train.outputs import replacing
 from raoe_train.training.certificate import table_of
-from raoe_train.training.measures import score_rows, scores
+from raoe_train.training.measures import NOT_SHOWN, SELECTING, score_rows, scores
 
 logger = logging.getLogger(__name__)
 # keys of log entries; all other keys of an entry with a loss are parts of the loss
