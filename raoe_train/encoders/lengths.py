@@ -5,7 +5,7 @@ sorts the distinct texts of all columns by length and divides them into groups (
 or packs the texts into one row without padding.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -153,7 +154,7 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
         if runs is None:
             return forward(features, **kwargs)
         device = features["input_ids"].device
-        moved = change(runs.features, lambda x: x.to(device))
+        moved = send_to_device(runs.features, device)
         embeddings = [forward(run, **kwargs)["sentence_embedding"] for run in moved]
         return {"sentence_embedding": torch.cat(embeddings)[runs.rows[0].to(device)]}
 
@@ -168,15 +169,6 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
             del model.preprocess
         if instance_forward is not None:
             model.forward = instance_forward
-
-
-def change(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to the tensors in nested lists and mappings."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {name: change(each, function) for name, each in value.items()}
-    return [change(each, function) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 @contextmanager
@@ -310,13 +302,16 @@ def _distinct(texts: _Texts) -> tuple[np.ndarray, np.ndarray]:
     return firsts[order], np.argsort(order)[text_of]
 
 
-def texts_of(runs: list[dict[str, Any]]) -> list[list[int]]:
-    """Return the token ids of each text in `runs`."""
+def texts_of(features: Iterable[Mapping[str, Any]]) -> list[list[int]]:
+    """Return the token ids of each text in tokenized columns or runs of any format."""
     texts: list[list[int]] = []
-    for run in runs:
-        ids, ends = run["input_ids"], run.get("cu_seq_lens_q")
-        if ends is not None:
-            texts += [text.tolist() for text in ids[0].split(ends.diff().tolist())][: run.get("count")]
+    for each in features:
+        ids = each["input_ids"].cpu()
+        if "offsets" in each or "cu_seq_lens_q" in each:  # all texts are in one row: of StaticEmbedding, or packed
+            starts = each["offsets"] if "offsets" in each else each["cu_seq_lens_q"][:-1]
         else:
-            texts += [row[real].tolist() for row, real in zip(ids, run["attention_mask"] != 0, strict=True)]
+            real = each["attention_mask"].cpu() != 0 if "attention_mask" in each else torch.ones_like(ids) != 0
+            ids, starts = ids[real], real.sum(1).cumsum(0) - real.sum(1)
+        parts = ids.flatten().tensor_split(starts[1:].long().cpu())
+        texts += [part.tolist() for part in parts[: each.get("count")]]
     return texts

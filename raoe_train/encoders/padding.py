@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 
-from raoe_train.encoders.lengths import Grouping, by_length, change, device_of
+from raoe_train.encoders.lengths import Grouping, by_length, device_of
 
 SENTENCES = (
     "Yes.",
@@ -38,7 +39,7 @@ def unit_embeddings(model: Any, batches: Iterable[Sequence[str] | Mapping[str, A
         try:
             model.eval()
             columns = (each if isinstance(each, Mapping) else model.preprocess(each, prompt=prompt) for each in batches)
-            moved = (change(column, lambda x: x.to(device)) for column in columns)
+            moved = (send_to_device(column, device) for column in columns)
             parts = [model.forward(column)["sentence_embedding"].double().cpu().numpy() for column in moved]
         finally:
             model.train(modes[model])  # a quantized BidirectionalModel unpacks its weights

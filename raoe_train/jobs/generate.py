@@ -6,7 +6,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
+from raoe_train.data.files import json_rows
 from raoe_train.encoders.preflight import check_device, four_bit, loading
 from raoe_train.generation.chains import Chain, acceptable, grow, read_starts
 from raoe_train.generation.guided import GuidedDecoder, Sampling
@@ -145,9 +145,8 @@ def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
     """Return {id: row} of the finished chains of all processes. A last line that a killed process left is skipped."""
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError):  # half a line
-                row = json.loads(line)
+        for _, _, row in json_rows(path, str(path)):
+            if isinstance(row, dict):
                 rows[row["id"]] = row
     return rows
 

@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import recursively_apply
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from raoe_train.encoders.lengths import Grouping, by_length, change, device_of, grouping_for, words_looked_up_once
+from raoe_train.encoders.lengths import Grouping, by_length, device_of, grouping_for, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
 from raoe_train.encoders.padding import reads_padding
 from raoe_train.losses.base import (
@@ -179,7 +180,7 @@ class Batch:
         return self._change(Tensor.pin_memory)
 
     def _change(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(**{each.name: change(getattr(self, each.name), function) for each in fields(self)})
+        return Batch(**{each.name: recursively_apply(function, getattr(self, each.name)) for each in fields(self)})
 
 
 class ByLength(CachedLossMixin, nn.Module):

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from raoe_train.encoders.lengths import texts_of
+from raoe_train.losses.collators import columns_of
 
 MAX_ROWS = 16  # number of rows of a batch that an error shows
 LEFT = "its gradient made weights NaN or infinite"
@@ -78,16 +79,13 @@ def has_finite_weights(model: Any) -> bool:
 def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
     """Return the error for a step whose loss or weights are not finite, with rows of the batch and advice."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
-    columns = []
     if "plan" in batch:
         texts = texts_of(batch["plan"].runs)
-        columns = [[tokenizer.decode(texts[i])[:80] for i in rows[:MAX_ROWS].tolist()] for rows in batch["plan"].rows]
-    for key, ids in batch.items():
-        real = batch.get(f"{key.removesuffix('input_ids')}attention_mask")
-        if key.endswith("input_ids") and ids.ndim == 2 and real is not None:
-            rows = zip(ids[:MAX_ROWS], real[:MAX_ROWS].bool(), strict=True)
-            columns.append([tokenizer.decode(row[is_real].tolist())[:80] for row, is_real in rows])
-    lines = ["  " + " | ".join(texts) for texts in zip(*columns, strict=True)]
+        columns = [[texts[place] for place in rows[:MAX_ROWS].tolist()] for rows in batch["plan"].rows]
+    else:
+        columns = [texts_of([each])[:MAX_ROWS] for each in columns_of(dict(batch))[0] if "input_ids" in each]
+    rows = ([tokenizer.decode(text)[:80] for text in texts] for texts in zip(*columns, strict=True))
+    lines = ["  " + " | ".join(row) for row in rows]
     scales = "".join(f", loss.scale (now {scale:g})" for scale in dict.fromkeys(trainer.scales.values()))
     return FloatingPointError(
         "\n".join([f"step {step}: {problem}; the first rows of its batch, as the encoder reads them:", *lines])
