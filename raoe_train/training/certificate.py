@@ -19,7 +19,7 @@ from raoe_train.data.sources import columns_in, has_column
 from raoe_train.data.tables import read_sentences
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.evaluation.sts import of_pairs
-from raoe_train.evaluation.tasks import Outcomes, Task, encode_tasks
+from raoe_train.evaluation.tasks import Outcomes, Task, evaluate_tasks, main_score
 from raoe_train.settings import Data
 
 CERTIFICATE = "certificate.json"
@@ -140,13 +140,11 @@ def _evaluate(
 ) -> tuple[list[float], list[Outcomes]]:
     """Return each task's main metric x 100 for a mixture (NaN if undefined), and each task's results per example."""
     mix(encoder, start, trained, share)
-    values, outcomes = list[float](), list[Outcomes]()
-    for task, rows in zip(tasks, encode_tasks(encoder, tasks, batch_size), strict=True):
-        metrics, outcome = task.score(rows)
-        value = metrics[task.main]
-        values.append(math.nan if value is None else value)
-        outcomes.append(outcome)
-    return values, outcomes
+    outcomes = dict[str, Outcomes]()
+    by_number = {str(number): task for number, task in enumerate(tasks)}
+    results = evaluate_tasks(encoder, by_number, batch_size, outcomes)["tasks"]
+    scores = [main_score(result) for result in results.values()]
+    return [math.nan if score is None else score for score in scores], [*outcomes.values()]
 
 
 def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> None:

@@ -15,7 +15,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import find_batch_size
 
-from raoe_train.data.rows import columns_in_order, from_frames, in_our_order
+from raoe_train.data.rows import columns_in_order, in_our_order
+from raoe_train.data.sources import from_frames
 from raoe_train.encoders.bidirectional.modeling import set_adapter_weights
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default, without_pooler
@@ -27,8 +28,7 @@ from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.keep import Keep, weight_for
 from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
 from raoe_train.outputs import replacing, set_modes
-from raoe_train.training.callbacks import LogLines, Meter
-from raoe_train.training.finite import FiniteCheck
+from raoe_train.training.callbacks import FiniteCheck, LogLines, Meter
 from raoe_train.training.training_data import (
     check_prompts,
     check_rows,
