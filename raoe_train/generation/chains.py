@@ -14,15 +14,7 @@ from typing import Any
 from raoe_train.data.columns import RowProblem
 from raoe_train.data.tables import each_sentence
 from raoe_train.generation.guided import Answer, GuidedDecoder, Request
-from raoe_train.generation.instructions import (
-    BREAKS,
-    LETTER,
-    Instructions,
-    parse_list,
-    unfinished,
-    verify_chain,
-    verify_sentence,
-)
+from raoe_train.generation.instructions import Instructions, flaw, parse_list, unfinished, verify_chain, verify_sentence
 from raoe_train.outputs import digest
 from raoe_train.settings import Generation, Sentences
 
@@ -46,13 +38,8 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
             skipped["not a text"] += 1
             continue
         sentence = "" if isinstance(text, RowProblem) else text.strip()
-        reason = (
-            "empty" if not sentence
-            else "duplicate" if sentence in seen
-            else "more than one line" if BREAKS.search(sentence)
-            else "no letters" if not LETTER.search(sentence)
-            else accept(sentence)
-        )  # fmt: skip
+        is_repeated = bool(sentence) and sentence in seen
+        reason = "duplicate" if is_repeated else flaw(sentence) or accept(sentence)
         seen.add(sentence)
         if reason is not None:
             skipped[reason] += 1

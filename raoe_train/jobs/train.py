@@ -19,11 +19,11 @@ from raoe_train.data.sources import first_columns, has_column
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
-from raoe_train.evaluation.tasks import Task, evaluate_tasks
+from raoe_train.evaluation.tasks import Task, evaluate_tasks, read_tasks
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.losses import AutoLoss
-from raoe_train.losses.reads import LISTS
+from raoe_train.losses.collators import LISTS
 from raoe_train.outputs import Output, commit, remove, versions, write_json, write_text
 from raoe_train.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.settings import SCRATCH, Teacher, Training
@@ -79,7 +79,7 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
         require(config.output, "output", "the directory to write to")
     folder, has_dev = Path(config.output or "").expanduser(), bool(config.data.dev or config.data.dev_share)
     arguments = trainer_arguments(config.training, folder, device=config.model.device, has_dev=has_dev)
-    tasks = report.tasks_of(config.evaluation, config.data, config.model, config.polarity)
+    tasks = tasks_of(config)
     if config.dry_run:
         return estimate(config, arguments)
     run = prepare(config, arguments, tasks, output.path, output)
@@ -101,6 +101,18 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     return on_rank_zero(lambda: save(run, metrics))
 
 
+def tasks_of(config: TrainConfig) -> dict[str, Task]:
+    """Read the tasks of the recipe, if any. The default reference of polarity tasks is the encoder before training."""
+    evaluation, model, polarity = config.evaluation, config.model, config.polarity
+    if not evaluation.tasks:
+        return {}
+    if polarity.reference is None and model.name != SCRATCH:
+        start: Any = model  # all settings: pooling, prompt, length, revision …
+        polarity = replace(polarity, reference=start)
+    options: dict[str, Any] = {"prompt": model.prompt, "polarity": polarity, "classifier": evaluation.classifier}
+    return read_tasks(evaluation.tasks, config.data.dir, **options)
+
+
 @dataclass
 class Run:
     """A training run: its settings, data and encoder."""
@@ -114,8 +126,13 @@ class Run:
     trainer: Trainer
 
     def evaluate(self, tasks: dict[str, Task]) -> dict[str, Any]:
-        """Return the encoder's metrics on the dev sets and the tasks, x100."""
-        metrics = report.dev_metrics(self.evaluator, self.encoder)
+        """Return the encoder's metrics x 100 on the dev sets (means over several dev sets), with None for an undefined
+        correlation, and on the tasks."""
+        metrics = dict[str, Any]()
+        results = self.evaluator(self.encoder) if self.evaluator else {}
+        for name, key in self.evaluator.metrics.items() if self.evaluator else ():
+            value = 100 * results[f"dev_{key}"]
+            metrics[name] = None if math.isnan(value) else value
         if tasks:
             metrics |= evaluate_tasks(self.encoder, tasks, self.config.evaluation.batch_size)
         return metrics

@@ -17,7 +17,7 @@ from sentence_transformers.util.distributed import all_gather_with_grad, get_wor
 from torch import Tensor, nn
 
 from raoe_train.config import PositiveFloat, PositiveInt, convert, keywords_of, nearest
-from raoe_train.losses.reads import Reads
+from raoe_train.losses.collators import Reads
 
 ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoders in losses
 

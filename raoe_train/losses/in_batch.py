@@ -16,7 +16,7 @@ from raoe_kernels import info_nce_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.encoders.lengths import texts_of
 from raoe_train.losses.base import CachedLoss, gather_rows
-from raoe_train.losses.reads import ROWS
+from raoe_train.losses.collators import ROWS
 
 NO_CANDIDATE = -(2**31)  # id of a text that is no negative of any anchor, see `ignore` of info_nce_loss
 MISSING = torch.iinfo(torch.int64).min  # text id of a missing negative

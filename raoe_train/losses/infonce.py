@@ -10,9 +10,9 @@ from typing_extensions import Unpack
 from raoe_kernels import cosent_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat, convert
 from raoe_train.losses.base import OneSweep, gather_rows
+from raoe_train.losses.collators import TRIPLETS
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 from raoe_train.losses.pairs import AnglELoss
-from raoe_train.losses.reads import TRIPLETS
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive"]
 Partition = Literal["joint", "per_direction"]

@@ -16,7 +16,7 @@ from raoe_kernels import cosent_loss, pairwise_cosine
 from raoe_train.config import PositiveFloat
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.losses.base import CachedLoss, LossParts, OneSweep, gather_rows
-from raoe_train.losses.reads import SCORED_PAIRS
+from raoe_train.losses.collators import SCORED_PAIRS
 
 
 class PairLoss(CachedLoss):

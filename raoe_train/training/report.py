@@ -7,7 +7,6 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import yaml
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from raoe_train.config import marked
-from raoe_train.evaluation.tasks import Task, encode_tasks, main_score, read_tasks
+from raoe_train.evaluation.tasks import Task, encode_tasks, main_score
 from raoe_train.inputs import recorded
 from raoe_train.outputs import replacing
-from raoe_train.settings import SCRATCH, Data, Evaluation, Model, Polarity
 from raoe_train.training.certificate import table_of
 
 logger = logging.getLogger(__name__)
@@ -35,18 +33,6 @@ METRICS = {
 SELECTING = ("_spearman_cosine", "_cosine_ndcg@10")
 NOT_SHOWN = re.compile("^eval_|_spearman_cosine|_cosine")  # parts of metric names that log lines and plots leave out
 Log = Sequence[Mapping[str, Any]]
-
-
-def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
-    """Read the tasks of the recipe, if any. The default reference of polarity tasks is the encoder before training."""
-    if not evaluation.tasks:
-        return {}
-    if polarity.reference is None and model.name != SCRATCH:
-        start: Any = model  # all settings: pooling, prompt, length, revision …
-        polarity = replace(polarity, reference=start)
-    return read_tasks(
-        evaluation.tasks, data.dir, prompt=model.prompt, polarity=polarity, classifier=evaluation.classifier
-    )
 
 
 class DevEvaluator(SentenceEvaluator):
@@ -75,13 +61,6 @@ class DevEvaluator(SentenceEvaluator):
                     metrics |= {f"{name}_{each}_{key}": value for each, value in zip(self.tasks, values, strict=True)}
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
-
-
-def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
-    """Return metrics x 100 on the dev set (means over several dev sets), with None for an undefined correlation."""
-    results, metrics = ({}, {}) if evaluator is None else (evaluator(model), evaluator.metrics)
-    values = {name: 100 * results[f"dev_{key}"] for name, key in metrics.items()}
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
 def _dev_metric(after: Mapping[str, Any]) -> str:
