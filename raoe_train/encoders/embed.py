@@ -162,8 +162,10 @@ def unit_rows(embeddings: np.ndarray) -> np.ndarray:
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Cosine of each pair of rows in two [n, d] arrays, [n] float64 from -1 to 1; 0 if a row of the pair is zero."""
-    a, b = (unit_rows(each.astype(np.float64)) for each in (first, second))
-    return np.clip((a * b).sum(axis=1), -1, 1)  # rounding can give 1.0000000000000002
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    quotients = np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
+    return np.clip(quotients, -1, 1)  # rounding can give 1.0000000000000002
 
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
