@@ -167,7 +167,7 @@ class Tasks(Rows):
 
 
 @dataclass
-class Data(Rows):
+class Data(Tasks):
     """What to train on.
 
     Args:
@@ -189,7 +189,6 @@ class Data(Rows):
         neutral: also use a neutral hypothesis of the NLI premise, as a second hard negative
         num_negatives: maximum number of negatives per row, which are drawn at random if there are
             more
-        dir: directory where evaluation tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
     train: list[DataSource] = field(default_factory=list)
@@ -203,7 +202,6 @@ class Data(Rows):
     pairing: Literal["one", "zip", "all"] = "one"
     neutral: bool = False
     num_negatives: NonNegativeInt | None = None
-    dir: Unrecorded[Source | None] = None
 
 
 @dataclass

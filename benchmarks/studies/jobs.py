@@ -22,16 +22,15 @@ from raoe_train.config import parse
 from raoe_train.data.pairs import conditional_table, pair_table
 from raoe_train.data.rows import list_table
 from raoe_train.data.tables import read_sentences
-from raoe_train.evaluation.comparison import LEVEL, differences, interval, resample
 from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tasks, split_word
 from raoe_train.jobs.train import check_config
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.collators import TextCollator
+from raoe_train.losses.collators import LISTS, Reads, TextCollator
 from raoe_train.losses.gist import teacher_embeddings
 from raoe_train.losses.listmle import ListMLELoss
-from raoe_train.losses.reads import LISTS, Reads
 from raoe_train.outputs import beside, digest
+from raoe_train.training.certificate import LEVEL, differences, interval, resample
 from raoe_train.training.reads import table_of
 from raoe_train.training.report import cell, made_with, table
 

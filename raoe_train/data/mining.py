@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from raoe_train.data.columns import as_word, parse_sentence, parse_word
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.tables import Parse, Source, Table, by_column, read_table
-from raoe_train.data.values import as_word, parse_sentence, parse_word
 
 # {loss: columns of its examples}. Examples for mse are SetFit's random pairs, which need no encoder.
 COLUMNS = {

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.columns import RowProblem
+from raoe_train.data.columns import (
+    LabelMap,
+    RowProblem,
+    as_word,
+    parse_label,
+    parse_score,
+    parse_sentence,
+    resolve_labels,
+)
 from raoe_train.data.files import cell
 from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
-from raoe_train.data.values import LabelMap, as_word, parse_label, parse_score, parse_sentence, resolve_labels
 from raoe_train.settings import Pairs
 
 if TYPE_CHECKING:

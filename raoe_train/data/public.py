@@ -12,12 +12,11 @@ from typing import Any
 import yaml
 
 from raoe_train.config import nearest
-from raoe_train.data.columns import RowProblem
+from raoe_train.data.columns import NO_GOLD_LABEL, RowProblem, as_word, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import Rows, json_rows, text_lines
 from raoe_train.data.rows import read_list
 from raoe_train.data.sources import open_source
 from raoe_train.data.tables import Parse, Reader, Source, by_column
-from raoe_train.data.values import NO_GOLD_LABEL, as_word, parse_score, parse_sentence, parse_word
 
 Splits = dict[str, Rows]  # {split: its rows}; a set without splits has the key ""
 ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`

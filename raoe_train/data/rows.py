@@ -12,10 +12,18 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raoe_train.data.columns import LISTS, NAMES, NLI_LABELS, RowProblem
+from raoe_train.data.columns import (
+    LISTS,
+    NAMES,
+    NLI_LABELS,
+    RowProblem,
+    as_word,
+    parse_label,
+    parse_sentence,
+    resolve_labels,
+)
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
-from raoe_train.data.values import as_word, parse_label, parse_sentence, resolve_labels
 
 logger = logging.getLogger(__name__)
 CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
@@ -108,16 +116,6 @@ def _to_table(rows: Sequence[Row], neutral: bool) -> Any:
     )
     types = dict.fromkeys(names, "string")
     return to_table((dict(zip(names, each, strict=True)) for each in cells), types)
-
-
-def from_frames(data: Any) -> Any:
-    """Convert a DataFrame, or each one in a mapping, to a Dataset. Return other data unchanged."""
-    from datasets import Dataset
-    from pandas import DataFrame
-
-    if isinstance(data, Mapping):
-        return type(data)({name: from_frames(each) for name, each in data.items()})  # type: ignore[call-arg]
-    return Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
 
 
 def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:

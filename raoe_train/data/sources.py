@@ -140,10 +140,8 @@ def _of_split(name: str, rows: Rows, column: str, split: str) -> Rows:
 
 def _dataset_rows(where: str, table: Any) -> Rows:
     from datasets import Dataset
-    from pandas import DataFrame
 
-    if isinstance(table, DataFrame):
-        table = Dataset.from_pandas(table, preserve_index=False)
+    table = from_frames(table)
     if not isinstance(table, Dataset):
         kinds = "a file, a name on a hub, a Dataset or a DataFrame"
         raise ValueError(f"a data source must be {kinds}, got {table!r:.100}")
@@ -152,6 +150,16 @@ def _dataset_rows(where: str, table: Any) -> Rows:
         for values in zip(*batch.values(), strict=True):
             number += 1
             yield where, number, with_names(dict(zip(batch, values, strict=True)), table.features)
+
+
+def from_frames(data: Any) -> Any:
+    """Convert a DataFrame, or each one in a mapping, to a Dataset. Return other data unchanged."""
+    from datasets import Dataset
+    from pandas import DataFrame
+
+    if isinstance(data, Mapping):
+        return type(data)({name: from_frames(each) for name, each in data.items()})  # type: ignore[call-arg]
+    return Dataset.from_pandas(data, preserve_index=False) if isinstance(data, DataFrame) else data
 
 
 def _hub_rows(where: str, name: str, split: str) -> Rows:

@@ -126,10 +126,10 @@ def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str |
     return embed
 
 
-def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | Path | None = None) -> Embed:
+def remembered(encoder: Encoder, texts: Iterable[str], role: str) -> Embed:
     """Create an `embedder` that computes the embeddings of `texts` immediately and keeps them in memory."""
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-    table, compute = embeddings(encoder, list(rows), role, cache), embedder(encoder, role)
+    table, compute = embeddings(encoder, list(rows), role), embedder(encoder, role)
 
     def embed(sentences: Sequence[str]) -> np.ndarray:
         if all(text in rows for text in sentences):

@@ -5,7 +5,7 @@ sorts the distinct texts of all columns by length and divides them into groups (
 or packs the texts into one row without padding.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -57,7 +58,6 @@ class Grouping:
         most: maximum number of tokens in a group, including padding. A longer text becomes a group of its own.
         most_texts: replaces `most`: a group has at most most_texts x (length of the longest text) tokens.
         multiple: round padded lengths up to a multiple of this number, so that torch.compile sees few shapes.
-        keep_leading: keep padding in front of texts, for a model whose positions count leading padding.
         packing: pack the texts into one row without padding, or several rows if `most` requires it; None pads texts.
         buckets: add texts to packed rows, so that CUDA graphs see few shapes. Each run then has its number of texts
             without them, "count".
@@ -67,7 +67,6 @@ class Grouping:
     most: int | None = None
     most_texts: int | None = None
     multiple: int = 1
-    keep_leading: bool = False
     packing: Packing | None = None
     buckets: bool = False
     forward: int | None = None
@@ -77,7 +76,6 @@ def grouping_for(model: Any, *, tensor_cores: bool = False, **limits: Any) -> Gr
     """Return the grouping for a SentenceTransformer, with the limits `most`, `most_texts` and `multiple`."""
     packing = packing_of(model)
     return Grouping(
-        keep_leading=counts_leading_padding(model),
         packing=packing if isinstance(packing, Packing) else None,
         forward=forward_cost(model, tensor_cores),
         **limits,
@@ -114,11 +112,8 @@ def _runs_of(
     the texts of the runs, number of texts in each column)."""
     dtypes = {name: value for name, value in kind.items() if isinstance(value, torch.dtype)}
     common = {name: value for name, value in kind.items() if name not in dtypes}
-    packing, leading = grouping.packing, grouping.keep_leading
-    texts = _texts(columns, [*dtypes], leading and packing is None)
+    texts, packing = _texts(columns, [*dtypes]), grouping.packing
     packs = packing is not None and packing.fits(texts)
-    if leading and packing is not None and not packs:
-        texts = _texts(columns, [*dtypes], True)
     step = 1 if packs else grouping.multiple
     distinct, text_of = _distinct(texts)
     lengths = -(-texts.lengths[distinct] // step) * step
@@ -159,7 +154,7 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
         if runs is None:
             return forward(features, **kwargs)
         device = features["input_ids"].device
-        moved = change(runs.features, lambda x: x.to(device))
+        moved = send_to_device(runs.features, device)
         embeddings = [forward(run, **kwargs)["sentence_embedding"] for run in moved]
         return {"sentence_embedding": torch.cat(embeddings)[runs.rows[0].to(device)]}
 
@@ -174,15 +169,6 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
             del model.preprocess
         if instance_forward is not None:
             model.forward = instance_forward
-
-
-def change(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to the tensors in nested lists and mappings."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {name: change(each, function) for name, each in value.items()}
-    return [change(each, function) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 @contextmanager
@@ -207,12 +193,6 @@ def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
         yield
     finally:
         del words.forward
-
-
-def counts_leading_padding(model: Any) -> bool:
-    """Whether padding before a text may shift the positions of its tokens. Rotary (relative) positions do not shift."""
-    config = getattr(getattr(model, "transformers_model", None), "config", None)
-    return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
 
 
 def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:
@@ -265,7 +245,7 @@ class _Texts(NamedTuple):
     heights: list[int]  # number of texts in each column
 
 
-def _texts(columns: Sequence[Mapping[str, Any]], names: list[str], keep_leading: bool) -> _Texts:
+def _texts(columns: Sequence[Mapping[str, Any]], names: list[str]) -> _Texts:
     """Return the texts of columns without padding. A text without tokens becomes one token of padding."""
     tokens, lengths = [], []
     for column in columns:
@@ -277,7 +257,7 @@ def _texts(columns: Sequence[Mapping[str, Any]], names: list[str], keep_leading:
         table = np.stack([column[name].cpu().numpy() for name in names], axis=-1)
         mask = table[..., names.index("attention_mask")] != 0
         place, has_tokens = np.arange(mask.shape[1]), mask.any(axis=1)
-        first = mask.argmax(axis=1) * (not keep_leading)
+        first = mask.argmax(axis=1)
         end = np.where(has_tokens, len(place) - mask[:, ::-1].argmax(axis=1), 1)
         tokens.append(table[(place >= first[:, None]) & (place < end[:, None])])
         lengths.append(end - first)
@@ -322,13 +302,16 @@ def _distinct(texts: _Texts) -> tuple[np.ndarray, np.ndarray]:
     return firsts[order], np.argsort(order)[text_of]
 
 
-def texts_of(runs: list[dict[str, Any]]) -> list[list[int]]:
-    """Return the token ids of each text in `runs`."""
+def texts_of(features: Iterable[Mapping[str, Any]]) -> list[list[int]]:
+    """Return the token ids of each text in tokenized columns or runs of any format."""
     texts: list[list[int]] = []
-    for run in runs:
-        ids, ends = run["input_ids"], run.get("cu_seq_lens_q")
-        if ends is not None:
-            texts += [text.tolist() for text in ids[0].split(ends.diff().tolist())][: run.get("count")]
+    for each in features:
+        ids = each["input_ids"].cpu()
+        if "offsets" in each or "cu_seq_lens_q" in each:  # all texts are in one row: of StaticEmbedding, or packed
+            starts = each["offsets"] if "offsets" in each else each["cu_seq_lens_q"][:-1]
         else:
-            texts += [row[real].tolist() for row, real in zip(ids, run["attention_mask"] != 0, strict=True)]
+            real = each["attention_mask"].cpu() != 0 if "attention_mask" in each else torch.ones_like(ids) != 0
+            ids, starts = ids[real], real.sum(1).cumsum(0) - real.sum(1)
+        parts = ids.flatten().tensor_split(starts[1:].long().cpu())
+        texts += [part.tolist() for part in parts[: each.get("count")]]
     return texts

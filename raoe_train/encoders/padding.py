@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 
-from raoe_train.encoders.lengths import Grouping, by_length, change, counts_leading_padding, device_of
+from raoe_train.encoders.lengths import Grouping, by_length, device_of
 
 SENTENCES = (
     "Yes.",
@@ -38,7 +39,7 @@ def unit_embeddings(model: Any, batches: Iterable[Sequence[str] | Mapping[str, A
         try:
             model.eval()
             columns = (each if isinstance(each, Mapping) else model.preprocess(each, prompt=prompt) for each in batches)
-            moved = (change(column, lambda x: x.to(device)) for column in columns)
+            moved = (send_to_device(column, device) for column in columns)
             parts = [model.forward(column)["sentence_embedding"].double().cpu().numpy() for column in moved]
         finally:
             model.train(modes[model])  # a quantized BidirectionalModel unpacks its weights
@@ -61,7 +62,7 @@ def reads_padding(model: Any) -> str | None:
     for route in getattr(next(iter(model.children()), None), "sub_modules", [None]):  # of a Router
         try:
             features = model.preprocess([SENTENCES[-1], SENTENCES[0]], **({"task": route} if route else {}))
-            alone = by_length([features], Grouping(most=1, keep_leading=counts_leading_padding(model)))
+            alone = by_length([features], Grouping(most=1))
             if alone is None or "cu_seq_lens_q" in features:
                 continue
             single, padded = (unit_embeddings(model, each) for each in (alone.features[:1], [features]))

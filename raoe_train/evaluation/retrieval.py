@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.columns import Row, RowProblem
+from raoe_train.data.columns import Row, RowProblem, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import text_lines
 from raoe_train.data.rows import row_table
 from raoe_train.data.tables import Parse, Source, Texts, read_table
-from raoe_train.data.values import parse_score, parse_sentence, parse_word
 from raoe_train.encoders.embed import NONE, nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
 

@@ -1,19 +1,70 @@
-"""Chains of sentences in progress: the request of each step, and when a chain ends.
+"""Chains of sentences: their source sentences, the request of each step, and when a chain ends.
 
 The methods are those of the ranking-sentences paper's Appendix A. `guided`: the model rewrites the last sentence, and
 guidance moves the answer away from the sentence before the last (Eq. 3 and 4). `iterative`: `guided` without guidance.
 `single-step`: one request for the whole list."""
 
 import itertools
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from raoe_train.data.columns import RowProblem
+from raoe_train.data.tables import each_sentence
 from raoe_train.generation.guided import Answer, GuidedDecoder, Request
-from raoe_train.generation.instructions import Instructions, parse_list, unfinished, verify_chain, verify_sentence
+from raoe_train.generation.instructions import Instructions, flaw, parse_list, unfinished, verify_chain, verify_sentence
 from raoe_train.outputs import digest
-from raoe_train.settings import Generation
+from raoe_train.settings import Generation, Sentences
 
 REDRAWS = 5  # maximum number of new attempts for a sentence
+
+
+def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
+    """Read at most data.max_rows sentences. Return ([(row number from 1, sentence)], {reason: number of skipped rows}).
+
+    Empty rows, duplicates, texts of several lines or without letters, and texts for which `accept` returns a reason are
+    skipped. Raises ValueError for a row that is not a text (invalid UTF-8, a missing field) unless data.on_error is
+    skip.
+    """
+    skipped: Counter[str] = Counter()
+    starts: list[tuple[int, str]] = []
+    seen: set[str] = set()
+    for number, (place, text) in enumerate(each_sentence(str(data.input), data.columns), 1):
+        if isinstance(text, RowProblem) and text.malformed:
+            if data.on_error == "raise":
+                raise ValueError(f"{place}: {text}; to skip and count such rows, use data.on_error skip")
+            skipped["not a text"] += 1
+            continue
+        sentence = "" if isinstance(text, RowProblem) else text.strip()
+        is_repeated = bool(sentence) and sentence in seen
+        reason = "duplicate" if is_repeated else flaw(sentence) or accept(sentence)
+        seen.add(sentence)
+        if reason is not None:
+            skipped[reason] += 1
+            continue
+        starts.append((number, sentence))
+        if len(starts) == data.max_rows:
+            break
+    if not starts:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "it has no rows"
+        raise ValueError(f"{data.input} has no usable sentences to start chains from ({reasons})")
+    return starts, dict(skipped)
+
+
+def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
+    """Create the function `accept` of read_starts. It rejects texts with more than `longest` tokens, and texts with a
+    special token, because this token could end the instruction."""
+    special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token) or "(?!)")
+
+    def reason(sentence: str) -> str | None:
+        if special.search(sentence):
+            return "special token"
+        ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]
+        return "too long" if len(ids) > longest else None
+
+    return reason
 
 
 @dataclass

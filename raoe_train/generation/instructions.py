@@ -109,16 +109,10 @@ def parse_list(text: str, steps: int) -> list[str] | str:
 
 def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | None:
     """Return the problem with a generated sentence, or None. `source` is the source sentence of the chain."""
-    if problem := unfinished(finish):
+    if problem := unfinished(finish) or flaw(sentence):
         return problem
-    if not sentence:
-        return "empty"
-    if BREAKS.search(sentence):
-        return "more than one line"
     if "\ufffd" in sentence:
         return "an incomplete character"
-    if not LETTER.search(sentence):
-        return "no letters"
     if len(sentence) > LONGER * len(source) + SLACK:
         return f"too long: {len(sentence)} characters from a source of {len(source)}"
     if len(sentence) * SHORTER < len(source):
@@ -127,6 +121,15 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
     if (words := boilerplate.search(sentence)) and not boilerplate.search(source):
         return f"boilerplate: {words[0].strip()!r}"
     return None
+
+
+def flaw(sentence: str) -> str | None:
+    """Return why a text cannot be a sentence of a chain, as source or as answer, or None."""
+    if not sentence:
+        return "empty"
+    if BREAKS.search(sentence):
+        return "more than one line"
+    return None if LETTER.search(sentence) else "no letters"
 
 
 def unfinished(finish: str) -> str | None:

@@ -1,27 +1,29 @@
 """The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.chains)."""
 
 import json
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from raoe_train.generation.chains import Chain, grow
+from raoe_train.data.files import json_rows
+from raoe_train.encoders.preflight import check_device, four_bit, loading
+from raoe_train.generation.chains import Chain, acceptable, grow, read_starts
 from raoe_train.generation.guided import GuidedDecoder, Sampling
 from raoe_train.generation.instructions import FEW_SHOT, Instructions
-from raoe_train.generation.models import load_language_model, load_tokenizer
-from raoe_train.generation.starts import acceptable, read_starts
 from raoe_train.jobs.settings import GenerateConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.outputs import POLL, Output, beside, digest, replacing, versions
-from raoe_train.processes import rank_and_world
-from raoe_train.settings import Generation
+from raoe_train.processes import from_environment, rank_and_world
+from raoe_train.settings import Generation, LanguageModel
 
 FEW = 0.1  # minimum share of verified chains; below it, the job reports a failure
 
@@ -81,6 +83,44 @@ def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
     return result
 
 
+def load_tokenizer(model: LanguageModel) -> Any:
+    """Load the model's tokenizer."""
+    if not model.name:
+        raise ValueError("model.name is missing: set it to a language model, by path or hub name")
+    with loading(model.name):
+        return AutoTokenizer.from_pretrained(**_source(model))
+
+
+def load_language_model(model: LanguageModel) -> Any:
+    """Load a causal language model in eval mode on its device. ValueError if the files lack weights (such as those of
+    the head), because these weights would be random."""
+    device = model.device or default_device()
+    check_device(device)
+    weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
+    if model.attention is not None:
+        weights["attn_implementation"] = model.attention
+    if model.load_in_4bit:
+        weights["quantization_config"] = BitsAndBytesConfig(**four_bit(model.dtype))
+    with loading(model.name):
+        result: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
+    network, info = result
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"{model.name} is not a complete language model: it lacks weights {', '.join(missing[:3])}")
+    return network.eval()
+
+
+def default_device() -> str:
+    """Return the name of an accelerator if there is one, else cpu. With several GPUs, LOCAL_RANK selects the GPU."""
+    if torch.cuda.is_available():
+        return f"cuda:{from_environment('LOCAL_RANK', 0) % torch.cuda.device_count()}"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _source(model: LanguageModel) -> dict[str, Any]:
+    name, trusted = os.path.expanduser(model.name), model.trust_remote_code
+    return {"pretrained_model_name_or_path": name, "trust_remote_code": trusted, "revision": model.revision}
+
+
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Count the chains, their sentences, and the reasons why other chains failed."""
     good = [row for row in rows if "reason" not in row]
@@ -105,9 +145,8 @@ def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
     """Return {id: row} of the finished chains of all processes. A last line that a killed process left is skipped."""
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError):  # half a line
-                row = json.loads(line)
+        for _, _, row in json_rows(path, str(path)):
+            if isinstance(row, dict):
                 rows[row["id"]] = row
     return rows
 

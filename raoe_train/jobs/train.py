@@ -20,20 +20,17 @@ from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
 from raoe_train.encoders.scratch import drop_head
-from raoe_train.evaluation.dev import DevEvaluator
-from raoe_train.evaluation.tasks import Task, evaluate_tasks
+from raoe_train.evaluation.tasks import Task, evaluate_tasks, read_tasks
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.losses import AutoLoss
-from raoe_train.losses.reads import LISTS
+from raoe_train.losses.collators import LISTS
 from raoe_train.outputs import Output, commit, remove, set_modes, versions, write_json, write_text
 from raoe_train.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.settings import SCRATCH, Teacher, Training
-from raoe_train.training import certificate, measures
+from raoe_train.training import certificate, report
 from raoe_train.training.arguments import check_training, for_encoder, trainer_arguments
 from raoe_train.training.callbacks import Interruption, LogFile, write_events_to
-from raoe_train.training.certificate import CERTIFICATE
-from raoe_train.training.report import card_section, plot_run
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -88,10 +85,10 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
         require(config.output, "output", "the directory to write to")
     folder = Path(config.output or "").expanduser()
     arguments = trainer_arguments(config.training, folder, device=config.model.device, has_dev=has_dev)
-    tasks = measures.tasks_of(config.evaluation, config.data, config.model, config.polarity)
+    tasks = tasks_of(config)
     if config.dry_run:
         return estimate(config, arguments)
-    run = prepare(config, output, arguments, tasks)
+    run = prepare(config, arguments, tasks, output.path, output)
     before = run.evaluate(tasks if config.evaluation.before else {})
     if (value := before.get("spearman") or 0.0) < -20:
         print(f"warning: dev pairs with high scores have low cosines (spearman {value:.2f}): are the scores distances?")
@@ -110,12 +107,24 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     return on_rank_zero(lambda: save(run, metrics))
 
 
+def tasks_of(config: TrainConfig) -> dict[str, Task]:
+    """Read the tasks of the recipe, if any. The default reference of polarity tasks is the encoder before training."""
+    evaluation, model, polarity = config.evaluation, config.model, config.polarity
+    if not evaluation.tasks:
+        return {}
+    if polarity.reference is None and model.name != SCRATCH:
+        start: Any = model  # all settings: pooling, prompt, length, revision …
+        polarity = replace(polarity, reference=start)
+    options: dict[str, Any] = {"prompt": model.prompt, "polarity": polarity, "classifier": evaluation.classifier}
+    return read_tasks(evaluation.tasks, config.data.dir, **options)
+
+
 @dataclass
 class Run:
     """A training run: its settings, data and encoder."""
 
     config: TrainConfig
-    output: Output
+    output: Any  # None for a dry run
     datasets: Any  # {name: training dataset}
     evaluator: Any  # evaluator of the dev sets, or None
     tasks: dict[str, Task]  # tasks to evaluate before and after training
@@ -123,33 +132,42 @@ class Run:
     trainer: Trainer
 
     def evaluate(self, tasks: dict[str, Task]) -> dict[str, Any]:
-        """Return the encoder's metrics on the dev sets and the tasks, x100."""
-        metrics = measures.dev_metrics(self.evaluator, self.encoder)
+        """Return the encoder's metrics x 100 on the dev sets (means over several dev sets), with None for an undefined
+        correlation, and on the tasks."""
+        metrics = dict[str, Any]()
+        results = self.evaluator(self.encoder) if self.evaluator else {}
+        for name, key in self.evaluator.metrics.items() if self.evaluator else ():
+            value = 100 * results[f"dev_{key}"]
+            metrics[name] = None if math.isnan(value) else value
         if tasks:
             metrics |= evaluate_tasks(self.encoder, tasks, self.config.evaluation.batch_size)
         return metrics
 
 
-def prepare(config: TrainConfig, output: Output, arguments: dict[str, Any], tasks: dict[str, Task]) -> Run:
-    """Read the data, load the encoder, and start the output: a run to overwrite is removed once all inputs are read."""
+def prepare(
+    config: TrainConfig, arguments: dict[str, Any], tasks: dict[str, Task], folder: Path, output: Output | None = None
+) -> Run:
+    """Read the data, load the encoder, and start the output, if there is one: a run to overwrite is removed once all
+    inputs are read. `folder` has the cache of a teacher and a new encoder."""
 
     def begin() -> None:
-        output.begin(*FILES)
-        write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run")))
+        if output is not None:
+            output.begin(*FILES)
+            write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run")))
 
-    if not output.replaces:
+    if output is not None and not output.replaces:
         on_rank_zero(lambda: output.begin(*FILES))
     set_seed(config.training.seed)
-    datasets, texts = read_training_data(config, cache=output.path / TEACHER)
+    datasets, texts = read_training_data(config, cache=folder / TEACHER)
     datasets, dev = with_dev(datasets, config)
     evaluator = None
     if dev:
         widths = config.loss.init_args.get("matryoshka_dims") or ()
-        evaluator = DevEvaluator(dev, config.evaluation.batch_size, "dev", widths)
+        evaluator = report.DevEvaluator(dev, config.evaluation.batch_size, "dev", widths)
         arguments = {"metric_for_best_model": evaluator.primary_metric, **arguments}
     if config.model.name == SCRATCH:
         on_rank_zero(begin)  # first, because a new encoder is saved in the output
-    encoder = starting_encoder(config.model, output.path / INITIAL, texts, config.training.seed)
+    encoder = starting_encoder(config.model, folder / INITIAL, texts, config.training.seed)
     arguments = for_encoder(config.training, arguments, encoder, datasets)
     if config.model.name != SCRATCH:
         on_rank_zero(begin)
@@ -222,7 +240,7 @@ def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
     convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, so that `after` describes them
     convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
     after, best_step = run.evaluate(run.tasks), trainer.state.best_global_step
-    if (worse := measures.lower(after, before)) and not certified:
+    if (worse := report.lower(after, before)) and not certified:
         result["failed"] = 1
         print(f"warning: on the dev set {worse}", "the start is saved" if start else "the last model is saved")
         if start:
@@ -248,14 +266,14 @@ def keep_rejected(run: Run, made: Mapping[str, Any]) -> None:
 def save(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
     """Save the encoder, its model card, plot and metrics. Return the metrics."""
     folder, encoder = run.output.path, run.encoder
-    picture = PICTURE if plot_run(run.trainer.state.log_history, metrics, folder / PICTURE) else None
+    picture = PICTURE if report.plot_run(run.trainer.state.log_history, metrics, folder / PICTURE) else None
     convert_parameters(encoder, encoder.saved_dtypes)
-    section = card_section(run.config, metrics, picture)
+    section = report.card_section(run.config, metrics, picture)
     save_with_card(encoder, run.output, section, run.config.model.name or "")
     if "certificate" in metrics:
-        write_json(folder / CERTIFICATE, metrics["certificate"])
+        write_json(folder / certificate.CERTIFICATE, metrics["certificate"])
     write_json(folder / METRICS, metrics)
-    print("\n".join(filter(None, [measures.summary(metrics), f"saved to {run.output.user_path}"])))
+    print("\n".join(filter(None, [report.summary(metrics), f"saved to {run.output.user_path}"])))
     return metrics
 
 
@@ -318,29 +336,24 @@ def estimate(config: TrainConfig, arguments: dict[str, Any]) -> dict[str, Any]:
     Return {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": estimated duration of the run,
     "peak_memory_mb": peak during these steps, as in metrics.json}. A batch with longer texts may need more memory.
     """
-    seed, folder = config.training.seed, Path(on_rank_zero(tempfile.mkdtemp))
-    set_seed(seed)
+    folder = Path(on_rank_zero(tempfile.mkdtemp))
     trial = {**arguments, "output_dir": str(folder), "max_steps": STEPS, "eval_strategy": "no", "save_strategy": "no",
              "load_best_model_at_end": False, "report_to": "none", "logging_strategy": "no"}  # fmt: skip
     try:
-        datasets, texts = read_training_data(config, cache=folder)
-        datasets, _ = with_dev(datasets, config)
-        encoder = starting_encoder(config.model, folder / INITIAL, texts, seed)
-        trial = for_encoder(config.training, trial, encoder, datasets)
-        trainer = build_trainer(config, trial, encoder, datasets)
-        trainer.train()
+        run = prepare(config, trial, {}, folder)
+        run.trainer.train()
     finally:
         remove(folder)
-    steps, meter = planned_steps(trainer, config.training), trainer.meter
+    steps, meter = planned_steps(run.trainer, config.training), run.trainer.meter
     seconds = steps * (meter.seconds - meter.first_seconds) / (STEPS - 1)
     size, unit = (1, "seconds") if seconds < 120 else (60, "minutes") if seconds < 7200 else (3600, "hours")
     print(f"{steps} steps in about {seconds / size:.1f} {unit}; peak memory {meter.peak / 1000:.2f} GB")
-    rows = {name: len(dataset) for name, dataset in datasets.items()}
+    rows = {name: len(dataset) for name, dataset in run.datasets.items()}
     return {"rows": rows, "steps": steps, "seconds": seconds, "peak_memory_mb": meter.peak}
 
 
 def build_trainer(
-    config: TrainConfig, arguments: dict[str, Any], encoder: Any, datasets: Any, evaluator: Any = None
+    config: TrainConfig, arguments: dict[str, Any], encoder: Any, datasets: Any, evaluator: Any
 ) -> Trainer:
     """Create the trainer of a recipe. `arguments` are keywords of SentenceTransformerTrainingArguments."""
     training = config.training

@@ -1,4 +1,5 @@
-"""Base classes of all losses: which data a loss needs, gradient caching, and named parts of a loss."""
+"""Base classes of all losses: which data a loss needs, gradient caching, named parts of a loss, and gathering batches
+of equal size from all processes."""
 
 import inspect
 import warnings
@@ -11,10 +12,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.util.distributed import all_gather_with_grad, get_world_size
 from torch import Tensor, nn
 
 from raoe_train.config import PositiveFloat, PositiveInt, convert, keywords_of, nearest
-from raoe_train.losses.reads import Reads
+from raoe_train.losses.collators import Reads
 
 ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoders in losses
 
@@ -197,6 +199,20 @@ class OneSweep(CachedLoss):
             warnings.warn(f"matryoshka_dims {widths} lacks {size}, so whole embeddings are not trained", stacklevel=2)
         self.matryoshka_dims = dims
         self.dims = tuple(widths) or None
+
+
+def gather_rows(own: Tensor) -> Tensor:
+    """Gather the rows of all processes in the order of ranks: (B, ...) -> (processes * B, ...).
+
+    In the backward pass, the process that owns a row receives the sum of all processes' gradients
+    of this row. If each process computes the mean loss of its own rows, or the same loss of all
+    rows, DistributedDataParallel's average is exactly the gradient of the whole batch.
+    """
+    if get_world_size() == 1:
+        return own
+    # flat, because torch's backward pass mixes up the rows of a transposed gradient (with gloo)
+    rows = all_gather_with_grad(own.flatten())
+    return rows.view(get_world_size() * len(own), *own.shape[1:])
 
 
 def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:

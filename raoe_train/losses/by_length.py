@@ -12,24 +12,18 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import recursively_apply
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from raoe_train.encoders.lengths import Grouping, by_length, change, device_of, grouping_for, words_looked_up_once
+from raoe_train.encoders.lengths import Grouping, by_length, device_of, grouping_for, words_looked_up_once
 from raoe_train.encoders.packed import is_default, pack, vary_sizes
 from raoe_train.encoders.padding import reads_padding
-from raoe_train.losses.base import (
-    CachedLoss,
-    LossParts,
-    attach_gradient,
-    backward,
-    summed,
-    with_own_gradients,
-    without_modules,
-)
+from raoe_train.losses import base
+from raoe_train.losses.base import CachedLoss, LossParts
 from raoe_train.losses.keep import Keep
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
@@ -179,7 +173,7 @@ class Batch:
         return self._change(Tensor.pin_memory)
 
     def _change(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(**{each.name: change(getattr(self, each.name), function) for each in fields(self)})
+        return Batch(**{each.name: recursively_apply(function, getattr(self, each.name)) for each in fields(self)})
 
 
 class ByLength(CachedLossMixin, nn.Module):
@@ -247,8 +241,8 @@ class ByLength(CachedLossMixin, nn.Module):
     def planner(self) -> "ByLength":
         """Return a copy without encoders, which only plans batches, for processes that load data."""
         inner = innermost(self.loss)
-        bare = without_modules(self)
-        bare.loss = inner.planner() if isinstance(inner, CachedLoss) else without_modules(inner)
+        bare = base.without_modules(self)
+        bare.loss = inner.planner() if isinstance(inner, CachedLoss) else base.without_modules(inner)
         bare.keep, bare.grouping = None, self._grouping(inner)
         return bare
 
@@ -300,8 +294,8 @@ class ByLength(CachedLossMixin, nn.Module):
         if self.uses_gradient_cache and not fits_at_once:
             rows = {"input_ids": torch.arange(len(batch.runs), device="cpu"), "runs": batch.runs}
             self._parts: Any = None
-            loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
-            return loss if self._parts is None else attach_gradient(self._parts, loss)
+            loss = base.with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
+            return loss if self._parts is None else base.attach_gradient(self._parts, loss)
         # the rows of a look-up cannot be shared if weights are sharded, or in a compiled model
         is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
         with nullcontext() if is_wrapped else words_looked_up_once(layers[-1], batch.words):
@@ -344,10 +338,10 @@ class ByLength(CachedLossMixin, nn.Module):
         loss = self._value(embeddings, labels)
         if isinstance(loss, dict):
             self._parts = LossParts(loss).detach()
-        loss = summed(loss)
+        loss = base.summed(loss)
         if not with_backward:
             return loss
-        backward(loss)
+        base.backward(loss)
         gradient = torch.zeros_like(embeddings) if embeddings.grad is None else embeddings.grad
         for run, part in zip(runs, gradient.split([len(run) for run in runs]), strict=True):
             run.grad = part
@@ -373,7 +367,7 @@ def _layers(model: Any) -> list[Any]:
 
 def _is(layers: list[Any], *names: str) -> bool:
     """Whether one of a model's wrappers has a class with one of these names. Comparing names avoids imports."""
-    return bool({base.__name__ for each in layers for base in type(each).__mro__} & set(names))
+    return bool({cls.__name__ for each in layers for cls in type(each).__mro__} & set(names))
 
 
 def _most_forwards(forwards: int, layers: list[Any]) -> int:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.collators import ROWS_WITH_TEXTS
 from raoe_train.losses.in_batch import Ids, InBatchLoss
-from raoe_train.losses.reads import ROWS_WITH_TEXTS
 
 Embed = Callable[[Sequence[str]], np.ndarray]
 MarginStrategy = Literal["absolute", "relative"]

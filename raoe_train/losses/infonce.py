@@ -1,6 +1,6 @@
 """InfoNCE with all options of sentence-transformers, and AnglE's extension of InfoNCE."""
 
-from typing import Any, ClassVar, Literal, TypedDict, get_args
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 from sentence_transformers import SentenceTransformer, util
@@ -9,11 +9,10 @@ from typing_extensions import Unpack
 
 from raoe_kernels import cosent_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat, convert
-from raoe_train.losses.base import OneSweep
-from raoe_train.losses.gathering import gather_rows
+from raoe_train.losses.base import OneSweep, gather_rows
+from raoe_train.losses.collators import TRIPLETS
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 from raoe_train.losses.pairs import AnglELoss
-from raoe_train.losses.reads import TRIPLETS
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive"]
 Partition = Literal["joint", "per_direction"]
@@ -63,8 +62,6 @@ class InfoNCELoss(OneSweep, InBatchLoss):
     ) -> None:
         super().__init__(model, scale, **contrastive)
         distinct = tuple(dict.fromkeys(directions))
-        if partition_mode not in get_args(Partition):
-            raise ValueError(f"partition_mode must be one of {', '.join(get_args(Partition))}, got {partition_mode!r}")
         if partition_mode == "per_direction" and not set(distinct) <= set(BOTH_WAYS):
             raise ValueError(f"partition_mode per_direction allows only query_to_doc and doc_to_query, got {distinct}")
         if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):
@@ -72,7 +69,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         self.symmetric = symmetric
         self.both_ways = symmetric or (partition_mode == "per_direction" and len(distinct) == 2)
         self.directions = distinct
-        self.partition_mode = partition_mode
+        self.partition_mode: Partition = convert("partition_mode", partition_mode, Partition)
         self.hardness_mode = hardness_mode
         self.hardness_strength = hardness_strength
 

@@ -6,7 +6,7 @@ from sentence_transformers.sentence_transformer import losses
 
 from raoe_train.config import NonNegativeFloat, convert
 from raoe_train.losses.base import Loss
-from raoe_train.losses.reads import CLASSES, COSINES, LABELLED_PAIRS, ONE_NEGATIVE
+from raoe_train.losses.collators import CLASSES, COSINES, LABELLED_PAIRS, ONE_NEGATIVE
 
 Distance = Literal["cosine", "euclidean"]
 

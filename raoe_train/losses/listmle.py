@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss
 from raoe_train.config import PositiveFloat
-from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import gather_rows
-from raoe_train.losses.reads import LISTS
+from raoe_train.losses.base import CachedLoss, gather_rows
+from raoe_train.losses.collators import LISTS
 
 TieOrder = Literal["ordinal", "random"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
@@ -14,10 +15,8 @@ from torch.nn import functional
 from raoe_kernels import cosent_loss, pairwise_cosine
 from raoe_train.config import PositiveFloat
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.lengths import change
-from raoe_train.losses.base import CachedLoss, LossParts, OneSweep
-from raoe_train.losses.gathering import gather_rows
-from raoe_train.losses.reads import SCORED_PAIRS
+from raoe_train.losses.base import CachedLoss, LossParts, OneSweep, gather_rows
+from raoe_train.losses.collators import SCORED_PAIRS
 
 
 class PairLoss(CachedLoss):
@@ -45,7 +44,7 @@ class PairLoss(CachedLoss):
         on_gpu = any(getattr(x, "is_cuda", False) for x in features[0].values())
         if labels is not None and not (on_gpu and self._checked_labels):
             self._checked_labels = True
-            score, label = self.targets(change(labels, Tensor.cpu))
+            score, label = self.targets(send_to_device(labels, "cpu"))
             # Ranks of several processes are not comparable. If there are more than two columns, AnglELoss reads values.
             keeps_values = self.gather_across_devices or len(features) != 2 or on_gpu or score.is_complex()
             if vars(type(self)).get("reads_order") and not keeps_values:
@@ -62,7 +61,7 @@ class PairLoss(CachedLoss):
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         targets = self.targets(labels, len(embeddings[0]))
-        score, label = change(targets, lambda x: x.to(embeddings[0].device))
+        score, label = send_to_device(targets, embeddings[0].device)
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
             similarity = gather_rows(similarity.movedim(-1, 0)).movedim(0, -1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from raoe_kernels import sigmoid_loss
 from raoe_train.config import PositiveFloat
-from raoe_train.losses.gathering import gather_rows
+from raoe_train.losses.base import gather_rows
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 
 SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP

@@ -1,29 +1,33 @@
 """Choose the encoder that a run saves, by scores on the dev set and the guard (other texts). Candidates are checkpoints
-and mixtures of a checkpoint and the start (the encoder before training). A certificate lists all (docs/adapt.md)."""
+and mixtures of a checkpoint and the start (the encoder before training), which a paired bootstrap over the examples of
+the dev set compares with the start. A certificate lists all (docs/adapt.md)."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
+from scipy import stats
 
 from raoe_train.data.pairs import TEXTS, read_scored
 from raoe_train.data.sources import columns_in, has_column
 from raoe_train.data.tables import read_sentences
 from raoe_train.encoders.embed import cosines, encode_sentences
-from raoe_train.evaluation.comparison import differences, interval
 from raoe_train.evaluation.sts import of_pairs
-from raoe_train.evaluation.tasks import Outcomes, Task, encode_tasks
+from raoe_train.evaluation.tasks import Outcomes, Task, evaluate_tasks, main_score
 from raoe_train.settings import Data
 
 CERTIFICATE = "certificate.json"
 PHRASES = 1000  # number of random phrases of the guard, if data.guard is not set
 RESAMPLES = 2000
 SIGNIFICANT = 0.05
+LEVEL = 95  # confidence level of intervals, in percent
+DRAWS = 2**20  # number of indices that the bootstrap draws at a time
 LORA_A = re.compile(r"\blora_(embedding_)?A\b")
 Weights = Mapping[str, torch.Tensor]
 
@@ -146,13 +150,11 @@ def _evaluate(
 ) -> tuple[list[float], list[Outcomes]]:
     """Return each task's main metric x 100 for a mixture (NaN if undefined), and each task's results per example."""
     mix(encoder, start, trained, share)
-    values, outcomes = list[float](), list[Outcomes]()
-    for task, rows in zip(tasks, encode_tasks(encoder, tasks, batch_size), strict=True):
-        metrics, outcome = task.score(rows)
-        value = metrics[task.main]
-        values.append(math.nan if value is None else value)
-        outcomes.append(outcome)
-    return values, outcomes
+    outcomes = dict[str, Outcomes]()
+    by_number = {str(number): task for number, task in enumerate(tasks)}
+    results = evaluate_tasks(encoder, by_number, batch_size, outcomes)["tasks"]
+    scores = [main_score(result) for result in results.values()]
+    return [math.nan if score is None else score for score in scores], [*outcomes.values()]
 
 
 def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -174,6 +176,52 @@ def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.nd
         rows[name]["p"] = float((1 + (largest >= t).sum()) / (1 + RESAMPLES))
     critical = np.quantile(largest, 1 - SIGNIFICANT) if ts else math.nan
     return {name: float(critical / t) ** 2 for name, t in ts.items() if t > 0}
+
+
+def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], resamples: int, seed: int) -> np.ndarray:
+    """Return the values of a statistic on paired bootstrap samples, [resamples]; NaN where it is undefined.
+
+    Args:
+        data: arrays [n]. A bootstrap sample draws the same indices from each array.
+        statistic: a function of arrays [batch, n] and `axis`, which returns [batch].
+    """
+    if len(data[0]) == 1:  # scipy raises an error for one example
+        return np.repeat(statistic(*data, axis=-1), resamples)
+    with warnings.catch_warnings():  # scipy warns of NaN and constant values in its own interval, which is not used
+        warnings.simplefilter("ignore")
+        return stats.bootstrap(
+            data, statistic, paired=True, vectorized=True, n_resamples=resamples, method="percentile",
+            batch=max(1, DRAWS // len(data[0])), random_state=np.random.default_rng(seed),
+        ).bootstrap_distribution  # fmt: skip
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Return the LEVEL % percentile interval of bootstrap values, (low, high). NaN values are ignored."""
+    tail = (100 - LEVEL) / 2
+    low, high = np.nanpercentile(values, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def spearman(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Return Spearman's correlation x 100 along an axis; NaN where all values of `a` or all of `b` are equal."""
+    x, y = (ranks - ranks.mean(axis, keepdims=True) for ranks in (stats.rankdata(of, axis=axis) for of in (a, b)))
+    spread = np.sqrt((x * x).sum(axis) * (y * y).sum(axis))
+    return np.divide(100 * (x * y).sum(axis), spread, out=np.full(np.shape(spread), np.nan), where=spread > 0)
+
+
+def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
+    """Return (main metric of second) - (main metric of first), x 100, for each bootstrap sample of the examples,
+    [resamples]."""
+    if len(first.values) != len(second.values) or not np.array_equal(np.asarray(first.gold), np.asarray(second.gold)):
+        raise ValueError("the two results are for different examples: evaluate both encoders on the same data")
+    if first.gold is None:
+        means = lambda a, b, axis: b.mean(axis) - a.mean(axis)  # noqa: E731
+        return resample([first.values, second.values], means, resamples, seed)
+
+    def correlations(a: np.ndarray, b: np.ndarray, gold: np.ndarray, axis: int) -> np.ndarray:
+        return spearman(b, gold, axis) - spearman(a, gold, axis)
+
+    return resample([first.values, second.values, first.gold], correlations, resamples, seed)
 
 
 def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:

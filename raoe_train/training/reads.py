@@ -1,4 +1,4 @@
-"""Read a source into the dataset that a loss needs: the readers that losses/reads.py names. Their
+"""Read a source into the dataset that a loss needs: the readers that losses/collators.py names. Their
 arguments are a source, the section data with this source's labels and score_scale, model.prompt,
 and whether to read NLI labels."""
 

@@ -1,4 +1,5 @@
-"""What people look at after a run: run.png, and raoe's section in the model card."""
+"""The scores of a run on the dev set and on tasks, and what people look at after it: run.png, and raoe's section in the
+model card."""
 
 import itertools
 import logging
@@ -11,20 +12,98 @@ from typing import Any
 
 import numpy as np
 import yaml
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from raoe_train.config import marked
-from raoe_train.evaluation.dev import NOT_SHOWN, SELECTING
+from raoe_train.evaluation.tasks import Task, encode_tasks, main_score
 from raoe_train.inputs import recorded
 from raoe_train.outputs import replacing
 from raoe_train.training.certificate import table_of
-from raoe_train.training.measures import score_rows, scores
 
 logger = logging.getLogger(__name__)
 # keys of log entries; all other keys of an entry with a loss are parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 # Okabe and Ito's palette, which colour-blind readers can distinguish
 COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+# {kind of task: {metric: name in logs}}; the first metric selects the best model
+METRICS = {
+    "sts": {"spearman": "spearman_cosine", "pearson": "pearson_cosine"},
+    "retrieval": {name: f"cosine_{name}" for name in ("ndcg@10", "recall@10", "mrr@10", "accuracy@1")},
+}
+SELECTING = ("_spearman_cosine", "_cosine_ndcg@10")
+NOT_SHOWN = re.compile("^eval_|_spearman_cosine|_cosine")  # parts of metric names that log lines and plots leave out
 Log = Sequence[Mapping[str, Any]]
+
+
+class DevEvaluator(SentenceEvaluator):
+    """Evaluates tasks of one kind for the trainer. Returns {NAME_METRIC: mean over tasks} for METRICS, with values up
+    to 1, or NaN. NAME_spearman_cosine or NAME_cosine_ndcg@10 selects the best model. With several tasks,
+    NAME_TASK_METRIC is the value of one task. NAME_WIDTH_METRIC is for embeddings truncated to a width in `widths`."""
+
+    def __init__(self, tasks: Mapping[str, Task], batch_size: int, name: str, widths: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.tasks, self.batch_size = tasks, batch_size
+        self.widths = {name: None, **{f"{name}_{width}": width for width in widths}}
+        self.metrics = METRICS[next(iter(tasks.values())).kind]
+        self.primary_metric = f"{name}_{next(iter(self.metrics.values()))}"
+
+    def __call__(self, model: Any, output_path: Any = None, epoch: int = -1, steps: int = -1) -> dict[str, float]:
+        results: list[dict[str, dict[str, Any]]] = []
+        tasks = [*self.tasks.values()]
+        for task, rows in zip(tasks, encode_tasks(model, tasks, self.batch_size), strict=True):
+            results.append({name: task.score(rows[:, :width])[0] for name, width in self.widths.items()})
+        metrics: dict[str, float] = {}
+        for name in self.widths:
+            for metric, key in self.metrics.items():
+                values = [math.nan if each[name][metric] is None else each[name][metric] / 100 for each in results]
+                metrics[f"{name}_{key}"] = sum(values) / len(values)
+                if len(values) > 1:
+                    metrics |= {f"{name}_{each}_{key}": value for each, value in zip(self.tasks, values, strict=True)}
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+
+def _dev_metric(after: Mapping[str, Any]) -> str:
+    """Return the name of the metric that selects the best checkpoint on the dev set."""
+    return "spearman" if "spearman" in after else "ndcg@10"
+
+
+def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """Return a text such as "spearman falls from 73.63 to 30.40:" if training lowered the dev score, else ""."""
+    name = _dev_metric(after)
+    old, new = before.get(name), after.get(name)
+    return "" if old is None or new is None or new >= old else f"{name} falls from {old:.2f} to {new:.2f}:"
+
+
+def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
+    """Return {name: (score before training, after)} x 100, for the dev metric, each task, and S of polarity tasks."""
+    before, after = metrics["before"], metrics["after"]
+    main = _dev_metric(after)
+    table = {"dev": (before.get(main), after[main])} if main in after else {}
+    for task, later in after.get("tasks", {}).items():
+        earlier = before.get("tasks", {}).get(task, {})
+        table[task] = (main_score(earlier), main_score(later))
+        if "similarity" in later:
+            table[f"{task} (S)"] = (earlier.get("similarity"), later.get("similarity"))
+    return table
+
+
+def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Format `scores` as rows of text (name, before, after, change)."""
+    rows = []
+    for name, (before, after) in scores(metrics).items():
+        change = "-" if before is None or after is None else f"{after - before:+.2f}"
+        rows.append((name, *("-" if value is None else f"{value:.2f}" for value in (before, after)), change))
+    return rows
+
+
+def summary(metrics: dict[str, Any]) -> str:
+    """Format the scores before and after training as a table, one line for each score."""
+    rows = score_rows(metrics)
+    width = max([24, *(len(name) for name, *_ in rows)])
+    if rows:
+        rows.insert(0, ("main metric x 100", "before", "after", "change"))
+    return "\n".join(f"{name:<{width}}" + "".join(f"{value:>8}" for value in values) for name, *values in rows)
 
 
 def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:

@@ -15,28 +15,20 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import find_batch_size
 
-from raoe_train.data.rows import columns_in_order, from_frames, in_our_order
+from raoe_train.data.rows import columns_in_order, in_our_order
+from raoe_train.data.sources import from_frames
 from raoe_train.encoders.bidirectional.modeling import set_adapter_weights
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default, without_pooler
 from raoe_train.encoders.preflight import without_reports
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, innermost, misfit
-from raoe_train.losses.collators import PlanningCollator, RowCollator, columns_of
+from raoe_train.losses.collators import CLASSES, COSINES, SCORED_PAIRS, PlanningCollator, RowCollator, columns_of
 from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.keep import Keep, weight_for
-from raoe_train.losses.reads import CLASSES, COSINES, SCORED_PAIRS
 from raoe_train.outputs import replacing, set_modes
-from raoe_train.training.callbacks import LogLines, Meter
-from raoe_train.training.finite import FiniteCheck
-from raoe_train.training.training_data import (
-    check_prompts,
-    check_rows,
-    check_scores,
-    check_sizes,
-    own_prompts,
-    without_gaps,
-)
+from raoe_train.training import training_data
+from raoe_train.training.callbacks import FiniteCheck, LogLines, Meter
 
 logger = logging.getLogger(__name__)
 ROOM = 1 << 28  # bytes of training data up to which they are tokenized in advance
@@ -149,7 +141,7 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("%d weights to train are in 16 bits, which rounds small updates away: load the encoder with "
                            "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
         if isinstance(self.args.prompts, Mapping):
-            check_prompts(self.args.prompts, self.train_dataset, self.eval_dataset)
+            training_data.check_prompts(self.args.prompts, self.train_dataset, self.eval_dataset)
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
         """Create the loss if it is a function of the model, and average its own gradients over processes."""
@@ -212,7 +204,8 @@ class Trainer(SentenceTransformerTrainer):
         if dataset is not None:  # even one that another trainer has preprocessed, for another loss
             dataset = self._in_order(from_frames(dataset), dataset_name)
         if dataset_name == "train" and self.args.prompts is None:
-            self.args.prompts = own_prompts(self.model, dataset)  # the collator reads prompts only from args
+            # the collator reads prompts only from args
+            self.args.prompts = training_data.own_prompts(self.model, dataset)
         return super().preprocess_dataset(dataset, dataset_name)
 
     def _in_order(self, data: Any, name: str | None) -> Any:
@@ -231,20 +224,20 @@ class Trainer(SentenceTransformerTrainer):
     def add_model_card_callback(self, *arguments: Any) -> None:
         data: Any = self.train_dataset, self.eval_dataset
         # the card's statistics read all texts, without None
-        self.train_dataset, self.eval_dataset = map(without_gaps, data)
+        self.train_dataset, self.eval_dataset = map(training_data.without_gaps, data)
         super().add_model_card_callback(*arguments)
         self.train_dataset, self.eval_dataset = data
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
         data: Any = self.train_dataset
         if self.args.dataloader_drop_last and data is not None:
-            check_sizes(data if isinstance(data, Mapping) else {"train": data}, self.args)
+            training_data.check_sizes(data if isinstance(data, Mapping) else {"train": data}, self.args)
         for name, loss in self._inner() if data is not None and self.is_world_process_zero() else ():
             each = data[name] if isinstance(data, Mapping) else data
             if getattr(loss, "reads", None) in (SCORED_PAIRS, COSINES):
-                check_scores(name, loss, each)
+                training_data.check_scores(name, loss, each)
             if isinstance(loss, InBatchLoss):
-                check_rows(name, loss, each, self.args)
+                training_data.check_rows(name, loss, each, self.args)
         resume: Any = arguments[0] if arguments else keywords.get("resume_from_checkpoint")
         if resume:
             if self.is_world_process_zero():

@@ -24,7 +24,7 @@ from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.inputs import recorded
-from raoe_train.losses.reads import LISTS, RANKING
+from raoe_train.losses.collators import LISTS, RANKING
 from raoe_train.outputs import digest, read_parts, write_parts
 from raoe_train.settings import FrozenEncoder, Teacher
 

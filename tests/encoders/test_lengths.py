@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from transformers import AutoConfig, AutoModel
 
 from raoe_train.encoders import lengths as planning
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.lengths import Grouping, by_length, counts_leading_padding, cut
-from tests.tiny import SENTENCES, tiny_encoder
+from raoe_train.encoders.lengths import Grouping, by_length, cut
+from raoe_train.losses import ByLength, CoSENTLoss
+from tests.tiny import SENTENCES, encoder_of, tiny_encoder
 
 
 def whole(column: dict[str, Any], row: int) -> list[int]:
@@ -111,12 +111,14 @@ POSITIONS = {  # learned, relative and rotary ones; counted from the front, or f
     "mpnet": {**SMALL, "pad_token_id": 1},
     "llama": {**SMALL, "pad_token_id": 0},
 }
+COUNT_LEADING_PADDING = ("gpt2", "bert", "electra")
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("architecture", POSITIONS)
 def test_positions_equal_those_in_padded_batches(architecture, side, monkeypatch):
-    """Columns of different widths, with empty, single-token, equal and longest texts."""
+    """Columns of different widths, with empty, single-token, equal and longest texts. Positions that count leading
+    padding differ."""
     monkeypatch.setattr(planning, "CPU_FORWARD", 1)
     config = AutoConfig.for_model(architecture, vocab_size=50, hidden_size=16, **POSITIONS[architecture])
     torch.manual_seed(0)
@@ -139,9 +141,26 @@ def test_positions_equal_those_in_padded_batches(architecture, side, monkeypatch
                 place = slice(0, len(text)) if side == "right" else slice(width - len(text), width)
                 ids[row, place], mask[row, place] = torch.tensor(text).long(), 1
             columns.append({"input_ids": ids, "attention_mask": mask})
-        leading = counts_leading_padding(SimpleNamespace(transformers_model=model))
-        runs = by_length(columns, Grouping(keep_leading=leading))
+        runs = by_length(columns, Grouping())
         table = torch.cat([embedded(run) for run in runs.features])
+        differences = list[float]()
         for column, rows in zip(columns, runs.rows, strict=True):
             real = column["attention_mask"].any(dim=1)  # rotary positions are float32's
-            torch.testing.assert_close(table[rows][real], embedded(column)[real], rtol=0, atol=2e-7)
+            differences += (table[rows][real] - embedded(column)[real]).abs().flatten().tolist()
+        assert (max(differences) > 0.01) == (side == "left" and architecture in COUNT_LEADING_PADDING)
+        assert max(differences) > 0.01 or max(differences) <= 2e-7
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "llama"])
+def test_models_whose_positions_count_leading_padding_are_refused(kind, side):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = encoder_of(kind, sizes)
+    model.tokenizer.padding_side = side
+    if side == "left" and kind in COUNT_LEADING_PADDING:
+        with pytest.raises(ValueError, match="padding changes the embedding of a text by"):
+            ByLength(CoSENTLoss(model))
+        alone, padded = (encode_sentences(model, texts)[0] for texts in (["a"], ["a", SENTENCES[-1]]))
+        np.testing.assert_allclose(padded, alone, atol=1e-6)  # `encode` reads each text without padding
+    else:
+        ByLength(CoSENTLoss(model))

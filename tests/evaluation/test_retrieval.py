@@ -15,10 +15,10 @@ from sentence_transformers.sentence_transformer.evaluation import (
 
 from raoe_train import run
 from raoe_train.encoders import embed
-from raoe_train.evaluation.dev import DevEvaluator
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import encode_tasks, evaluate_tasks, read_tasks
+from raoe_train.training.report import DevEvaluator
 from tests.tiny import SENTENCES, tiny_encoder
 
 METRICS = ("ndcg@10", "recall@10", "mrr@10", "accuracy@1")

@@ -10,7 +10,7 @@ from raoe_train.data.files import write_rows
 from raoe_train.evaluation import tasks
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import SUITES, read_tasks, split_word, suite_tasks, table
-from raoe_train.training.measures import summary
+from raoe_train.training.report import summary
 from tests.tiny import SENTENCES, evaluate_encoder, tiny_encoder
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raoe_train.generation.models import default_device
+from raoe_train.jobs.generate import default_device
 from raoe_train.processes import from_environment, on_rank_zero, rank_and_world
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raoe_train.generation.chains import REDRAWS, Chain
+from raoe_train.generation.chains import REDRAWS, Chain, read_starts
 from raoe_train.generation.guided import Answer
 from raoe_train.generation.instructions import (
     FEW_SHOT,
@@ -13,7 +13,6 @@ from raoe_train.generation.instructions import (
     verify_chain,
     verify_sentence,
 )
-from raoe_train.generation.starts import read_starts
 from raoe_train.settings import Generation, Sentences
 from tests.tiny import tiny_encoder
 

@@ -7,8 +7,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.studies.__main__ import main
-from raoe_train.evaluation.comparison import differences, interval, resample, spearman
 from raoe_train.evaluation.tasks import Outcomes
+from raoe_train.training.certificate import differences, interval, resample, spearman
 
 
 def test_bootstrap_by_hand():

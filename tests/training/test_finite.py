@@ -62,7 +62,7 @@ def of_gradient(loss):
 def test_nan_loss_stops_the_run_and_names_the_rows(pairs, tmp_path, monkeypatch, change, said, every):
     options = {**saving(tmp_path, 2), "data.train": [pairs]}
     if every == "late":  # as on CUDA, where a loss is read in the next step
-        monkeypatch.setattr("raoe_train.training.finite.READ_LATE", ("cpu",))
+        monkeypatch.setattr("raoe_train.training.callbacks.READ_LATE", ("cpu",))
         every = 3
     options["training"]["save_steps"] = every
     with monkeypatch.context() as patch:
@@ -105,7 +105,7 @@ def test_gradients_of_a_learned_scale_do_not_add_up(tmp_path):
 
 
 def test_a_loss_that_is_read_late_is_read_after_the_last_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("raoe_train.training.finite.READ_LATE", ("cpu",))
+    monkeypatch.setattr("raoe_train.training.callbacks.READ_LATE", ("cpu",))
     real = SigmoidLoss.of_columns
     # the gradient stays finite
     monkeypatch.setattr(SigmoidLoss, "of_columns", lambda *arguments: real(*arguments) + float("inf"))

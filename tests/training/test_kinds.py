@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Dense
 
 import raoe_train as rt
 from raoe_train.losses.base import LossParts
-from raoe_train.training import measures
+from raoe_train.training import report
 from raoe_train.training.callbacks import EXTRA, LogFile
 from tests.tiny import SENTENCES, saved_encoder, tiny_encoder
 from tests.training.small_runs import settings, write_pairs
@@ -148,9 +148,9 @@ def test_a_worse_last_model_is_said(tmp_path, capsys):
 
 
 def test_lower_needs_two_scores():
-    assert "from 2.00 to 1.00" in measures.lower({"ndcg@10": 1.0}, {"ndcg@10": 2.0})
+    assert "from 2.00 to 1.00" in report.lower({"ndcg@10": 1.0}, {"ndcg@10": 2.0})
     for before in ({}, {"spearman": None}, {"spearman": 1.0}):
-        assert measures.lower({"spearman": 1.0}, before) == ""
+        assert report.lower({"spearman": 1.0}, before) == ""
 
 
 ROWS = {"anchor": [f"text {n}" for n in range(64)], "positive": [f"answer {min(n // 4, 7)}" for n in range(64)]}
