@@ -55,11 +55,12 @@ class Packing(NamedTuple):
         row: dict[str, Any] = {"position_ids": torch.from_numpy(position + self.offset)[None]}
         row |= {"seq_idx": torch.from_numpy(text)[None], "cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
         row |= {"max_length_q": longest, "max_length_k": longest}
-        if self.skips and 0 < (prompt_length or 0) < lengths.min():
-            kept = position >= prompt_length
+        skipped = (prompt_length or 0) if self.skips else 0
+        if 0 < skipped < lengths.min():
+            kept = position >= skipped
             row["pooled_tokens"] = torch.from_numpy(kept.nonzero()[0])
             row["pooled_texts"] = torch.from_numpy(text[kept])
-            row["pooled_ends"] = torch.from_numpy(ends - prompt_length * np.arange(len(ends)))
+            row["pooled_ends"] = torch.from_numpy(ends - skipped * np.arange(len(ends)))
         # transformers does not change a mask of four dimensions, but expands other masks to (tokens x tokens)
         row["attention_mask"] = None if self.is_flash else torch.ones(1, 1, 1, 1, dtype=torch.long, device="cpu")
         return (starts[text] + position)[None], row

@@ -91,7 +91,7 @@ def _tensor(values: np.ndarray) -> torch.Tensor:
 
 def is_plain(model: Any) -> bool:
     """Whether a SentenceTransformer's `preprocess` only tokenizes texts, with the settings of its fast tokenizer."""
-    module = model[0]
+    module: Any = model[0] if isinstance(model, torch.nn.Sequential) else None
     return (
         type(module) is Transformer
         and isinstance(module.processor, PreTrainedTokenizerFast)

@@ -183,14 +183,15 @@ class PlanningCollator:
         # not the losses, because workers of a DataLoader get a copy of the collator
         self.planners = {name: each.planner() if hasattr(each, "planner") else None for name, each in losses.items()}
         self.allow_missing = {name for name, each in losses.items() if _allows_missing(each)}
-        self.collate, self.tokenizer = collate, None
+        self.collate: Any = collate
+        self.tokenizer: Any = None
         model = getattr(getattr(collate, "preprocess_fn", None), "__self__", None)
         reads_rows = all(getattr(each, "plans_rows", False) for each in losses.values())
         is_cut = getattr(collate, "max_length", None) is not None  # the trainer's max_length, since version 6.2
         if isinstance(model, SentenceTransformer) and reads_rows and is_plain(model) and not is_cut:
             self.tokenizer = RowTokenizer(model)
             self.collate = copy.copy(collate)
-            self.collate.preprocess_fn = self.tokenizer  # type: ignore[attr-defined]
+            self.collate.preprocess_fn = self.tokenizer
 
     def pretokenize(self, datasets: Iterable[Any]) -> int:
         """Tokenize all texts of datasets.Datasets once, so that batches only copy tokens. Return their number."""

@@ -114,7 +114,7 @@ def choose(
     saved = winner(inside, rows["start"]["dev"], evaluation.min_gain)
     examples = sum(len(outcome.values) for outcome in outcomes[:-1])
     rejected = min(inside or samples, key=lambda name: rows[name]["p"], default=None) if saved == "start" else None
-    is_unsure = rejected in inside and rejected in factors
+    factor = factors.get(rejected or "") if rejected in inside else None
     certificate = {
         "saved": saved,
         "accepted": saved != "start",
@@ -122,7 +122,7 @@ def choose(
         "reason": _reason(saved, rows, inside, examples, evaluation.guard_budget),
         "metric": dev[0].main,
         "examples": examples,
-        "missing_examples": math.ceil(examples * (factors[rejected] - 1)) if is_unsure else None,
+        "missing_examples": None if factor is None else math.ceil(examples * (factor - 1)),
         "guard_budget": evaluation.guard_budget,
         "candidates": {
             name: {key: None if math.isnan(value) else value for key, value in row.items()}

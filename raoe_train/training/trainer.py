@@ -276,7 +276,7 @@ class Trainer(SentenceTransformerTrainer):
         parts = getattr(loader.dataset, "datasets", [loader.dataset])
         if not self.pretokenize or not all(isinstance(part, Dataset) for part in parts):
             return False  # a stream has texts without end
-        batches = self.args.max_steps * self.args.gradient_accumulation_steps
+        batches: float = self.args.max_steps * self.args.gradient_accumulation_steps
         if batches <= 0:
             batches = len(loader) * self.args.num_train_epochs
         reads_all = batches * loader.batch_sampler.batch_size >= len(loader.dataset)
