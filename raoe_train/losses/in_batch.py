@@ -2,9 +2,7 @@
 
 import warnings
 from abc import abstractmethod
-from array import array
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -14,7 +12,6 @@ from torch import Tensor
 
 from raoe_kernels import info_nce_loss
 from raoe_train.config import PositiveFloat
-from raoe_train.encoders.lengths import texts_of
 from raoe_train.losses.base import CachedLoss, gather_rows
 from raoe_train.losses.collators import ROWS
 
@@ -180,10 +177,27 @@ def duplicate_ids(texts: Tensor) -> Ids:
 
 def text_ids(features: dict[str, Tensor]) -> Tensor:
     """Return (B,) int64 ids of a column's texts. Equal tokens give equal ids for any column, process and padding side.
-    An id is a hash of the text's tokens: two distinct texts have the same id with probability 2^-64."""
+
+    An id is the sum over the text's tokens of a 64-bit hash (splitmix64's finaliser) of token and position, computed on
+    the device of the tokens. Two distinct texts have the same id with probability 2^-64.
+    """
     tokens = features.get("input_ids")
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features
     if not isinstance(tokens, Tensor) or not texts:
         raise ValueError("a column is not text-only, so its texts cannot be compared: set mask_duplicates=False")
-    hashes = [blake2b(array("q", text).tobytes(), digest_size=8).digest() for text in texts_of([features])]
-    return torch.frombuffer(bytearray().join(hashes), dtype=torch.int64).to(tokens.device)
+    if "cu_seq_lens_q" in features or "offsets" in features:  # all texts are in one row: packed, or StaticEmbedding
+        starts = features["cu_seq_lens_q"][:-1] if "cu_seq_lens_q" in features else features["offsets"]
+        tokens, starts = tokens.reshape(-1), starts.long()
+        place = torch.arange(len(tokens), device=tokens.device)
+        row = torch.searchsorted(starts, place, right=True) - 1
+        return tokens.new_zeros(len(starts), dtype=torch.long).index_add(0, row, _hash(tokens, place - starts[row]))
+    real = features.get("attention_mask", torch.ones_like(tokens)).bool()
+    return _hash(tokens, real.cumsum(1) - 1).masked_fill(~real, 0).sum(1)
+
+
+def _hash(tokens: Tensor, positions: Tensor) -> Tensor:
+    x = (tokens.long() << 32) + positions + 1
+    # int64 products wrap around, and >> copies the sign bit, which the masks clear
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & ((1 << 33) - 1))

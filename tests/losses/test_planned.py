@@ -20,6 +20,7 @@ from raoe_kernels.pairwise.problem import Problem, constants
 from raoe_train import losses as ours
 from raoe_train.encoders import lengths
 from raoe_train.losses.by_length import ByLength
+from raoe_train.losses.in_batch import text_ids
 from raoe_train.losses.keep import Keep
 from tests.tiny import SENTENCES, batch, tiny_encoder, total
 from tests.training.small_runs import arguments
@@ -141,6 +142,15 @@ def test_triton_takes_planned_batches_of_2048_pairs(score_dtype):
     labels = ours.CoSENTLoss(None).prepare_labels(columns, {"score": score})["labels"]
     problem = Problem(torch.rand(2048), labels["score"], None, *constants(True, False, 20.0))
     assert problem.scores.dtype == torch.float32 and PAIRWISE.by_case(problem) == "triton"
+
+
+def test_ids_of_texts_are_computed_on_the_device():
+    """Without ByLength, a loss gets columns on the GPU."""
+    columns = tiny_encoder(double=False).preprocess(SENTENCES)
+    row = {"input_ids": torch.arange(6)[None], "cu_seq_lens_q": torch.tensor([0, 2, 6])}
+    for features in (columns, row):
+        on_meta = {name: x.to("meta") if isinstance(x, torch.Tensor) else x for name, x in features.items()}
+        assert text_ids(on_meta).is_meta and text_ids(on_meta).shape == text_ids(features).shape
 
 
 @pytest.mark.parametrize("settings", [{}, {"keep": 1.0}])
