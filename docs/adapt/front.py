@@ -73,12 +73,15 @@ for path in sorted((FOLDER.parents[1] / "benchmarks/results").glob("AMD-*.jsonl"
         if timed and ", 512 pairs, MiniLM" in row["title"]:
             seconds[row["date"], row["title"].split(",")[0], row["contender"]] = row["median_s"]
 seconds = {key[1:]: value for key, value in sorted(seconds.items())}  # the last run of each
-names = {None: "adapt", "mse": "MSE", "cosent": "CoSENT"}
+names = {"adapt": "adapt", "mse": "MSE", "cosent-5": "CoSENT,\nscale 5", "cosent": "CoSENT,\nscale 20"}
 proof = map(json.loads, (FOLDER / "proof.jsonl").read_text(encoding="utf-8").splitlines())
-of_recipe = (row for row in proof if "mixed" not in row and ":" not in row.get("run", ""))  # no changed settings
-sick = (row for row in of_recipe if (row["target"], row["seed"]) == ("sick", 42))
-tasks = {row.get("control"): row["tasks"] for row in sick}  # the last of each; adapt has no control
-gains = [{name: tasks[run][name] - before for name, before in BEFORE.items()} for run in names]
+tasks = defaultdict(dict)  # of each run and seed, those of the last row without changed settings
+for row in proof:
+    if row["target"] == "sick" and "mixed" not in row and ":" not in row.get("run", ""):
+        tasks[row.get("control") or row.get("run", "adapt").split()[0]][row["seed"]] = row["tasks"]
+mean = {run: {name: np.mean([each[name] for each in of.values()]) for name in BEFORE} for run, of in tasks.items()}
+print({run: (len(tasks[run]), mean[run]) for run in names})
+gains = [{name: mean[run][name] - before for name, before in BEFORE.items()} for run in names]
 changes = zip(*((gain.pop("sick"), np.mean([*gain.values()])) for gain in gains), strict=True)  # on SICK, and elsewhere
 kinds = ("SICK, trained on", "#0072b2"), ("four other STS sets", "#d55e00")
 sets = ("SNLI", "SICK", "STS-B")
