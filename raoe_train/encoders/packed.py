@@ -141,8 +141,7 @@ def without_pooler(model: Any) -> bool:
     the model is packed: then all its other weights are used, and DDP need not search each graph for unused ones."""
     if not isinstance(packing_of(model), Packing):
         return False
-    unused = [name for name, _ in model.named_parameters() if ".pooler." in name]
-    model._ddp_params_and_buffers_to_ignore = unused
+    model._ddp_params_and_buffers_to_ignore = [name for name, _ in model.named_parameters() if ".pooler." in name]
     return True
 
 

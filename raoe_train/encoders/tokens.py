@@ -40,8 +40,8 @@ class RowTokenizer:
         texts = [prompt + text for text in inputs] if prompt else list(inputs)
         ends, columns = self._remembered(texts) or self._tokens(texts)
         if (np.diff(ends) > 0).all():
-            row: dict[str, Any] = {name: _tensor(values)[None] for name, values in columns.items()}
-            row["cu_seq_lens_q"] = _tensor(ends)
+            row: dict[str, Any] = {name: torch.from_numpy(each)[None].long() for name, each in columns.items()}
+            row["cu_seq_lens_q"] = torch.from_numpy(ends).long()
         else:  # a text without tokens needs a token of padding
             row = dict(self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
         row["modality"] = "text"
@@ -83,10 +83,6 @@ class RowTokenizer:
                 for name, values in columns.items():
                     values.extend(getattr(encoding, FEATURES[name]))
         return np.frombuffer(ends, np.int64), {name: np.frombuffer(each, np.int32) for name, each in columns.items()}
-
-
-def _tensor(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64))
 
 
 def is_plain(model: Any) -> bool:

@@ -10,15 +10,18 @@ from raoe_train.encoders.embed import encode_sentences, print_cut, refuse_condit
 from raoe_train.jobs.settings import EncodeConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.outputs import Output, read_parts, replacing, write_parts
+from raoe_train.processes import print_on_rank_zero, rank_and_world
 
 
-@job
+@job(together=True)
+@print_on_rank_zero()
 def encode(config: EncodeConfig, output: Output) -> dict[str, Any]:
     """Read sentences from a file, and write their embeddings to a .npy file.
 
     OUTPUT is a .npy file, float32 [sentences, d], with row i for sentence i. The input is a .txt file (also .gz) with
     one sentence per line, or a data file with a column `sentence` or `text` (data.columns maps other names). Until
-    OUTPUT is written, OUTPUT.parts/ stores finished embeddings, from which an interrupted job resumes.
+    OUTPUT is written, OUTPUT.parts/ stores finished embeddings, from which an interrupted job resumes. Under torchrun,
+    each process encodes its share, and rank 0 writes OUTPUT. A rerun can have another number of processes.
 
     Returns:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.
@@ -36,7 +39,10 @@ def encode(config: EncodeConfig, output: Output) -> dict[str, Any]:
     refuse_conditional(encoder, config.model.name)
     print_cut(encoder, sentences, source)
     embed = partial(encode_sentences, encoder, batch_size=config.batch_size)
-    parts = read_parts(write_parts(output.parts, sentences, embed, "encode"))
+    paths = write_parts(output.parts, sentences, embed, "encode")
+    if rank_and_world()[0] > 0:
+        return {}
+    parts = read_parts(paths)
     count, dimension = sum(map(len, parts)), parts[0].shape[1]
     output.begin()
     with replacing(output.path) as temporary, temporary.open("wb") as file:

@@ -276,9 +276,8 @@ class Trainer(SentenceTransformerTrainer):
         parts = getattr(loader.dataset, "datasets", [loader.dataset])
         if not self.pretokenize or not all(isinstance(part, Dataset) for part in parts):
             return False  # a stream has texts without end
-        batches: float = self.args.max_steps * self.args.gradient_accumulation_steps
-        if batches <= 0:
-            batches = len(loader) * self.args.num_train_epochs
+        steps, epochs = self.args.max_steps * self.args.gradient_accumulation_steps, self.args.num_train_epochs
+        batches = steps if steps > 0 else len(loader) * epochs
         reads_all = batches * loader.batch_sampler.batch_size >= len(loader.dataset)
         return self.pretokenize is True or (reads_all and sum(part.data.nbytes for part in parts) <= ROOM)
 

@@ -195,11 +195,48 @@ def shares(tmp_path_factory):
     [
         ("score", 4, "hand"),
         ("generate", 2, "hand"),
-        *(pytest.param(name, 2, by, marks=pytest.mark.exhaustive) for name in ("score", "generate") for by in REAL),
+        ("encode", 3, "hand"),
+        *(pytest.param(name, 2, by, marks=pytest.mark.exhaustive) for name in ("score", "encode") for by in REAL),
+        *(pytest.param("generate", 2, by, marks=pytest.mark.exhaustive) for by in REAL),
     ],
 )
 def test_shares_of_processes_merge_to_the_result_of_one(shares, name, processes, by):
     assert shares(name) == shares(name, processes, by)
+
+
+# a process that encodes at most as many parts of 16 texts as its second argument says, and is then killed
+ENCODE = """
+import os, sys
+import raoe_train as rt
+from raoe_train import outputs
+from raoe_train.jobs import encode as job
+
+left, real = [int(sys.argv[2])], job.encode_sentences
+
+def counted(*arguments, **keywords):
+    left[0] -= 1
+    if left[0] < 0:
+        os._exit(9)
+    return real(*arguments, **keywords)
+
+outputs.SHARD, job.encode_sentences = 16, counted
+rt.encode(sys.argv[1])
+"""
+
+
+def test_processes_encode_parts_of_their_own(tmp_path):
+    """Of four parts; after a kill, another number of processes goes on."""
+    job, results = make_jobs(tmp_path / "inputs")["encode"], []
+    for processes in (1, 3):
+        out, path = tmp_path / f"{processes}", tmp_path / "job.yaml"
+        out.mkdir()
+        path.write_text(yaml.safe_dump(job.keys(out)))
+        if processes == 3:
+            launch(2, "-c", ENCODE, str(path), "1", expect=9)
+        message = launch(processes, "-c", ENCODE, str(path), "4" if processes == 1 else "1").stdout
+        assert message.count(f"-> {out}") == 1 and ("resuming after 1 of 2 parts" in message) == (processes == 3)
+        results.append(job.result(out))
+    assert results[0]["texts.npy"] == results[1]["texts.npy"]
 
 
 def test_a_certificate_does_not_depend_on_the_number_of_processes(tmp_path):
