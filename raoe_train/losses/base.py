@@ -81,7 +81,7 @@ class CachedLoss(CachedLossMixin, Loss):
     Args:
         model: the encoder.
         scale: inverse temperature, which multiplies cosines (or angles); 20 is a temperature of 0.05
-        mini_batch_size: number of rows to encode at a time, to save memory; the gradient stays the same
+        mini_batch_size: number of texts to encode at a time, to save memory; the gradient stays the same
         mini_batch_num_tokens: maximum number of tokens to encode at a time; replaces mini_batch_size
         gather_across_devices: compare the texts of all processes; the batches of all processes must have equal size
 
