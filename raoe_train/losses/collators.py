@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+from tqdm import tqdm
 
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.encoders.tokens import CHUNK, RowTokenizer, is_plain
@@ -193,8 +194,8 @@ class PlanningCollator:
             self.collate = copy.copy(collate)
             self.collate.preprocess_fn = self.tokenizer
 
-    def pretokenize(self, datasets: Iterable[Any]) -> int:
-        """Tokenize all texts of datasets.Datasets once, so that batches only copy tokens. Return their number."""
+    def pretokenize(self, datasets: Iterable[Any], bar: bool = True) -> None:
+        """Tokenize all texts of datasets.Datasets once, so that batches only copy tokens. `bar`: show progress."""
         texts = dict[str, None]()
 
         def collect(inputs: list[str], prompt: str | None = None, **_: Any) -> dict[str, Any]:
@@ -204,10 +205,9 @@ class PlanningCollator:
         collate: Any = copy.copy(self.collate)  # only this collator knows the columns of texts, and their prompts
         collate.preprocess_fn = collect
         for dataset in datasets:
-            for start in range(0, len(dataset), CHUNK):
+            for start in tqdm(range(0, len(dataset), CHUNK), "reading texts to tokenize", disable=not bar):
                 collate(dataset.__getitems__([*range(start, min(start + CHUNK, len(dataset)))]))
         self.tokenizer.remember(texts)
-        return len(texts)
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
         batch = self.collate(rows)

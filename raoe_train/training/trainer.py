@@ -266,9 +266,8 @@ class Trainer(SentenceTransformerTrainer):
         if self.plans and not self.accelerator.dispatch_batches:
             loader.collate_fn = planning = PlanningCollator(loader.collate_fn, self.computed_loss())
             if dataset_kind == "train" and planning.tokenizer is not None and self._pretokenizes(loader):
-                count = planning.pretokenize(getattr(loader.dataset, "datasets", [loader.dataset]))
-                if self.is_world_process_zero():
-                    print(f"{count} distinct training texts are tokenized")
+                bar = self.is_world_process_zero() and not self.args.disable_tqdm
+                planning.pretokenize(getattr(loader.dataset, "datasets", [loader.dataset]), bar)
         return loader
 
     def _pretokenizes(self, loader: Any) -> bool:

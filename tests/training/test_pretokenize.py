@@ -91,7 +91,7 @@ def _columns(trainer: Any, rows: Any) -> Any:
         (ours.ListMLELoss, LISTS, {"per_device_train_batch_size": 1}),
     ],
 )
-def test_training_is_equal_and_tokenizes_each_text_once(tmp_path, monkeypatch, capsys, loss, data, training):
+def test_training_is_equal_and_tokenizes_each_text_once(tmp_path, monkeypatch, loss, data, training):
     weights, tokenized = [], list[str]()
     tokens = RowTokenizer._tokens
     monkeypatch.setattr(RowTokenizer, "_tokens", lambda self, texts: tokenized.extend(texts) or tokens(self, texts))
@@ -99,9 +99,7 @@ def test_training_is_equal_and_tokenizes_each_text_once(tmp_path, monkeypatch, c
         trainer = trainer_of(tmp_path, loss, data, {"pretokenize": pretokenize}, max_steps=3, **training)
         tokenized.clear()
         trainer.train()
-        printed = capsys.readouterr().out
-        assert pretokenize == (f"{len(tokenized)} distinct training texts are tokenized" in printed)
-        assert len(set(tokenized)) == len(tokenized) or not pretokenize
+        assert len(set(tokenized)) == len(tokenized) if pretokenize else len(set(tokenized)) < len(tokenized)
         weights.append(trainer.model.state_dict())
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
