@@ -55,7 +55,8 @@ def texts(pairs: int) -> Any:
     return Dataset.from_dict({**columns, "score": score.tolist()})
 
 
-def training(model: Any, way: str, workers: int, pairs: int, steps: int, data: Any) -> Call:
+def made(model: Any, way: str, workers: int, pairs: int, data: Any) -> Any:
+    """Return a trainer for two steps."""
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 
@@ -71,27 +72,25 @@ def training(model: Any, way: str, workers: int, pairs: int, steps: int, data: A
     ours: Any = {} if way == ST else {"packed": way.startswith("packed"), "pretokenize": "each step" not in way}
     kind: Any = SentenceTransformerTrainer if way == ST else Trainer
     trainer = kind(model, arguments, data, loss=CoSENTLoss(model), **ours)
+    trainer.folder = folder
+    return trainer
+
+
+def training(model: Any, way: str, workers: int, pairs: int, steps: int, data: Any) -> Call:
+    trainer = made(model, way, workers, pairs, data)
     trainer.train()
     trainer.args.max_steps = steps
 
-    def call(_: int, folder: object = folder) -> None:
+    def call(_: int) -> None:
         trainer.train()
 
     return call
 
 
 def collations(model: Any, data: Any, batches: list[list[dict[str, Any]]]) -> dict[str, Call]:
-    from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
-
-    from raoe_train import ScoreLabelCollator
-    from raoe_train.losses import ByLength, CoSENTLoss
-    from raoe_train.losses.collators import PlanningCollator
-
-    loss = ByLength(CoSENTLoss(copy.deepcopy(model)))
-    own = [PlanningCollator(ScoreLabelCollator(preprocess_fn=model.preprocess), loss) for _ in range(2)]
-    own[0].pretokenize([data])
-    theirs = SentenceTransformerDataCollator(preprocess_fn=model.preprocess)
-    collators = {"texts tokenized before": own[0], "texts tokenized in the step": own[1], ST: theirs}
+    ways = {"texts tokenized before": "", "texts tokenized in the step": "tokens in each step", ST: ST}
+    trainers = {way: made(copy.deepcopy(model), name, 0, 32, data) for way, name in ways.items()}
+    collators = {way: trainer.get_train_dataloader().collate_fn for way, trainer in trainers.items()}
 
     def call(_: int, collator: Any) -> None:
         before = os.environ.get("TOKENIZERS_PARALLELISM")

@@ -54,8 +54,7 @@ class RowTokenizer:
         """Tokenize distinct texts, prompts included, of which later calls only copy the tokens. They take 4 bytes a
         token, and the texts themselves."""
         self.places = {text: place for place, text in enumerate(texts)}
-        ends, columns = self._tokens([*self.places])
-        self.ends = ends
+        self.ends, columns = self._tokens([*self.places])
         for name, values in columns.items():  # often, all type_ids are 0
             self.columns[name] = values if values.any() else np.broadcast_to(np.int32(0), values.shape)
 

@@ -207,7 +207,8 @@ class PlanningCollator:
         for dataset in datasets:
             for start in tqdm(range(0, len(dataset), CHUNK), "reading texts to tokenize", disable=not bar):
                 collate(dataset.__getitems__([*range(start, min(start + CHUNK, len(dataset)))]))
-        self.tokenizer.remember(texts)
+        if texts:
+            self.tokenizer.remember(texts)
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
         batch = self.collate(rows)

@@ -61,7 +61,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         **contrastive: Unpack[Contrastive],
     ) -> None:
         super().__init__(model, scale, **contrastive)
-        distinct = tuple(dict.fromkeys(directions))
+        distinct = tuple(dict.fromkeys(convert("directions", directions, list[Direction])))
         if partition_mode == "per_direction" and not set(distinct) <= set(BOTH_WAYS):
             raise ValueError(f"partition_mode per_direction allows only query_to_doc and doc_to_query, got {distinct}")
         if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):

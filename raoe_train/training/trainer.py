@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.util.distributed import get_world_size
 from transformers import TrainerState
@@ -31,7 +31,6 @@ from raoe_train.training import training_data
 from raoe_train.training.callbacks import FiniteCheck, LogLines, Meter
 
 logger = logging.getLogger(__name__)
-ROOM = 1 << 28  # bytes of training data up to which they are tokenized in advance
 READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction_step")  # methods that get a batch
 
 
@@ -265,20 +264,10 @@ class Trainer(SentenceTransformerTrainer):
             self.args.dataloader_drop_last = drops
         if self.plans and not self.accelerator.dispatch_batches:
             loader.collate_fn = planning = PlanningCollator(loader.collate_fn, self.computed_loss())
-            if dataset_kind == "train" and planning.tokenizer is not None and self._pretokenizes(loader):
-                bar = self.is_world_process_zero() and not self.args.disable_tqdm
-                planning.pretokenize(getattr(loader.dataset, "datasets", [loader.dataset]), bar)
+            if dataset_kind == "train" and planning.tokenizer is not None:
+                parts = training_data.to_pretokenize(self.pretokenize, loader, self.args)
+                planning.pretokenize(parts, self.is_world_process_zero() and not self.args.disable_tqdm)
         return loader
-
-    def _pretokenizes(self, loader: Any) -> bool:
-        """Whether all training texts are tokenized before the first step."""
-        parts = getattr(loader.dataset, "datasets", [loader.dataset])
-        if not self.pretokenize or not all(isinstance(part, Dataset) for part in parts):
-            return False  # a stream has texts without end
-        steps, epochs = self.args.max_steps * self.args.gradient_accumulation_steps, self.args.num_train_epochs
-        batches = steps if steps > 0 else len(loader) * epochs
-        reads_all = batches * loader.batch_sampler.batch_size >= len(loader.dataset)
-        return self.pretokenize is True or (reads_all and sum(part.data.nbytes for part in parts) <= ROOM)
 
     def collect_features(self, inputs: dict[str, Any]) -> Any:
         return (inputs["plan"], None) if "plan" in inputs else columns_of(inputs)

@@ -29,6 +29,7 @@ from raoe_train.outputs import digest, read_parts, write_parts
 from raoe_train.settings import FrozenEncoder, Teacher
 
 logger = logging.getLogger(__name__)
+ROOM = 1 << 28  # bytes of training data up to which all texts are tokenized before training
 FEWEST = 16  # minimum number of rows of data from which a dev set is held out
 OTHER_ROWS = 500  # training rows whose passages join the corpus of a held-out dev set, which would be too small
 LISTS_IN_PART = 256  # of about 16 sentences each
@@ -234,6 +235,17 @@ def check_sizes(datasets: Mapping[str, Any], args: Any) -> None:
                 f"{name} has {len(dataset)} rows, fewer than a batch of {size} (for {world} processes), and "
                 "incomplete batches are dropped: lower training.per_device_train_batch_size"
             )
+
+
+def to_pretokenize(wanted: bool | Literal["auto"], loader: Any, args: Any) -> list[Dataset]:
+    """Return the datasets of a DataLoader, if their texts are to be tokenized before the first step."""
+    parts = getattr(loader.dataset, "datasets", [loader.dataset])
+    if not wanted or not all(isinstance(part, Dataset) for part in parts):
+        return []  # a stream has texts without end
+    steps, epochs = args.max_steps * args.gradient_accumulation_steps, args.num_train_epochs
+    batches = steps if steps > 0 else len(loader) * epochs
+    reads_all = batches * loader.batch_sampler.batch_size >= len(loader.dataset)
+    return parts if wanted is True or (reads_all and sum(part.data.nbytes for part in parts) <= ROOM) else []
 
 
 def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:

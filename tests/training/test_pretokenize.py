@@ -118,5 +118,5 @@ def test_training_is_equal_and_tokenizes_each_text_once(tmp_path, monkeypatch, l
 def test_auto_tokenizes_data_that_the_run_reads_whole(tmp_path, monkeypatch, expected, training, data):
     trainer = trainer_of(tmp_path, ours.CoSENTLoss, data, per_device_train_batch_size=4, **training)
     assert bool(trainer.get_train_dataloader().collate_fn.tokenizer.places) == expected
-    monkeypatch.setattr("raoe_train.training.trainer.ROOM", 100)
+    monkeypatch.setattr("raoe_train.training.training_data.ROOM", 100)
     assert not trainer.get_train_dataloader().collate_fn.tokenizer.places
