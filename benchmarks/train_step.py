@@ -12,6 +12,7 @@ FlashAttention of the package flash_attn, or else torch's. On a CPU: by length, 
 caching with a token budget (for MultipleNegativesRankingLoss, the only one of these losses that it can cache), and the
 ideal: equally many tokens in texts of equal length. "width 8" is MiniLM with hidden states of 8 columns, so most of its
 time is the host's; its packed row is the only one on a CPU.
+"captured" is torch.compile's mode reduce-overhead on rows of few sizes; it has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ AT_ONCE = {"MiniLM": 60_000, "BERT-base": 15_000}  # most tokens whose activatio
 TESTS = ["tests/losses/test_by_length.py"]
 PRECISIONS = ("bf16", "TF32", "float32")
 ST = "sentence-transformers"
-WAYS = ("packed", "packed, compiled", "by length", ST, f"{ST}, flattened")
+WAYS = ("packed", "packed, compiled", "packed, compiled, captured", "by length", ST, f"{ST}, flattened")
 FLATTENED = "flash_attention_2" if find_spec("flash_attn") else "flattened"
 
 
@@ -149,10 +150,10 @@ def plan(model: Any, way: str, columns: list[dict[str, Any]], score: Any, precis
         attention = FLATTENED if "flattened" in way else "sdpa"
         return theirs.CoSENTLoss(model), [*map(flattened, columns)] if "flattened" in way else columns, attention
     loss = ours.ByLength(theirs.CoSENTLoss(model), packed="packed" in way)
-    loss.compiled, loss.tensor_cores = "compiled" in way, precision != "float32"
+    loss.compiled, loss.captured, loss.tensor_cores = "compiled" in way, "captured" in way, precision != "float32"
     planned = loss.plan(columns, score)
     if loss.compiled:
-        loss.model = loss.loss.model = torch.compile(model)
+        loss.model = loss.loss.model = torch.compile(model, mode="reduce-overhead" if loss.captured else None)
     return loss, planned, config._attn_implementation
 
 
