@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import LARGE_INTEGER, TruncationStrategy
@@ -86,7 +87,8 @@ class RowTokenizer:
 
 def is_plain(model: Any) -> bool:
     """Whether a SentenceTransformer's `preprocess` only tokenizes texts, with the settings of its fast tokenizer."""
-    module: Any = model[0] if isinstance(model, torch.nn.Sequential) else None
+    preprocess = getattr(getattr(model, "preprocess", None), "__func__", None)  # a subclass or user may replace it
+    module: Any = model[0] if preprocess is SentenceTransformer.preprocess else None
     return (
         type(module) is Transformer
         and isinstance(module.processor, PreTrainedTokenizerFast)

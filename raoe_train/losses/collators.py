@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from tqdm import tqdm
 
@@ -189,7 +189,7 @@ class PlanningCollator:
         model = getattr(getattr(collate, "preprocess_fn", None), "__self__", None)
         reads_rows = all(getattr(each, "plans_rows", False) for each in losses.values())
         is_cut = getattr(collate, "max_length", None) is not None  # the trainer's max_length, since version 6.2
-        if isinstance(model, SentenceTransformer) and reads_rows and is_plain(model) and not is_cut:
+        if reads_rows and is_plain(model) and not is_cut:
             self.tokenizer = RowTokenizer(model)
             self.collate = copy.copy(collate)
             self.collate.preprocess_fn = self.tokenizer

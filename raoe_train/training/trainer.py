@@ -202,8 +202,7 @@ class Trainer(SentenceTransformerTrainer):
     def preprocess_dataset(self, dataset: Any = None, dataset_name: str | None = None) -> Any:
         if dataset is not None:  # even one that another trainer has preprocessed, for another loss
             dataset = self._in_order(from_frames(dataset), dataset_name)
-        if dataset_name == "train" and self.args.prompts is None:
-            # the collator reads prompts only from args
+        if dataset_name == "train" and self.args.prompts is None:  # the collator reads prompts only from args
             self.args.prompts = training_data.own_prompts(self.model, dataset)
         return super().preprocess_dataset(dataset, dataset_name)
 

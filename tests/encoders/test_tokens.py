@@ -3,12 +3,15 @@
 import pytest
 import torch
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 from sentence_transformers import losses as stock
 
 import raoe_train as rt
+from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.lengths import by_length, grouping_for
 from raoe_train.encoders.tokens import RowTokenizer, is_plain
-from raoe_train.losses import CoSENTLoss, InfoNCELoss
+from raoe_train.losses import ByLength, CoSENTLoss, InfoNCELoss
+from raoe_train.losses.collators import PlanningCollator, ScoreLabelCollator
 from tests.encoders.test_prompts import KINDS, encoder
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import arguments
@@ -69,6 +72,30 @@ def test_texts_without_tokens_are_padded_and_other_inputs_refused(tmp_path):
         rows([("a", "b")])
     model[0].modality_config["message"] = message
     assert not is_plain(model)
+
+
+class Shouting(SentenceTransformer):
+    def preprocess(self, inputs, *arguments, **keywords):
+        return super().preprocess([text.upper() + "!" for text in inputs], *arguments, **keywords)
+
+
+@pytest.mark.parametrize("where", ["subclass", "instance"])
+def test_another_preprocess_is_used_and_stays(where):
+    model = tiny_encoder(double=False)
+    expected = model.encode(["A MAN!", "THE DOG!"])
+    if where == "subclass":
+        model.__class__ = Shouting
+    else:
+        real = model.preprocess
+        model.preprocess = lambda inputs, **keywords: real([text.upper() + "!" for text in inputs], **keywords)
+    own = model.preprocess
+    assert not is_plain(model)
+    assert torch.allclose(
+        torch.tensor(encode_sentences(model, ["a man", "the dog"])), torch.tensor(expected), atol=1e-6
+    )
+    assert model.preprocess == own
+    collate = PlanningCollator(ScoreLabelCollator(preprocess_fn=model.preprocess), ByLength(CoSENTLoss(model)))
+    assert collate.tokenizer is None
 
 
 @pytest.mark.parametrize("prompt", [None, "query: "])
