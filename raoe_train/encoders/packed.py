@@ -21,7 +21,7 @@ OFFSET = ("camembert", "roberta", "xlm-roberta")  # positions start after the pa
 ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 ENDS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # keywords of transformers for FlashAttention
-TOKENS, TEXTS = 512, 64  # see add_texts
+TOKENS, TEXTS, LENGTHS = 512, 64, 64  # of captured rows: multiples of their sizes (add_texts) and longest texts
 OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features that only packed rows have
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from raoe_train.encoders.lengths import Grouping, by_length, device_of, grouping_for, words_looked_up_once
-from raoe_train.encoders.packed import is_default, pack, vary_sizes
+from raoe_train.encoders.packed import LENGTHS, is_default, pack, vary_sizes
 from raoe_train.encoders.padding import reads_padding
 from raoe_train.losses import base
 from raoe_train.losses.base import CachedLoss, LossParts
@@ -28,7 +28,6 @@ from raoe_train.losses.keep import Keep
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
 LENGTH_MULTIPLE = 16  # for a compiled model, padded lengths are multiples of this number of tokens
-LENGTH_MULTIPLE_CAPTURED = 64  # for a model that is captured as CUDA graphs, one for each shape
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 EMBEDDING_LOSS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
@@ -260,7 +259,7 @@ class ByLength(CachedLossMixin, nn.Module):
         if self.compiled or _is(wrappers, "OptimizedModule"):
             limits["multiple"] = LENGTH_MULTIPLE
         if self.captured and not self.uses_gradient_cache:
-            limits |= {"multiple": LENGTH_MULTIPLE_CAPTURED, "buckets": True}
+            limits |= {"multiple": LENGTHS, "buckets": True}
         if self.uses_gradient_cache:
             tokens = getattr(inner, "mini_batch_num_tokens", None)
             limits |= {"most_texts": inner.mini_batch_size} if tokens is None else {"most": tokens}

@@ -29,6 +29,17 @@ def texts(rows: int, words: int, start: int) -> list[str]:
             for row in range(rows)]  # fmt: skip
 
 
+def compare(losses: Any, features: list[Any], scores: dict[str, Any], **tolerance: float) -> None:
+    """Compare values and gradients of two losses."""
+    results = []
+    for loss in losses:
+        loss.zero_grad()
+        value = total(loss([dict(column) for column in features], scores))
+        value.backward()
+        results.append((value.detach(), gradients(loss)))
+    torch.testing.assert_close(*results, **tolerance)
+
+
 @pytest.mark.parametrize("name", ["bert", pytest.param("modernbert", marks=pytest.mark.slow),
                                   pytest.param("roberta", marks=pytest.mark.slow),
                                   pytest.param("qwen3", marks=pytest.mark.slow)])  # fmt: skip
@@ -44,13 +55,8 @@ def test_one_graph_for_all_rows(name, cached):
     longest = set()
     for rows, words in BATCHES:
         features = [model.preprocess(texts(rows, words, start)) for start in (0, 1)]
-        scores, results = {"score": torch.arange(rows) / rows}, []
-        for loss in (compiled, eager):
-            loss.zero_grad()
-            value = total(loss([dict(column) for column in features], scores))
-            value.backward()
-            results.append((value.detach(), gradients(loss)))
-        torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-9)
+        scores = {"score": torch.arange(rows) / rows}
+        compare((compiled, eager), features, scores, rtol=1e-6, atol=1e-9)
         longest.add(max(run["max_length_q"] for run in compiled.plan(features, scores).runs))
     # a cached loss also embeds without gradients, and a row with a single text, which torch specializes
     assert not counters["graph_break"] and count.frame_count == (4 if cached else 1)
@@ -66,13 +72,8 @@ def test_rows_of_few_sizes_give_the_same_gradients(pooling, prompts):
     captured.captured = True
     for rows, words in [*BATCHES, (70, 40), (64, 8), (40, 64)]:
         columns = [model.preprocess(texts(rows, words, at), prompt=prompt) for at, prompt in enumerate(prompts)]
-        scores, results = {"score": torch.arange(rows) / rows}, []
-        for loss in (captured, exact):
-            loss.zero_grad()
-            value = total(loss([dict(column) for column in columns], scores))
-            value.backward()
-            results.append((value.detach(), gradients(loss)))
-        torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-14)
+        scores = {"score": torch.arange(rows) / rows}
+        compare((captured, exact), columns, scores, rtol=1e-12, atol=1e-14)
         plans = captured.plan(columns, scores), exact.plan(columns, scores)
         assert texts_of(plans[0].runs) == texts_of(plans[1].runs)
         for run in plans[0].runs:
