@@ -352,7 +352,7 @@ def write_parts(
     missing = [start for start in own if not paths[start].exists()]
     if done := len(own) - len(missing):
         print(f"{name}: resuming after {done} of {len(own)} parts", flush=True)
-    for start in tqdm(missing, desc=name, unit="part", total=len(own), initial=done):
+    for start in tqdm(missing, desc=name, unit="part", total=len(own), initial=done, disable=len(own) == 1):
         with replacing(paths[start]) as temporary:
             np.save(temporary, make(items[start : start + size]))
     return [*paths.values()]

@@ -144,14 +144,19 @@ def embeddings(
 ) -> np.ndarray:
     """Encode texts as `embedder` does. Return [n, d] float32. The directory `cache` (if None, encoder.cache) stores the
     embeddings in shards, in one folder per encoder and list of texts."""
+    if (folder := cache or getattr(encoder, "cache", None)) is None:
+        return embedder(encoder, role, texts, kind)(texts)
+    return np.concatenate(read_parts(embedding_parts(encoder, texts, role, folder, kind)))
+
+
+def embedding_parts(
+    encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path, kind: str | None = None
+) -> list[Path]:
+    """Encode this process's share of the texts. Return the paths of the shards of all processes, for read_parts."""
     embed = embedder(encoder, role, texts, kind)
-    cache = cache or getattr(encoder, "cache", None)
-    if cache is None:
-        return embed(texts)
     parts = {"model": recorded(encoder), "texts": digest(list(texts))}
     key = digest(parts | ({"kind": kind} if kind else {}))
-    folder = Path(cache).expanduser() / key[:16]
-    return np.concatenate(read_parts(write_parts(folder, texts, embed, f"{role} {encoder.name}")))
+    return write_parts(Path(cache).expanduser() / key[:16], texts, embed, f"{role} {encoder.name}")
 
 
 def unit_rows(embeddings: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 from raoe_train.data.mining import distinct, labelled_table
 from raoe_train.encoders.embed import embeddings, encode_sentences, nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_task
+from raoe_train.processes import rank_and_world
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
@@ -144,6 +145,9 @@ def read_polarity(name: str, reading: Reading) -> Task:
     def evaluator() -> PolarityEvaluator:  # created only once, because it encodes with the reference
         reference = embeddings(encoder, [*texts, *corpus], "reference")
         return PolarityEvaluator(texts, labels, corpus, classes, reference, options.k, options.discount)
+
+    if rank_and_world()[1] > 1:
+        evaluator()  # processes share the work if the reference has a cache, and only rank 0 may call `score`
 
     def score(embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         result, polarity = evaluator().report(embeddings)

@@ -4,6 +4,7 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from raoe_train.data.files import data_kind
 from raoe_train.data.pairs import is_conditional
 from raoe_train.data.public import STS, TRANSFER
 from raoe_train.data.sources import BUILTIN, is_file, open_source
-from raoe_train.encoders.embed import encode_sentences, print_cut, prompt_of, truncated
-from raoe_train.outputs import beside, digest, replacing
+from raoe_train.encoders.embed import Embed, encode_sentences, print_cut, prompt_of, truncated
+from raoe_train.outputs import beside, digest, read_parts, replacing, write_parts
+from raoe_train.processes import rank_and_world
 from raoe_train.settings import Classifier, Polarity
 
 KINDS = {
@@ -183,14 +185,31 @@ def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
     return files
 
 
-def encode_tasks(model: Any, tasks: Sequence[Task], batch_size: int) -> Iterator[np.ndarray]:
-    """Yield the embeddings of each task's sentences. Tasks without queries are encoded together, each text once."""
+def encode_tasks(
+    model: Any, tasks: Sequence[Task], batch_size: int, folder: Path | None = None
+) -> Iterator[np.ndarray]:
+    """Yield the embeddings of each task's sentences. Tasks without queries are encoded together, each text once.
+
+    Args:
+        folder: where finished embeddings are kept, from which an interrupted job resumes. With a folder, each process
+            encodes its share, and only rank 0 yields the embeddings.
+    """
+
+    def encode(texts: list[str], **options: Any) -> np.ndarray:
+        embed: Embed = partial(encode_sentences, model, batch_size=batch_size, **options)
+        if folder is None:
+            return embed(texts)
+        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        paths = write_parts(folder / digest([options, *rows])[:16], [*rows], embed, "evaluate")
+        if rank_and_world()[0] > 0:
+            return np.empty((len(texts), 0))
+        return np.concatenate(read_parts(paths))[[rows[text] for text in texts]]
+
     texts = [text for task in tasks if not task.n_queries for text in task.sentences]
-    shared, start = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0)), 0
+    shared, start = encode(texts) if texts else np.empty((0, 0)), 0
     for task in tasks:
         if task.n_queries:
-            prompts = task.by_prompt(model)
-            yield np.concatenate([encode_sentences(model, texts, batch_size, prompt=p) for p, texts in prompts])
+            yield np.concatenate([encode(texts, prompt=prompt) for prompt, texts in task.by_prompt(model)])
         else:
             yield shared[start : (start := start + len(task.sentences))]
 
@@ -201,10 +220,12 @@ def evaluate_tasks(
     batch_size: int = 64,
     outcomes: dict[str, Outcomes] | None = None,
     truncate_dim: int | None = None,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """Evaluate a SentenceTransformer. Return {"tasks", "average", "averages"} as the job `evaluate` does. Outcomes are
-    added to the dict `outcomes`. `truncate_dim` is the number of leading dimensions to use, or None for all."""
-    parts = encode_tasks(model, [*tasks.values()], batch_size)
+    added to the dict `outcomes`. `truncate_dim` is the number of leading dimensions to use, or None for all. `folder`:
+    see encode_tasks."""
+    parts = encode_tasks(model, [*tasks.values()], batch_size, folder)
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():
         metrics, examples = task.score(truncated(next(parts), truncate_dim))

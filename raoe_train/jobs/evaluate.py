@@ -4,22 +4,33 @@ from typing import TYPE_CHECKING, Any
 
 from raoe_train.config import parse
 from raoe_train.evaluation.sts import conditional_prompt
-from raoe_train.evaluation.tasks import evaluate_tasks, read_tasks, suite_tasks, table, write_outcomes
+from raoe_train.evaluation.tasks import (
+    encode_tasks,
+    evaluate_tasks,
+    read_tasks,
+    suite_tasks,
+    table,
+    write_outcomes,
+)
 from raoe_train.inputs import recorded
 from raoe_train.jobs.settings import EvaluateConfig
 from raoe_train.jobs.shared import check_paths, job, output_of, require
 from raoe_train.outputs import Output, commit, versions
+from raoe_train.processes import print_on_rank_zero, rank_and_world
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
-@job
+@job(together=True)
+@print_on_rank_zero()
 def evaluate(config: EvaluateConfig, output: Output | None) -> dict[str, Any]:
     """Evaluate an encoder on similarity, transfer, polarity and retrieval tasks.
 
     The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores results per
-    example, from which main metrics are computed.
+    example, from which main metrics are computed. Until OUTPUT is written, OUTPUT.parts/ stores finished embeddings,
+    from which an interrupted job resumes. Under torchrun, each process encodes its share of the texts, and rank 0
+    computes the scores; this needs an output. A rerun can have another number of processes.
 
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
@@ -47,6 +58,8 @@ def evaluate_model(model: "SentenceTransformer", **settings: Any) -> dict[str, A
 def _evaluate(config: EvaluateConfig, output: Output | None, model: Any) -> dict[str, Any]:
     if model is None:
         require(config.model.name, "model.name", "the encoder to evaluate")
+        if output is None and rank_and_world()[1] > 1:
+            raise ValueError("--output is missing: several processes exchange embeddings in OUTPUT.parts")
     # read tasks before the model is loaded, so that a misspelt task costs no time
     data = config.data
     tasks = read_tasks(
@@ -65,8 +78,13 @@ def _evaluate(config: EvaluateConfig, output: Output | None, model: Any) -> dict
     warn_without_cosine(encoder)
     for word, task in tasks.items():
         task.print_cut(encoder, word)
+    folder = output.parts if output and model is None else None  # weights in memory may have changed since
+    if rank_and_world()[0] > 0 and folder:
+        for _ in encode_tasks(encoder, [*tasks.values()], config.batch_size, folder):
+            pass
+        return {}
     outcomes: dict[str, Any] = {}
-    result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes, config.truncate_dim)
+    result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes, config.truncate_dim, folder)
     result.update(model=config.model.name if model is None else None, commit=commit())
     if output:
         write_outcomes(output.path, outcomes, output.settings)

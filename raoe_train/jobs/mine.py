@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,19 +28,21 @@ from raoe_train.data.mining import (
 from raoe_train.data.rows import row_table
 from raoe_train.data.sources import has_column
 from raoe_train.data.tables import Texts
-from raoe_train.encoders.embed import CHUNK, embeddings, nearest_by_class, unit_rows
+from raoe_train.encoders.embed import CHUNK, embedding_parts, nearest_by_class, unit_rows
 from raoe_train.evaluation.retrieval import read_passages
 from raoe_train.jobs.settings import MineConfig
 from raoe_train.jobs.shared import job, require
-from raoe_train.outputs import Output
-from raoe_train.settings import FrozenEncoder, Mining
+from raoe_train.outputs import Output, read_parts
+from raoe_train.processes import print_on_rank_zero, rank_and_world
+from raoe_train.settings import Mining
 
 LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; all others except seed are for rows
 FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_margin", "num_negatives",
             "sampling_strategy", "cross_encoder")  # fmt: skip
 
 
-@job
+@job(together=True)
+@print_on_rank_zero()
 def mine(config: MineConfig, output: Output) -> dict[str, Any]:
     """Make examples for contrastive losses from labelled texts, or mine negatives for rows of queries and passages.
 
@@ -48,6 +51,8 @@ def mine(config: MineConfig, output: Output) -> dict[str, Any]:
     is an example for the chosen loss. OUTPUT has a random subset of all examples. For rows of queries and passages,
     mine_hard_negatives of sentence-transformers selects negatives among the passages of all rows and of mining.corpus.
     OUTPUT keeps rows without negatives. Embeddings are stored in model.cache, or in OUTPUT.parts/ until the job ends.
+    Under torchrun, each process encodes its share of the texts, and rank 0 does the rest. A rerun can have another
+    number of processes.
 
     Returns:
         For rows {"output", "rows", "negatives": count, "fewer": rows with fewer than num_negatives, "passages", "read":
@@ -91,9 +96,14 @@ def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
     classes = np.unique(labels, return_inverse=True)[1]
     result: dict[str, Any] = {}
     if loss == "mse":
+        if rank_and_world()[0] > 0:
+            return {}
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
-        unit = unit_rows(embeddings(model, sentences, "reference", model.cache or output.parts))
+        paths = embedding_parts(model, sentences, "reference", model.cache or output.parts)
+        if rank_and_world()[0] > 0:
+            return {}
+        unit = unit_rows(np.concatenate(read_parts(paths)))
         table = neighbours(unit, classes, mining, loss)
         draw = make_draw(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
@@ -141,20 +151,24 @@ def _print(result: dict[str, Any], path: str, count: int | None) -> None:
         print(f"{result['without']} sentences have no neighbour above mining.threshold")
 
 
-class _Resumable:
-    """An encoder for mine_hard_negatives. It stores embeddings as shards, so that an interrupted job resumes."""
+class _Embedded:
+    """An encoder for mine_hard_negatives, which looks up embeddings.
+
+    Args:
+        queries, passages: {text: unit embedding}.
+    """
 
     device = "cpu"
     similarity, similarity_pairwise = staticmethod(dot_score), staticmethod(pairwise_dot_score)  # for unit rows
 
-    def __init__(self, encoder: FrozenEncoder, cache: str | Path) -> None:
-        self.encoder, self.cache = encoder, cache
+    def __init__(self, queries: Mapping[str, np.ndarray], passages: Mapping[str, np.ndarray]) -> None:
+        self.queries, self.passages = queries, passages
 
-    def encode_query(self, texts: list[str], *, kind: str = "query", **_: Any) -> np.ndarray:
-        return unit_rows(embeddings(self.encoder, texts, "reference", self.cache, kind))
+    def encode_query(self, texts: Sequence[str], **_: Any) -> np.ndarray:
+        return np.stack([self.queries[text] for text in texts])
 
-    def encode_document(self, texts: list[str], **_: Any) -> np.ndarray:
-        return self.encode_query(texts, kind="document")
+    def encode_document(self, texts: Sequence[str], **_: Any) -> np.ndarray:
+        return np.stack([self.passages[text] for text in texts])
 
 
 def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
@@ -172,6 +186,13 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     keywords, cross = {key: getattr(mining, key) for key in FOR_ROWS}, mining.cross_encoder
     if cross and all(value is None for value in (mining.max_score, mining.absolute_margin, mining.relative_margin)):
         raise ValueError("mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin")
+    queries, cache = [*dict.fromkeys(query for query, _ in pairs)], model.cache or output.parts
+    kinds = {"query": queries, "document": corpus}
+    parts = [embedding_parts(model, texts, "reference", cache, kind) for kind, texts in kinds.items()]
+    if rank_and_world()[0] > 0:
+        return {}
+    units = [unit_rows(np.concatenate(read_parts(paths))) for paths in parts]
+    known = [dict(zip(texts, unit, strict=True)) for texts, unit in zip(kinds.values(), units, strict=True)]
     random.seed(mining.seed)
     # sentence-transformers masks only positives, so a query that is also a passage counts as its own positive
     passages = {*corpus}
@@ -179,7 +200,7 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     anchors, positives = zip(*pairs, *own.items(), strict=True)
     lists = mine_hard_negatives(
         Dataset.from_dict({"anchor": anchors, "positive": positives}),
-        _Resumable(model, model.cache or output.parts),  # type: ignore[arg-type]
+        _Embedded(*known),  # type: ignore[arg-type]
         corpus=corpus,
         output_format="labeled-list",  # [positive, negatives …], the only row format that allows fewer negatives
         faiss_batch_size=max(1, CHUNK // len(corpus)),  # queries at a time, also without FAISS

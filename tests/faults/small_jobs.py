@@ -77,17 +77,26 @@ def _shorter(inputs: Path, encoder: str, dev: str) -> dict[str, Job]:
     for file, line in SENTEVAL.items():
         (copies / file).parent.mkdir(parents=True, exist_ok=True)
         (copies / file).write_text("".join(line.format(n=n) + "\n" for n in range(4)))
+    polar, rows = inputs / "polar.tsv", inputs / "rows.jsonl"
+    halves = [f"{SENTENCES[i % 11]} {i}\t{i % 2}\t{'train' if i % 3 else 'test'}\n" for i in range(60)]
+    polar.write_text("text\tlabel\tsplit\n" + "".join(halves))
+    queries = [{"anchor": f"{SENTENCES[i % 11]} {i}", "positive": f"{SENTENCES[i % 7]} of {i}"} for i in range(40)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in queries))
     model = {"model.name": encoder, "model.device": "cpu"}
+    reference = {"name": encoder, "device": "cpu", "cache": str(inputs / "cache")}
     keys: dict[str, tuple[str, dict[str, Any]]] = {
         "mine": ("mined.jsonl", {**model, "data.input": str(labelled), "mining": {"k": 4, "threshold": -1}}),
-        "evaluate": ("result.json", {**model, "tasks": [dev, f"transfer:{labelled}"]}),
+        "evaluate": ("result.json", {**model, "tasks": [dev, f"transfer:{labelled}", f"retrieval:{rows}",
+                     f"polarity:{polar}"], "polarity": {"reference": reference, "k": 4, "sources": 2}}),
         "encode": ("texts.npy", {**model, "data.input": str(labelled), "data.columns": {"sentence": "text"}}),
         "export": ("exported", {**model, "overwrite": True}),
         "prepare": ("sets", {"names": ["mr", "trec", "stsb"], "copies": str(copies), "counts": False}),
     }  # fmt: skip
 
+    keys["mine_rows"] = ("mined.jsonl", {**model, "data.input": str(rows), "mining": {"num_negatives": 3}})
+
     def job(name: str, output: str, its: dict[str, Any]) -> Job:
-        return Job(name, lambda out: {**its, "output": str(out / output)}, _files)
+        return Job(name.partition("_")[0], lambda out: {**its, "output": str(out / output)}, _files)
 
     return {name: job(name, *of) for name, of in keys.items()}
 

@@ -47,11 +47,17 @@ def test_partial_failure_has_exit_status_1(does):
         assert cli.main(["encode"]) == status
 
 
-@pytest.mark.parametrize("job", ["mine", "evaluate"])
+@pytest.mark.parametrize("job", ["check", "export", "prepare"])
 def test_jobs_for_one_process_refuse_several(job, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main([job]) == 2
     assert f"{job} runs in one process: start it without torchrun" in capsys.readouterr().err
+
+
+def test_evaluate_needs_an_output_in_several_processes(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["evaluate", "--model.name", "encoder", "--tasks", "sts"]) == 2
+    assert "--output is missing: several processes" in capsys.readouterr().err
 
 
 def test_unexpected_errors_are_one_line_and_a_traceback_file(monkeypatch, tmp_path, capsys, does):

@@ -180,8 +180,8 @@ def shares(tmp_path_factory):
     def shares(name: str, processes: int = 1, by: str = "itself") -> object:
         output.mkdir()
         path.write_text(yaml.safe_dump(jobs[name].keys(output)))
-        message = launch(processes, "-m", "raoe_train", name, str(path), by=by).stdout
-        assert message.count(f"-> {output}") == 1
+        message = launch(processes, "-m", "raoe_train", jobs[name].name, str(path), by=by).stdout
+        assert message.count("average of all" if name == "evaluate" else f"-> {output}") == 1
         result = jobs[name].result(output)
         assert not list(output.glob("*.parts"))
         shutil.rmtree(output)
@@ -196,6 +196,9 @@ def shares(tmp_path_factory):
         ("score", 4, "hand"),
         ("generate", 2, "hand"),
         ("encode", 3, "hand"),
+        ("mine", 3, "hand"),
+        ("mine_rows", 2, "hand"),
+        ("evaluate", 2, "hand"),
         *(pytest.param(name, 2, by, marks=pytest.mark.exhaustive) for name in ("score", "encode") for by in REAL),
         *(pytest.param("generate", 2, by, marks=pytest.mark.exhaustive) for by in REAL),
     ],
@@ -204,39 +207,52 @@ def test_shares_of_processes_merge_to_the_result_of_one(shares, name, processes,
     assert shares(name) == shares(name, processes, by)
 
 
-# a process that encodes at most as many parts of 16 texts as its second argument says, and is then killed
+# a process that encodes at most as many parts of 16 texts as its fourth argument says, and is then killed; it leaves a
+# file with their number
 ENCODE = """
 import os, sys
+from pathlib import Path
 import raoe_train as rt
 from raoe_train import outputs
-from raoe_train.jobs import encode as job
+from sentence_transformers import SentenceTransformer
 
-left, real = [int(sys.argv[2])], job.encode_sentences
+name, recipe, folder, most = sys.argv[1:]
+count, real = 0, SentenceTransformer.encode
 
 def counted(*arguments, **keywords):
-    left[0] -= 1
-    if left[0] < 0:
+    global count
+    if count == int(most):
         os._exit(9)
+    count += 1
     return real(*arguments, **keywords)
 
-outputs.SHARD, job.encode_sentences = 16, counted
-rt.encode(sys.argv[1])
+outputs.SHARD, SentenceTransformer.encode = 16, counted
+rt.run(name, recipe)
+Path(folder, os.environ.get("RANK", "0")).write_text(str(count))
 """
 
 
-def test_processes_encode_parts_of_their_own(tmp_path):
-    """Of four parts; after a kill, another number of processes goes on."""
-    job, results = make_jobs(tmp_path / "inputs")["encode"], []
+@pytest.mark.parametrize("name", ["encode", "mine", "mine_rows", "evaluate"])
+def test_processes_encode_parts_of_their_own(tmp_path, name):
+    """After a kill, another number of processes goes on."""
+    job, results = make_jobs(tmp_path / "inputs")[name], []
     for processes in (1, 3):
-        out, path = tmp_path / f"{processes}", tmp_path / "job.yaml"
+        out, counts, path = tmp_path / "out", tmp_path / f"counts{processes}", tmp_path / "job.yaml"
         out.mkdir()
+        counts.mkdir()
         path.write_text(yaml.safe_dump(job.keys(out)))
+        code = ("-c", ENCODE, job.name, str(path), str(counts))
         if processes == 3:
-            launch(2, "-c", ENCODE, str(path), "1", expect=9)
-        message = launch(processes, "-c", ENCODE, str(path), "4" if processes == 1 else "1").stdout
-        assert message.count(f"-> {out}") == 1 and ("resuming after 1 of 2 parts" in message) == (processes == 3)
-        results.append(job.result(out))
-    assert results[0]["texts.npy"] == results[1]["texts.npy"]
+            shutil.rmtree(tmp_path / "inputs/cache", ignore_errors=True)  # of the reference
+            launch(2, *code, "1", expect=9)
+        message = launch(processes, *code, "99").stdout
+        assert ("resuming after" in message) == (processes == 3)
+        encoded = [int(file.read_text()) for file in counts.iterdir()]
+        assert len(encoded) == processes and sum(map(bool, encoded)) >= min(processes, 2)
+        results.append((sum(encoded), job.result(out)))
+        shutil.rmtree(out)
+    (whole, expected), (rest, result) = results
+    assert result == expected and 0 < whole - rest <= 2  # the parts of the killed processes were not made again
 
 
 def test_a_certificate_does_not_depend_on_the_number_of_processes(tmp_path):
