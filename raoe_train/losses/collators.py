@@ -182,7 +182,7 @@ class PlanningCollator:
     def __init__(self, collate: Callable[[list[Any]], dict[str, Any]], loss: Any) -> None:
         losses = loss if isinstance(loss, Mapping) else {None: loss}
         # not the losses, because workers of a DataLoader get a copy of the collator
-        self.planners = {name: each.planner() if hasattr(each, "planner") else None for name, each in losses.items()}
+        self.planners = {name: each.planner() if hasattr(each, "plan") else None for name, each in losses.items()}
         self.allow_missing = {name for name, each in losses.items() if _allows_missing(each)}
         self.collate: Any = collate
         self.tokenizer: Any = None

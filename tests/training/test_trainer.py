@@ -92,6 +92,25 @@ def test_each_loss_has_its_batches(tmp_path, encoder):
     assert collator(RAOELoss(model), data_collator=mine) is SentenceTransformerDataCollator
 
 
+@pytest.mark.parametrize("loss", [RAOELoss, InfoNCELoss, stock.CoSENTLoss])
+def test_padded_batches_train_as_batches_by_length(tmp_path, encoder, loss):
+    """In float64, with SGD and without dropout, to rounding."""
+    weights = []
+    for by_length in (True, False):
+        model = SentenceTransformer(encoder, device="cpu").double()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        data = pairs(tmp_path / "a.tsv")
+        if loss is not RAOELoss:
+            data = data.select_columns(["sentence1", "sentence2", *(["score"] if loss is stock.CoSENTLoss else [])])
+        Trainer(model, arguments(tmp_path, optim="sgd"), data, loss=loss(model), by_length=by_length).train()
+        weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    start = SentenceTransformer(encoder, device="cpu").double()
+    assert (weights[0] - torch.cat([weight.detach().flatten() for weight in start.parameters()])).abs().max() > 1e-6
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-10)
+
+
 def test_a_loss_for_each_dataset(tmp_path, encoder):
     model = SentenceTransformer(encoder, device="cpu")
     scored = pairs(tmp_path / "a.tsv")
