@@ -179,7 +179,9 @@ class Data(Tasks):
         guard: with evaluation.certificate, texts or scored pairs whose similarities must stay close
             to those before training; by default, random words of the encoder's vocabulary
         dev_share: share of the first training source to hold out as dev set, if data.dev is not
-            set; auto holds out a tenth, or 200 rows if a tenth is less, but at most three tenths
+            set; auto holds out a tenth, or 200 rows if a tenth is less, but at most three tenths;
+            with evaluation.certificate and fewer than 2,000 rows, auto trains 5 encoders, holds out
+            another fifth for each, and saves the mean of their weights
         score_scale: lowest and highest possible score of data.train; two numbers, or two numbers
             per source
         max_rows: maximum number of rows of each source, drawn at random with training.seed

@@ -5,7 +5,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import EarlyStoppingCallback, set_seed
 
 import raoe_kernels
-from raoe_train.config import Choice, recipe_text
-from raoe_train.data.sources import first_columns, has_column
+from raoe_train.config import recipe_text
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
@@ -23,13 +22,12 @@ from raoe_train.encoders.scratch import drop_head
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, read_tasks
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.jobs.shared import job, require
-from raoe_train.losses import AutoLoss
-from raoe_train.losses.collators import LISTS
+from raoe_train.jobs.train_settings import by_data, check_config
 from raoe_train.outputs import Output, commit, remove, set_modes, versions, write_json, write_text
 from raoe_train.processes import on_rank_zero, print_on_rank_zero, rank_and_world
-from raoe_train.settings import SCRATCH, Teacher, Training
+from raoe_train.settings import SCRATCH
 from raoe_train.training import certificate, report
-from raoe_train.training.arguments import check_training, for_encoder, trainer_arguments
+from raoe_train.training.arguments import for_encoder, trainer_arguments
 from raoe_train.training.callbacks import Interruption, LogFile, write_events_to
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
@@ -98,10 +96,10 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     metrics |= {
         "scale": trainer.scales,
         "keep": trainer.keep,
-        "steps": trainer.state.global_step,
+        "steps": trainer.state.global_step * len(run.costs),
         "epochs": trainer.state.epoch,
         "seconds": round(time.time() - start_time, 1),
-        **trainer.meter.costs(),
+        **{key: (max if key.startswith("peak") else sum)(cost[key] for cost in run.costs) for key in run.costs[0]},
         **facts,
     }
     return on_rank_zero(lambda: save(run, metrics))
@@ -125,18 +123,21 @@ class Run:
 
     config: TrainConfig
     output: Any  # None for a dry run
+    arguments: Mapping[str, Any]  # keywords of SentenceTransformerTrainingArguments
     datasets: Any  # {name: training dataset}
+    folds: list[Any]  # with folds, the training datasets without each dev set, else empty
     evaluator: Any  # evaluator of the dev sets, or None
     tasks: dict[str, Task]  # tasks to evaluate before and after training
     encoder: Any
-    trainer: Trainer
+    trainer: Trainer  # with folds, of the current fold
+    costs: list[dict[str, Any]] = field(default_factory=list)  # of each training, see Meter.costs
 
-    def evaluate(self, tasks: dict[str, Task]) -> dict[str, Any]:
+    def evaluate(self, tasks: dict[str, Task], dev: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the encoder's metrics x 100 on the dev sets (means over several dev sets), with None for an undefined
-        correlation, and on the tasks."""
-        metrics = dict[str, Any]()
-        results = self.evaluator(self.encoder) if self.evaluator else {}
-        for name, key in self.evaluator.metrics.items() if self.evaluator else ():
+        correlation, and on the tasks. If `dev` is set, it replaces the metrics on the dev sets."""
+        metrics = dict(dev or {})
+        results = self.evaluator(self.encoder) if self.evaluator and dev is None else {}
+        for name, key in self.evaluator.metrics.items() if results else ():
             value = 100 * results[f"dev_{key}"]
             metrics[name] = None if math.isnan(value) else value
         if tasks:
@@ -159,7 +160,7 @@ def prepare(
         on_rank_zero(lambda: output.begin(*FILES))
     set_seed(config.training.seed)
     datasets, texts = read_training_data(config, cache=folder / TEACHER)
-    datasets, dev = with_dev(datasets, config)
+    datasets, dev, folds = with_dev(datasets, config)
     evaluator = None
     if dev:
         widths = config.loss.init_args.get("matryoshka_dims") or ()
@@ -171,8 +172,10 @@ def prepare(
     arguments = for_encoder(config.training, arguments, encoder, datasets)
     if config.model.name != SCRATCH:
         on_rank_zero(begin)
-    trainer = build_trainer(config, arguments, encoder, datasets, evaluator)
-    return Run(config, output, datasets, evaluator, tasks, encoder, trainer)
+    if folds:
+        arguments |= {"eval_strategy": "no", "load_best_model_at_end": False, "save_total_limit": 1}
+    trainer = build_trainer(config, arguments, encoder, folds[0] if folds else datasets, None if folds else evaluator)
+    return Run(config, output, arguments, datasets, folds, evaluator, tasks, encoder, trainer)
 
 
 def facts_of(run: Run) -> dict[str, Any]:
@@ -207,39 +210,26 @@ def prompted(run: Run, name: str) -> Iterator[str]:
 
 def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
     """Train, or resume training, and put the weights to save into the encoder. Return {"before", "after": metrics,
-    "best_step": step of the saved weights, and, if there are any, "certificate" and "failed"}."""
-    config, encoder, trainer, folder = run.config, run.encoder, run.trainer, run.output.path
-    if config.training.min_steps:
-        trainer.args.max_steps = planned_steps(trainer, config.training)
-    if config.training.patience is not None:
-        trainer.add_callback(EarlyStoppingCallback(config.training.patience))
-    trainer.add_callback(LogFile(folder / LOG))
-    interruption = Interruption(trainer.args)
-    trainer.add_callback(interruption)
-    write_events_to(trainer, folder / EVENTS)
-    checkpoint = on_rank_zero(lambda: newest_checkpoint(folder / CHECKPOINTS, trainer.args.save_only_model))
-    if checkpoint is not None:
-        print(f"resuming from {checkpoint}")
+    "best_step": step of the saved weights, the costs of training, and, if there are any, "certificate" and "failed"}.
+    """
+    config, encoder = run.config, run.encoder
     certified = config.evaluation.certificate
-    start = certificate.weights_of(encoder) if certified or trainer.args.load_best_model_at_end else {}
+    start = certificate.weights_of(encoder) if certified or run.trainer.args.load_best_model_at_end else {}
     guard = certificate.guard_of(config.data, encoder, config.training.seed) if certified else None
-    with interruption:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    trainer.accelerator.unwrap_model(encoder, keep_fp32_wrapper=False)  # evaluate as before, without autocast
-    result: dict[str, Any] = {}
+    tried, result = train_all(run, start), dict[str, Any]()
+    trainer = run.trainer
     if guard is not None:
-        tried = on_rank_zero(lambda: complete_checkpoints(folder / CHECKPOINTS))
-        dev = [*run.evaluator.tasks.values()]
-        made = certificate.choose(trainer, start, tried, dev, guard, config.evaluation)
+        made = certificate.choose(trainer, start, tried, [*run.evaluator.tasks.values()], guard, config.evaluation)
         result |= {"certificate": made, "failed": int(not made["accepted"])}
-        put = functools.partial(certificate.put, trainer, start, folder / CHECKPOINTS, made)
+        put = functools.partial(certificate.put, trainer, start, tried, made)
         if made["rejected"]:
             put(made["rejected"])
             on_rank_zero(lambda: keep_rejected(run, made))
         put(made["saved"])
     convert_parameters(encoder, encoder.saved_dtypes)  # round as in the saved files, so that `after` describes them
     convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
-    after, best_step = run.evaluate(run.tasks), trainer.state.best_global_step
+    dev = {made["metric"]: made["candidates"][made["saved"]]["dev"]} if run.folds else None
+    after, best_step = run.evaluate(run.tasks, dev), trainer.state.best_global_step
     if (worse := report.lower(after, before)) and not certified:
         result["failed"] = 1
         print(f"warning: on the dev set {worse}", "the start is saved" if start else "the last model is saved")
@@ -247,6 +237,46 @@ def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
             certificate.mix(encoder, start, start, 0.0)
             after, best_step = run.evaluate(run.tasks), 0
     return {**result, "before": before, "after": after, "best_step": best_step}
+
+
+def train_all(run: Run, start: certificate.Weights) -> certificate.Tried:
+    """Train the encoder or, with folds, train it from the start once for each fold. Return the checkpoints for the
+    certificate: {name: [the checkpoint], or a checkpoint of each fold}."""
+    place = run.output.path / CHECKPOINTS
+    if not run.folds:
+        fit_once(run, place, planned_steps(run))
+        checkpoints = on_rank_zero(lambda: complete_checkpoints(place))
+        return {f"step {path.name.rpartition('-')[2]}": [path] for path in checkpoints}
+    last = []
+    for number, datasets in enumerate(run.folds, 1):
+        print(f"fold {number} of {len(run.folds)}")
+        folder = place / f"fold-{number}"
+        certificate.mix(run.encoder, start, start, 0.0)
+        arguments = {**run.arguments, "output_dir": str(folder)}
+        run.trainer = build_trainer(run.config, arguments, run.encoder, datasets, None)
+        fit_once(run, folder, planned_steps(run), number)
+        last.append(on_rank_zero(functools.partial(complete_checkpoints, folder))[-1])
+    return {f"{len(run.folds)} folds": last}
+
+
+def fit_once(run: Run, checkpoints: Path, steps: int, fold: int = 0) -> None:
+    """Train, or resume training, for a number of steps."""
+    trainer, folder = run.trainer, run.output.path
+    if run.folds or run.config.training.min_steps:
+        trainer.args.max_steps = steps
+    if run.config.training.patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(run.config.training.patience))
+    trainer.add_callback(LogFile(folder / LOG, fold))
+    interruption = Interruption(trainer.args)
+    trainer.add_callback(interruption)
+    write_events_to(trainer, folder / EVENTS)
+    checkpoint = on_rank_zero(lambda: newest_checkpoint(checkpoints, trainer.args.save_only_model))
+    if checkpoint is not None:
+        print(f"resuming from {checkpoint}")
+    with interruption:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    trainer.accelerator.unwrap_model(run.encoder, keep_fp32_wrapper=False)  # evaluate as before, without autocast
+    run.costs.append(trainer.meter.costs())
 
 
 def keep_rejected(run: Run, made: Mapping[str, Any]) -> None:
@@ -277,59 +307,6 @@ def save(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def by_data(config: TrainConfig) -> TrainConfig:
-    """Replace AutoLoss with the loss that fits the columns of the first source, and print the choice."""
-    if config.loss.chosen is not AutoLoss or not config.data.train:
-        return config
-    source, columns, keywords = config.data.train[0], config.data.columns, dict[str, Any]()
-    has = functools.partial(has_column, source, columns)
-    if has("score") or (has("label") and has("sentence1")):
-        name, reason = "PearsonLoss", "scores" if has("score") else "labels"
-    elif has("anchor"):
-        name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
-    else:
-        fields = first_columns(source, columns)
-        advice = "map a column, for example --data.columns score=COLUMN, or set --loss CLASS (see --loss.help)"
-        names = ", ".join(map(repr, fields))
-        if len(fields) == 1 and ";" in names:
-            advice = "separate columns with commas in .csv files, and with tabs in .tsv files"
-        raise ValueError(f"{source} has no column score, label or anchor (query), but {names}: {advice}")
-    print(f"{source} has {reason}: {name}")
-    keywords |= {"gather_across_devices": True} if rank_and_world()[1] > 1 else {}
-    return replace(config, loss=Choice(name, keywords)).complete()
-
-
-def check_config(config: TrainConfig) -> None:
-    """Raise ValueError for settings that contradict each other, before any data is read."""
-    data, teacher, loss = config.data, config.teacher, config.loss.chosen
-    name, lists = loss.__name__, loss.reads.name == LISTS.name
-    if not data.train:
-        raise ValueError("--data.train is missing: set it to the training data")
-    if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
-        hint = " (--teacher.information ranking needs no teacher: only the order of each list)" if lists else ""
-        raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{hint}")
-    changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key) and key != "device"]
-    if changed and not (loss.asks_teacher or lists):
-        raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")
-    if data.redraw and config.training.batch_sampler is not None:
-        raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
-    if data.redraw and data.max_rows is None:
-        raise ValueError("data.redraw needs --data.max_rows: set it to the number of rows to draw in each epoch")
-    scale = data.score_scale
-    if scale and len(scale) not in (2, 2 * len(data.train)):
-        raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
-    if config.evaluation.certificate:
-        if not (data.dev or data.dev_share):
-            raise ValueError("evaluation.certificate needs a dev set: set data.dev or data.dev_share")
-        if config.training.save_strategy == "no":
-            raise ValueError("evaluation.certificate needs checkpoints: remove training.save_strategy no")
-        if config.training.others.get("fsdp"):
-            raise ValueError("evaluation.certificate needs all weights in each process: remove training.fsdp")
-    elif data.guard:
-        raise ValueError("data.guard has no effect without evaluation.certificate")
-    check_training(config.training, bool(data.dev or data.dev_share))
-
-
 def estimate(config: TrainConfig, arguments: dict[str, Any]) -> dict[str, Any]:
     """Train for STEPS steps, and estimate time and memory of the whole run, without evaluations.
 
@@ -344,7 +321,7 @@ def estimate(config: TrainConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         run.trainer.train()
     finally:
         remove(folder)
-    steps, meter = planned_steps(run.trainer, config.training), run.trainer.meter
+    steps, meter = planned_steps(run) * max(1, len(run.folds)), run.trainer.meter
     seconds = steps * (meter.seconds - meter.first_seconds) / (STEPS - 1)
     size, unit = (1, "seconds") if seconds < 120 else (60, "minutes") if seconds < 7200 else (3600, "hours")
     print(f"{steps} steps in about {seconds / size:.1f} {unit}; peak memory {meter.peak / 1000:.2f} GB")
@@ -368,10 +345,13 @@ def build_trainer(
     return Trainer(encoder, args, datasets, loss=loss, evaluator=evaluator, **keywords)
 
 
-def planned_steps(trainer: Trainer, training: Training) -> int:
-    """Return the number of steps of the whole run: max_steps or, if unset, all epochs' steps but at least min_steps."""
+def planned_steps(run: Run) -> int:
+    """Return the number of steps of the current training: max_steps or, if unset, all epochs' steps but at least
+    min_steps. Trainings with folds have twice as many steps together."""
+    trainer, training = run.trainer, run.config.training
     epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
-    return training.max_steps or max(training.min_steps, math.ceil(epoch_steps * training.num_train_epochs))
+    steps = training.max_steps or max(training.min_steps, math.ceil(epoch_steps * training.num_train_epochs))
+    return math.ceil(2 * steps / len(run.folds)) if run.folds else steps
 
 
 def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:

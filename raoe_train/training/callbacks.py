@@ -144,26 +144,29 @@ class LogLines(PrinterCallback):
 
 
 class LogFile(TrainerCallback):
-    """Writes the trainer's log as JSON lines. When a run resumes, the lines after its checkpoint are removed."""
+    """Writes the trainer's log as JSON lines. When a run resumes, the lines after its checkpoint are removed. The lines
+    of a `fold` have its number, and follow those of earlier folds."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, fold: int = 0) -> None:
+        self.path, self.fold = path, {"fold": fold} if fold else {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            self.path.write_text("".join(map(_line, state.log_history)), encoding="utf-8")
+            lines = self.path.read_text("utf-8").splitlines(keepends=True) if self.fold and self.path.exists() else []
+            earlier = [line for line in lines if json.loads(line)["fold"] < self.fold["fold"]]
+            self.path.write_text("".join([*earlier, *map(self._line, state.log_history)]), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(_line(state.log_history[-1]))
+                file.write(self._line(state.log_history[-1]))
 
-
-def _line(entry: dict[str, Any]) -> str:
-    # Leave out train_loss: in a resumed run, transformers divides the losses since the resume by all steps. Leave out
-    # values that are always 0: rows per second of an evaluator, and operations (flos).
-    always_0 = {key for key, value in entry.items() if not value and key.endswith(("_per_second", "_flos"))}
-    return json.dumps({key: value for key, value in entry.items() if key not in {"train_loss"} | always_0}) + "\n"
+    def _line(self, entry: dict[str, Any]) -> str:
+        # Leave out train_loss: in a resumed run, transformers divides the losses since the resume by all steps. Leave
+        # out values that are always 0: rows per second of an evaluator, and operations (flos).
+        always_0 = {key for key, value in entry.items() if not value and key.endswith(("_per_second", "_flos"))}
+        kept = {key: value for key, value in entry.items() if key not in {"train_loss"} | always_0}
+        return json.dumps({**self.fold, **kept}) + "\n"
 
 
 class Interruption(TrainerCallback):

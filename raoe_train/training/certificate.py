@@ -30,6 +30,7 @@ LEVEL = 95  # confidence level of intervals, in percent
 DRAWS = 2**20  # number of indices that the bootstrap draws at a time
 LORA_A = re.compile(r"\blora_(embedding_)?A\b")
 Weights = Mapping[str, torch.Tensor]
+Tried = Mapping[str, Sequence[Path]]  # {name: a checkpoint, or a checkpoint of each fold}
 
 
 def weights_of(encoder: Any) -> dict[str, torch.Tensor]:
@@ -78,16 +79,19 @@ def random_phrases(tokenizer: Any, generator: np.random.Generator) -> list[str]:
 
 
 def choose(
-    trainer: Any, start: Weights, checkpoints: Sequence[Path], dev: Sequence[Task], guard: Task, evaluation: Any
+    trainer: Any, start: Weights, tried: Tried, dev: Sequence[Task], guard: Task, evaluation: Any
 ) -> dict[str, Any]:
     """Choose the weights to save (`put` puts them into the encoder), and print a table of the candidates.
 
-    Candidates are the start, each checkpoint, and share x checkpoint + (1 - share) x start for each share in
-    evaluation.mixtures. The function `winner` chooses.
+    Candidates are the start, the weights of each entry of `tried`, and share x weights + (1 - share) x start for each
+    share in evaluation.mixtures. The function `winner` chooses. With folds, the weights are the mean of the folds'
+    checkpoints, and each checkpoint is evaluated on the dev set that it was not trained on: so the scores on dev are
+    evidence about such trainings, not about the mean itself (docs/adapt/proof.md compares both).
 
     Returns:
         The certificate: {"saved": name of the winner, "accepted": False if the start won, "rejected": in this case, the
-        best other candidate, "reason": a sentence, "metric": dev metric, "examples": number of dev examples,
+        best other candidate, "reason": a sentence, "metric": dev metric, "folds": number of folds or 1, "examples":
+        number of dev examples,
         "missing_examples": how many more could make the gain of the rejected candidate significant, if it has one and
         is within the guard's budget, "guard_budget", "candidates": {name: {"step", "share", "dev", "guard" and, except
         for the start, "change" on dev, "low" and "high" of its 95 % interval, "p"}}}, with scores x 100. The one-sided
@@ -99,28 +103,39 @@ def choose(
     rows: dict[str, dict[str, Any]] = {"start": {"step": 0, "share": 0.0}}
     rows["start"] |= {"dev": float(np.mean(before[:-1])), "guard": before[-1]}
     samples = dict[str, np.ndarray]()
-    for path in checkpoints:
-        trained = _load(trainer, path)
+    for name, paths in tried.items():
+        weights = [_load(trainer, path) for path in paths]
+        judged: list[tuple[Weights, Sequence[Task]]] = [(weights[0], [*dev, guard])]
+        if len(paths) > 1:
+            judged = [(trained, [task]) for trained, task in zip(weights, dev, strict=True)]
+            judged.append((mean_of(weights), [guard]))
         for share in (1.0, *evaluation.mixtures):
-            values, others = _evaluate(encoder, start, trained, share, [*dev, guard], evaluation.batch_size)
+            values, others = list[float](), list[Outcomes]()
+            for trained, tasks in judged:
+                more = _evaluate(encoder, start, trained, share, tasks, evaluation.batch_size)
+                values.extend(more[0])
+                others.extend(more[1])
             pairs = zip(outcomes[:-1], others[:-1], strict=True)
-            step = int(path.name.rpartition("-")[2])
-            name = f"step {step}" + ("" if share == 1 else f", mixed {share:g}")
-            rows[name] = {"step": step, "share": share, "dev": float(np.mean(values[:-1])), "guard": values[-1]}
-            samples[name] = np.mean([differences(*pair, RESAMPLES, trainer.args.seed) for pair in pairs], axis=0)
+            candidate = name + ("" if share == 1 else f", mixed {share:g}")
+            step = int(paths[0].name.rpartition("-")[2])
+            rows[candidate] = {"step": step, "share": share, "dev": float(np.mean(values[:-1])), "guard": values[-1]}
+            samples[candidate] = np.mean([differences(*pair, RESAMPLES, trainer.args.seed) for pair in pairs], axis=0)
     factors = add_evidence(rows, samples)
     lowest = rows["start"]["guard"] - evaluation.guard_budget
     inside = {name: row for name, row in rows.items() if name != "start" and row["guard"] >= lowest}
     saved = winner(inside, rows["start"]["dev"], evaluation.min_gain)
     examples = sum(len(outcome.values) for outcome in outcomes[:-1])
+    folds = max(map(len, tried.values()), default=1)
+    kind = f"examples in {folds} folds" if folds > 1 else "dev examples"
     rejected = min(inside or samples, key=lambda name: rows[name]["p"], default=None) if saved == "start" else None
     factor = factors.get(rejected or "") if rejected in inside else None
     certificate = {
         "saved": saved,
         "accepted": saved != "start",
         "rejected": rejected,
-        "reason": _reason(saved, rows, inside, examples, evaluation.guard_budget),
+        "reason": _reason(saved, rows, inside, f"{examples} {kind}", evaluation.guard_budget),
         "metric": dev[0].main,
+        "folds": folds,
         "examples": examples,
         "missing_examples": None if factor is None else math.ceil(examples * (factor - 1)),
         "guard_budget": evaluation.guard_budget,
@@ -133,11 +148,18 @@ def choose(
     return certificate
 
 
-def put(trainer: Any, start: Weights, checkpoints: Path, certificate: Mapping[str, Any], name: str) -> None:
-    """Put the weights of a candidate into the trainer's encoder. `checkpoints` is the folder of the checkpoints."""
-    row = certificate["candidates"][name]
-    trained = _load(trainer, checkpoints / f"checkpoint-{row['step']}") if row["share"] else start
-    mix(trainer.model, start, trained, row["share"])
+def put(trainer: Any, start: Weights, tried: Tried, certificate: Mapping[str, Any], name: str) -> None:
+    """Put the weights of a candidate into the trainer's encoder. `tried`: as for `choose`."""
+    share = certificate["candidates"][name]["share"]
+    paths = tried[name.partition(", ")[0]] if share else []
+    mix(trainer.model, start, mean_of([_load(trainer, path) for path in paths]) if share else start, share)
+
+
+def mean_of(weights: Sequence[Weights]) -> Weights:
+    """Return the mean of several encoders' weights, of which each parameter has the same dtype."""
+    if len(weights) == 1:
+        return weights[0]
+    return {name: torch.stack([each[name].float() for each in weights]).mean(0) for name in weights[0]}
 
 
 def _load(trainer: Any, path: Path) -> dict[str, torch.Tensor]:
@@ -235,18 +257,18 @@ def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
     return max(enough, key=lambda name: candidates[name]["guard"], default="start")
 
 
-def _reason(saved: str, rows: Mapping[str, Any], inside: Mapping[str, Any], examples: int, budget: float) -> str:
+def _reason(saved: str, rows: Mapping[str, Any], inside: Mapping[str, Any], examples: str, budget: float) -> str:
     if saved != "start":
         p = "p < 0.001" if rows[saved]["p"] < 0.001 else f"p = {rows[saved]['p']:.3f}"
-        return f"better than the start on {examples} dev examples ({p}, paired bootstrap), guard within {budget:g}"
+        return f"better than the start on {examples} ({p}, paired bootstrap), guard within {budget:g}"
     if math.isnan(rows["start"]["guard"]):
         return "the guard is undefined, because the start gives all of its pairs the same cosine: the start is saved"
     if not inside:
         return f"every candidate lowers the guard by more than its budget of {budget:g}: the start is saved"
     best = min(inside.values(), key=lambda row: row["p"])
     outside = "" if len(inside) == len(rows) - 1 else f" within the guard's budget of {budget:g}"
-    evidence = f"{best['change']:+.2f}, p = {best['p']:.2f} by the paired bootstrap, {examples} examples"
-    return f"no candidate{outside} is significantly better than the start on dev ({evidence}): the start is saved"
+    evidence = f"{best['change']:+.2f}, p = {best['p']:.2f} by the paired bootstrap, {examples}"
+    return f"no candidate{outside} is significantly better than the start ({evidence}): the start is saved"
 
 
 def table_of(certificate: Mapping[str, Any]) -> str:

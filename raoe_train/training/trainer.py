@@ -250,6 +250,10 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result
 
+    def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
+        if self.state.global_step < self.state.max_steps:  # transformers trains a step more if a finished run resumes
+            super()._run_epoch(*arguments, **keywords)
+
     def _build_dataloader(self, dataset: Any, batch_size: int, dataset_kind: str) -> Any:
         """Build a DataLoader, which plans its batches unless accelerate splits each of them among processes later."""
         drops, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False  # evaluate all rows

@@ -23,6 +23,7 @@ from raoe_train.data.tables import BATCH, Texts
 from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
+from raoe_train.evaluation.tasks import Task
 from raoe_train.inputs import recorded
 from raoe_train.losses.collators import LISTS, RANKING
 from raoe_train.outputs import digest, read_parts, write_parts
@@ -34,6 +35,8 @@ FEWEST = 16  # minimum number of rows of data from which a dev set is held out
 OTHER_ROWS = 500  # training rows whose passages join the corpus of a held-out dev set, which would be too small
 LISTS_IN_PART = 256  # of about 16 sentences each
 DEV_ROWS = 200  # with fewer, a gain of a few points is rarely significant
+FEW = 2000  # number of rows below which a certificate uses folds, so that each row is a dev row once
+FOLDS = 5
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
@@ -113,71 +116,90 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 
 
-def with_dev(datasets: Any, config: Any) -> tuple[Any, Any]:
+def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any]]:
     """Read the dev sets of a TrainConfig, or hold out data.dev_share of the first dataset. Return (training datasets,
-    {name: dev task}), and print a warning if dev pairs also occur in the training data. If the loss reads rows, a dev
-    set without scores is a retrieval task. Other dev sets have scored pairs."""
+    {name: dev task}, folds), and print a warning if dev pairs also occur in the training data. If the loss reads rows,
+    a dev set without scores is a retrieval task. Other dev sets have scored pairs.
+
+    With a certificate and data.dev_share auto, a first dataset with fewer than FEW rows is divided into FOLDS dev sets.
+    Then `folds` has, for each dev set, the training datasets without it. Otherwise, `folds` is empty."""
     data, prompt, seed = config.data, config.model.prompt, config.training.seed
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
-    dev: dict[str, Any] = {}
-    others: Any = ()  # additional passages of a held-out dev set of queries
+    certified, tasks, folds = config.evaluation.certificate, dict[str, Task](), list[Any]()
     for source in data.dev or []:
         options: Any = {"columns": columns_in(source, data.columns), "on_error": data.on_error}
         options |= {"labels": labels_of(source, data)}
-        name = Path(source).name
+        name = source if Path(source).name in tasks else Path(source).name
         is_rows = may_have_rows and not has_column(source, options["columns"], "score")
         rows = row_table(source, keep_all=True, **options)[0] if is_rows else read_scored(source, prompt, **options)
-        dev[source if name in dev else name] = rows
-    if data.dev_share and not dev:
-        datasets, rows = hold_out(datasets, data.dev_share, seed)
-        if {*rows.column_names} == {*TEXTS}:  # pairs of anchor and positive, without scores
-            rows = rows.rename_columns(dict(zip(TEXTS, ("anchor", "positive"), strict=True)))
-        dev = {"held out": rows}
-        if "anchor" in rows.column_names:
-            rest = next(iter(datasets.values())).shuffle(seed=seed, keep_in_memory=True)
-            rest = rest.remove_columns(rest.column_names[0]).select(range(min(len(rest), OTHER_ROWS)))
-            others = Texts({"": rest})
-    for name, rows in dev.items():
-        datasets = without_dev_pairs(datasets, rows, name, leave_out=config.evaluation.certificate)
-    tasks = {k: of_rows(v, k, others) if "anchor" in v.column_names else of_pairs(v) for k, v in dev.items()}
+        datasets = without_dev_pairs(datasets, rows, name, leave_out=certified)
+        tasks[name] = of_rows(rows, name) if "anchor" in rows.column_names else of_pairs(rows)
+    if data.dev_share and not tasks:
+        is_few = certified and data.dev_share == "auto" and len(next(iter(datasets.values()))) < FEW
+        splits = hold_out(datasets, data.dev_share, seed, FOLDS if is_few else 1)
+        for number, (rest, rows) in enumerate(splits, 1):
+            name = f"fold {number}" if len(splits) > 1 else "held out"
+            if {*rows.column_names} == {*TEXTS}:  # pairs of anchor and positive, without scores
+                rows = rows.rename_columns(dict(zip(TEXTS, ("anchor", "positive"), strict=True)))
+            folds.append(without_dev_pairs(rest, rows, name, leave_out=certified))
+            tasks[name] = of_pairs(rows) if "score" in rows.column_names else _among_others(rows, folds[-1], name, seed)
+        if len(splits) == 1:
+            datasets = folds.pop()
     if len({task.kind for task in tasks.values()}) > 1:
         raise ValueError("data.dev mixes scored pairs and rows without scores: use only one kind")
-    return datasets, tasks
+    return datasets, tasks, folds
 
 
-def hold_out(datasets: Any, share: float | Literal["auto"], seed: int) -> tuple[Any, Any]:
-    """Hold out a `share` of the first dataset as a dev set. Return (datasets without these rows, dev set). "auto" holds
-    out a tenth, or DEV_ROWS rows if these are more, but at most three tenths. All rows with the same first text stay
-    together. Both parts have at least two distinct scores or, without scores, two distinct first texts. ValueError if
-    this is impossible, for labels without scores, and for fewer than FEWEST rows."""
+def _among_others(rows: Any, datasets: Any, name: str, seed: int) -> Task:
+    """Create a task of held-out queries, which also search the passages of up to OTHER_ROWS training rows."""
+    others = next(iter(datasets.values())).shuffle(seed=seed, keep_in_memory=True)
+    others = others.remove_columns(others.column_names[0]).select(range(min(len(others), OTHER_ROWS)))
+    return of_rows(rows, name, Texts({"": others}))
+
+
+def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: int = 1) -> list[tuple[Any, Any]]:
+    """Hold out a `share` of the first dataset as a dev set. Return [(datasets without these rows, dev set)]. "auto"
+    holds out a tenth, or DEV_ROWS rows if these are more, but at most three tenths.
+
+    With several folds, divide the first dataset into that many dev sets of about equal size, and return a pair for each
+    of them. If this is impossible, hold out a share.
+
+    All rows with the same first text stay together. Both parts have at least two distinct scores or, without scores,
+    two distinct first texts. ValueError if this is impossible, for labels without scores, and for fewer than FEWEST
+    rows."""
     name, dataset = next(iter(datasets.items()))
     first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
     counted = "score" if "score" in dataset.column_names else first
     if first not in dataset.column_names or (counted == first and "label" in dataset.column_names):
         raise ValueError("data.dev_share needs scores or positives: remove it, or name a dev set with --data.dev")
-    if len(dataset) < FEWEST:
-        raise ValueError(
-            f"{name} has only {len(dataset)} rows: data.dev_share needs at least {FEWEST}; set data.dev instead"
-        )
     rows = len(dataset)
+    if rows < FEWEST:
+        raise ValueError(f"{name} has only {rows} rows: data.dev_share needs at least {FEWEST}; set data.dev instead")
     wanted = max(rows / 10, min(DEV_ROWS, 0.3 * rows)) if share == "auto" else max(2, share * rows)
     places: dict[str, list[int]] = {}
     for place, text in enumerate(dataset[first][:]):
         places.setdefault(text, []).append(place)
-    dev_rows, distinct, groups, values = set[int](), set[Any](), [*places.values()], dataset[counted][:]
-    for number in np.random.default_rng(seed).permutation(len(groups))[1:]:  # keep one for training
-        if len(dev_rows) >= wanted and len(distinct) > 1:
+    groups, values = [*places.values()], dataset[counted][:]
+    parts, order = [list[int]() for _ in range(folds)], np.random.default_rng(seed).permutation(len(groups))
+    for number in order if folds > 1 else order[1:]:  # keep one for training
+        if folds == 1 and len(parts[0]) >= wanted and len({values[place] for place in parts[0]}) > 1:
             break
-        dev_rows.update(groups[number])
-        distinct.update(values[place] for place in groups[number])
-    train_rows = [place for place in range(len(dataset)) if place not in dev_rows]
-    if min(len(distinct), len({values[place] for place in train_rows})) < 2:
+        min(parts, key=len).extend(groups[number])
+    rest = [[place for place in range(rows) if place not in held] for held in map(set, parts)]
+    if min(len({values[place] for place in each}) for each in (*parts, *rest)) < 2:
+        if folds > 1:
+            return hold_out(datasets, share, seed)
         raise ValueError(
             f"{name} has too few distinct first texts or scores for data.dev_share: name a dev set with --data.dev"
         )
-    print(f"{name}: {len(dev_rows)} of {len(dataset)} rows are held out for development")
-    train = dataset.select(train_rows).flatten_indices(keep_in_memory=True)
-    return DatasetDict({**datasets, name: train}), dataset.select(sorted(dev_rows))
+    how = f"{rows} rows are divided into {folds} folds, each of which is held out once"
+    print(f"{name}: {how if folds > 1 else f'{len(parts[0])} of {rows} rows are held out for development'}")
+    result = []
+    for held, train_rows in zip(parts, rest, strict=True):
+        train = dataset.select(train_rows)
+        train = train if folds > 1 else train.flatten_indices(keep_in_memory=True)  # faster for large data
+        result.append((DatasetDict({**datasets, name: train}), dataset.select(sorted(held))))
+    return result
 
 
 def check_scores(name: str, loss: Any, data: Any) -> None:

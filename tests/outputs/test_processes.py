@@ -255,10 +255,12 @@ def test_processes_encode_parts_of_their_own(tmp_path, name):
     assert result == expected and 0 < whole - rest <= 2  # the parts of the killed processes were not made again
 
 
-def test_a_certificate_does_not_depend_on_the_number_of_processes(tmp_path):
+@pytest.mark.parametrize("folds", [False, True])
+def test_a_certificate_does_not_depend_on_the_number_of_processes(tmp_path, folds):
     certificates, code = [], None
     for processes in (1, 2):
         changes = {"evaluation": {"certificate": True, "guard_budget": 200.0}}
+        changes |= {"data": {"dev": None, "dev_share": "auto"}} if folds else {}
         path, output = recipe(tmp_path, f"run{processes}", processes, rows=(40, 40), **changes)
         if code is None:
             code = python("-m", "raoe_train", "train", str(path)).returncode

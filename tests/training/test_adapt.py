@@ -11,7 +11,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
-from raoe_train.jobs import train as job
+from raoe_train.jobs import train_settings as job
 from raoe_train.training.training_data import hold_out
 from tests.tiny import SENTENCES, load
 
@@ -34,7 +34,7 @@ def adapt(folder: Path, encoder: str, source: str, **changed: Any) -> dict[str, 
 
 def test_classes_as_scores_train(tmp_path, encoder):
     metrics = adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", score=lambda row: row % 2))
-    assert metrics["steps"] == 8 and metrics["after"]["spearman"] is not None and metrics["keep"] == 0.3
+    assert metrics["steps"] == 5 * 4 and metrics["after"]["spearman"] is not None and metrics["keep"] == 0.3
     logged = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert any("keep" in entry and "target" in entry for entry in logged)
 
@@ -70,7 +70,7 @@ def test_held_out_and_training_pairs_differ_in_score():
     rows = range(100)
     columns = {"sentence1": [*map(str, rows)], "sentence2": ["b"] * 100, "score": [float(row < 5) for row in rows]}
     for seed in range(5):
-        rest, dev = hold_out({"train": Dataset.from_dict(columns)}, 0.1, seed)
+        [(rest, dev)] = hold_out({"train": Dataset.from_dict(columns)}, 0.1, seed)
         assert {*dev["score"]} == {*rest["train"]["score"]} == {0, 1} and len(dev) + len(rest["train"]) == 100
     columns["score"] = [float(row == 0) for row in rows]
     with pytest.raises(ValueError, match=r"or scores for data.dev_share"):
@@ -80,7 +80,7 @@ def test_held_out_and_training_pairs_differ_in_score():
 @pytest.mark.parametrize(("rows", "dev_rows"), [(100, 30), (666, 200), (1000, 200), (2000, 200), (3000, 300)])
 def test_small_sources_hold_out_a_larger_share(rows, dev_rows):
     columns = {"sentence1": [*map(str, range(rows))], "sentence2": ["b"] * rows, "score": [*map(float, range(rows))]}
-    rest, dev = hold_out({"train": Dataset.from_dict(columns)}, "auto", 0)
+    [(rest, dev)] = hold_out({"train": Dataset.from_dict(columns)}, "auto", 0)
     assert (len(dev), len(rest["train"])) == (dev_rows, rows - dev_rows)
 
 
@@ -110,7 +110,7 @@ def test_premises_are_not_split_between_train_and_dev(tmp_path, encoder):
         (tmp_path / "one.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]) + "\n")
         adapt(tmp_path, encoder, str(tmp_path / "one.tsv"))
     columns = {"sentence1": ["a"] * 10 + ["b"] * 10, "sentence2": [*map(str, range(20))], "score": [*range(20)]}
-    rest, dev = hold_out({"train": Dataset.from_dict(columns)}, 0.9, 42)
+    [(rest, dev)] = hold_out({"train": Dataset.from_dict(columns)}, 0.9, 42)
     assert len(rest["train"]) == len(dev) == 10  # at least one is left for training
 
 

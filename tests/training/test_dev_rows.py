@@ -50,7 +50,7 @@ def test_queries_are_held_out_whole(tmp_path, columns):
     (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
     options = settings(tmp_path, **{"data.train": [str(tmp_path / "rows.jsonl")], "data.dev_share": 0.3})
     config = load("train", None, {**options, "data.dev": None, "loss": "InfoNCELoss"})
-    datasets, dev = with_dev(read_training_data(config, tmp_path)[0], config)
+    datasets, dev, _ = with_dev(read_training_data(config, tmp_path)[0], config)
     task = dev["held out"]
     queries = {*task.sentences[: task.n_queries]}
     assert task.kind == "retrieval" and len(queries) >= 4
@@ -68,7 +68,7 @@ def test_a_dev_set_may_have_other_columns_than_the_training_data(tmp_path):
         files[name] = [str(tmp_path / f"{name}.tsv")]
     options = settings(tmp_path, **{"data.train": files["mine"], "data.dev": files["other"]})
     config = load("train", None, {**options, "data.columns": columns, "loss": "CoSENTLoss"})
-    datasets, dev = with_dev(read_training_data(config, tmp_path)[0], config)
+    datasets, dev, _ = with_dev(read_training_data(config, tmp_path)[0], config)
     assert datasets["mine"]["score"][:] == [*dev["other.tsv"].content["score"]] == [*range(10)]
     with pytest.raises(ValueError, match=r"no column for score \(looked for Score\)"):
         read_training_data(load("train", None, {**options, "data.columns": {**columns, "score": "Score"}}), tmp_path)
@@ -80,5 +80,5 @@ def test_a_dev_set_keeps_every_passage(tmp_path):
     (tmp_path / "dev.jsonl").write_text(json.dumps(row) + "\n")
     files = {"data.train": [write_rows(tmp_path / "rows.jsonl")], "data.dev": [str(tmp_path / "dev.jsonl")]}
     config = load("train", None, {**settings(tmp_path), **files, "loss": "InfoNCELoss"})
-    _, dev = with_dev(read_training_data(config, tmp_path)[0], config)
+    _, dev, _ = with_dev(read_training_data(config, tmp_path)[0], config)
     assert {*dev["dev.jsonl"].sentences[1:]} == {*SENTENCES[:3]}

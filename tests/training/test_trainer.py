@@ -111,6 +111,18 @@ def test_padded_batches_train_as_batches_by_length(tmp_path, encoder, loss):
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-10)
 
 
+def test_a_finished_run_that_resumes_trains_no_more(tmp_path, encoder):
+    """Its last step is in the middle of an epoch."""
+    data, weights = pairs(tmp_path / "a.tsv"), []
+    for resume in (False, True):
+        model = SentenceTransformer(encoder, device="cpu")
+        trainer = Trainer(model, arguments(tmp_path, max_steps=3, save_strategy="steps"), data, loss=RAOELoss(model))
+        trainer.train(resume_from_checkpoint=resume)
+        assert trainer.state.global_step == 3
+        weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    assert torch.equal(*weights)
+
+
 def test_a_loss_for_each_dataset(tmp_path, encoder):
     model = SentenceTransformer(encoder, device="cpu")
     scored = pairs(tmp_path / "a.tsv")

@@ -110,10 +110,10 @@ def test_best_model_is_chosen_on_held_out_pairs(tmp_path, capsys):
     assert 8 <= held <= 12 and metrics["pairs"] == {"train": 40 - held}
     assert metrics["before"]["spearman"] is not None and metrics["best_step"] is not None
     datasets, _ = training_data(load("train", "raoe-s1", options))
-    rest, dev = hold_out(datasets, 0.2, 42)
+    [(rest, dev)] = hold_out(datasets, 0.2, 42)
     assert not {*dev["sentence1"]} & {*rest["train"]["sentence1"]}  # of a premise all pairs, or none
     assert len(dev) + len(rest["train"]) == 40
-    assert hold_out(datasets, 0.2, 43)[1]["sentence2"] != dev["sentence2"]
+    assert hold_out(datasets, 0.2, 43)[0][1]["sentence2"] != dev["sentence2"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""Settings of the job `train`: the loss that fits the data, and checks before any data is read."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+from raoe_train.config import Choice
+from raoe_train.data.sources import first_columns, has_column
+from raoe_train.jobs.settings import TrainConfig
+from raoe_train.losses import AutoLoss
+from raoe_train.losses.collators import LISTS
+from raoe_train.processes import rank_and_world
+from raoe_train.settings import Teacher
+from raoe_train.training.arguments import check_training
+
+
+def by_data(config: TrainConfig) -> TrainConfig:
+    """Replace AutoLoss with the loss that fits the columns of the first source, and print the choice."""
+    if config.loss.chosen is not AutoLoss or not config.data.train:
+        return config
+    source, columns, keywords = config.data.train[0], config.data.columns, dict[str, Any]()
+    has = functools.partial(has_column, source, columns)
+    if has("score") or (has("label") and has("sentence1")):
+        name, reason = "PearsonLoss", "scores" if has("score") else "labels"
+    elif has("anchor"):
+        name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
+    else:
+        fields = first_columns(source, columns)
+        advice = "map a column, for example --data.columns score=COLUMN, or set --loss CLASS (see --loss.help)"
+        names = ", ".join(map(repr, fields))
+        if len(fields) == 1 and ";" in names:
+            advice = "separate columns with commas in .csv files, and with tabs in .tsv files"
+        raise ValueError(f"{source} has no column score, label or anchor (query), but {names}: {advice}")
+    print(f"{source} has {reason}: {name}")
+    keywords |= {"gather_across_devices": True} if rank_and_world()[1] > 1 else {}
+    return replace(config, loss=Choice(name, keywords)).complete()
+
+
+def check_config(config: TrainConfig) -> None:
+    """Raise ValueError for settings that contradict each other, before any data is read."""
+    data, teacher, loss = config.data, config.teacher, config.loss.chosen
+    name, lists = loss.__name__, loss.reads.name == LISTS.name
+    if not data.train:
+        raise ValueError("--data.train is missing: set it to the training data")
+    if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
+        hint = " (--teacher.information ranking needs no teacher: only the order of each list)" if lists else ""
+        raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{hint}")
+    changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key) and key != "device"]
+    if changed and not (loss.asks_teacher or lists):
+        raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")
+    if data.redraw and config.training.batch_sampler is not None:
+        raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
+    if data.redraw and data.max_rows is None:
+        raise ValueError("data.redraw needs --data.max_rows: set it to the number of rows to draw in each epoch")
+    scale = data.score_scale
+    if scale and len(scale) not in (2, 2 * len(data.train)):
+        raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
+    if config.evaluation.certificate:
+        if not (data.dev or data.dev_share):
+            raise ValueError("evaluation.certificate needs a dev set: set data.dev or data.dev_share")
+        if config.training.save_strategy == "no":
+            raise ValueError("evaluation.certificate needs checkpoints: remove training.save_strategy no")
+        if config.training.others.get("fsdp"):
+            raise ValueError("evaluation.certificate needs all weights in each process: remove training.fsdp")
+    elif data.guard:
+        raise ValueError("data.guard has no effect without evaluation.certificate")
+    check_training(config.training, bool(data.dev or data.dev_share))
