@@ -255,6 +255,61 @@ def test_processes_encode_parts_of_their_own(tmp_path, name):
     assert result == expected and 0 < whole - rest <= 2  # the parts of the killed processes were not made again
 
 
+# a job in which rank 1 is killed once, at its second call of a function
+KILLED_ONCE = """
+import os, pkgutil, signal, sys
+from pathlib import Path
+import raoe_train as rt
+from raoe_train import outputs
+
+name, recipe, mark, target = sys.argv[1:]
+owner, attribute = target.rsplit(".", 1)
+owner, calls = pkgutil.resolve_name(owner), 0
+real = getattr(owner, attribute)
+
+def counted(*arguments, **keywords):
+    global calls
+    calls += 1
+    if calls == 2 and os.environ["RANK"] == "1" and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **keywords)
+
+outputs.SHARD = 16
+setattr(owner, attribute, counted)
+rt.run(name, recipe)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("encode", "sentence_transformers:SentenceTransformer.encode"),
+        ("train", "raoe_train.training.trainer:Trainer._save_checkpoint"),
+    ],
+)
+def test_torchrun_restarts_a_killed_process(tmp_path, name, target):
+    """The result equals that of a run that was not killed."""
+    job, results = make_jobs(tmp_path / "inputs")[name], []
+    (tmp_path / "job.py").write_text(KILLED_ONCE)
+    for restarts in (0, 1):
+        out, path, mark = tmp_path / "out", tmp_path / "job.yaml", tmp_path / "mark"
+        out.mkdir()
+        path.write_text(yaml.safe_dump(job.keys(out)))
+        if not restarts:
+            mark.touch()
+        words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--max-restarts", str(restarts)]
+        words += [str(tmp_path / "job.py"), job.name, str(path), str(mark), target]
+        # torchrun would hand the addresses of the killed processes to the restarted ones (torch 2.13)
+        environment = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        ended = Python(*words, env={**os.environ, **environment}).end(300)
+        assert ended.returncode == 0 and mark.exists(), ended.stdout + ended.stderr
+        results.append(job.result(out))
+        shutil.rmtree(out)
+        mark.unlink()
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("folds", [False, True])
 def test_a_certificate_does_not_depend_on_the_number_of_processes(tmp_path, folds):
     certificates, code = [], None
