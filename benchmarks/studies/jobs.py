@@ -21,7 +21,7 @@ from raoe_train.cli import job_of
 from raoe_train.config import parse
 from raoe_train.data.pairs import conditional_table, pair_table
 from raoe_train.data.rows import list_table
-from raoe_train.data.tables import read_sentences
+from raoe_train.data.sources import read_sentences
 from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tasks, split_word
 from raoe_train.jobs.train import check_config

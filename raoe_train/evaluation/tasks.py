@@ -163,7 +163,7 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     if split:
         return f"{file}#{split}"
     splits: dict[str, None] = {}
-    for _, _, row in [] if whole else open_source(file):
+    for _, row in [] if whole else open_source(file):
         if isinstance(row, dict) and "split" in row:
             splits[str(row["split"])] = None
             if TEST in splits:

@@ -15,7 +15,7 @@ from transformers import EarlyStoppingCallback, set_seed
 
 import raoe_kernels
 from raoe_train.config import Choice, recipe_text
-from raoe_train.data.sources import first_columns, has_column
+from raoe_train.data.sources import Source, has_column
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
@@ -288,7 +288,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
     elif has("anchor"):
         name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
     else:
-        fields = first_columns(source, columns)
+        fields = Source(source, columns).first_columns()
         advice = "map a column, for example --data.columns score=COLUMN, or set --loss CLASS (see --loss.help)"
         names = ", ".join(map(repr, fields))
         if len(fields) == 1 and ";" in names:

@@ -15,8 +15,7 @@ from datasets import Dataset, concatenate_datasets
 from scipy import stats
 
 from raoe_train.data.pairs import TEXTS, read_scored
-from raoe_train.data.sources import columns_in, has_column
-from raoe_train.data.tables import read_sentences
+from raoe_train.data.sources import columns_in, has_column, read_sentences
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import Outcomes, Task, evaluate_tasks, main_score

@@ -15,4 +15,4 @@ def write(path, text):
 
 def rows_in(path):
     """The rows of a file."""
-    return [row for _, _, row in open_source(path)]
+    return [row for _, row in open_source(path)]
