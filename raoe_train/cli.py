@@ -164,7 +164,7 @@ def configure(words: Sequence[str]) -> tuple[str, dict[str, list[list[str]]], An
         raise ValueError(f"one recipe is expected before the options, got {', '.join(names)}")
     else:
         recipes = [*names, *recipes]
-    return job, others, cfg.merge(config, [*map(cfg.read_recipe, recipes), given])
+    return job, others, cfg.merge(config, [*recipes, given])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
+import yaml
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 T = TypeVar("T")
@@ -137,7 +138,7 @@ def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[s
         ValueError: an unknown key or recipe, or a value of the wrong type.
         FileNotFoundError: the file of the recipe does not exist.
     """
-    return checked(merge(config, [*([] if recipe is None else [read_recipe(recipe)]), settings or {}]))
+    return checked(merge(config, [recipe, settings]))
 
 
 def checked(config: T) -> T:
@@ -145,12 +146,14 @@ def checked(config: T) -> T:
     return config.complete() if hasattr(config, "complete") else config
 
 
-def merge(config: type[T], layers: Iterable[Mapping[str, Any]], prefix: str = "") -> T:
-    """Create a configuration object from layers of settings; later layers override earlier layers. If `config` is an
-    object, the layers override its values. The keywords of a Choice and the keys in `others` are not checked here."""
+def merge(config: type[T], layers: Iterable[Mapping[str, Any] | str | Path | None], prefix: str = "") -> T:
+    """Create a configuration object from layers: settings, or recipes, see read_recipe. Later layers override earlier
+    layers. If `config` is an object, the layers override its values. The keywords of a Choice and the keys in `others`
+    are not checked here."""
     result: Any = config() if isinstance(config, type) else copy.deepcopy(config)
     for layer in layers:
-        _apply(result, layer, prefix)
+        if layer is not None:
+            _apply(result, layer if isinstance(layer, Mapping) else read_recipe(layer), prefix)
     return _rebuild(result)
 
 
@@ -338,8 +341,6 @@ def to_dict(value: Any) -> Any:
 
 def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
     """Return the text of a YAML recipe with the settings of a configuration object, except the keys in `without`."""
-    import yaml
-
     settings = {key: value for key, value in to_dict(config).items() if key not in without}
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
@@ -367,27 +368,23 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
     return values
 
 
-def read_yaml(text: str) -> Any:
-    """Parse YAML. ValueError if it is invalid. Words that YAML 1.1 reads as numbers or dates, although users mean names
-    (007, 1_000, 1:30, 2026-11-26, yes, off), stay strings, and 1e-8 is a number, as in YAML 1.2."""
-    import yaml
+class _Loader(yaml.SafeLoader):
+    """Words that YAML 1.1 reads as numbers or dates, although users mean names (007, 1_000, 1:30, 2026-11-26, yes,
+    off), stay strings, and 1e-8 is a number, as in YAML 1.2."""
 
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in (*OWN_RULES, "timestamp")]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+for _tag, (_form, _starts) in OWN_RULES.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_form), [*_starts])
+
+
+def read_yaml(text: str) -> Any:
+    """Parse YAML. ValueError if it is invalid."""
     try:
-        return yaml.load(text, _loader())
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(error) from None
-
-
-@functools.cache
-def _loader() -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-            first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in (*OWN_RULES, "timestamp")]
-            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    for tag, (form, starts) in OWN_RULES.items():
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(form), [*starts])
-    return Loader
