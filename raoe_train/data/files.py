@@ -203,13 +203,12 @@ def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) ->
     hold."""
     path = Path(path)
     kind = known_kind(path)
-    values: Iterator[Any] = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
             import pyarrow.parquet
 
-            whole = list(values)  # a column's type depends on all of its values
-            table = {name: [row[place] for row in whole] for place, name in enumerate(columns)}
+            whole = list(rows)  # a column's type depends on all of its values
+            table = {name: [row.get(name) for row in whole] for name in columns}
             pyarrow.parquet.write_table(pyarrow.table(table), temporary, write_page_checksum=True)
             return
         with open(temporary, "wb") as plain:
@@ -218,14 +217,14 @@ def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) ->
                 binary = gzip.GzipFile("", "wb", fileobj=plain, mtime=0)
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
                 if kind == "jsonl":
-                    for row in values:
-                        fields = dict(zip(columns, row, strict=True))
+                    for row in rows:
+                        fields = {name: row.get(name) for name in columns}
                         file.write(json.dumps(fields, ensure_ascii=False, default=_in_json) + "\n")
                     return
                 styles: Any = (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
                 writers = [csv.writer(file, lineterminator="\n", quoting=style) for style in styles]
-                for row in itertools.chain([columns], values):
-                    cells = [cell(value, kind) for value in row]
+                for row in itertools.chain([{name: name for name in columns}], rows):
+                    cells = [cell(row.get(name), kind) for name in columns]
                     if kind == "csv":
                         # Python before 3.13 does not quote cells with \r
                         writers[any("\r" in text for text in cells)].writerow(cells)

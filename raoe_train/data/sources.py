@@ -171,11 +171,11 @@ class Source:
         return []
 
 
-def has_column(name: Any, mapping: Mapped, *columns: str) -> bool:
-    """Whether the first row of a source has at least one of `columns` (raoe's names, see NAMES)."""
+def roles_in(name: Any, mapping: Mapped) -> set[str]:
+    """Return raoe's names (see NAMES) for the columns of a source's first row."""
     source = Source(name, mapping)
     present, mapped = {*source.first_columns()}, source.columns.mapping
-    return any(present & {*([mapped[each]] if each in mapped else NAMES[each])} for each in columns)
+    return {role for role, names in NAMES.items() if present & {*([mapped[role]] if role in mapped else names)}}
 
 
 def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:

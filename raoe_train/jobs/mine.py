@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from raoe_train.data.mining import (
     triplets,
 )
 from raoe_train.data.rows import row_table
-from raoe_train.data.sources import has_column
+from raoe_train.data.sources import roles_in
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import CHUNK, embeddings, nearest_by_class, unit_rows
 from raoe_train.evaluation.retrieval import read_passages
@@ -61,8 +60,8 @@ def mine(config: MineConfig, output: Output) -> dict[str, Any]:
     source = require(data.input, "data.input", "the labelled texts, or rows of queries and passages")
     path = Path(require(config.output, "output", "the file to write"))
     known_kind(path)
-    loss, has = config.loss, partial(has_column, source, data.columns)
-    is_labelled = not has("anchor") and (has("label") or not has("sentence1"))
+    loss, roles = config.loss, roles_in(source, data.columns)
+    is_labelled = "anchor" not in roles and ("label" in roles or "sentence1" not in roles)
     given = {key for key, value in asdict(mining).items() if value != getattr(Mining(), key)} - {"seed"}
     if useless := sorted(given - {*LABELLED} if is_labelled else given & {*LABELLED}):
         kind = "labelled texts" if is_labelled else "rows of queries and passages"

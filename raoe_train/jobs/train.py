@@ -15,7 +15,7 @@ from transformers import EarlyStoppingCallback, set_seed
 
 import raoe_kernels
 from raoe_train.config import Choice, recipe_text
-from raoe_train.data.sources import Source, has_column
+from raoe_train.data.sources import Source, roles_in
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
@@ -282,10 +282,10 @@ def by_data(config: TrainConfig) -> TrainConfig:
     if config.loss.chosen is not AutoLoss or not config.data.train:
         return config
     source, columns, keywords = config.data.train[0], config.data.columns, dict[str, Any]()
-    has = functools.partial(has_column, source, columns)
-    if has("score") or (has("label") and has("sentence1")):
-        name, reason = "PearsonLoss", "scores" if has("score") else "labels"
-    elif has("anchor"):
+    roles = roles_in(source, columns)
+    if "score" in roles or {"label", "sentence1"} <= roles:
+        name, reason = "PearsonLoss", "scores" if "score" in roles else "labels"
+    elif "anchor" in roles:
         name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
     else:
         fields = Source(source, columns).first_columns()
