@@ -1,8 +1,8 @@
 """Settings of jobs: dataclasses that are filled from recipe files, the command line and Python.
 
-Each job has one configuration class, and `parse` creates an object of this class. Settings are read in this order, and
+Each job has one configuration class, and `merge` creates an object of this class. Settings are read in this order, and
 later values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords in Python).
-Keys may be nested or dotted. pydantic converts each value to the type of its field.
+pydantic converts each value to the type of its field.
 """
 
 import contextlib
@@ -125,31 +125,26 @@ def nearest(word: str, candidates: Iterable[Any]) -> str:
     return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
-def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> T:
-    """Create an object of a configuration class.
-
-    Args:
-        config: a dataclass; its fields are the keys, and fields that are dataclasses are sections (SECTION.KEY).
-        recipe: path of a YAML file, or the name of a shipped recipe.
-        settings: keys that override the recipe, nested (``{"model": {"name": "x"}}``) or dotted
-            (``{"model.name": "x"}``). Strings are converted to the types of the fields, as on the command line.
-
-    Raises:
-        ValueError: an unknown key or recipe, or a value of the wrong type.
-        FileNotFoundError: the file of the recipe does not exist.
-    """
-    return checked(merge(config, [recipe, settings]))
-
-
 def checked(config: T) -> T:
     """Return config.complete(), which checks settings of libraries, or `config` if it has no method `complete`."""
     return config.complete() if hasattr(config, "complete") else config
 
 
 def merge(config: type[T], layers: Iterable[Mapping[str, Any] | str | Path | None], prefix: str = "") -> T:
-    """Create a configuration object from layers: settings, or recipes, see read_recipe. Later layers override earlier
-    layers. If `config` is an object, the layers override its values. The keywords of a Choice and the keys in `others`
-    are not checked here."""
+    """Create a configuration object from layers; later layers override earlier layers. Only `checked` checks the
+    keywords of a Choice and the keys in `others`.
+
+    Args:
+        config: a dataclass; its fields are the keys, and fields that are dataclasses are sections (SECTION.KEY). If it
+            is an object, the layers override its values.
+        layers: recipes, see read_recipe, and settings, nested (``{"model": {"name": "x"}}``) or dotted
+            (``{"model.name": "x"}``). Strings are converted to the types of the fields, as on the command line.
+        prefix: of the keys in error messages.
+
+    Raises:
+        ValueError: an unknown key or recipe, or a value of the wrong type.
+        FileNotFoundError: the file of a recipe does not exist.
+    """
     result: Any = config() if isinstance(config, type) else copy.deepcopy(config)
     for layer in layers:
         if layer is not None:
