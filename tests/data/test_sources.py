@@ -72,6 +72,10 @@ def test_a_pool_is_one_source(two_files):
     data, counts = pair_table(f"{first}#train+{second}")
     assert data["sentence1"] == ["a", "e"] and data["label"] == [1, 0] and counts["read"] == 2
     assert read_pairs(f"{second}+builtin#dev", require=["score"])["sentence1"][0] == "e"
+    folded = write(
+        Path(first).with_name("folded.tsv"), "sentence1\tsentence2\tscore\tlabel\tfold\ng\th\t1\tneutral\tx\n"
+    )
+    assert read_pairs(f"{folded}#x+builtin#dev", columns={"split": "fold"})["sentence1"][0] == "g"  # raoe's has its own
     assert len(pool(f"{first}#train+{first}#dev")) == 2
     mapped = write(Path(first).with_name("mapped.tsv"), "q\tsentence2\tscore\na\tb\t1\n")
     columns = {"sentence1": "q"}
