@@ -19,8 +19,7 @@ from raoe_train.data.columns import (
     resolve_labels,
 )
 from raoe_train.data.files import cell
-from raoe_train.data.sources import Source, Table
-from raoe_train.data.tables import to_table
+from raoe_train.data.sources import Source, Table, to_table
 from raoe_train.settings import Pairs
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from raoe_train.data.columns import (
     resolve_labels,
 )
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.sources import Source, Table
-from raoe_train.data.tables import to_table
+from raoe_train.data.sources import Source, Table, to_table
 
 logger = logging.getLogger(__name__)
 CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses

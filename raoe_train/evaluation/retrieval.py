@@ -16,8 +16,7 @@ import numpy as np
 from raoe_train.data.columns import Row, RowProblem, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import text_lines
 from raoe_train.data.rows import row_table
-from raoe_train.data.sources import Source
-from raoe_train.data.tables import Texts
+from raoe_train.data.sources import Source, Texts
 from raoe_train.encoders.embed import NONE, nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
 

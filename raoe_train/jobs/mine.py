@@ -24,8 +24,7 @@ from raoe_train.data.mining import (
     triplets,
 )
 from raoe_train.data.rows import row_table
-from raoe_train.data.sources import roles_in
-from raoe_train.data.tables import Texts
+from raoe_train.data.sources import Texts, roles_in
 from raoe_train.encoders.embed import CHUNK, embeddings, nearest_by_class, unit_rows
 from raoe_train.evaluation.retrieval import read_passages
 from raoe_train.jobs.settings import MineConfig
