@@ -15,9 +15,9 @@ from raoe_train.config import nearest
 from raoe_train.data.columns import NO_GOLD_LABEL, RowProblem, Rows, as_word, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import json_rows, text_lines
 from raoe_train.data.rows import read_list
-from raoe_train.data.sources import Source, open_source
+from raoe_train.data.sources import Source
 
-Splits = dict[str, Rows]  # {split: its rows}; a set without splits has the key ""
+Splits = dict[str, Rows | str]  # {split: its rows, or the source to read}; a set without splits has the key ""
 ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 TRANSFER = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
@@ -44,13 +44,13 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, Splits]:
-    """Find a set and return (its location, its rows). Locations are tried in this order: the publishers'
+    """Find a set and return (its location, its splits). Locations are tried in this order: the publishers'
     files, SentEval's folders and clones of hub repositories (OWNER/NAME or NAME), all below `copies`,
     then the hub. ValueError if no location has the set."""
-    columns, files = entry.get("named"), entry.get("files", {})
+    files = entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
-            return str(folder), {split: _open(folder / f, columns) for split, f in files.items()}
+            return str(folder), {split: _file(folder / file) for split, file in files.items()}
     if copies and "senteval" in entry and (splits := senteval_splits(copies, entry["senteval"])):
         return str(copies), splits
     sources, place = Splits(), "the hub"
@@ -60,7 +60,7 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
             if folder.is_dir():
                 path = place = str(folder)
                 break
-        sources[split] = open_source(f"hub:{path}#{part}")
+        sources[split] = f"hub:{path}#{part}"
     if not sources:
         parts = ", ".join(file.partition("#")[0] for file in files.values()) or "SentEval's folder"
         advice = f"download {parts} from {entry['page']} to DIR and use --copies DIR"
@@ -68,10 +68,9 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
     return place, sources
 
 
-def _open(path: Path, columns: dict[str, str] | None) -> Rows:
-    if path.suffix == ".json":  # these files have one JSON object per line, like .jsonl
-        return json_rows(path, f"{path}, line")
-    return open_source(str(path), (columns or {}).get("split"))
+def _file(path: Path) -> Rows | str:
+    # .json files have one JSON object per line, like .jsonl
+    return json_rows(path, f"{path}, line") if path.suffix == ".json" else str(path)
 
 
 def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:

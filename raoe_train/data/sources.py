@@ -83,13 +83,13 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
     return parts
 
 
-def open_source(name: Any, split_column: str | None = None) -> Rows:
+def _open(name: Any, split_column: str) -> Rows:
     """Return the rows of a source: a name, a Dataset or a DataFrame. An unknown split raises an error only when rows
     are read."""
     if not isinstance(name, (str, os.PathLike)):
         return _dataset_rows(f"{type(name).__name__}, row", name)
     if len(parts := pool(name)) > 1:
-        return itertools.chain.from_iterable([open_source(part, split_column) for part in parts])
+        return itertools.chain.from_iterable([_open(part, split_column) for part in parts])
     base, _, split = str(name).partition("#")
     if is_file(name):
         path, split = file_and_split(name)
@@ -98,8 +98,7 @@ def open_source(name: Any, split_column: str | None = None) -> Rows:
         rows = read_rows(BUILTIN[base], f"{name}, row")
     else:
         return _hub_rows(f"{name}, row", base.removeprefix("hub:"), split)
-    column = "split" if is_builtin(name) else split_column or "split"
-    return _of_split(base, rows, column, split) if split else rows
+    return _of_split(base, rows, "split" if is_builtin(name) else split_column, split) if split else rows
 
 
 class Source:
@@ -111,8 +110,8 @@ class Source:
             raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         has_our_names = is_builtin(source) and len(pool(source)) == 1
         self.columns = Columns(None if has_our_names else columns)
-        split_column = self.columns.mapping.get("split")
-        self.rows = source if isinstance(source, Iterator) else open_source(source, split_column)
+        split_column = self.columns.mapping.get("split") or "split"
+        self.rows = source if isinstance(source, Iterator) else _open(source, split_column)
         is_name = isinstance(source, (str, os.PathLike))
         self.name = str(source) if is_name else type(source).__name__
         self.on_error, self.dropped, self._examples = on_error, Counter[str](), list[str]()
