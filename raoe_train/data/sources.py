@@ -159,14 +159,10 @@ class Source:
         return table, counts
 
     def first_columns(self) -> list[str]:
-        """Return the columns of the first readable row. ValueError if no row is readable."""
-        problem = ""
-        for place, row in self.rows:
-            if not isinstance(row, RowProblem):
-                return [*row]
-            problem = problem or f"{place}: {row}"
-        if problem:
-            raise ValueError(problem)
+        """Return the columns of the first row; with on_error "skip", of the first readable row."""
+        for columns in self.parse(list):
+            return columns
+        self.counts(0, "row")  # raises ValueError
         return []
 
 
@@ -205,14 +201,14 @@ class Texts:
 
 def roles_in(name: Any, mapping: Mapped) -> set[str]:
     """Return raoe's names (see NAMES) for the columns of a source's first row."""
-    source = Source(name, mapping)
+    source = Source(name, mapping, "skip")
     present, mapped = {*source.first_columns()}, source.columns.mapping
     return {role for role, names in NAMES.items() if present & {*([mapped[role]] if role in mapped else names)}}
 
 
 def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
     """Return `mapping` without columns of other files, which the first row of a source lacks."""
-    present = {None, *(Source(name).first_columns() if mapping else ())}
+    present = {None, *(Source(name, on_error="skip").first_columns() if mapping else ())}
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
 

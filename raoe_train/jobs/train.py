@@ -287,7 +287,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
     elif "anchor" in roles:
         name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
     else:
-        fields = Source(source, columns).first_columns()
+        fields = Source(source, columns, "skip").first_columns()
         advice = "map a column, for example --data.columns score=COLUMN, or set --loss CLASS (see --loss.help)"
         names = ", ".join(map(repr, fields))
         if len(fields) == 1 and ";" in names:
