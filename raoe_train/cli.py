@@ -164,7 +164,7 @@ def configure(words: Sequence[str]) -> tuple[str, dict[str, list[list[str]]], An
         raise ValueError(f"one recipe is expected before the options, got {', '.join(names)}")
     else:
         recipes = [*names, *recipes]
-    return job, others, cfg.merge(config, [*map(cfg.read_recipe, recipes), given])
+    return job, others, cfg.merge(config, [*recipes, given])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,11 +202,9 @@ def _main(words: list[str]) -> int:
     except Exception as error:
         if "--traceback" in words:
             raise
-        # known problems: invalid input, a missing file or package, a full disk, a NaN loss, out of memory
-        is_known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
-        is_known = is_known or _no_home(error)
-        print(f"raoe-train: {_explain(error, words[0]) if is_known else _unexpected(error)}", file=sys.stderr)
-        return 2 if is_known else 3
+        known = _explain(error, words[0])
+        print(f"raoe-train: {known or _unexpected(error)}", file=sys.stderr)
+        return 2 if known else 3
     return 1 if result.get("failed") else 0
 
 
@@ -263,26 +261,20 @@ def _unexpected(error: Exception) -> str:
 
 
 def _explain(error: Exception, job: str) -> str:
+    """Return the message for the user, or "" for an unexpected error. Known problems are invalid input, a missing file
+    or package, a full disk, a NaN loss and a lack of memory."""
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         extra = EXTRAS[error.name]
         return f"{error.name} is not installed: install raoe[{extra}] (in a checkout: pip install -e '.[{extra}]')"
-    if _no_memory(error):
-        reason = str(error).partition("\n")[0][:200]
+    reason, first_line = str(error), str(error).partition("\n")[0]
+    if isinstance(error, MemoryError) or "out of memory" in reason or "can't allocate memory" in reason:
         sizes = [key for key in cfg.keys_of(config_of(job)) if key.endswith("batch_size")] if job in JOBS else []
         sizes = ["training.per_device_train_batch_size"] if job == "train" else sizes[-1:]
         lower = "".join(f"--{key} with a lower value, or " for key in sizes)
-        return f"out of memory: try {lower}a smaller model ({reason})"
-    if _no_home(error):
+        return f"out of memory: try {lower}a smaller model ({first_line[:200]})"
+    if isinstance(error, RuntimeError) and "home directory" in reason:  # raised by Path.expanduser
         return "the home folder is unknown: set HOME, or write paths without ~"
     if isinstance(error, FileNotFoundError) and error.filename is None and error.errno:  # raised by os.getcwd
         return "the working folder no longer exists: change to another folder"
-    return str(error) or type(error).__name__
-
-
-def _no_home(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and "home directory" in str(error)  # raised by Path.expanduser
-
-
-def _no_memory(error: Exception) -> bool:
-    words = ("out of memory", "can't allocate memory")
-    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
+    is_known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError))
+    return reason or type(error).__name__ if is_known else ""

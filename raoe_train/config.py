@@ -1,8 +1,8 @@
 """Settings of jobs: dataclasses that are filled from recipe files, the command line and Python.
 
-Each job has one configuration class, and `parse` creates an object of this class. Settings are read in this order, and
+Each job has one configuration class, and `merge` creates an object of this class. Settings are read in this order, and
 later values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords in Python).
-Keys may be nested or dotted. pydantic converts each value to the type of its field.
+pydantic converts each value to the type of its field.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
+import yaml
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 T = TypeVar("T")
@@ -124,33 +125,30 @@ def nearest(word: str, candidates: Iterable[Any]) -> str:
     return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
-def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> T:
-    """Create an object of a configuration class.
-
-    Args:
-        config: a dataclass; its fields are the keys, and fields that are dataclasses are sections (SECTION.KEY).
-        recipe: path of a YAML file, or the name of a shipped recipe.
-        settings: keys that override the recipe, nested (``{"model": {"name": "x"}}``) or dotted
-            (``{"model.name": "x"}``). Strings are converted to the types of the fields, as on the command line.
-
-    Raises:
-        ValueError: an unknown key or recipe, or a value of the wrong type.
-        FileNotFoundError: the file of the recipe does not exist.
-    """
-    return checked(merge(config, [*([] if recipe is None else [read_recipe(recipe)]), settings or {}]))
-
-
 def checked(config: T) -> T:
     """Return config.complete(), which checks settings of libraries, or `config` if it has no method `complete`."""
     return config.complete() if hasattr(config, "complete") else config
 
 
-def merge(config: type[T], layers: Iterable[Mapping[str, Any]], prefix: str = "") -> T:
-    """Create a configuration object from layers of settings; later layers override earlier layers. If `config` is an
-    object, the layers override its values. The keywords of a Choice and the keys in `others` are not checked here."""
+def merge(config: type[T], layers: Iterable[Mapping[str, Any] | str | Path | None], prefix: str = "") -> T:
+    """Create a configuration object from layers; later layers override earlier layers. Only `checked` checks the
+    keywords of a Choice and the keys in `others`.
+
+    Args:
+        config: a dataclass; its fields are the keys, and fields that are dataclasses are sections (SECTION.KEY). If it
+            is an object, the layers override its values.
+        layers: recipes, see read_recipe, and settings, nested (``{"model": {"name": "x"}}``) or dotted
+            (``{"model.name": "x"}``). Strings are converted to the types of the fields, as on the command line.
+        prefix: of the keys in error messages.
+
+    Raises:
+        ValueError: an unknown key or recipe, or a value of the wrong type.
+        FileNotFoundError: the file of a recipe does not exist.
+    """
     result: Any = config() if isinstance(config, type) else copy.deepcopy(config)
     for layer in layers:
-        _apply(result, layer, prefix)
+        if layer is not None:
+            _apply(result, layer if isinstance(layer, Mapping) else read_recipe(layer), prefix)
     return _rebuild(result)
 
 
@@ -338,8 +336,6 @@ def to_dict(value: Any) -> Any:
 
 def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
     """Return the text of a YAML recipe with the settings of a configuration object, except the keys in `without`."""
-    import yaml
-
     settings = {key: value for key, value in to_dict(config).items() if key not in without}
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
@@ -367,27 +363,23 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
     return values
 
 
-def read_yaml(text: str) -> Any:
-    """Parse YAML. ValueError if it is invalid. Words that YAML 1.1 reads as numbers or dates, although users mean names
-    (007, 1_000, 1:30, 2026-11-26, yes, off), stay strings, and 1e-8 is a number, as in YAML 1.2."""
-    import yaml
+class _Loader(yaml.SafeLoader):
+    """Words that YAML 1.1 reads as numbers or dates, although users mean names (007, 1_000, 1:30, 2026-11-26, yes,
+    off), stay strings, and 1e-8 is a number, as in YAML 1.2."""
 
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in (*OWN_RULES, "timestamp")]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+for _tag, (_form, _starts) in OWN_RULES.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_form), [*_starts])
+
+
+def read_yaml(text: str) -> Any:
+    """Parse YAML. ValueError if it is invalid."""
     try:
-        return yaml.load(text, _loader())
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(error) from None
-
-
-@functools.cache
-def _loader() -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-            first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in (*OWN_RULES, "timestamp")]
-            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    for tag, (form, starts) in OWN_RULES.items():
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(form), [*starts])
-    return Loader

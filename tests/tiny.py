@@ -11,7 +11,7 @@ from packaging.version import Version
 from transformers import CONFIG_MAPPING, AutoModel
 
 from raoe_train.cli import config_of
-from raoe_train.config import parse
+from raoe_train.config import checked, merge
 from raoe_train.encoders.load import load_encoder
 from raoe_train.settings import Model
 
@@ -34,7 +34,7 @@ SENTENCES = [
 
 def load(job: str, recipe: Any = None, settings: Any = None) -> Any:
     """The configuration object of a job."""
-    return parse(config_of(job), recipe, settings)
+    return checked(merge(config_of(job), [recipe, settings]))
 
 
 def tiny_encoder(dropout: float = 0.0, double: bool = True, **settings: Any) -> Any:

@@ -18,10 +18,10 @@ from transformers import AutoModel
 
 import raoe_train as rt
 from raoe_train.cli import job_of
-from raoe_train.config import parse
+from raoe_train.config import checked, merge
 from raoe_train.data.pairs import conditional_table, pair_table
 from raoe_train.data.rows import list_table
-from raoe_train.data.tables import read_sentences
+from raoe_train.data.sources import read_sentences
 from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tasks, split_word
 from raoe_train.jobs.train import check_config
@@ -59,7 +59,7 @@ def run_alone(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> dic
 
 def check(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> None:
     """Raise ValueError if the job does not accept this configuration. Nothing is run."""
-    config = parse(job_of(job).config, recipe, overrides)  # type: ignore[attr-defined]
+    config = checked(merge(job_of(job).config, [recipe, overrides]))  # type: ignore[attr-defined]
     if job == "train":
         check_config(config)
 

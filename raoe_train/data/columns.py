@@ -1,7 +1,7 @@
 """Find raoe's columns among the columns of a row, and parse their values: texts, scores and NLI labels."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from raoe_train.config import nearest
@@ -43,6 +43,8 @@ class RowProblem(Exception):
 
 Row = dict[str, Any] | RowProblem
 """{column: value}, or why the row cannot be read."""
+Rows = Iterator[tuple[str, Row]]
+"""(place, such as "a.tsv, line 2", row)."""
 
 
 class Columns:
@@ -61,20 +63,22 @@ class Columns:
                 raise ValueError(f"{problem} in columns{hint}; known names: {', '.join(NAMES)}")
             self.mapping[roles[0]] = None if column is None or str(column).lower() in nulls else str(column)
         self.seen, self.read = dict[str, None](), set[str]()  # all columns; columns that were read
-        self._found = dict[tuple[str, ...], dict[str, str]]()  # {required names: the first result}
+        self._found = dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]]()  # {required names: {columns: …}}
 
-    def find(self, present: Collection[str], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
-        """Return {raoe's name: column} for rows with the columns `present`. RowProblem if a name in
-        `require` has no column, if a name could be several columns, or if earlier rows have columns
-        for other names."""
-        columns = {name: self.column(present, name, name in require) for name in (*require, *optional)}
-        names = {name: column for name, column in columns.items() if column is not None}
-        self.seen |= dict.fromkeys(present)
-        self.read.update(names.values())
-        earlier = self._found.setdefault(tuple(require), names)
-        if names.keys() != earlier.keys():
-            raise RowProblem(f"the row has columns {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
-        return names
+    def find(self, row: Collection[str], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
+        """Return {raoe's name: column} for a row or the names of its columns. RowProblem if a name in `require` has no
+        column, if a name could be several columns, or if earlier rows have columns for other names."""
+        present, found = tuple(row), self._found.setdefault(tuple(require), {})
+        if present not in found:
+            columns = {name: self.column(present, name, name in require) for name in (*require, *optional)}
+            names = {name: column for name, column in columns.items() if column is not None}
+            self.seen |= dict.fromkeys(present)
+            self.read.update(names.values())
+            earlier = next(iter(found.values()), names)
+            if names.keys() != earlier.keys():
+                raise RowProblem(f"the row has columns {', '.join(names)}, but earlier rows have {', '.join(earlier)}")
+            found[present] = names
+        return found[present]
 
     def unread(self) -> list[str]:
         """Return the columns of rows so far that were not read."""

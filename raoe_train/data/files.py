@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-from raoe_train.data.columns import Row, RowProblem
+from raoe_train.data.columns import RowProblem, Rows
 from raoe_train.outputs import replacing
 
 KINDS = {f".{kind}": kind for kind in ("tsv", "csv", "jsonl", "parquet")}
@@ -26,7 +26,6 @@ KINDS |= {".txt": "tsv", ".ndjson": "jsonl"}
 LONGEST_CELL = 2**31 - 1  # of a CSV file; TSV and JSON have no limit
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside
 logger = logging.getLogger(__name__)
-Rows = Iterator[tuple[str, int, Row]]  # (such as "a.tsv, line", number from 1, row)
 Cells = Iterator[tuple[int, list[str] | RowProblem]]
 
 
@@ -97,14 +96,15 @@ def _csv_cells(path: Path) -> Cells:
 def _table_rows(where: str, records: Cells) -> Rows:
     names, hint = list[str](), ""
     for number, cells in records:
+        place = f"{where} {number}"
         if not cells:
-            yield where, number, RowProblem("blank line", reason="blank line")
+            yield place, RowProblem("blank line", reason="blank line")
         elif isinstance(cells, RowProblem):
             if not names:
-                raise ValueError(f"{where} {number}: invalid header: {cells}")
-            yield where, number, cells
+                raise ValueError(f"{place}: invalid header: {cells}")
+            yield place, cells
         elif not names:
-            names, place = cells, f"{where} {number}"
+            names = cells
             if len({*names}) < len(names):
                 raise ValueError(f"{place}: the header has a duplicate column name: {names!s:.200}")
             if sum(name.count("\t") for name in names) >= len(names):
@@ -114,14 +114,14 @@ def _table_rows(where: str, records: Cells) -> Rows:
             if len(names) == 1 and ";" in names[0]:
                 hint = ": separate them with commas, not with ;"
         elif len(cells) != len(names):
-            yield where, number, RowProblem(f"{len(cells)} fields, but the header has {len(names)}{hint}")
+            yield place, RowProblem(f"{len(cells)} fields, but the header has {len(names)}{hint}")
         else:
-            yield where, number, dict(zip(names, cells, strict=True))
+            yield place, dict(zip(names, cells, strict=True))
 
 
 def json_rows(path: Path, where: str) -> Rows:
     """Yield the rows of a file of any suffix with one JSON object on each line."""
-    return ((where, number, _json(line)) for number, line in text_lines(path))
+    return ((f"{where} {number}", _json(line)) for number, line in text_lines(path))
 
 
 def _json(line: str | None) -> dict[str, Any] | RowProblem:
@@ -155,7 +155,7 @@ def _parquet_rows(path: Path, where: str) -> Rows:
     import pyarrow.parquet
     from datasets import Features
 
-    number = 0
+    place = f"{where} 0"
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
             schema = table.schema_arrow
@@ -163,22 +163,28 @@ def _parquet_rows(path: Path, where: str) -> Rows:
                 raise ValueError(f"duplicate column name: {schema.names!s:.200}")
             is_dataset = b"huggingface" in (schema.metadata or {})
             features = Features.from_arrow_schema(schema) if is_dataset else {}
-            for batch in table.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield where, number, with_names(row, features)
+            batches = (batch.to_pydict() for batch in table.iter_batches())
+            for place, row in batch_rows(where, batches, features):
+                yield place, row
     except Exception as error:  # pyarrow raises many kinds of errors for damaged data
         if isinstance(error, OSError) and error.errno:
             raise
-        raise ValueError(f"{path}, after row {number}: {error}") from error
+        raise ValueError(f"{path}, after {place.rpartition(', ')[2]}: {error}") from error
 
 
-def with_names(row: dict[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace class numbers with class names, because each dataset has its own numbers."""
-    for column, kind in features.items():
-        if hasattr(kind, "int2str") and row[column] not in (None, -1):
-            row[column] = kind.int2str(row[column])
-    return row
+def batch_rows(where: str, batches: Iterable[Mapping[str, Any]], features: Mapping[str, Any]) -> Rows:
+    """Yield the rows of batches, each {column: values}, with class names instead of class numbers, because each dataset
+    has its own numbers."""
+    classes = {column: kind for column, kind in features.items() if hasattr(kind, "int2str")}
+    number = 0
+    for batch in batches:
+        for values in zip(*batch.values(), strict=True):
+            number += 1
+            row = dict(zip(batch, values, strict=True))
+            for column, kind in classes.items():
+                if row[column] not in (None, -1):
+                    row[column] = kind.int2str(row[column])
+            yield f"{where} {number}", row
 
 
 def read_rows(path: Path, where: str = "") -> Rows:
@@ -197,13 +203,12 @@ def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) ->
     hold."""
     path = Path(path)
     kind = known_kind(path)
-    values: Iterator[Any] = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
             import pyarrow.parquet
 
-            whole = list(values)  # a column's type depends on all of its values
-            table = {name: [row[place] for row in whole] for place, name in enumerate(columns)}
+            whole = list(rows)  # a column's type depends on all of its values
+            table = {name: [row.get(name) for row in whole] for name in columns}
             pyarrow.parquet.write_table(pyarrow.table(table), temporary, write_page_checksum=True)
             return
         with open(temporary, "wb") as plain:
@@ -212,14 +217,14 @@ def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) ->
                 binary = gzip.GzipFile("", "wb", fileobj=plain, mtime=0)
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
                 if kind == "jsonl":
-                    for row in values:
-                        fields = dict(zip(columns, row, strict=True))
+                    for row in rows:
+                        fields = {name: row.get(name) for name in columns}
                         file.write(json.dumps(fields, ensure_ascii=False, default=_in_json) + "\n")
                     return
                 styles: Any = (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
                 writers = [csv.writer(file, lineterminator="\n", quoting=style) for style in styles]
-                for row in itertools.chain([columns], values):
-                    cells = [cell(value, kind) for value in row]
+                for row in itertools.chain([{name: name for name in columns}], rows):
+                    cells = [cell(row.get(name), kind) for name in columns]
                     if kind == "csv":
                         # Python before 3.13 does not quote cells with \r
                         writers[any("\r" in text for text in cells)].writerow(cells)

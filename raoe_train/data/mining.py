@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from raoe_train.data.columns import as_word, parse_sentence, parse_word
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.tables import Parse, Source, Table, by_column, read_table
+from raoe_train.data.sources import Source, Table
 
 # {loss: columns of its examples}. Examples for mse are SetFit's random pairs, which need no encoder.
 COLUMNS = {
@@ -27,17 +27,17 @@ def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
     """Read labelled sentences or pairs. The result has columns text (the sentence, or the first of
     a pair), second (only for pairs), label (as in the file) and split (default ""). `options`:
     columns and on_error of read_pairs."""
-    return read_table(source, _make, "example", **options)
+    opened = Source(source, **options)
 
+    def parse(row: dict[str, Any]) -> dict[str, Any]:
+        found = opened.columns.find(row, ("label",), (*TEXTS, "split"))
+        texts = opened.columns.find(row, TEXTS if {*TEXTS} & {*found} else ("sentence",)).values()
+        sentences = [parse_sentence(column, row[column]) for column in texts]
+        values = dict(zip(("text", "second"), sentences, strict=False))
+        values["label"] = parse_word(found["label"], row[found["label"]])
+        return {**values, "split": as_word(row[found["split"]]) if "split" in found else ""}
 
-def _make(present: Collection[str], source: Source) -> Parse:
-    found = source.columns.find(present, ("label",), (*TEXTS, "split"))
-    required = TEXTS if {*TEXTS} & {*found} else ("sentence",)
-    texts = source.columns.find(present, required)
-    renamed = dict(zip(("text", "second"), texts.values(), strict=False)) | found
-    readers = {"text": parse_sentence, "second": parse_sentence, "label": parse_word}
-    parse, split = by_column(renamed, readers), found.get("split")
-    return lambda row: {**parse(row), "split": as_word(row[split]) if split else ""}
+    return opened.table(parse, "example")
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:

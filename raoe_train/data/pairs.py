@@ -3,7 +3,7 @@
 import os
 import pickle
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from raoe_train.data.columns import (
     resolve_labels,
 )
 from raoe_train.data.files import cell
-from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
+from raoe_train.data.sources import Source, Table, to_table
 from raoe_train.settings import Pairs
 
 if TYPE_CHECKING:
@@ -79,40 +79,34 @@ def pair_table(
     **options: Any,
 ) -> Table:
     """Read pairs as read_pairs does. Return (table, counts). `names`: columns to keep, which must
-    exist; None keeps all. `any_labels` ignores labels of scored pairs. `options`: keywords of
-    read_table."""
+    exist; None keeps all. `any_labels` ignores labels of scored pairs. `options`: columns and
+    on_error of read_pairs."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
     label_map = resolve_labels(labels)
     largest = max(label for label in label_map.values() if label is not None)
-    readers: dict[str, Reader] = {
+    readers: dict[str, Callable[[str, Any], Any]] = {
         **dict.fromkeys(TEXTS, parse_sentence),
         "score": partial(parse_score, scale=score_scale),
         "label": partial(parse_label, label_map=label_map),
         "subset": lambda column, value: as_word(value),
     }
-    required = {*require, *(names or ())}
+    required, opened = {*require, *(names or ())}, Source(source, **options)
 
-    def make(present: Collection[str], source: Source) -> Parse:
-        found = source.columns.find(present, TEXTS, OPTIONAL)
+    def parse(row: dict[str, Any]) -> dict[str, Any]:
+        found = opened.columns.find(row, TEXTS, OPTIONAL)
         from_labels = "score" in required and "score" not in found and "label" in found
         left_out = "score" if from_labels else "label" if any_labels else None
-        for name in required - {left_out}:
-            source.columns.column(present, name, required=True)
-        used = {name: column for name, column in found.items() if name != left_out}
-        parse = by_column(used, readers)
+        for name in required - {*found, left_out}:
+            opened.columns.column(row, name, required=True)  # raises RowProblem
+        if from_labels and labels is None:
+            _refuse_number(found["label"], row[found["label"]])
+        values = {name: readers[name](column, row[column]) for name, column in found.items() if name != left_out}
+        return {**values, "score": 1 - values["label"] / max(largest, 1)} if from_labels else values
 
-        def scored(row: dict[str, Any]) -> dict[str, Any]:
-            if labels is None:
-                _refuse_number(found["label"], row[found["label"]])
-            values = parse(row)
-            return {**values, "score": 1 - values["label"] / max(largest, 1)}
-
-        return scored if from_labels else parse
-
-    table, counts = read_table(source, make, "pair", **options)
+    table, counts = opened.table(parse, "pair")
     return table if names is None else table.select_columns(list(names)), counts
 
 
@@ -149,21 +143,16 @@ def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bo
     `scored`, score (their label, 1 to 5). Rows with hidden labels (-1, in the test set) are malformed. Each sentence
     starts with the part of `prompt` before {text}, with the row's condition; the encoder adds the part after {text}."""
     template, _ = split_conditional(prompt)
-    readers: dict[str, Reader] = dict.fromkeys((*TEXTS, "condition"), parse_sentence)
-    readers |= {"label": _conditional_label} if scored else {}
+    opened = Source(source, **options)
 
-    def make(present: Collection[str], source: Source) -> Parse:
-        parse = by_column(source.columns.find(present, [*readers]), readers)
+    def parse(row: dict[str, Any]) -> dict[str, Any]:
+        found = opened.columns.find(row, (*TEXTS, "condition", *["label"][:scored]))
+        texts = {name: parse_sentence(found[name], row[found[name]]) for name in (*TEXTS, "condition")}
+        prefix = template.replace("{condition}", texts["condition"])
+        pair: dict[str, Any] = {name: prefix + texts[name] for name in TEXTS}
+        return pair | ({"score": _conditional_label(found["label"], row[found["label"]])} if scored else {})
 
-        def filled(row: dict[str, Any]) -> dict[str, Any]:
-            values = parse(row)
-            prefix = template.replace("{condition}", values["condition"])
-            pair = {name: prefix + values[name] for name in TEXTS}
-            return pair | ({"score": values["label"]} if scored else {})
-
-        return filled
-
-    return read_table(source, make, "pair", **options)
+    return opened.table(parse, "pair")
 
 
 def _conditional_label(column: str, value: Any) -> float:
@@ -202,23 +191,19 @@ class PairsToScore:
         label_map = resolve_labels(data.labels)
         opened, columns = Source(data.input, data.columns, data.on_error), dict[str, None]()
 
-        def make(present: Collection[str], source: Source) -> Parse:
-            found = source.columns.find(present, TEXTS, OPTIONAL)
+        def parse(row: dict[str, Any]) -> dict[str, Any]:
+            found = opened.columns.find(row, TEXTS, OPTIONAL)
+            values = {name: parse_sentence(found[name], row[found[name]]) for name in TEXTS}
+            for value in row.values() if kind in ("tsv", "csv") else ():
+                cell(value, kind)
+            try:
+                label = parse_label("label", row.get(found.get("label", "")), label_map)
+            except RowProblem:
+                label = -1  # scoring needs no label; training reports invalid labels
+            columns.update(dict.fromkeys(row))
+            return {**values, "label": label, "fields": pickle.dumps(row)}
 
-            def parse(row: dict[str, Any]) -> dict[str, Any]:
-                values = {name: parse_sentence(found[name], row[found[name]]) for name in TEXTS}
-                for value in row.values() if kind in ("tsv", "csv") else ():
-                    cell(value, kind)
-                try:
-                    label = parse_label("label", row.get(found.get("label", "")), label_map)
-                except RowProblem:
-                    label = -1  # scoring needs no label; training reports invalid labels
-                columns.update(dict.fromkeys(row))
-                return {**values, "label": label, "fields": pickle.dumps(row)}
-
-            return parse
-
-        table = to_table(opened.parse(make))
+        table = to_table(opened.parse(parse))
         self.left_out = opened.counts(len(table), "pair to score")["dropped"]
         if clashes := [name for name in added if name in columns]:
             problem = f"already has a column {', '.join(clashes)}"

@@ -4,7 +4,7 @@ writes them."""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,12 @@ from typing import Any
 import yaml
 
 from raoe_train.config import nearest
-from raoe_train.data.columns import NO_GOLD_LABEL, RowProblem, as_word, parse_score, parse_sentence, parse_word
-from raoe_train.data.files import Rows, json_rows, text_lines
+from raoe_train.data.columns import NO_GOLD_LABEL, RowProblem, Rows, as_word, parse_score, parse_sentence, parse_word
+from raoe_train.data.files import json_rows, text_lines
 from raoe_train.data.rows import read_list
-from raoe_train.data.sources import open_source
-from raoe_train.data.tables import Parse, Reader, Source, by_column
+from raoe_train.data.sources import Source
 
-Splits = dict[str, Rows]  # {split: its rows}; a set without splits has the key ""
+Splits = dict[str, Rows | str]  # {split: its rows, or the source to read}; a set without splits has the key ""
 ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may be, below `copies`
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 TRANSFER = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
@@ -45,13 +44,13 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, Splits]:
-    """Find a set and return (its location, its rows). Locations are tried in this order: the publishers'
+    """Find a set and return (its location, its splits). Locations are tried in this order: the publishers'
     files, SentEval's folders and clones of hub repositories (OWNER/NAME or NAME), all below `copies`,
     then the hub. ValueError if no location has the set."""
-    columns, files = entry.get("named"), entry.get("files", {})
+    files = entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
-            return str(folder), {split: _open(folder / f, columns) for split, f in files.items()}
+            return str(folder), {split: _file(folder / file) for split, file in files.items()}
     if copies and "senteval" in entry and (splits := senteval_splits(copies, entry["senteval"])):
         return str(copies), splits
     sources, place = Splits(), "the hub"
@@ -61,7 +60,7 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
             if folder.is_dir():
                 path = place = str(folder)
                 break
-        sources[split] = open_source(f"hub:{path}#{part}", columns)
+        sources[split] = f"hub:{path}#{part}"
     if not sources:
         parts = ", ".join(file.partition("#")[0] for file in files.values()) or "SentEval's folder"
         advice = f"download {parts} from {entry['page']} to DIR and use --copies DIR"
@@ -69,10 +68,9 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
     return place, sources
 
 
-def _open(path: Path, columns: dict[str, str] | None) -> Rows:
-    if path.suffix == ".json":  # these files have one JSON object per line, like .jsonl
-        return json_rows(path, f"{path}, line")
-    return open_source(str(path), columns)
+def _file(path: Path) -> Rows | str:
+    # .json files have one JSON object per line, like .jsonl
+    return json_rows(path, f"{path}, line") if path.suffix == ".json" else str(path)
 
 
 def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
@@ -99,7 +97,7 @@ def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
 def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
     """Read a file of SentEval. STS's pairs have their scores in another file."""
     lines, scores = [*text_lines(path, layout.get("encoding", "utf-8"))], list[Any]()
-    where, subset = f"{path}, line", path.name.removeprefix("STS.input.").removesuffix(".txt")
+    subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     if "subsets" in layout:
         gold = path.with_name(f"STS.gs.{subset}.txt")
         scores = [score for _, score in text_lines(gold)]
@@ -112,7 +110,7 @@ def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
         found = re.match(layout["line"], text or "")
         if not found:
             columns = ", ".join(re.compile(layout["line"]).groupindex)
-            yield where, number, RowProblem(f"the line does not have the columns {columns}")
+            yield f"{path}, line {number}", RowProblem(f"the line does not have the columns {columns}")
             continue
         # SentEval joins tokens with single spaces
         fields = {name: " ".join(value.split()) for name, value in found.groupdict().items()}
@@ -120,24 +118,25 @@ def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
             fields |= {"score": score, "subset": subset}
         if label:
             fields["label"] = label
-        yield where, number, fields
+        yield f"{path}, line {number}", fields
 
 
 def public_rows(entry: dict[str, Any], splits: Splits, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of all splits, with raoe's column names and the split's name, if any. Count
     dropped rows."""
-    known: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
+    known: dict[str, Callable[[str, Any], Any]] = {"score": parse_score, "label": _label, "subset": parse_word}
     readers = {name: known.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
 
-    def make(present: Collection[str], source: Source) -> Parse:
+    def parse(row: dict[str, Any]) -> dict[str, Any]:
         if entry["kind"] == "lists":
-            return read_list
-        return by_column(source.columns.find(present, entry["columns"], readers), readers)
+            return read_list(row)
+        found = opened.columns.find(row, entry["columns"], readers)
+        return {name: read(found[name], row[found[name]]) for name, read in readers.items() if name in found}
 
     for split, rows in splits.items():
         opened = Source(rows, entry.get("named"))
-        for row in opened.parse(make):
-            yield {"split": split, **row} if split else row
+        for values in opened.parse(parse):
+            yield {"split": split, **values} if split else values
         left_out += opened.dropped
 
 

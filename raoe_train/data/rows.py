@@ -2,6 +2,7 @@
 sentences."""
 
 import ast
+import functools
 import itertools
 import logging
 import os
@@ -9,13 +10,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from raoe_train.data.columns import (
     LISTS,
     NAMES,
     NLI_LABELS,
+    Columns,
     RowProblem,
     as_word,
     parse_label,
@@ -23,7 +24,7 @@ from raoe_train.data.columns import (
     resolve_labels,
 )
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.tables import Parse, Reader, Source, Table, by_column, read_table, to_table
+from raoe_train.data.sources import Source, Table, to_table
 
 logger = logging.getLogger(__name__)
 CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
@@ -65,21 +66,16 @@ def row_table(
     and "surplus" (not used by `pairing`). Texts that are dropped from the remaining rows are
     counted under "texts".
     """
-    readers: dict[str, Reader] = dict.fromkeys(TEXTS, parse_sentence)
-    readers["label"] = partial(parse_label, label_map=_nli_labels(labels))
-    is_nli: bool | None = None  # decided by the first rows
+    label_map, opened = _nli_labels(labels), Source(source, columns, on_error)
+    is_nli: bool | None = None  # decided by the first row
 
-    def make(present: Collection[str], source: Source) -> Parse:
+    def parse(row: dict[str, Any]) -> tuple[Any, ...]:
         nonlocal is_nli
         if is_nli is None:
-            is_nli = not _has_roles(present, source.columns.mapping)
-        if not is_nli:
-            return _by_role(present, source, neutral)
-        parse = by_column(source.columns.find(present, [*readers]), readers)
-        return lambda row: tuple(parse(row).values())
+            is_nli = not _has_roles(row, opened.columns.mapping)
+        return _nli_pair(row, opened.columns, label_map) if is_nli else _by_role(row, opened.columns, neutral)
 
-    opened = Source(source, columns, on_error)
-    parsed = list(opened.parse(make))
+    parsed = list(opened.parse(parse))
     read, advice, texts = len(parsed) + opened.dropped.total(), "", Counter[str]()
     rows: list[Row] = []
     if is_nli:
@@ -175,27 +171,35 @@ def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool
     return is_pair
 
 
-def _by_role(present: Collection[str], source: Source, neutral: bool) -> Parse:
-    """Return a function that parses a row to a Row."""
-    columns = source.columns
+def _nli_pair(row: dict[str, Any], columns: Columns, label_map: dict[str, int | None]) -> tuple[str, str, int]:
+    """Return (premise, hypothesis, class) of a row."""
+    premise, hypothesis, label = columns.find(row, (*TEXTS, "label")).values()
+    texts = parse_sentence(premise, row[premise]), parse_sentence(hypothesis, row[hypothesis])
+    return *texts, parse_label(label, row[label], label_map)
+
+
+def _by_role(row: dict[str, Any], columns: Columns, neutral: bool) -> Row:
+    """Return the texts of a row."""
     required = ("anchor", "positive", *["neutral"][:neutral])
-    found = columns.find(present, required, ("relevance",))
+    found = columns.find(row, required, ("relevance",))
     anchor, positive, *rest = (found[name] for name in required)
+    positives = _parse_texts(positive, row[positive])
+    negatives = [text for name in _negatives(columns, tuple(row)) for text in _parse_texts(name, row[name])]
+    if (relevance := found.get("relevance")) and not _is_relevant(relevance, row[relevance]):
+        positives, negatives = [], [*positives, *negatives]
+    texts = [parse_sentence(column, row[column]) for column in (anchor, *rest)]
+    return texts[0], positives, negatives, texts[1:]
+
+
+@functools.lru_cache(maxsize=16)
+def _negatives(columns: Columns, present: tuple[str, ...]) -> list[str]:
+    """Return the columns of negatives, in order."""
     names = [name for name in present if re.fullmatch(r"negative_\d+", name)]
     names.sort(key=lambda name: int(name[9:]))
     if first := columns.column(present, "negative", False):
         names.insert(0, first)
     columns.read.update(names)
-
-    def parse(fields: dict[str, Any]) -> Row:
-        positives = _parse_texts(positive, fields[positive])
-        negatives = [text for name in names for text in _parse_texts(name, fields[name])]
-        if (relevance := found.get("relevance")) and not _is_relevant(relevance, fields[relevance]):
-            positives, negatives = [], [*positives, *negatives]
-        texts = [parse_sentence(column, fields[column]) for column in (anchor, *rest)]
-        return texts[0], positives, negatives, texts[1:]
-
-    return parse
+    return names
 
 
 def _is_relevant(column: str, value: Any) -> bool:
@@ -297,7 +301,7 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
         ids.add(str(name))
         return sentences
 
-    return read_table(source, lambda present, source: parse, "list", on_error=on_error)
+    return Source(source, on_error=on_error).table(parse, "list")
 
 
 def read_list(row: dict[str, Any]) -> dict[str, list[str]]:

@@ -1,19 +1,30 @@
-"""Rows of a file, the built-in corpus, a dataset on a hub, a Dataset, a DataFrame or a pool."""
+"""Rows of a file, the built-in corpus, a dataset on a hub, a Dataset, a DataFrame or a pool. Malformed rows and dropped
+rows are counted."""
 
 import itertools
+import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import NAMES, Columns, RowProblem
-from raoe_train.data.files import Rows, data_kind, known_kind, read_rows, with_names
+from raoe_train.data.columns import NAMES, Columns, RowProblem, Rows
+from raoe_train.data.files import batch_rows, data_kind, known_kind, read_rows, text_lines
 from raoe_train.settings import Data
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+BATCH = 4096  # number of rows to hold as Python objects at a time
 BUILTIN = {n: Path(__file__).with_name(f"{n}.jsonl.gz") for n in ("builtin", "builtin-nli")}
 """The built-in corpus, which tests/data/builtin_corpus.py writes: scored pairs, and NLI pairs."""
 Mapped = Mapping[str, str | None]  # {raoe's column: column of a source, or None to ignore it}
+Counts = dict[str, Any]
+"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, all as numbers;
+"unread": names of columns that were not read, if any}. read = kept + sum of dropped."""
+Table = tuple["Dataset", Counts]
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
@@ -51,11 +62,6 @@ def is_builtin(name: Any) -> bool:
     return isinstance(name, str) and name.partition("#")[0] in BUILTIN
 
 
-def columns_for(name: Any, mapping: Mapped | None) -> Columns:
-    """Return the finder of a source's columns. The built-in corpus alone has raoe's names."""
-    return Columns(None if is_builtin(name) and len(pool(name)) == 1 else mapping)
-
-
 def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
     """Return (path, split or "") of a source that is a file, as existing_file does."""
     text = os.fspath(name)  # a # may be part of the file's name
@@ -77,13 +83,13 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
     return parts
 
 
-def open_source(name: Any, mapping: Mapped | None = None) -> Rows:
-    """Return the rows of a source: a name, a Dataset or a DataFrame. Of `mapping`, only the column
-    split matters. An unknown split raises an error only when rows are read."""
+def _open(name: Any, split_column: str) -> Rows:
+    """Return the rows of a source: a name, a Dataset or a DataFrame. An unknown split raises an error only when rows
+    are read."""
     if not isinstance(name, (str, os.PathLike)):
         return _dataset_rows(f"{type(name).__name__}, row", name)
     if len(parts := pool(name)) > 1:
-        return itertools.chain.from_iterable([open_source(part, mapping) for part in parts])
+        return itertools.chain.from_iterable([_open(part, split_column) for part in parts])
     base, _, split = str(name).partition("#")
     if is_file(name):
         path, split = file_and_split(name)
@@ -92,47 +98,164 @@ def open_source(name: Any, mapping: Mapped | None = None) -> Rows:
         rows = read_rows(BUILTIN[base], f"{name}, row")
     else:
         return _hub_rows(f"{name}, row", base.removeprefix("hub:"), split)
-    column = columns_for(name, mapping).mapping.get("split") or NAMES["split"][0]
-    return _of_split(base, rows, column, split) if split else rows
+    return _of_split(base, rows, "split" if is_builtin(name) else split_column, split) if split else rows
 
 
-def first_columns(name: Any, mapping: Mapped | None = None) -> list[str]:
-    """Return the columns of a source's first readable row. ValueError if no row is readable."""
-    problem = ""
-    for where, number, row in open_source(name, mapping):
-        if not isinstance(row, RowProblem):
-            return [*row]
-        problem = problem or f"{where} {number}: {row}"
-    if problem:
-        raise ValueError(problem)
-    return []
+class Source:
+    """A source of rows, which can be read once, and the numbers of dropped rows by reason. For `columns` and
+    `on_error`, see read_pairs."""
+
+    def __init__(self, source: Any, columns: Any = None, on_error: str = "raise") -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        has_our_names = is_builtin(source) and len(pool(source)) == 1
+        self.columns = Columns(None if has_our_names else columns)
+        split_column = self.columns.mapping.get("split") or "split"
+        self.rows = source if isinstance(source, Iterator) else _open(source, split_column)
+        is_name = isinstance(source, (str, os.PathLike))
+        self.name = str(source) if is_name else type(source).__name__
+        self.on_error, self.dropped, self._examples = on_error, Counter[str](), list[str]()
+        self.place = ""  # of the current row, such as "a.tsv, line 2"
+
+    def parse(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
+        """Yield parse(row) for each usable row. `parse` raises RowProblem for other rows. ValueError, with file and
+        line, for a malformed row unless on_error is "skip"."""
+        for place, row in self.rows:
+            self.place = place
+            try:
+                if isinstance(row, RowProblem):
+                    raise row
+                result = parse(row)
+            except RowProblem as problem:
+                message = f"{place}: {problem}"
+                if problem.malformed and self.on_error == "raise":
+                    raise ValueError(message) from None
+                self.dropped[problem.reason] += 1
+                if len(self._examples) < 3:
+                    self._examples.append(f"\n  {message}")
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+            else:
+                yield result
+
+    def counts(self, kept: int, noun: str, advice: str = "") -> Counts:
+        """Return the counts after reading. ValueError with `advice` if no row was kept."""
+        dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
+        counts = {"read": kept + sum(dropped.values()), "kept": kept, "dropped": dropped}
+        if not kept:
+            reasons = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items())
+            reasons = (reasons or "there are no rows") + advice + "".join(self._examples)
+            raise ValueError(f"{self.name}: no usable {noun} in {counts['read']} rows: {reasons}")
+        unread = self.columns.unread()
+        return counts | ({"unread": unread} if unread else {})
+
+    def table(self, parse: Callable[[dict[str, Any]], dict[str, Any]], noun: str) -> Table:
+        """Parse all rows. Return (table, counts). `noun` is the word for a row in messages, such as "pair"."""
+        table = to_table(self.parse(parse))
+        counts = self.counts(len(table), noun)
+        if dropped := counts["dropped"]:
+            rows, read = sum(dropped.values()), counts["read"]
+            logger.warning("%s: %d of %d rows left out: %s", self.name, rows, read, dropped)
+        return table, counts
+
+    def first_columns(self) -> list[str]:
+        """Return the columns of the first row; with on_error "skip", of the first readable row."""
+        for columns in self.parse(list):
+            return columns
+        self.counts(0, "row")  # raises ValueError
+        return []
 
 
-def has_column(name: Any, mapping: Mapped, *columns: str) -> bool:
-    """Whether the first row of a source has at least one of `columns` (raoe's names, see NAMES)."""
-    present, mapped = {*first_columns(name, mapping)}, columns_for(name, mapping).mapping
-    return any(present & {*([mapped[each]] if each in mapped else NAMES[each])} for each in columns)
+def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
+    """Convert rows with the same columns to a table in memory. `types` is {column: name of a
+    pyarrow type}. Without `types`, the first BATCH values of a column determine its type."""
+    import pyarrow
+    from datasets import Dataset
+    from datasets.fingerprint import generate_random_fingerprint
+    from datasets.table import InMemoryTable
+
+    rows, batches, schema = iter(rows), [], pyarrow.schema(types or {})
+    while part := list(itertools.islice(rows, BATCH)):
+        columns = {name: [row[name] for row in part] for name in part[0]}
+        batches.append(pyarrow.RecordBatch.from_pydict(columns, schema or None))
+        schema = batches[0].schema
+    table = InMemoryTable(pyarrow.Table.from_batches(batches, schema))
+    # by default, datasets copies and hashes the table
+    return Dataset(table, fingerprint=generate_random_fingerprint())
+
+
+class Texts:
+    """All sentences in datasets whose columns hold texts or lists of texts, any number of times."""
+
+    def __init__(self, datasets: Mapping[str, Any]) -> None:
+        self.datasets = dict(datasets)
+
+    def __iter__(self) -> Iterator[str]:
+        for dataset in self.datasets.values():
+            for name in dataset.column_names:
+                if name not in ("score", "label"):
+                    for table in dataset.select_columns([name]).with_format("arrow").iter(BATCH):
+                        for value in table[name].to_pylist():
+                            yield from [value] if isinstance(value, str) else value or ()
+
+
+def roles_in(name: Any, mapping: Mapped) -> set[str]:
+    """Return raoe's names (see NAMES) for the columns of a source's first row."""
+    source = Source(name, mapping, "skip")
+    present, mapped = {*source.first_columns()}, source.columns.mapping
+    return {role for role, names in NAMES.items() if present & {*([mapped[role]] if role in mapped else names)}}
 
 
 def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
     """Return `mapping` without columns of other files, which the first row of a source lacks."""
-    present = {None, *(first_columns(name) if mapping else ())}
+    present = {None, *(Source(name, on_error="skip").first_columns() if mapping else ())}
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
+
+
+def read_sentences(name: str, columns: Mapped | None = None) -> list[str]:
+    """Read the sentences of a source in order. Blank lines of a .txt file are kept, so that row i is line i + 1."""
+    sentences = []
+    for place, sentence in each_sentence(name, columns):
+        if isinstance(sentence, RowProblem):
+            raise ValueError(f"{place}: {sentence}")
+        sentences.append(sentence)
+    if not sentences:
+        raise ValueError(f"{name} has no sentences")
+    return sentences
+
+
+def each_sentence(name: str, columns: Mapped | None = None) -> Iterator[tuple[str, str | RowProblem]]:
+    """Yield (place, sentence) for each row of a source, or (place, problem) for a malformed row."""
+    source = Source(name, columns)
+    is_text = is_file(name) and name.lower().removesuffix(".gz").endswith(".txt")
+    if is_text and "sentence" not in (columns or {}):
+        lines, problem = text_lines(existing_file(name)), RowProblem("not UTF-8")
+        source.rows = ((f"{name}, line {n}", problem if line is None else {"text": line}) for n, line in lines)
+    for place, row in source.rows:
+        if isinstance(row, RowProblem):
+            yield place, row
+            continue
+        try:
+            column = source.columns.find(row, ("sentence",))["sentence"]
+        except RowProblem as error:
+            raise ValueError(f"{place}: {error}") from None
+        text = row[column]
+        yield place, text if isinstance(text, str) else RowProblem(f"{column} is {text!r}, not a string")
 
 
 def _of_split(name: str, rows: Rows, column: str, split: str) -> Rows:
     splits = Counter[str]()
-    for where, number, row in rows:
+    for place, row in rows:
         if isinstance(row, RowProblem):  # its split is unknown
-            yield where, number, row
+            yield place, row
             continue
         if column not in row:
             problem = f"no column {column!r}, which #{split} needs"
             names = ", ".join(map(repr, row))
-            raise ValueError(f"{where} {number}: {problem}; columns: {names}")
+            raise ValueError(f"{place}: {problem}; columns: {names}")
         splits[str(row[column])] += 1
         if str(row[column]) == split:
-            yield where, number, row
+            yield place, row
     if split not in splits:
         listing = ", ".join(f"{word} ({count})" for word, count in splits.items()) or "none"
         raise ValueError(f"{name}: no split {split!r}; splits: {listing}")
@@ -145,11 +268,7 @@ def _dataset_rows(where: str, table: Any) -> Rows:
     if not isinstance(table, Dataset):
         kinds = "a file, a name on a hub, a Dataset or a DataFrame"
         raise ValueError(f"a data source must be {kinds}, got {table!r:.100}")
-    number = 0
-    for batch in table.iter(1000):
-        for values in zip(*batch.values(), strict=True):
-            number += 1
-            yield where, number, with_names(dict(zip(batch, values, strict=True)), table.features)
+    return batch_rows(where, table.iter(1000), table.features)
 
 
 def from_frames(data: Any) -> Any:

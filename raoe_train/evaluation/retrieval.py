@@ -6,7 +6,7 @@ contain the query's text, because many data sets number queries and passages ind
 import itertools
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from raoe_train.data.columns import Row, RowProblem, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import text_lines
 from raoe_train.data.rows import row_table
-from raoe_train.data.tables import Parse, Source, Texts, read_table
+from raoe_train.data.sources import Source, Texts
 from raoe_train.encoders.embed import NONE, nearest, unit_rows
 from raoe_train.evaluation.tasks import TEST, Outcomes, Reading, Task, find_task
 
@@ -59,7 +59,7 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
         return {"id": names[0]}
 
     source = _file(folder, f"qrels/{split or TEST}.tsv", *([] if split else ["qrels.tsv"]))
-    read_table(_judgements(source), lambda present, source: parse, "judgement", on_error=on_error)
+    Source(_judgements(source), on_error=on_error).table(parse, "judgement")
     return _task(queries, corpus, relevant, str(source))
 
 
@@ -78,7 +78,7 @@ def _judgements(path: Path) -> Any:
     fields = row(first)
     if isinstance(fields, RowProblem) or not fields["score"].lstrip("-").isdecimal():
         return path
-    return ((f"{path}, line", number, row(line)) for number, line in text_lines(path))
+    return ((f"{path}, line {number}", row(line)) for number, line in text_lines(path))
 
 
 def _file(folder: Path, *names: str) -> Path:
@@ -90,10 +90,10 @@ def _file(folder: Path, *names: str) -> Path:
 
 def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> dict[str, str]:
     """Read {_id: text} of a corpus; a title is put before its text. A row without _id gets an id such as "line 1"."""
-    texts: dict[str, str] = {}
+    opened, texts = Source(source, on_error=on_error), dict[str, str]()
 
-    def passage(fields: dict[str, Any], default: str) -> dict[str, str]:
-        name = parse_word("_id", fields.get("_id", default))
+    def passage(fields: dict[str, Any]) -> dict[str, str]:
+        name = parse_word("_id", fields.get("_id", opened.place.rpartition(", ")[2]))
         if name in texts:
             raise RowProblem(f"_id {name!r} is already used above", reason="duplicate id")
         filled = [column for column in ("title", "text") if str(fields.get(column) or "").strip()]
@@ -102,10 +102,7 @@ def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> di
         texts[name] = " ".join(parse_sentence(column, fields[column]) for column in filled)
         return {"id": name}
 
-    def make(present: Collection[str], source: Source) -> Parse:
-        return lambda fields: passage(fields, f"{source.where.rpartition(', ')[2]} {source.number}")
-
-    read_table(source, make, "text", on_error=on_error)
+    opened.table(passage, "text")
     return texts
 
 

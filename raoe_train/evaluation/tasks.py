@@ -14,7 +14,7 @@ from raoe_train.config import nearest
 from raoe_train.data.files import data_kind
 from raoe_train.data.pairs import is_conditional
 from raoe_train.data.public import STS, TRANSFER
-from raoe_train.data.sources import BUILTIN, is_file, open_source
+from raoe_train.data.sources import BUILTIN, Source, is_file
 from raoe_train.encoders.embed import Embed, encode_sentences, print_cut, prompt_of, truncated
 from raoe_train.outputs import beside, digest, read_parts, replacing, write_parts
 from raoe_train.processes import rank_and_world
@@ -165,7 +165,7 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     if split:
         return f"{file}#{split}"
     splits: dict[str, None] = {}
-    for _, _, row in [] if whole else open_source(file):
+    for _, row in [] if whole else Source(file).rows:
         if isinstance(row, dict) and "split" in row:
             splits[str(row["split"])] = None
             if TEST in splits:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raoe_train.data.columns import RowProblem
-from raoe_train.data.tables import each_sentence
+from raoe_train.data.sources import each_sentence
 from raoe_train.generation.guided import Answer, GuidedDecoder, Request
 from raoe_train.generation.instructions import Instructions, flaw, parse_list, unfinished, verify_chain, verify_sentence
 from raoe_train.outputs import digest

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.tables import read_sentences
+from raoe_train.data.sources import read_sentences
 from raoe_train.encoders.embed import encode_sentences, print_cut, refuse_conditional
 from raoe_train.jobs.settings import EncodeConfig
 from raoe_train.jobs.shared import job, require

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.config import parse
+from raoe_train.config import merge
 from raoe_train.evaluation.sts import conditional_prompt
 from raoe_train.evaluation.tasks import (
     encode_tasks,
@@ -45,7 +45,7 @@ def evaluate_model(model: "SentenceTransformer", **settings: Any) -> dict[str, A
     reused, because the job cannot tell whether the weights in memory have changed."""
     if not hasattr(model, "prompts"):
         raise ValueError(f"evaluate_model needs a loaded encoder, got {model!r}: pass rt.load_encoder(name)")
-    config = parse(EvaluateConfig, None, settings)
+    config = merge(EvaluateConfig, [settings])
     check_paths(config)
     output = output_of(config)
     if output and output.finished() and not config.overwrite:

@@ -145,7 +145,7 @@ def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
     """Return {id: row} of the finished chains of all processes. A last line that a killed process left is skipped."""
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.jsonl")):
-        for _, _, row in json_rows(path, str(path)):
+        for _, row in json_rows(path, str(path)):
             if isinstance(row, dict):
                 rows[row["id"]] = row
     return rows

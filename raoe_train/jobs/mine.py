@@ -4,7 +4,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from raoe_train.data.mining import (
     triplets,
 )
 from raoe_train.data.rows import row_table
-from raoe_train.data.sources import has_column
-from raoe_train.data.tables import Texts
+from raoe_train.data.sources import Texts, roles_in
 from raoe_train.encoders.embed import CHUNK, embedding_parts, nearest_by_class, unit_rows
 from raoe_train.evaluation.retrieval import read_passages
 from raoe_train.jobs.settings import MineConfig
@@ -66,8 +64,8 @@ def mine(config: MineConfig, output: Output) -> dict[str, Any]:
     source = require(data.input, "data.input", "the labelled texts, or rows of queries and passages")
     path = Path(require(config.output, "output", "the file to write"))
     known_kind(path)
-    loss, has = config.loss, partial(has_column, source, data.columns)
-    is_labelled = not has("anchor") and (has("label") or not has("sentence1"))
+    loss, roles = config.loss, roles_in(source, data.columns)
+    is_labelled = "anchor" not in roles and ("label" in roles or "sentence1" not in roles)
     given = {key for key, value in asdict(mining).items() if value != getattr(Mining(), key)} - {"seed"}
     if useless := sorted(given - {*LABELLED} if is_labelled else given & {*LABELLED}):
         kind = "labelled texts" if is_labelled else "rows of queries and passages"

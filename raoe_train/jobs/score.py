@@ -11,7 +11,7 @@ from raoe_train.config import merge
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs import PairsToScore
-from raoe_train.data.tables import Texts
+from raoe_train.data.sources import Texts
 from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.jobs.settings import ScoreConfig
 from raoe_train.jobs.shared import job, require

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raoe_train.config import checked, hints_of, marked, marked_as, merge, read_recipe, to_dict
+from raoe_train.config import checked, hints_of, marked, marked_as, merge, to_dict
 from raoe_train.inputs import recorded
 from raoe_train.outputs import BESIDE, Output, beside, check_writable, explained, locked
 from raoe_train.processes import rank_and_world
@@ -39,7 +39,7 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
         if isinstance(recipe, config_class):
             config = merge(recipe, [settings]) if settings else recipe
         else:
-            config = merge(config_class, [*([] if recipe is None else [read_recipe(recipe)]), settings])
+            config = merge(config_class, [recipe, settings])
         rank, world = rank_and_world()
         if not together and world > 1:
             raise ValueError(f"{work.__name__} runs in one process: start it without torchrun")

@@ -15,7 +15,7 @@ from transformers import EarlyStoppingCallback, set_seed
 
 import raoe_kernels
 from raoe_train.config import recipe_text
-from raoe_train.data.tables import Texts
+from raoe_train.data.sources import Texts
 from raoe_train.encoders.embed import embedder, print_cut, remembered
 from raoe_train.encoders.load import convert_parameters
 from raoe_train.encoders.scratch import drop_head

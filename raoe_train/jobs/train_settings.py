@@ -1,11 +1,10 @@
 """Settings of the job `train`: the loss that fits the data, and checks before any data is read."""
 
-import functools
 from dataclasses import replace
 from typing import Any
 
 from raoe_train.config import Choice
-from raoe_train.data.sources import first_columns, has_column
+from raoe_train.data.sources import Source, roles_in
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.losses import AutoLoss
 from raoe_train.losses.collators import LISTS
@@ -19,13 +18,13 @@ def by_data(config: TrainConfig) -> TrainConfig:
     if config.loss.chosen is not AutoLoss or not config.data.train:
         return config
     source, columns, keywords = config.data.train[0], config.data.columns, dict[str, Any]()
-    has = functools.partial(has_column, source, columns)
-    if has("score") or (has("label") and has("sentence1")):
-        name, reason = "PearsonLoss", "scores" if has("score") else "labels"
-    elif has("anchor"):
+    roles = roles_in(source, columns)
+    if "score" in roles or {"label", "sentence1"} <= roles:
+        name, reason = "PearsonLoss", "scores" if "score" in roles else "labels"
+    elif "anchor" in roles:
         name, reason, keywords = "InfoNCELoss", "rows of queries and passages", {"mini_batch_num_tokens": 16384}
     else:
-        fields = first_columns(source, columns)
+        fields = Source(source, columns, "skip").first_columns()
         advice = "map a column, for example --data.columns score=COLUMN, or set --loss CLASS (see --loss.help)"
         names = ", ".join(map(repr, fields))
         if len(fields) == 1 and ";" in names:

@@ -139,7 +139,7 @@ class Reads:
 
     name: str  # for messages, such as "triplets"
     # arguments: source; data with this source's labels and score_scale; model.prompt; whether to read
-    # NLI labels. Result: (datasets.Dataset, counts), with counts as in raoe_train.data.tables.
+    # NLI labels. Result: (datasets.Dataset, counts), with counts as in raoe_train.data.sources.
     reader: str  # MODULE:FUNCTION
     collator: type[SentenceTransformerDataCollator] = RowCollator
 

@@ -15,8 +15,7 @@ from datasets import Dataset, concatenate_datasets
 from scipy import stats
 
 from raoe_train.data.pairs import TEXTS, read_scored
-from raoe_train.data.sources import columns_in, has_column
-from raoe_train.data.tables import read_sentences
+from raoe_train.data.sources import columns_in, read_sentences, roles_in
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import Outcomes, Task, evaluate_tasks, main_score
@@ -54,7 +53,7 @@ def guard_of(data: Data, encoder: Any, seed: int) -> Task:
     training are the scores."""
     sources = {source: columns_in(source, data.columns) for source in data.guard}
     generator = np.random.default_rng(seed)
-    if scored := [has_column(source, columns, "score") for source, columns in sources.items()]:
+    if scored := ["score" in roles_in(source, columns) for source, columns in sources.items()]:
         if all(scored):
             parts = [read_scored(source, None, columns=columns) for source, columns in sources.items()]
             return of_pairs(concatenate_datasets([part.select_columns([*TEXTS, "score"]) for part in parts]))

@@ -11,7 +11,7 @@ from pyarrow.compute import min_max
 
 from raoe_train.data.pairs import TEXTS, conditional_table, is_conditional, pair_table
 from raoe_train.data.rows import list_table, row_table
-from raoe_train.data.tables import Table
+from raoe_train.data.sources import Table
 from raoe_train.settings import Data
 
 logger = logging.getLogger(__name__)

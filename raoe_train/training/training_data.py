@@ -18,8 +18,7 @@ from raoe_kernels import refine_similarity
 from raoe_train.data.columns import NAMES
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
 from raoe_train.data.rows import columns_in_order, row_table
-from raoe_train.data.sources import columns_in, has_column, labels_of, pool
-from raoe_train.data.tables import BATCH, Texts
+from raoe_train.data.sources import BATCH, Texts, columns_in, labels_of, pool, roles_in
 from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
@@ -130,7 +129,7 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
         options: Any = {"columns": columns_in(source, data.columns), "on_error": data.on_error}
         options |= {"labels": labels_of(source, data)}
         name = source if Path(source).name in tasks else Path(source).name
-        is_rows = may_have_rows and not has_column(source, options["columns"], "score")
+        is_rows = may_have_rows and "score" not in roles_in(source, options["columns"])
         rows = row_table(source, keep_all=True, **options)[0] if is_rows else read_scored(source, prompt, **options)
         datasets = without_dev_pairs(datasets, rows, name, leave_out=certified)
         tasks[name] = of_rows(rows, name) if "anchor" in rows.column_names else of_pairs(rows)

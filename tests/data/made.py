@@ -2,7 +2,7 @@
 
 import gzip
 
-from raoe_train.data.sources import open_source
+from raoe_train.data.sources import Source
 
 HEADER = "sentence1\tsentence2\tscore\tlabel\tsplit\n"
 
@@ -15,4 +15,4 @@ def write(path, text):
 
 def rows_in(path):
     """The rows of a file."""
-    return [row for _, _, row in open_source(path)]
+    return [row for _, row in Source(path).rows]

@@ -37,6 +37,8 @@ def test_texts_are_inserted_unchanged(tmp_path):
 
 
 def test_hidden_labels(tmp_path):
+    unlabelled = write(tmp_path / "new.csv", "sentence1,sentence2,condition\na,b,c\n")
+    assert read_conditional(unlabelled, scored=False).column_names == ["sentence1", "sentence2"]
     for hidden in ("-1", "-1.0"):
         path = write(tmp_path / "test.csv", HEADER + f"a,b,c,{hidden}\nd,e,f,{hidden}\n")
         assert read_conditional(path, scored=False).column_names == ["sentence1", "sentence2"]

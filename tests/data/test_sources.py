@@ -8,7 +8,7 @@ import pytest
 
 from raoe_train.config import Choice
 from raoe_train.data.pairs import PairsToScore, pair_table, read_pairs
-from raoe_train.data.sources import has_column, is_file, pool
+from raoe_train.data.sources import is_file, pool, roles_in
 from raoe_train.inputs import recorded
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.settings import Data, Input, Pairs
@@ -72,10 +72,14 @@ def test_a_pool_is_one_source(two_files):
     data, counts = pair_table(f"{first}#train+{second}")
     assert data["sentence1"] == ["a", "e"] and data["label"] == [1, 0] and counts["read"] == 2
     assert read_pairs(f"{second}+builtin#dev", require=["score"])["sentence1"][0] == "e"
+    folded = write(
+        Path(first).with_name("folded.tsv"), "sentence1\tsentence2\tscore\tlabel\tfold\ng\th\t1\tneutral\tx\n"
+    )
+    assert read_pairs(f"{folded}#x+builtin#dev", columns={"split": "fold"})["sentence1"][0] == "g"  # raoe's has its own
     assert len(pool(f"{first}#train+{first}#dev")) == 2
     mapped = write(Path(first).with_name("mapped.tsv"), "q\tsentence2\tscore\na\tb\t1\n")
     columns = {"sentence1": "q"}
-    assert has_column("builtin#dev", columns, "sentence1") and read_pairs("builtin#dev", columns=columns)
+    assert "sentence1" in roles_in("builtin#dev", columns) and read_pairs("builtin#dev", columns=columns)
     with pytest.raises(ValueError, match=r"builtin#dev, row \d+: no column for sentence1 .looked for q"):
         read_pairs(f"builtin#dev+{mapped}", columns=columns)
     for name in ("one", "hub:a/b#c", first, Path(first)):

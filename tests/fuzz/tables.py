@@ -8,7 +8,7 @@ from typing import Any
 from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
 from raoe_train.data.rows import list_table, row_table
-from raoe_train.data.tables import read_sentences
+from raoe_train.data.sources import read_sentences
 from raoe_train.settings import Pairs
 from tests.fuzz.mutations import Rows
 

@@ -12,7 +12,7 @@ import yaml
 
 from raoe_train import cli
 from raoe_train.cli import JOBS, config_of, configure, main
-from raoe_train.config import checked, dataclass_in, describe, keys_of, parse, shipped, to_dict
+from raoe_train.config import checked, dataclass_in, describe, keys_of, merge, shipped, to_dict
 from raoe_train.jobs.settings import TrainConfig
 from tests.tiny import load
 
@@ -192,7 +192,7 @@ def test_shipped_recipes_survive_a_round_trip(tmp_path, name):
 def test_what_is_printed_is_a_recipe(tmp_path, capsys, job):
     assert main([job, "--print_config"]) == 0
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
-    result = parse(config_of(job), tmp_path / "printed.yaml")
+    result = checked(merge(config_of(job), [tmp_path / "printed.yaml"]))
     assert result == load(job)
 
 
