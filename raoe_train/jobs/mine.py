@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -150,23 +149,26 @@ def _print(result: dict[str, Any], path: str, count: int | None) -> None:
 
 
 class _Embedded:
-    """An encoder for mine_hard_negatives, which looks up embeddings.
-
-    Args:
-        queries, passages: {text: unit embedding}.
-    """
+    """An encoder for mine_hard_negatives, which looks up embeddings. Both arguments are (texts, [n, d] unit rows)."""
 
     device = "cpu"
     similarity, similarity_pairwise = staticmethod(dot_score), staticmethod(pairwise_dot_score)  # for unit rows
 
-    def __init__(self, queries: Mapping[str, np.ndarray], passages: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, queries: tuple[list[str], np.ndarray], passages: tuple[list[str], np.ndarray]) -> None:
         self.queries, self.passages = queries, passages
 
-    def encode_query(self, texts: Sequence[str], **_: Any) -> np.ndarray:
-        return np.stack([self.queries[text] for text in texts])
+    def encode_query(self, texts: list[str], **_: Any) -> np.ndarray:
+        return _look_up(*self.queries, texts)
 
-    def encode_document(self, texts: Sequence[str], **_: Any) -> np.ndarray:
-        return np.stack([self.passages[text] for text in texts])
+    def encode_document(self, texts: list[str], **_: Any) -> np.ndarray:
+        return _look_up(*self.passages, texts)
+
+
+def _look_up(known: list[str], rows: np.ndarray, texts: list[str]) -> np.ndarray:
+    if texts == known:  # no copy of a large corpus
+        return rows
+    places = {text: place for place, text in enumerate(known)}
+    return rows[[places[text] for text in texts]]
 
 
 def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
@@ -190,7 +192,6 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     if rank_and_world()[0] > 0:
         return {}
     units = [unit_rows(np.concatenate(read_parts(paths))) for paths in parts]
-    known = [dict(zip(texts, unit, strict=True)) for texts, unit in zip(kinds.values(), units, strict=True)]
     random.seed(mining.seed)
     # sentence-transformers masks only positives, so a query that is also a passage counts as its own positive
     passages = {*corpus}
@@ -198,7 +199,7 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     anchors, positives = zip(*pairs, *own.items(), strict=True)
     lists = mine_hard_negatives(
         Dataset.from_dict({"anchor": anchors, "positive": positives}),
-        _Embedded(*known),  # type: ignore[arg-type]
+        _Embedded((queries, units[0]), (corpus, units[1])),  # type: ignore[arg-type]
         corpus=corpus,
         output_format="labeled-list",  # [positive, negatives …], the only row format that allows fewer negatives
         faiss_batch_size=max(1, CHUNK // len(corpus)),  # queries at a time, also without FAISS

@@ -210,8 +210,7 @@ def prompted(run: Run, name: str) -> Iterator[str]:
 
 def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
     """Train, or resume training, and put the weights to save into the encoder. Return {"before", "after": metrics,
-    "best_step": step of the saved weights, the costs of training, and, if there are any, "certificate" and "failed"}.
-    """
+    "best_step": step of the saved weights, and, if there are any, "certificate" and "failed"}."""
     config, encoder = run.config, run.encoder
     certified = config.evaluation.certificate
     start = certificate.weights_of(encoder) if certified or run.trainer.args.load_best_model_at_end else {}
@@ -244,7 +243,7 @@ def train_all(run: Run, start: certificate.Weights) -> certificate.Tried:
     certificate: {name: [the checkpoint], or a checkpoint of each fold}."""
     place = run.output.path / CHECKPOINTS
     if not run.folds:
-        fit_once(run, place, planned_steps(run))
+        fit_once(run, place)
         checkpoints = on_rank_zero(lambda: complete_checkpoints(place))
         return {f"step {path.name.rpartition('-')[2]}": [path] for path in checkpoints}
     last = []
@@ -254,16 +253,16 @@ def train_all(run: Run, start: certificate.Weights) -> certificate.Tried:
         certificate.mix(run.encoder, start, start, 0.0)
         arguments = {**run.arguments, "output_dir": str(folder)}
         run.trainer = build_trainer(run.config, arguments, run.encoder, datasets, None)
-        fit_once(run, folder, planned_steps(run), number)
+        fit_once(run, folder, number)
         last.append(on_rank_zero(functools.partial(complete_checkpoints, folder))[-1])
     return {f"{len(run.folds)} folds": last}
 
 
-def fit_once(run: Run, checkpoints: Path, steps: int, fold: int = 0) -> None:
-    """Train, or resume training, for a number of steps."""
+def fit_once(run: Run, checkpoints: Path, fold: int = 0) -> None:
+    """Train with the current trainer, or resume its training from the newest checkpoint."""
     trainer, folder = run.trainer, run.output.path
     if run.folds or run.config.training.min_steps:
-        trainer.args.max_steps = steps
+        trainer.args.max_steps = planned_steps(run)
     if run.config.training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(run.config.training.patience))
     trainer.add_callback(LogFile(folder / LOG, fold))

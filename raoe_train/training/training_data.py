@@ -120,8 +120,9 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
     {name: dev task}, folds), and print a warning if dev pairs also occur in the training data. If the loss reads rows,
     a dev set without scores is a retrieval task. Other dev sets have scored pairs.
 
-    With a certificate and data.dev_share auto, a first dataset with fewer than FEW rows is divided into FOLDS dev sets.
-    Then `folds` has, for each dev set, the training datasets without it. Otherwise, `folds` is empty."""
+    With a certificate and data.dev_share auto, a first dataset with fewer than FEW rows is divided into FOLDS dev sets,
+    unless training.patience is set. Then `folds` has, for each dev set, the training datasets without it. Otherwise,
+    `folds` is empty."""
     data, prompt, seed = config.data, config.model.prompt, config.training.seed
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
     certified, tasks, folds = config.evaluation.certificate, dict[str, Task](), list[Any]()
@@ -135,6 +136,7 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
         tasks[name] = of_rows(rows, name) if "anchor" in rows.column_names else of_pairs(rows)
     if data.dev_share and not tasks:
         is_few = certified and data.dev_share == "auto" and len(next(iter(datasets.values()))) < FEW
+        is_few = is_few and config.training.patience is None  # which needs one dev set
         splits = hold_out(datasets, data.dev_share, seed, FOLDS if is_few else 1)
         for number, (rest, rows) in enumerate(splits, 1):
             name = f"fold {number}" if len(splits) > 1 else "held out"

@@ -139,9 +139,11 @@ def test_rows_are_ranked_among_held_out_and_training_passages(tmp_path, encoder)
     assert metrics["certificate"]["examples"] == 40  # queries
 
 
-@pytest.mark.parametrize("settings", [{"data.dev_share": 0.3}, {"evaluation.certificate": False}, {}])
+@pytest.mark.parametrize(
+    "settings", [{"data.dev_share": 0.3}, {"evaluation.certificate": False}, {"training.patience": 9}, {}]
+)
 def test_other_runs_hold_out_a_share(tmp_path, encoder, source, capsys, monkeypatch, settings):
-    """Not only few rows: a share as a number, a run without a certificate, or many rows."""
+    """A share as a number, a run without a certificate or with early stopping, or many rows."""
     if not settings:
         monkeypatch.setattr(training_data, "FEW", 88)
     output = str(tmp_path / "out")
