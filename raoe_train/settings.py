@@ -175,7 +175,8 @@ class Data(Tasks):
             source or pool A+B
         labels: class of each label (larger = less related; null skips rows), or {FILE NAME: {LABEL:
             CLASS}}
-        dev: sources of the dev set; the checkpoint with the best dev score is saved
+        dev: sources of the dev set, for rows also folders in BEIR's layout, whose queries search
+            their whole corpus; the checkpoint with the best dev score is saved
         guard: with evaluation.certificate, texts or scored pairs whose similarities must stay close
             to those before training; by default, random words of the encoder's vocabulary
         dev_share: share of the first training source to hold out as dev set, if data.dev is not

@@ -33,9 +33,9 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
     if not path.exists():
         advice = "for a dataset on a hub write hub:OWNER/NAME#SPLIT"
         raise FileNotFoundError(f"no such file: {str(path)!r} ({advice})")
-    if any((path / f"corpus.jsonl{suffix}").is_file() for suffix in ("", ".gz")):
-        advice = f"evaluate it with --tasks retrieval:{path}, or write its judged pairs to a "
-        advice += '.jsonl file, with a line {"query": TEXT, "pos": [TEXT, …]} for each query'
+    if is_benchmark_folder(path):
+        advice = f"evaluate on it with --tasks retrieval:{path} or --data.dev {path}; for training, write its judged "
+        advice += 'pairs to a .jsonl file, with a line {"query": TEXT, "pos": [TEXT, …]} for each query'
         raise ValueError(f"{str(path)!r} is a folder in BEIR's layout: {advice}")
     if path.is_dir():
         advice = "convert a saved Dataset with to_parquet()"
@@ -44,6 +44,12 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{path} is a pipe or a device, which can be read only once: use a file")
     known_kind(path)
     return path
+
+
+def is_benchmark_folder(name: str | os.PathLike[str]) -> bool:
+    """Whether a name, perhaps with #SPLIT, is a folder in BEIR's layout."""
+    folder = Path(str(name).partition("#")[0]).expanduser()
+    return any((folder / f"corpus.jsonl{suffix}").is_file() for suffix in ("", ".gz"))
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:

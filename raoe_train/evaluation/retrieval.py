@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
 from raoe_train.data.columns import Row, RowProblem, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import text_lines
@@ -42,6 +43,17 @@ def of_rows(rows: Any, source: str, others: Iterable[str] = ()) -> Task:
             relevant.setdefault(query, set()).add(positive)
     passages = {text: text for text in itertools.chain(Texts({"": rows.remove_columns("anchor")}), others)}
     return _task({query: query for query in rows["anchor"][:]}, passages, relevant, source)
+
+
+def relevant_pairs(task: Task) -> Dataset:
+    """Return the pairs of a query and a relevant passage of a retrieval task, with columns anchor and positive."""
+    places: Any = task.score
+    passages, anchors, positives = task.sentences[task.n_queries :], list[str](), list[str]()
+    for query, targets in zip(task.sentences, places.keywords["targets"], strict=False):
+        for target in targets:
+            anchors.append(query)
+            positives.append(passages[places.keywords["row_of"][target]])
+    return Dataset.from_dict({"anchor": anchors, "positive": positives})
 
 
 def _read_folder(folder: Path, split: str, on_error: str) -> Task:

@@ -18,11 +18,19 @@ from raoe_kernels import refine_similarity
 from raoe_train.data.columns import NAMES
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
 from raoe_train.data.rows import columns_in_order, row_table
-from raoe_train.data.sources import BATCH, Texts, columns_in, labels_of, pool, roles_in
+from raoe_train.data.sources import (
+    BATCH,
+    Texts,
+    columns_in,
+    is_benchmark_folder,
+    labels_of,
+    pool,
+    roles_in,
+)
 from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
-from raoe_train.evaluation.retrieval import of_rows
+from raoe_train.evaluation.retrieval import of_rows, read_retrieval, relevant_pairs
 from raoe_train.evaluation.sts import of_pairs
-from raoe_train.evaluation.tasks import Task
+from raoe_train.evaluation.tasks import Reading, Task
 from raoe_train.inputs import recorded
 from raoe_train.losses.collators import LISTS, RANKING
 from raoe_train.outputs import digest, read_parts, write_parts
@@ -130,6 +138,10 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
         options: Any = {"columns": columns_in(source, data.columns), "on_error": data.on_error}
         options |= {"labels": labels_of(source, data)}
         name = source if Path(source).name in tasks else Path(source).name
+        if is_benchmark_folder(source):
+            tasks[name] = read_retrieval(source, Reading(on_error=data.on_error))
+            datasets = without_dev_pairs(datasets, relevant_pairs(tasks[name]), name, leave_out=certified)
+            continue
         is_rows = may_have_rows and "score" not in roles_in(source, options["columns"])
         rows = row_table(source, keep_all=True, **options)[0] if is_rows else read_scored(source, prompt, **options)
         datasets = without_dev_pairs(datasets, rows, name, leave_out=certified)
@@ -146,6 +158,9 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
             tasks[name] = of_pairs(rows) if "score" in rows.column_names else _among_others(rows, folds[-1], name, seed)
         if len(splits) == 1:
             datasets = folds.pop()
+    for name, task in tasks.items():
+        if task.n_queries:
+            print(f"{name}: {task.n_queries} dev queries search {len(task.sentences) - task.n_queries} passages")
     if len({task.kind for task in tasks.values()}) > 1:
         raise ValueError("data.dev mixes scored pairs and rows without scores: use only one kind")
     return datasets, tasks, folds

@@ -29,7 +29,7 @@ def test_which_names_are_files(tmp_path, monkeypatch):
     (tmp_path / "beir").mkdir()
     write(tmp_path / "beir" / "corpus.jsonl.gz", "")
     for name in ("beir", "beir#test"):
-        with pytest.raises(ValueError, match=r"is a folder in BEIR's layout: evaluate it with --tasks retrieval:"):
+        with pytest.raises(ValueError, match=r"is a folder in BEIR's layout: evaluate on it with --tasks retrieval:"):
             read_pairs(str(tmp_path / name))
     hashed = tmp_path / "a#1.tsv"
     write(hashed, HEADER + "a\tb\t1\t0\tx\n")

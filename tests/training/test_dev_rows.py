@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import raoe_train as rt
 from raoe_train import run
 from raoe_train.training.training_data import read_training_data, with_dev
 from tests.tiny import SENTENCES, load
@@ -58,6 +59,32 @@ def test_queries_are_held_out_whole(tmp_path, columns):
     others = {text for name in datasets["rows"].column_names[1:] for text in datasets["rows"][name]}
     assert others <= {*task.sentences[task.n_queries :]}  # the corpus also has the passages of the training rows
     assert len(datasets["rows"]) == 2 * (count - len(queries))  # both rows of each other query
+
+
+def test_dev_queries_of_a_folder_search_its_corpus(tmp_path, capsys):
+    """Its judged pairs are left out of training."""
+    folder, rows = tmp_path / "beir", [(f"q{n}", SENTENCES[n], f"p{n}", SENTENCES[(n + 1) % 11]) for n in range(11)]
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": q, "text": t}) + "\n" for q, t, *_ in rows[:4]))
+    more = [("other", "a passage without a query")]
+    passages = [(name, text) for *_, name, text in rows] + more
+    (folder / "corpus.jsonl").write_text("".join(json.dumps({"_id": p, "text": t}) + "\n" for p, t in passages))
+    judged = [f"{query}\t{passage}\t1" for query, _, passage, _ in rows[:4]]
+    (folder / "qrels/dev.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]) + "\n")
+    lines = [json.dumps({"query": query, "positive": text}) for _, query, _, text in rows]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    files = {"data.train": [str(tmp_path / "rows.jsonl")], "data.dev": [f"{folder}#dev"]}
+    options = {**settings(tmp_path), **files, "loss": "InfoNCELoss", "evaluation.certificate": True}
+    config = load("train", None, options)
+    datasets, dev, _ = with_dev(read_training_data(config, tmp_path)[0], config)
+    task = dev["beir#dev"]
+    assert (task.n_queries, len(task.sentences)) == (4, 4 + 12)
+    assert "beir#dev: 4 dev queries search 12 passages" in capsys.readouterr().out
+    assert {*datasets["rows"]["anchor"]} == {query for _, query, *_ in rows[4:]}
+    assert rt.train(None, **{**options, "training.max_steps": 2})["before"]["ndcg@10"] is not None
+    (folder / "corpus.jsonl").rename(folder / "corpora.jsonl")
+    with pytest.raises(ValueError, match="is a folder, not a data file"):
+        with_dev(read_training_data(config, tmp_path)[0], config)
 
 
 def test_a_dev_set_may_have_other_columns_than_the_training_data(tmp_path):
