@@ -65,7 +65,6 @@ class Task:
 
     kind: str  # name of the kind in KINDS
     main: str  # name of the main metric (x100, higher is better); averages are means of main metrics
-    content: Any  # what is compared with embeddings, as plain values
     sentences: list[str]  # the n texts to encode; each distinct text is encoded once
     # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
     score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]]

@@ -298,7 +298,15 @@ def test_torchrun_restarts_a_killed_process(tmp_path, name, target):
         path.write_text(yaml.safe_dump(job.keys(out)))
         if not restarts:
             mark.touch()
-        words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--max-restarts", str(restarts)]
+        words = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--standalone",
+            "--max-restarts",
+            str(restarts),
+        ]
         words += [str(tmp_path / "job.py"), job.name, str(path), str(mark), target]
         # torchrun would hand the addresses of the killed processes to the restarted ones (torch 2.13)
         environment = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
