@@ -1,19 +1,18 @@
 """GISTEmbed: InfoNCE without the negatives that a guide encoder finds too similar."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_train.config import PositiveFloat
+from raoe_train.encoders.embed import Embed
 from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.collators import ROWS_WITH_TEXTS
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 
-Embed = Callable[[Sequence[str]], np.ndarray]
 MarginStrategy = Literal["absolute", "relative"]
 
 
