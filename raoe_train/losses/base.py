@@ -142,10 +142,6 @@ class CachedLoss(CachedLossMixin, Loss):
         """Return keywords for compute_loss_from_embeddings, before the encoder reads the batch."""
         return {"labels": labels}
 
-    def planner(self) -> "CachedLoss":
-        """Return a copy of which only `prepare_labels` is called, in processes that load data."""
-        return without_modules(self)
-
     @abstractmethod
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
         """Return the scalar loss, or LossParts, from the (B, D) embeddings of each column."""

@@ -241,7 +241,7 @@ class ByLength(CachedLossMixin, nn.Module):
         """Return a copy without encoders, which only plans batches, for processes that load data."""
         inner = innermost(self.loss)
         bare = base.without_modules(self)
-        bare.loss = inner.planner() if isinstance(inner, CachedLoss) else base.without_modules(inner)
+        bare.loss = base.without_modules(inner)
         bare.keep, bare.grouping = None, self._grouping(inner)
         return bare
 
