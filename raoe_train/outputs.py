@@ -29,7 +29,6 @@ MADE_FROM = "made_from.json"  # record of a folder
 NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files of a run that has no work to resume
 UNFINISHED = ("checkpoints", "initial", "teacher")  # folders in the folder of an unfinished run
 BESIDE = (".json", ".parts", ".failed.jsonl", ".examples.npz")  # suffixes of paths beside an output file
-FORMAT = 2  # of records; earlier versions wrote records without this number
 SHARD = 4096  # sentences or pairs in a part; a killed process loses at most one part
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)  # of a file system without locks
 POLL = 0.2  # seconds between checks for the work of other processes
@@ -161,10 +160,10 @@ class Output:
             if exists or self.record.exists():
                 raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")
             return None
-        changed = self._changed(record)
+        changed = different(record["settings"], self.settings)
         if not changed and record.get("finished") and exists:
             self.clear()  # what a killed process has left
-            result = {key: value for key, value in record.items() if key not in ("finished", "files", "format")}
+            result = {key: value for key, value in record.items() if key not in ("finished", "files")}
             if self.result and not (result := read_json(self.path / self.result)):
                 return None
             if say and rank_and_world()[0] == 0:
@@ -172,8 +171,6 @@ class Output:
             return result
         if changed and exists and not self.overwrite:
             how = f"with other settings or inputs (different: {', '.join(changed)})"
-            if record.get("format") != FORMAT:
-                how = "by an earlier version of raoe"
             advice = "choose another output, or replace it with --overwrite"
             raise ValueError(f"output {self.path} was made {how}: {advice}")
         return None
@@ -182,19 +179,13 @@ class Output:
     def replaces(self) -> bool:
         """Whether `begin` removes an output that was made with other settings."""
         record = read_json(self.record)
-        return "settings" in record and bool(self._changed(record))
-
-    def _changed(self, record: Mapping[str, Any]) -> Sequence[str]:
-        """Return the dotted keys of the settings in which a record differs from this output."""
-        if record.get("format") != FORMAT:
-            return ["all"]
-        return different(record.get("settings"), self.settings)
+        return "settings" in record and bool(different(record["settings"], self.settings))
 
     def begin(self, *files: str) -> None:
         """Write the record; call this right before writing to a folder. If its record is finished or has other
         settings, remove the files that it names. `files`: files in the folder that a later run may remove."""
         record = read_json(self.record)
-        if record.get("finished") or self._changed(record):
+        if record.get("finished") or different(record.get("settings"), self.settings):
             if self.folder:
                 if "finished" in record:  # before removing files: a killed process must leave no finished record
                     write_json(self.record, {**record, "finished": False})
@@ -203,7 +194,7 @@ class Output:
                         remove(path)
                         with suppress(OSError):  # raised for a folder that is not empty
                             os.removedirs(path.parent)
-            record = {"format": FORMAT, "settings": self.settings}
+            record = {"settings": self.settings}
         names = dict.fromkeys([*record.get("files", []), *files])
         write_json(self.record, {**record, "files": [*names]})
 
@@ -213,7 +204,7 @@ class Output:
         record = {"output": self.user_path, **result, "settings": self.settings, "versions": versions()}
         names = read_json(self.record).get("files", [])  # expand folders to their files: users may add files later
         files = [str(path.relative_to(self.path)) for name in names for path in files_in(self.path / name)]
-        write_json(self.record, {**record, "format": FORMAT, "finished": True, "files": files})
+        write_json(self.record, {**record, "finished": True, "files": files})
         self.clear()
         return record
 

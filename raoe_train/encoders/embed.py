@@ -83,13 +83,6 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
     return cut
 
 
-def truncated(embeddings: np.ndarray, truncate_dim: int | None) -> np.ndarray:
-    """Return the first truncate_dim dimensions of [n, d] embeddings (None: all). ValueError if d < truncate_dim."""
-    if (truncate_dim or 0) > embeddings.shape[1]:
-        raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {embeddings.shape[1]} dimensions")
-    return embeddings[:, :truncate_dim]
-
-
 def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str | None = None) -> Embed:
     """Create a function that returns a frozen encoder's embeddings of sentences. Its first call loads the encoder, and
     prints how many of `texts` are truncated. Errors start with `role`, such as "teacher". If the settings have no
@@ -139,14 +132,12 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str) -> Embed:
     return embed
 
 
-def embeddings(
-    encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, kind: str | None = None
-) -> np.ndarray:
-    """Encode texts as `embedder` does. Return [n, d] float32. The directory `cache` (if None, encoder.cache) stores the
-    embeddings in shards, in one folder per encoder and list of texts."""
-    if (folder := cache or getattr(encoder, "cache", None)) is None:
-        return embedder(encoder, role, texts, kind)(texts)
-    return np.concatenate(read_parts(embedding_parts(encoder, texts, role, folder, kind)))
+def embeddings(encoder: Encoder, texts: Sequence[str], role: str) -> np.ndarray:
+    """Encode texts as `embedder` does. Return [n, d] float32. The directory encoder.cache stores the embeddings in
+    shards, in one folder per encoder and list of texts."""
+    if (folder := getattr(encoder, "cache", None)) is None:
+        return embedder(encoder, role, texts)(texts)
+    return np.concatenate(read_parts(embedding_parts(encoder, texts, role, folder)))
 
 
 def embedding_parts(

@@ -153,7 +153,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
         result, polarity = evaluator().report(embeddings)
         return result, Outcomes(100 * polarity)
 
-    return Task("polarity", "polarity", [[*texts, *corpus], labels, classes], [*texts, *corpus], score)
+    return Task("polarity", "polarity", [*texts, *corpus], score)
 
 
 def _sample(data: Any, limit: int | None, seed: int) -> Any:

@@ -137,8 +137,7 @@ def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mappi
     targets = [sorted(place[name] for name in relevant[query]) for query in relevant]
     sentences = [*(queries[query] for query in relevant), *texts]
     score = partial(measure, targets=targets, row_of=np.array(row_of), own=np.array(own))
-    content = [sentences, targets, row_of, *([own] if n_own else [])]
-    return Task("retrieval", "ndcg@10", content, sentences, score, n_queries=len(targets))
+    return Task("retrieval", "ndcg@10", sentences, score, n_queries=len(targets))
 
 
 def measure(

@@ -23,7 +23,7 @@ def of_pairs(pairs: Any) -> Task:
     """Create a task from a Dataset with sentence1, sentence2 and score, and optionally subset."""
     columns = pairs.to_dict()
     score = partial(correlations, scores=np.asarray(columns["score"]), subsets=np.asarray(columns.get("subset", [])))
-    return Task("sts", "spearman", columns, [*columns["sentence1"], *columns["sentence2"]], score)
+    return Task("sts", "spearman", [*columns["sentence1"], *columns["sentence2"]], score)
 
 
 def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray) -> tuple[dict[str, Any], Outcomes]:

@@ -15,7 +15,7 @@ from raoe_train.data.files import data_kind
 from raoe_train.data.pairs import is_conditional
 from raoe_train.data.public import STS, TRANSFER
 from raoe_train.data.sources import BUILTIN, Source, is_file
-from raoe_train.encoders.embed import Embed, encode_sentences, print_cut, prompt_of, truncated
+from raoe_train.encoders.embed import Embed, encode_sentences, print_cut, prompt_of
 from raoe_train.outputs import beside, digest, read_parts, replacing, write_parts
 from raoe_train.processes import rank_and_world
 from raoe_train.settings import Classifier, Polarity
@@ -65,7 +65,6 @@ class Task:
 
     kind: str  # name of the kind in KINDS
     main: str  # name of the main metric (x100, higher is better); averages are means of main metrics
-    content: Any  # what is compared with embeddings, as plain values
     sentences: list[str]  # the n texts to encode; each distinct text is encoded once
     # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
     score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]]
@@ -227,8 +226,10 @@ def evaluate_tasks(
     see encode_tasks."""
     parts = encode_tasks(model, [*tasks.values()], batch_size, folder)
     results: dict[str, dict[str, Any]] = {}
-    for word, task in tasks.items():
-        metrics, examples = task.score(truncated(next(parts), truncate_dim))
+    for (word, task), rows in zip(tasks.items(), parts, strict=True):
+        if (truncate_dim or 0) > rows.shape[1]:
+            raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {rows.shape[1]} dimensions")
+        metrics, examples = task.score(rows[:, :truncate_dim])
         results[word] = {"kind": task.kind, "main": task.main, **metrics}
         if outcomes is not None:
             outcomes[word] = examples

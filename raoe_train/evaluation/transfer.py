@@ -35,9 +35,8 @@ def read_transfer(name: str, reading: Reading) -> Task:
     first, second, labels, split = columns
     settings = (reading.classifier or Classifier()).settings()
     _check(labels, split, str(source), settings["kfold"])
-    content = [*columns, settings]
     score = partial(classify, data=columns, settings=settings)
-    return Task("transfer", "accuracy", content, [*first, *(second or [])], score)
+    return Task("transfer", "accuracy", [*first, *(second or [])], score)
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:

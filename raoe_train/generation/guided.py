@@ -33,10 +33,6 @@ class Request:
     max_new_tokens: int = 64  # at least 1
     seed: int = 0  # seed for this answer's random numbers
 
-    @property
-    def is_guided(self) -> bool:
-        return self.far is not None and self.guidance != 1
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -84,7 +80,8 @@ class GuidedDecoder:
         sampled = self.sampling.do_sample
         numbers = [uniforms(request.seed, request.max_new_tokens) for request in requests] if sampled else []
         # The request of each row: first the nearer contexts of all requests in progress, then their farther contexts.
-        near, far = list(range(len(requests))), [n for n, request in enumerate(requests) if request.is_guided]
+        near = list(range(len(requests)))
+        far = [n for n in near if requests[n].far is not None and requests[n].guidance != 1]
         logits, cache, mask = self._read([*(requests[n].near for n in near), *(requests[n].far or [] for n in far)])
         while True:
             scores = Scores(logits, [requests[n].guidance for n in near], [near.index(n) for n in far])

@@ -25,6 +25,7 @@ from raoe_train.outputs import POLL, Output, beside, digest, replacing, versions
 from raoe_train.processes import from_environment, rank_and_world
 from raoe_train.settings import Generation, LanguageModel
 
+SLOWEST = 30.0  # seconds between two readings of all chains while other processes work
 FEW = 0.1  # minimum share of verified chains; below it, the job reports a failure
 
 
@@ -70,11 +71,13 @@ def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
             "versions": versions(),
         }
         chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
-        run = _write(grow(chains, decoder, generation.batch_size), new_part(output.parts), line, len(own), len(waiting))
+        run = _write(grow(chains, decoder, generation.batch_size), output.parts, line, len(own), len(waiting))
     if rank > 0:
         return {}
+    delay = POLL
     while len(finished := read_rows(output.parts)) < len(sentences):
-        time.sleep(POLL)  # other processes still have chains to finish
+        time.sleep(delay)  # other processes still have chains to finish
+        delay = min(2 * delay, SLOWEST)
     rows = [finished[key] for key, _ in sentences]
     output.begin()
     _merge(rows, output.path)
@@ -134,13 +137,6 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def new_part(folder: Path) -> Path:
-    """Return the path of a new file for the finished chains of this process. Killed runs may have left other files."""
-    rank, _ = rank_and_world()
-    number = len(list(folder.glob(f"{rank:04d}-*.jsonl")))
-    return folder / f"{rank:04d}-{number:04d}.jsonl"
-
-
 def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
     """Return {id: row} of the finished chains of all processes. A last line that a killed process left is skipped."""
     rows: dict[int, dict[str, Any]] = {}
@@ -161,17 +157,19 @@ def _merge(rows: Iterable[dict[str, Any]], path: Path) -> None:
         beside(path, ".failed.jsonl").unlink()
 
 
-def _write(chains: Any, part: Path, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
-    """Append each finished chain to `part`. `total` is the number of this process's chains, of which `waiting` are not
-    finished. Return the number of chains and tokens, and the speed."""
+def _write(chains: Any, folder: Path, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
+    """Write each finished chain to a new file in `folder`, where killed runs may have left other files. `total` is the
+    number of this process's chains, of which `waiting` are not finished. Return the number of chains and tokens, and
+    the speed."""
     tokens, start, done = 0, time.perf_counter(), total - waiting
     if done:
         print(f"resuming after {done} of {total} chains", flush=True)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    place = rank_and_world()[0] or None
+    folder.mkdir(parents=True, exist_ok=True)
+    rank, _ = rank_and_world()
+    part = folder / f"{rank:04d}-{time.time_ns()}.jsonl"
     with (
         open(part, "w", encoding="utf-8", buffering=1) as file,  # a line at a time
-        tqdm(total=total, initial=done, unit="chain", position=place) as bar,
+        tqdm(total=total, initial=done, unit="chain", position=rank or None) as bar,
     ):
         for chain in chains:
             row = {"id": chain.key, "sentences": chain.sentences, **line}

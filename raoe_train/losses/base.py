@@ -4,7 +4,7 @@ of equal size from all processes."""
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -136,18 +136,11 @@ class CachedLoss(CachedLossMixin, Loss):
         if not self.uses_gradient_cache or any("offsets" in column for column in features):
             columns = embed_columns(self.model, features)
             return self.compute_loss_from_embeddings(columns, **prepared)
-        self._parts: list[LossParts] = []
-        loss = with_own_gradients(self, lambda: self.forward_cached(features, prepared))  # type: ignore[arg-type]
-        # without parts, or with the parts of each width of a MatryoshkaLoss, return the sum
-        return attach_gradient(self._parts[0], loss) if len(self._parts) == 1 else loss
+        return cached(self, features, prepared)
 
     def prepare_labels(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
         """Return keywords for compute_loss_from_embeddings, before the encoder reads the batch."""
         return {"labels": labels}
-
-    def planner(self) -> "CachedLoss":
-        """Return a copy of which only `prepare_labels` is called, in processes that load data."""
-        return without_modules(self)
 
     @abstractmethod
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
@@ -157,14 +150,8 @@ class CachedLoss(CachedLossMixin, Loss):
         """Hook of CachedLossMixin: return the loss from mini-batches of embeddings. `labels` come
         from prepare_labels."""
         columns = [torch.cat(column) for column in reps]
-        loss = self.compute_loss_from_embeddings(columns, **labels)
-        if isinstance(loss, dict):
-            self._parts.append(LossParts(loss).detach())
-        loss = summed(loss)
-        if with_backward:
-            backward(loss)
-            loss = loss.detach()
-        return loss
+        loss = scalar(self, self.compute_loss_from_embeddings(columns, **labels))
+        return backward(loss) if with_backward else loss
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the keyword arguments of the loss and their values, for the model card."""
@@ -231,35 +218,43 @@ def without_modules(module: Any) -> Any:
     return bare
 
 
-def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
-    """Call `cached`, which computes the scalar loss and runs a backward pass, and return the loss. The gradients of the
-    loss's own parameters (such as a learned scale) are attached to the returned value. So if the loss is multiplied
-    later (by 1/n in gradient accumulation, or by a gradient scaler), these gradients are multiplied, too."""
+def cached(loss: Any, features: list[Any], labels: Any) -> Any:
+    """Compute a loss by its `forward_cached`, which also runs a backward pass. Return the loss or, if `scalar` noted
+    them, its named parts.
+
+    The gradients of the loss's own parameters (such as a learned scale) are attached to the returned value. So if the
+    loss is multiplied later (by 1/n in gradient accumulation, or by a gradient scaler), these gradients are multiplied,
+    too. In the same way, the gradient of the whole loss is attached to its first part, because only the sum of all
+    parts has the hook that replays mini-batches.
+    """
     parameters = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    value = cached()
+    loss.parts = list[LossParts]()
+    value = loss.forward_cached(features, labels)
     for parameter, old in zip(parameters, gradients, strict=True):
         gradient, parameter.grad = parameter.grad, old
         if gradient is not None:
             value = value + ((parameter - parameter.detach()) * gradient).sum()
-    return value
+    if len(loss.parts) != 1:  # no parts, or the parts of each width of a MatryoshkaLoss
+        return value
+    (parts,) = loss.parts
+    first = next(iter(parts))
+    return LossParts({**parts, first: parts[first] + (value - value.detach())})
 
 
-def backward(loss: Tensor) -> None:
-    """Run the backward pass of a cached batch without the caller's autocast, as a loop does after its forward pass."""
+def scalar(owner: Any, loss: Any) -> Tensor:
+    """Return the scalar to differentiate: a loss, or the sum of its parts, which are noted in `owner` for `cached`."""
+    if not isinstance(loss, dict):
+        return loss
+    owner.parts.append(LossParts(loss).detach())
+    return torch.stack([*loss.values()]).sum()
+
+
+def backward(loss: Tensor) -> Tensor:
+    """Run the backward pass of a cached batch without the caller's autocast, as a loop does after its forward pass.
+    Return the detached loss."""
     with torch.autocast(loss.device.type, enabled=False):
         loss.backward()
-
-
-def summed(loss: Any) -> Tensor:
-    """Return the scalar to differentiate: a loss, or the sum of its parts."""
-    return torch.stack([*loss.values()]).sum() if isinstance(loss, dict) else loss
-
-
-def attach_gradient(parts: LossParts, loss: Tensor) -> LossParts:
-    """Return the detached parts of a cached loss. The gradient of the whole `loss` is attached to the
-    first part, because only the sum of all parts has the hook that replays mini-batches."""
-    first = next(iter(parts))
-    return LossParts({**parts, first: parts[first] + (loss - loss.detach())})
+    return loss.detach()

@@ -241,7 +241,7 @@ class ByLength(CachedLossMixin, nn.Module):
         """Return a copy without encoders, which only plans batches, for processes that load data."""
         inner = innermost(self.loss)
         bare = base.without_modules(self)
-        bare.loss = inner.planner() if isinstance(inner, CachedLoss) else base.without_modules(inner)
+        bare.loss = base.without_modules(inner)
         bare.keep, bare.grouping = None, self._grouping(inner)
         return bare
 
@@ -292,9 +292,7 @@ class ByLength(CachedLossMixin, nn.Module):
         fits_at_once = len(batch.runs) == 1 or (tokens <= most and not (dist.is_available() and dist.is_initialized()))
         if self.uses_gradient_cache and not fits_at_once:
             rows = {"input_ids": torch.arange(len(batch.runs), device="cpu"), "runs": batch.runs}
-            self._parts: Any = None
-            loss = base.with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
-            return loss if self._parts is None else base.attach_gradient(self._parts, loss)
+            return base.cached(self, [rows], batch)
         # the rows of a look-up cannot be shared if weights are sharded, or in a compiled model
         is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
         with nullcontext() if is_wrapped else words_looked_up_once(layers[-1], batch.words):
@@ -334,10 +332,7 @@ class ByLength(CachedLossMixin, nn.Module):
         """Hook of CachedLossMixin: return the loss of all runs' embeddings. `labels` is the Batch."""
         (runs,) = reps
         embeddings = torch.cat(runs).detach().requires_grad_(with_backward)
-        loss = self._value(embeddings, labels)
-        if isinstance(loss, dict):
-            self._parts = LossParts(loss).detach()
-        loss = base.summed(loss)
+        loss = base.scalar(self, self._value(embeddings, labels))
         if not with_backward:
             return loss
         base.backward(loss)

@@ -1,19 +1,17 @@
 """GISTEmbed: InfoNCE without the negatives that a guide encoder finds too similar."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_train.config import PositiveFloat
-from raoe_train.losses.base import CachedLoss
+from raoe_train.encoders.embed import Embed
 from raoe_train.losses.collators import ROWS_WITH_TEXTS
 from raoe_train.losses.in_batch import Ids, InBatchLoss
 
-Embed = Callable[[Sequence[str]], np.ndarray]
 MarginStrategy = Literal["absolute", "relative"]
 
 
@@ -39,6 +37,7 @@ class GISTLoss(InBatchLoss):
 
     reads = ROWS_WITH_TEXTS
     asks_teacher = True
+    _embed: Any = None  # a function of the loss, which copies for planning do not get (without_modules)
     cites: ClassVar[tuple[str, ...]] = ("solatorio2024gistembed",)
 
     def __init__(
@@ -58,13 +57,8 @@ class GISTLoss(InBatchLoss):
         self.margin = margin
         self.contrast_anchors = contrast_anchors
         self.contrast_positives = contrast_positives
-        self._embed = getattr(embed, "encode", embed)
+        vars(self)["_embed"] = getattr(embed, "encode", embed)  # even a module does not become a submodule
         self._guided: tuple[Any, list[Tensor]] = (None, [])
-
-    def planner(self) -> CachedLoss:
-        bare: Any = super().planner()
-        bare._embed = None
-        return bare
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         if labels is None or labels is not self._guided[0]:  # a MatryoshkaLoss calls this once per width

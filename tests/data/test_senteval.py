@@ -78,7 +78,13 @@ def read(tasks, folder):
 
 def columns(task):
     """What a transfer task holds, by name."""
-    return dict(zip(("text", "second", "label", "split"), task.content[:4], strict=True))
+    return dict(zip(("text", "second", "label", "split"), task.score.keywords["data"], strict=True))
+
+
+def scored(task):
+    """First sentences, second sentences and scores of an sts task."""
+    half = len(task.sentences) // 2
+    return task.sentences[:half], task.sentences[half:], list(task.score.keywords["scores"])
 
 
 def test_two_classes(folder):
@@ -110,14 +116,15 @@ def test_sts(folder):
     sets = [public_sets([f"sts{year}"])[f"sts{year}"]["senteval"] for year in range(12, 17)]
     assert [len(each["subsets"]["test"]) for each in sets] == [5, 3, 6, 5, 5]
     tasks = read(["sts13", "stsb", "stsb#dev", "sick", "sick-all"], folder)
-    pairs = tasks["sts13"].content
-    assert pairs["sentence1"] == ["FNWN a", "f", "headlines a", "f", "OnWN a", "f"]
-    assert pairs["sentence2"][:2] == ["b c", "g"]
-    assert pairs["score"] == [1.5, 4.0] * 3 and pairs["subset"] == ["FNWN"] * 2 + ["headlines"] * 2 + ["OnWN"] * 2
-    assert tasks["stsb"].content["sentence1"] == ['test "a', "c"] and tasks["stsb"].content["score"] == [1.0, 3.0]
-    assert tasks["stsb#dev"].content["sentence1"] == ['dev "a', "c"]
-    assert tasks["sick"].content == {"sentence1": ["i", "k"], "sentence2": ["j", "l"], "score": [1.0, 5.0]}
-    assert tasks["sick-all"].content["score"] == [2.5, 1.5, 4.0, 1.0, 5.0]
+    first, second, scores = scored(tasks["sts13"])
+    assert first == ["FNWN a", "f", "headlines a", "f", "OnWN a", "f"] and second[:2] == ["b c", "g"]
+    subsets = [*tasks["sts13"].score.keywords["subsets"]]
+    assert scores == [1.5, 4.0] * 3 and subsets == ["FNWN"] * 2 + ["headlines"] * 2 + ["OnWN"] * 2
+    first, _, scores = scored(tasks["stsb"])
+    assert first == ['test "a', "c"] and scores == [1.0, 3.0]
+    assert scored(tasks["stsb#dev"])[0] == ['dev "a', "c"]
+    assert scored(tasks["sick"]) == (["i", "k"], ["j", "l"], [1.0, 5.0])
+    assert scored(tasks["sick-all"])[2] == [2.5, 1.5, 4.0, 1.0, 5.0]
     with gzip.open(folder / "made" / "sts" / "sick.jsonl.gz", "rt") as lines:  # RAOE's gate reads the labels
         assert [json.loads(line)["label"] for line in lines][1:3] == ["NEUTRAL", "ENTAILMENT"]
 

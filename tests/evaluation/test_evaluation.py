@@ -142,7 +142,7 @@ def test_evaluate_job(saved, model, tasks, tmp_path):
 
     result = evaluated()
     assert measures(result["tasks"]["stsx"]) == expected(model, rows("test")) and result["model"] == saved
-    assert json.loads((tmp_path / "out.json").read_text()) == {**result, "format": 2, "finished": True, "files": []}
+    assert json.loads((tmp_path / "out.json").read_text()) == {**result, "finished": True, "files": []}
     assert evaluated() == result
     (Path(saved) / "notes.txt").write_text("trained anew")  # so the results are outdated
     with pytest.raises(ValueError, match="was made with other settings or inputs"):

@@ -133,7 +133,7 @@ def test_evaluation_keeps_every_text(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     task = read(f"retrieval:{tmp_path / 'a.jsonl'}")
     assert {*task.sentences[2:]} == {*"abcdeg"} and task.sentences[:2] == ["a", "d"]
-    assert task.content[1] == [[1, 2], [3]]  # places of b, c and of d among the sorted passages
+    assert task.score.keywords["targets"] == [[1, 2], [3]]  # places of b, c and of d among the sorted passages
 
 
 def test_more_relevant_passages_than_ranks():
@@ -176,7 +176,8 @@ def test_layouts_give_the_same_task(tmp_path):
         (tmp_path / name / "qrels" / "test.tsv").write_text(text)
     (tmp_path / "packed" / "qrels" / "test.tsv.gz").rename(tmp_path / "packed" / "qrels.tsv.gz")
     tasks = [read(word) for word in words]
-    assert [task.content for task in tasks] == [tasks[0].content] * 5
+    contents = [(task.sentences, *map(list, task.score.keywords.values())) for task in tasks]
+    assert contents == [contents[0]] * 5
     assert tasks[0].sentences == ["dogs?", "people walk", "On dogs the dog sleeps"]  # ids are texts: 10 before 2
     with pytest.raises(FileNotFoundError, match=r"dev has no qrels/test\.tsv or qrels\.tsv \(or \.gz\)"):
         read(words[2].removesuffix("#dev"))
@@ -282,7 +283,9 @@ def test_shared_data_as_typed():
     wikiqa, cranfield = tasks.values()
     assert (wikiqa.n_queries, cranfield.n_queries) == (243, 225)
     assert len(cranfield.score(np.ones((len(cranfield.sentences), 2), np.float32))[1].values) == 225
-    assert read_tasks(["retrieval:wikiqa"], DATA)["retrieval:wikiqa"].content == wikiqa.content  # its test split
+    named = read_tasks(["retrieval:wikiqa"], DATA)["retrieval:wikiqa"]  # its test split
+    assert named.sentences == wikiqa.sentences
+    assert named.score.keywords["targets"] == wikiqa.score.keywords["targets"]
 
 
 def test_a_query_is_not_ranked_for_itself(tmp_path, caplog):

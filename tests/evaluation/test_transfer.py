@@ -172,5 +172,6 @@ REAL = Path(__file__).parents[3] / "shared" / "data"
 @pytest.mark.skipif(not REAL.is_dir(), reason="the benchmark data beside the project is not here")
 def test_real_sets_have_the_sizes_of_senteval():
     tasks = read_tasks(["mr", "cr", "sst2", "trec", "mrpc"], REAL)
-    sizes = {name: (len(task.content[0]), task.content[3].count("test")) for name, task in tasks.items()}
+    columns = {name: task.score.keywords["data"] for name, task in tasks.items()}
+    sizes = {name: (len(texts), split.count("test")) for name, (texts, _, _, split) in columns.items()}
     assert sizes == {"mr": (10662, 0), "cr": (3771, 0), "sst2": (9613, 1821), "trec": (5952, 500), "mrpc": (5801, 1725)}

@@ -215,7 +215,7 @@ def test_a_guard_of_texts_or_of_scored_pairs(tmp_path):
     assert {*texts.sentences} == {*SENTENCES} and result["spearman"] == pytest.approx(100)
     scored = guard_of(Data(guard=[pairs(tmp_path / "guard.tsv", 60)]), encoder, 0)
     expected = pandas.read_csv(tmp_path / "guard.tsv", sep="\t")
-    assert list(scored.content["score"]) == [*expected["score"]]
+    assert list(scored.score.keywords["scores"]) == [*expected["score"]]
 
 
 @pytest.mark.parametrize("tokens", [["ĠDogs", "Ġtrees", "ogsy", "Ġa", "Ã©tudes", "Ġ2024"], ["▁Dogs", "▁trees", "ogsy"],

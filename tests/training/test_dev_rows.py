@@ -96,7 +96,7 @@ def test_a_dev_set_may_have_other_columns_than_the_training_data(tmp_path):
     options = settings(tmp_path, **{"data.train": files["mine"], "data.dev": files["other"]})
     config = load("train", None, {**options, "data.columns": columns, "loss": "CoSENTLoss"})
     datasets, dev, _ = with_dev(read_training_data(config, tmp_path)[0], config)
-    assert datasets["mine"]["score"][:] == [*dev["other.tsv"].content["score"]] == [*range(10)]
+    assert datasets["mine"]["score"][:] == [*dev["other.tsv"].score.keywords["scores"]] == [*range(10)]
     with pytest.raises(ValueError, match=r"no column for score \(looked for Score\)"):
         read_training_data(load("train", None, {**options, "data.columns": {**columns, "score": "Score"}}), tmp_path)
 
