@@ -112,7 +112,7 @@ from tests.faults.small_jobs import make_jobs
 
 for name, job in make_jobs(Path(sys.argv[1])).items():
     try:
-        run(name, None, **job.keys(Path(sys.argv[2], name)))
+        run(job.name, None, **job.keys(Path(sys.argv[2], name)))
         print("job", name, "wrote")
     except OSError as error:
         print("job", name, error)
@@ -126,5 +126,5 @@ def test_every_job_on_a_real_file_system(tmp_path, options, said):
     process = on_a_mount(mounted, options, EVERY_JOB, tmp_path / "inputs", mounted)
     assert process.returncode == 0, process.stderr
     results = [line.removeprefix("job ") for line in process.stdout.splitlines() if line.startswith("job ")]
-    assert len(results) == 8
+    assert len(results) == 9
     assert all(said in line and f"{mounted}/" in line for line in results), results
