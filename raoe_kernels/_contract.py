@@ -9,7 +9,7 @@ needs      tuple with a bool for each differentiable field of the problem: wheth
 result     tensor with the shape and dtype that the argument `result` of `register` determines
 saved      tuple of the tensors (or None) that backward reads
 upstream   gradient with respect to the result
-dtype      dtype of the gradients, except for () tensors: their gradients are float32 or float64 (_dtypes.wide)
+dtype      dtype of the gradients; those of 0-dimensional tensors are float32 or float64 (_dtypes.wide)
 gradients  tuple with a tensor for each differentiable field, or None if its gradient is not needed or is 0
 
 A backend that computes the gradients in forward has no `backward`. Its `saved` are the gradients for an upstream

@@ -72,7 +72,7 @@ def integers(name: str, value: object, shape: tuple[int, ...], of: str, to: Tens
     """Check that a tensor holds integers (not bool). Also check its shape and its device, as `companion` does."""
     value = companion(name, value, shape, of, to)
     if value.dtype == torch.bool:
-        raise TypeError(f"{name} must be integers (up to int64), got {describe(value)}")
+        raise TypeError(f"{name} must be a tensor with an integer dtype (up to int64, not bool), got {describe(value)}")
     integer_tensor(name, value)
     return value
 
@@ -101,7 +101,7 @@ def bool_tensor(name: str, value: Tensor) -> None:
 
 def integer_tensor(name: str, value: Tensor) -> None:
     if value.is_floating_point() or value.is_complex() or value.dtype in _UNORDERED or value.is_quantized:
-        raise TypeError(f"{name} must be integers (up to int64), got {describe(value)}")
+        raise TypeError(f"{name} must be a tensor with an integer dtype (up to int64, not bool), got {describe(value)}")
 
 
 def number(name: str, value: object, *, low: float = -LARGEST, strict: bool = False) -> float:

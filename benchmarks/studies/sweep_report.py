@@ -24,6 +24,10 @@ COSTS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "peak MB": lambda row: row.get("peak_memory_mb"),
     "s / 1,000 steps": lambda row: 1000 * row["train_seconds"] / row["train_steps"] if row.get("train_steps") else None,
 }
+ABOUT = (
+    "Scores are the main metric of each task x 100 (STS and dev: Spearman correlation between cosine similarity and",
+    "gold scores; polarity tasks: polarity score P and semantic score S): mean ± sample standard deviation over seeds.",
+)
 # Settings of a model that change nothing before training.
 NO_DIFFERENCE = ("recipe", "name", "device", "dropout", "lora", "scratch")
 
@@ -60,8 +64,7 @@ class SweepReport:
         runs = frame(results, [*names, *(COSTS if self.measured else ())])
         polarity = [task.removeprefix(PREFIX) for task in self.tasks if task.startswith(PREFIX)] if results else []
         starts = starting_encoders(results)
-        about = "Main metrics x 100 (dev: Spearman of cosine), mean ± (sample) standard deviation over seeds."
-        lines = [f"# {cell(self.output.resolve().name)}", "", about, *self._variants(runs, names, starts)]
+        lines = [f"# {cell(self.output.resolve().name)}", "", *ABOUT, *self._variants(runs, names, starts)]
         lines += self._comparisons(runs, names)
         if failed:
             lines += ["", cell("Failed: " + ", ".join(f"{name} (runs/{name}.error.txt)" for name in failed))]

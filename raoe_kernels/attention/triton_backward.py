@@ -80,7 +80,7 @@ def _gradient_of_queries(
     query_keys, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return acc + ds k over the clear tiles of keys from start to end."""
+    """Return acc plus the sum of ds k over the clear tiles of keys in [start, end)."""
     wide: tl.constexpr = acc.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         other, place, real = places(at, first, length, valid, holes, row_len, BLOCK, CLEAR)

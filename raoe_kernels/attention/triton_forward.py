@@ -2,9 +2,10 @@
 
 A program computes one tile of queries, for one head and one sequence. It runs an online softmax in base 2 over tiles of
 keys: m is the running maximum of the scores, l the sum of 2^(score - m), acc the sum of values with these weights. A
-causal program stops after its own tile. A dual program processes the keys before its tile and, in its tile, the keys
-up to each query. It then writes the causal result, and continues the same softmax with the later keys. So a dual
-program needs only one softmax state, and computes the scores of every tile once.
+causal program stops after its own tile. A dual call returns the causal and the bidirectional result. Its program first
+processes the keys before its tile and, within its tile, the keys up to each query. It then writes the causal result,
+and continues the same softmax with the later keys, which gives the bidirectional result. So the program of a dual call
+needs only one softmax state, and computes the scores of every tile once.
 
 Most tiles of keys need no mask ("clear" tiles). Tiles need a mask at a sequence's end, on the diagonal, or if the
 sequence has holes: padding between real tokens. Positions are counted from a sequence's first real token. So a sequence

@@ -245,7 +245,10 @@ def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tens
 
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Add rows[i] to sums[places[i]] in a fixed order. On a GPU, only index_put ensures it, by sorting the indices."""
+    """Add rows[i] to sums[places[i]] in a fixed order.
+
+    On a GPU, index_put is deterministic, because it sorts the indices; index_add is not.
+    """
     if sums.is_cuda:
         sums.index_put_((places,), rows, accumulate=True)
     else:

@@ -29,7 +29,11 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return Eq. 6-7: raise a similarity if its true rank is better than its rank by similarity, lower it if worse."""
+    """Return the similarities refined by Eq. 6-7.
+
+    A similarity is raised if its true rank is better than its rank by similarity. It is lowered if its true rank is
+    worse.
+    """
     phi, mask, omega = problem
     phi = phi.to(wide(phi.dtype))
     refined = torch.zeros_like(phi)

@@ -31,7 +31,8 @@ def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple
     """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,).
 
     classes: upper bound on the number of distinct labels, if the caller knows one. By default, distinct labels are
-    counted on a CPU. On other devices the method does not depend on it, because a count would wait for the device.
+    counted on a CPU. On other devices, the algorithm is chosen without the number of labels, because counting the
+    labels would synchronize with the device.
     """
     similarity, labels, scale, need_grad = problem.similarity, problem.labels, problem.scale, needs[0]
     scores, order = torch.sort(problem.scores, stable=True)  # NaN comes last
@@ -103,7 +104,10 @@ def _log_one_plus(x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad:
 
 
 def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:
-    """Return dL/dc = dL/d(-theta) / sqrt(1 - c^2), or 0 where c is clipped. (1 - c)(1 + c) is accurate near +-1."""
+    """Return dL/dc = dL/d(-theta) / sqrt(1 - c^2), or 0 where c is clipped.
+
+    1 - c^2 is computed as (1 - c)(1 + c), which is more accurate for c near +-1.
+    """
     unclipped = (c > -1 + CLIP) & (c < 1 - CLIP)
     slope = ((1 - c) * (1 + c)).rsqrt()
     return torch.where(unclipped, by_minus_theta * slope, by_minus_theta * 0)  # x * 0, not 0: a NaN must stay NaN

@@ -138,8 +138,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     is_float32 = similarity.dtype != torch.float64
     dtype = torch.float32 if is_float32 else torch.float64
     if n > (limit := problem.max_pairs()):
-        call = f"a pairwise loss of {n:,} pairs (at most {limit:,} of {similarity.dtype})"
-        raise RuntimeError(f"backend 'triton' cannot run {call}; use backend='scan'")
+        most = f"at most {limit:,} pairs with similarities in {str(similarity.dtype).removeprefix('torch.')}"
+        raise RuntimeError(f"backend 'triton' supports {most}, got {n:,}; use backend='scan'")
     if n > ONE_BLOCK_DOUBLE and scores.dtype != torch.float32:
         scores = _dense_ranks(scores)  # the kernel has no room to sort so many 64-bit scores
     if similarity.dtype != dtype and scores.dtype != torch.float32:

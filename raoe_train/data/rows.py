@@ -231,7 +231,10 @@ def _parse_texts(column: str, value: Any) -> list[str]:
 
 
 def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter[str], Counter[str]]:
-    """Drop false negatives and unusable positives. Return (rows, {reason: dropped rows}, {reason: dropped texts})."""
+    """Drop false negatives and unusable positives.
+
+    Return (rows, {reason: number of dropped rows}, {reason: number of dropped texts}).
+    """
     dropped, left_out, rows = Counter[str](), Counter[str](), list[Row]()
     known: dict[str, set[str]] = {}  # {query: the query and all of its positives}
     shared: dict[str, list[str]] = {}  # {query: negatives in rows without a positive}
@@ -261,7 +264,10 @@ def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter
 
 
 def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[Row], Counter[str]]:
-    """Build triplets. Return (triplets in file order of the premises, {reason: dropped rows})."""
+    """Build triplets, in the order in which their premises appear in the file.
+
+    Return (triplets, {reason: number of dropped rows}).
+    """
     dropped: Counter[str] = Counter()
     premises: dict[str, dict[str, list[int]]] = {}
     for premise, hypothesis, label in pairs:

@@ -141,7 +141,7 @@ def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str)
 def _print(result: dict[str, Any], path: str, count: int | None) -> None:
     labels = result["labels"]
     kinds = f" ({labels['1']} pairs of one class, {labels['0']} of two classes)" if labels else ""
-    print(f"{result['examples']} of {result['available']} examples{kinds} -> {path}")
+    print(f"wrote {result['examples']} of {result['available']} available examples{kinds} to {path}")
     if count is not None and result["examples"] < count:
         print(f"fewer examples than mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
     if result.get("without"):
@@ -218,7 +218,7 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     fewer, total = sum(number < mining.num_negatives for number in numbers), sum(numbers)
     is_limited = fewer and mining.range_max is None and len(corpus) > mining.num_negatives * 10
     advice = "; a larger mining.range_max finds more" if is_limited else ""
-    found = f"{len(rows)} rows with {total} negatives, {fewer} rows with fewer than {mining.num_negatives}{advice}"
-    print(f"{found} -> {config.output}")
+    found = f"wrote {len(rows)} rows with {total} negatives to {config.output}"
+    print(f"{found}; {fewer} rows have fewer than {mining.num_negatives} negatives{advice}")
     counted = {"rows": len(rows), "negatives": total, "fewer": fewer, "passages": len(corpus)}
     return {**counted, "read": counts}

@@ -38,7 +38,7 @@ WRONG = [
     (lambda: rank_margin_loss(C, S, scale=torch.tensor(20.0)), TypeError, "scale must be a Python number.*tensor"),
     (lambda: rank_margin_loss(C, S, ties="first"), ValueError, "ties must be one of 'average'.*'first'"),
     (lambda: rank_margin_loss(C, S, backend="cuda"), ValueError, "backend must be one of 'auto'.*'cuda'"),
-    (lambda: gated_angular_loss(C, S, L.float()), TypeError, "labels must be integers.*float32"),
+    (lambda: gated_angular_loss(C, S, L.float()), TypeError, "labels must be a tensor with an integer dtype.*float32"),
     (lambda: gated_angular_loss(C, S, L[:2]), ValueError, r"labels must have shape \(4,\)"),
     (lambda: gated_angular_loss(C, S, L, gate="both"), ValueError, "gate must be one of 'label.score'"),
     (lambda: gated_angular_loss(C, None, L), TypeError, "scores must be a tensor, got None"),

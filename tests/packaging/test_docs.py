@@ -138,7 +138,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
     ("docs/tutorials/decoder.md", r"last (\w+) layers", (LAYERS,)),
     (
         "docs/reproduce.md",
-        r"The recipe pools the (\w+) token and has (\w+) bidirectional layers",
+        r"The recipe uses (\w+)-token pooling and (\w+) bidirectional layers",
         (*values("bellm", "model.pooling"), LAYERS),
     ),
     (
