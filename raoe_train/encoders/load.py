@@ -263,7 +263,8 @@ def _usual_pooling(name: str, config: Any) -> Literal["cls", "mean"]:
     if _takes_first(name, config) or config.model_type == "modernbert":
         return "cls"
     if name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
-        logger.warning("%s does not define its pooling, so mean is used: set model.pooling mean, cls or last", name)
+        advice = "to choose, set model.pooling to mean, cls or last"
+        logger.warning("%s does not define its pooling, so mean pooling is used; %s", name, advice)
     return "mean"
 
 

@@ -119,8 +119,8 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
         ids = backend.encode(probe + suffix, add_special_tokens=False).ids
         endings.add(tuple(ids[len(word) :]) if ids[: len(word)] == word else ())
     if len(endings) > 1 or () in endings:
-        rule = "must have the same tokens after every word: start it with a space or with punctuation"
-        raise ValueError(f"the suffix {suffix!r} of the prompt {rule}")
+        rule = "must be tokenized in the same way after every word: start it with a space or with punctuation"
+        raise ValueError(f"the prompt's suffix {suffix!r} {rule}")
     return list(endings.pop())
 
 

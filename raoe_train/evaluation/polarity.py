@@ -65,7 +65,8 @@ class PolarityEvaluator(SentenceEvaluator):
             if len(texts) != len(classes):
                 raise ValueError(f"{key} has {len(classes)} entries for {len(texts)} sentences")
         if absent := sorted(map(str, set(labels) - set(source_labels))):
-            raise ValueError(f"no source sentence has class {', '.join(absent)}: add some, or polarity is always 0")
+            advice = "add source sentences of this class, otherwise the polarity of its sentences is always 0"
+            raise ValueError(f"no source sentence has class {', '.join(absent)}: {advice}")
         self.texts, self.labels = [*sentences, *source_sentences], list(labels)
         numbers = {label: number for number, label in enumerate(dict.fromkeys(source_labels))}
         self.classes = np.array([numbers[label] for label in (*labels, *source_labels)])

@@ -33,7 +33,9 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     source = Path(require(model.name, "model.name", "the encoder to export")).expanduser()
     changed = [name for name, value in vars(model).items() if value != getattr(Model(), name)]
     if ignored := {*changed} - {"name", "dtype", "trust_remote_code", "device"}:
-        raise ValueError(f"export copies an encoder as it was saved: remove model.{min(ignored)}")
+        raise ValueError(
+            f"model.{min(ignored)} has no effect: export copies the encoder as it was saved; remove the setting"
+        )
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no sentence-transformers model in {str(source)!r} (it has no modules.json)")
     target = require(config.output, "output", "the directory to write to")

@@ -185,8 +185,9 @@ def _write(chains: Any, folder: Path, line: dict[str, Any], total: int, waiting:
 
 def _print(result: dict[str, Any], output: str, generation: Generation) -> None:
     run = result["run"]
-    print(f"{result['chains']} chains, {result['sentences']} sentences in total -> {output}")
-    for label, counts in ((f"failed, in {output}.failed.jsonl:", "failed_chains"), ("skipped rows:", "skipped")):
+    print(f"wrote {result['chains']} chains with {result['sentences']} sentences to {output}")
+    failed = f"failed chains, saved in {output}.failed.jsonl:"
+    for label, counts in ((failed, "failed_chains"), ("skipped rows:", "skipped")):
         if result[counts]:
             print(label, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
     if result["failed"]:

@@ -70,9 +70,10 @@ def prepare_set(config: PublicSet, output: Output) -> dict[str, Any]:
             ) from error
         for split, published in entry["counts"].items() if config.counts else ():
             if rows[split] != published:
+                part = f"{name}, split {split}," if split else name
                 raise ValueError(
-                    f"{name} has {rows[split]} rows{' of ' * bool(split)}{split} in {place}, but {published} were "
-                    f"published ({entry['page']}): incomplete or another version; --counts false skips this check"
+                    f"{part} has {rows[split]} rows in {place}, but the published data has {published} "
+                    f"({entry['page']}): the files are incomplete or another version; --counts false skips this check"
                 )
 
     counted_rows = count_rows()

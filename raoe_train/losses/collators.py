@@ -85,7 +85,7 @@ class ScoreLabelCollator(RowCollator):
 
 class TextCollator(RowCollator):
     """Collator that adds the texts of the columns, for losses with a teacher or guide. The labels of a batch are
-    {"texts": a list of B texts per column, without prompts, "missing": see RowCollator}.
+    a dict: "texts" holds one list of B texts (without prompts) per column; for "missing", see RowCollator.
 
     The constructor takes the arguments of ScoreLabelCollator.
     """

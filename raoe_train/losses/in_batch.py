@@ -178,8 +178,9 @@ def duplicate_ids(texts: Tensor) -> Ids:
 def text_ids(features: dict[str, Tensor]) -> Tensor:
     """Return (B,) int64 ids of a column's texts. Equal tokens give equal ids for any column, process and padding side.
 
-    An id is the sum over the text's tokens of a 64-bit hash (splitmix64's finaliser) of token and position, computed on
-    the device of the tokens. Two distinct texts have the same id with probability 2^-64.
+    Each token is hashed together with its position to 64 bits (finalizer of splitmix64), and the hashes of a text's
+    tokens are added up. This runs on the device of the tokens. Two distinct texts have the same id with probability
+    2^-64.
     """
     tokens = features.get("input_ids")
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features

@@ -228,7 +228,8 @@ def calibrate(
     texts = [name for name in pairs.column_names if name not in ("score", "label")]
     if not isinstance(loss, PairLoss) or len(texts) != 2 or "score" not in pairs.column_names:
         names = ", ".join(pairs.column_names)
-        raise ValueError(f"calibrate needs a loss of scored pairs, and pairs with 2 texts and score; columns: {names}")
+        needs = f"a loss for scored pairs (got {type(loss).__name__}), two columns of texts and the column score"
+        raise ValueError(f"calibrate needs {needs} (got columns {names})")
     rows = min(len(pairs), max(PAIRS, batch_size))
     sample = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
 

@@ -1,4 +1,4 @@
-"""Read a source into the dataset that a loss needs: the readers that losses/collators.py names. Their
+"""Functions that read a source into the dataset that a loss needs. losses/collators.py refers to them by name. Their
 arguments are a source, the section data with this source's labels and score_scale, model.prompt,
 and whether to read NLI labels."""
 

@@ -41,7 +41,7 @@ def test_simcse_uses_the_first_token(bare, caplog, name):
 def test_guessed_pooling_warns(bare, caplog):
     folder = bare("somebodys-encoder")
     assert pooling(load_encoder(folder)) == "mean"
-    assert f"{folder} does not define its pooling, so mean is used" in caplog.text
+    assert f"{folder} does not define its pooling, so mean pooling is used" in caplog.text
     caplog.clear()
     load_encoder(folder, pooling="cls")
     assert pooling(load_encoder(bare("bert-base-uncased"))) == "mean" and not caplog.text  # a language model

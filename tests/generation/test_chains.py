@@ -124,7 +124,7 @@ def test_failed_chains_are_written_separately(writer, sentences, tmp_path, capsy
     for line in failed:
         assert line["reason"] and 1 <= line["step"] == len(line["sentences"]) - 1 <= STEPS
         assert line["sentences"][0] == SENTENCES[line["id"] - 1]
-    assert "failed, in" in capsys.readouterr().out
+    assert "failed chains, saved in" in capsys.readouterr().out
     before = (output.read_bytes(), result)
     assert run("generate", **options(writer, sentences, output), **{"generation.verify": True}) == before[1]
     assert output.read_bytes() == before[0]

@@ -74,7 +74,9 @@ def test_lists_as_text(tmp_path):
 
 def test_wrong_row_counts_leave_no_output(copies, tmp_path, monkeypatch):
     options = {"copies": str(copies), "output": str(tmp_path / "data")}
-    with pytest.raises(ValueError, match=r"snli has 3 rows of train in .*copies, but 549367 were published \(https"):
+    with pytest.raises(
+        ValueError, match=r"snli, split train, has 3 rows in .*copies, but the published data has 549367 \(https"
+    ):
         rt.prepare(names=["snli"], **options)
     assert not list((tmp_path / "data" / "nli").glob("*.gz"))
     entry = {**public_sets(["snli"])["snli"], "counts": {"train": 3, "dev": 3, "test": 3}}

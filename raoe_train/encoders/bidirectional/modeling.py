@@ -1,8 +1,8 @@
 """A decoder whose last layers are bidirectional: a wrapper around any decoder class of transformers.
 
 Hooks on the last layers replace the causal mask by a mask that `forward` of this model builds and passes down as an
-argument. No state is kept between calls, so gradients are correct after several forward passes before a backward pass,
-and with gradient checkpointing.
+argument. Calls share no state, so gradients are also correct if several forward passes precede one backward pass, or
+with gradient checkpointing.
 """
 
 import os
