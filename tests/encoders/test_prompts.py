@@ -317,8 +317,8 @@ def refused(model, template, problem):
 
 def test_a_suffix_whose_tokens_depend_on_the_text_is_refused(tmp_path):
     model = encoder(gpt2(), tmp_path)
-    refused(model, "{text}ing", "same tokens after every word")
-    refused(tiny_encoder(), "{text} ", "same tokens after every word")
+    refused(model, "{text}ing", "must be tokenized in the same way after every word")
+    refused(tiny_encoder(), "{text} ", "must be tokenized in the same way after every word")
 
 
 def test_no_room_for_text_is_refused(hand):
