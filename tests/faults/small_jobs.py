@@ -93,7 +93,7 @@ def _shorter(inputs: Path, encoder: str, dev: str) -> dict[str, Job]:
         "prepare": ("sets", {"names": ["mr", "trec", "stsb"], "copies": str(copies), "counts": False}),
     }  # fmt: skip
 
-    keys["mine_rows"] = ("mined.jsonl", {**model, "data.input": str(rows), "mining": {"num_negatives": 3}})
+    keys["mine_rows"] = ("mined-rows.jsonl", {**model, "data.input": str(rows), "mining": {"num_negatives": 3}})
 
     def job(name: str, output: str, its: dict[str, Any]) -> Job:
         return Job(name.partition("_")[0], lambda out: {**its, "output": str(out / output)}, _files)
