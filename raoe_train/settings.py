@@ -181,7 +181,7 @@ class Data(Tasks):
             to those before training; by default, random words of the encoder's vocabulary
         dev_share: share of the first training source to hold out as dev set, if data.dev is not
             set; auto holds out a tenth, or 200 rows if a tenth is less, but at most three tenths;
-            with evaluation.certificate and fewer than 2,000 rows, auto trains 5 encoders, holds out
+            with evaluation.certificate and 100 to 1,999 rows, auto trains 5 encoders, holds out
             another fifth for each, and saves the mean of their weights
         score_scale: lowest and highest possible score of data.train; two numbers, or two numbers
             per source

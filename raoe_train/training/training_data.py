@@ -43,7 +43,7 @@ OTHER_ROWS = 500  # training rows whose passages join the corpus of a held-out d
 LISTS_IN_PART = 256  # of about 16 sentences each
 DEV_ROWS = 200  # with fewer, a gain of a few points is rarely significant
 FEW = 2000  # number of rows below which a certificate uses folds, so that each row is a dev row once
-FOLDS = 5
+FOLDS, ROWS_OF_FOLD = 5, 20  # the number of folds, and the fewest rows of a fold: a bootstrap of fewer is not reliable
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
@@ -129,8 +129,8 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
     a dev set without scores is a retrieval task. Other dev sets have scored pairs.
 
     With a certificate and data.dev_share auto, a first dataset with fewer than FEW rows is divided into FOLDS dev sets,
-    unless training.patience is set. Then `folds` has, for each dev set, the training datasets without it. Otherwise,
-    `folds` is empty."""
+    unless training.patience is set, or a dev set would have fewer than ROWS_OF_FOLD rows. Then `folds` has, for each
+    dev set, the training datasets without it. Otherwise, `folds` is empty."""
     data, prompt, seed = config.data, config.model.prompt, config.training.seed
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
     certified, tasks, folds = config.evaluation.certificate, dict[str, Task](), list[Any]()
@@ -147,7 +147,8 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
         datasets = without_dev_pairs(datasets, rows, name, leave_out=certified)
         tasks[name] = of_rows(rows, name) if "anchor" in rows.column_names else of_pairs(rows)
     if data.dev_share and not tasks:
-        is_few = certified and data.dev_share == "auto" and len(next(iter(datasets.values()))) < FEW
+        rows = len(next(iter(datasets.values())))
+        is_few = certified and data.dev_share == "auto" and FOLDS * ROWS_OF_FOLD <= rows < FEW
         is_few = is_few and config.training.patience is None  # which needs one dev set
         splits = hold_out(datasets, data.dev_share, seed, FOLDS if is_few else 1)
         for number, (rest, rows) in enumerate(splits, 1):

@@ -325,7 +325,7 @@ def test_a_certificate_does_not_depend_on_the_number_of_processes(tmp_path, fold
     for processes in (1, 2):
         changes = {"evaluation": {"certificate": True, "guard_budget": 200.0}}
         changes |= {"data": {"dev": None, "dev_share": "auto"}} if folds else {}
-        path, output = recipe(tmp_path, f"run{processes}", processes, rows=(40, 40), **changes)
+        path, output = recipe(tmp_path, f"run{processes}", processes, rows=(120 if folds else 40, 40), **changes)
         if code is None:
             code = python("-m", "raoe_train", "train", str(path)).returncode
         else:
