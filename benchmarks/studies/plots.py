@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind readers tell apart
-COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKS = "osD^vP"
 Panels = Mapping[str, Mapping[str, Any]]  # {title of a panel: {name: its points, or rows}}
 
