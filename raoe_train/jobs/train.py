@@ -174,6 +174,7 @@ def prepare(
         on_rank_zero(begin)
     if folds:
         arguments |= {"eval_strategy": "no", "load_best_model_at_end": False, "save_total_limit": 1}
+        arguments["output_dir"] = str(folder / CHECKPOINTS / "fold-1")
     trainer = build_trainer(config, arguments, encoder, folds[0] if folds else datasets, None if folds else evaluator)
     return Run(config, output, arguments, datasets, folds, evaluator, tasks, encoder, trainer)
 
@@ -250,9 +251,10 @@ def train_all(run: Run, start: certificate.Weights) -> certificate.Tried:
     for number, datasets in enumerate(run.folds, 1):
         print(f"fold {number} of {len(run.folds)}")
         folder = place / f"fold-{number}"
-        certificate.mix(run.encoder, start, start, 0.0)
-        arguments = {**run.arguments, "output_dir": str(folder)}
-        run.trainer = build_trainer(run.config, arguments, run.encoder, datasets, None)
+        if number > 1:  # `prepare` built the first trainer
+            certificate.mix(run.encoder, start, start, 0.0)
+            arguments = {**run.arguments, "output_dir": str(folder)}
+            run.trainer = build_trainer(run.config, arguments, run.encoder, datasets, None)
         fit_once(run, folder, number)
         last.append(on_rank_zero(functools.partial(complete_checkpoints, folder))[-1])
     return {f"{len(run.folds)} folds": last}
@@ -348,7 +350,9 @@ def planned_steps(run: Run) -> int:
     """Return the number of steps of the current training: max_steps or, if unset, all epochs' steps but at least
     min_steps. Trainings with folds have twice as many steps together."""
     trainer, training = run.trainer, run.config.training
+    wanted, trainer.pretokenize = trainer.pretokenize, False  # only `train` needs tokens
     epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
+    trainer.pretokenize = wanted
     steps = training.max_steps or max(training.min_steps, math.ceil(epoch_steps * training.num_train_epochs))
     return math.ceil(2 * steps / len(run.folds)) if run.folds else steps
 

@@ -14,7 +14,7 @@ import raoe_train as rt
 from raoe_train import losses as ours
 from raoe_train.encoders.tokens import RowTokenizer
 from tests.tiny import SENTENCES, tiny_encoder
-from tests.training.small_runs import arguments
+from tests.training.small_runs import arguments, settings
 
 COUNT = len(SENTENCES)
 PAIRS = Dataset.from_dict(
@@ -120,3 +120,12 @@ def test_auto_tokenizes_data_that_the_run_reads_whole(tmp_path, monkeypatch, exp
     assert bool(trainer.get_train_dataloader().collate_fn.tokenizer.places) == expected
     monkeypatch.setattr("raoe_train.training.training_data.ROOM", 100)
     assert not trainer.get_train_dataloader().collate_fn.tokenizer.places
+
+
+def test_a_recipe_tokenizes_its_texts_once(tmp_path, monkeypatch):
+    """Also if the number of batches is counted before training."""
+    made, remember = [], RowTokenizer.remember
+    monkeypatch.setattr(RowTokenizer, "remember", lambda self, texts: made.append(1) or remember(self, texts))
+    options = settings(tmp_path)
+    options["training"] |= {"min_steps": 3, "pretokenize": True}
+    assert rt.train(None, **options)["steps"] >= 3 and len(made) == 1
