@@ -47,12 +47,12 @@ def of_rows(rows: Any, source: str, others: Iterable[str] = ()) -> Task:
 
 def relevant_pairs(task: Task) -> Dataset:
     """Return the pairs of a query and a relevant passage of a retrieval task, with columns anchor and positive."""
-    places: Any = task.score
+    score: Any = task.score
     passages, anchors, positives = task.sentences[task.n_queries :], list[str](), list[str]()
-    for query, targets in zip(task.sentences, places.keywords["targets"], strict=False):
+    for query, targets in zip(task.sentences, score.keywords["targets"], strict=False):
         for target in targets:
             anchors.append(query)
-            positives.append(passages[places.keywords["row_of"][target]])
+            positives.append(passages[score.keywords["row_of"][target]])
     return Dataset.from_dict({"anchor": anchors, "positive": positives})
 
 

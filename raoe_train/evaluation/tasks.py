@@ -191,7 +191,7 @@ def encode_tasks(
 
     Args:
         folder: where finished embeddings are kept, from which an interrupted job resumes. With a folder, each process
-            encodes its share, and only rank 0 yields the embeddings.
+            encodes its share, and ranks other than 0 yield empty arrays.
     """
 
     def encode(texts: list[str], **options: Any) -> np.ndarray:

@@ -92,14 +92,13 @@ def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
     columns = COLUMNS[loss]
     classes = np.unique(labels, return_inverse=True)[1]
     result: dict[str, Any] = {}
+    if loss != "mse":
+        paths = embedding_parts(model, sentences, "reference", model.cache or output.parts)
+    if rank_and_world()[0] > 0:
+        return {}
     if loss == "mse":
-        if rank_and_world()[0] > 0:
-            return {}
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
-        paths = embedding_parts(model, sentences, "reference", model.cache or output.parts)
-        if rank_and_world()[0] > 0:
-            return {}
         unit = unit_rows(np.concatenate(read_parts(paths)))
         table = neighbours(unit, classes, mining, loss)
         draw = make_draw(mining.drop, mining.count, mining.seed)

@@ -148,12 +148,14 @@ class LogFile(TrainerCallback):
     of a `fold` have its number, and follow those of earlier folds."""
 
     def __init__(self, path: Path, fold: int = 0) -> None:
-        self.path, self.fold = path, {"fold": fold} if fold else {}
+        self.path, self.fold = path, fold
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            lines = self.path.read_text("utf-8").splitlines(keepends=True) if self.fold and self.path.exists() else []
-            earlier = [line for line in lines if json.loads(line)["fold"] < self.fold["fold"]]
+            earlier = []
+            if self.fold and self.path.exists():
+                lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+                earlier = [line for line in lines if json.loads(line)["fold"] < self.fold]
             self.path.write_text("".join([*earlier, *map(self._line, state.log_history)]), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -166,7 +168,7 @@ class LogFile(TrainerCallback):
         # out values that are always 0: rows per second of an evaluator, and operations (flos).
         always_0 = {key for key, value in entry.items() if not value and key.endswith(("_per_second", "_flos"))}
         kept = {key: value for key, value in entry.items() if key not in {"train_loss"} | always_0}
-        return json.dumps({**self.fold, **kept}) + "\n"
+        return json.dumps({"fold": self.fold, **kept} if self.fold else kept) + "\n"
 
 
 class Interruption(TrainerCallback):

@@ -135,22 +135,23 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
     certified, tasks, folds = config.evaluation.certificate, dict[str, Task](), list[Any]()
     for source in data.dev or []:
-        options: Any = {"columns": columns_in(source, data.columns), "on_error": data.on_error}
-        options |= {"labels": labels_of(source, data)}
         name = source if Path(source).name in tasks else Path(source).name
         if is_benchmark_folder(source):
-            tasks[name] = read_retrieval(source, Reading(on_error=data.on_error))
-            datasets = without_dev_pairs(datasets, relevant_pairs(tasks[name]), name, leave_out=certified)
-            continue
-        is_rows = may_have_rows and "score" not in roles_in(source, options["columns"])
-        rows = row_table(source, keep_all=True, **options)[0] if is_rows else read_scored(source, prompt, **options)
+            task = read_retrieval(source, Reading(on_error=data.on_error))
+            rows = relevant_pairs(task)
+        else:
+            options: Any = {"columns": columns_in(source, data.columns), "on_error": data.on_error}
+            options |= {"labels": labels_of(source, data)}
+            is_rows = may_have_rows and "score" not in roles_in(source, options["columns"])
+            rows = row_table(source, keep_all=True, **options)[0] if is_rows else read_scored(source, prompt, **options)
+            task = of_rows(rows, name) if "anchor" in rows.column_names else of_pairs(rows)
         datasets = without_dev_pairs(datasets, rows, name, leave_out=certified)
-        tasks[name] = of_rows(rows, name) if "anchor" in rows.column_names else of_pairs(rows)
+        tasks[name] = task
     if data.dev_share and not tasks:
-        rows = len(next(iter(datasets.values())))
-        is_few = certified and data.dev_share == "auto" and FOLDS * ROWS_OF_FOLD <= rows < FEW
-        is_few = is_few and config.training.patience is None  # which needs one dev set
-        splits = hold_out(datasets, data.dev_share, seed, FOLDS if is_few else 1)
+        folds_fit = FOLDS * ROWS_OF_FOLD <= len(next(iter(datasets.values()))) < FEW
+        is_folded = folds_fit and certified and data.dev_share == "auto"
+        is_folded = is_folded and config.training.patience is None  # which needs one dev set
+        splits = hold_out(datasets, data.dev_share, seed, FOLDS if is_folded else 1)
         for number, (rest, rows) in enumerate(splits, 1):
             name = f"fold {number}" if len(splits) > 1 else "held out"
             if {*rows.column_names} == {*TEXTS}:  # pairs of anchor and positive, without scores
@@ -209,8 +210,10 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
         raise ValueError(
             f"{name} has too few distinct first texts or scores for data.dev_share: name a dev set with --data.dev"
         )
-    how = f"{rows} rows are divided into {folds} folds, each of which is held out once"
-    print(f"{name}: {how if folds > 1 else f'{len(parts[0])} of {rows} rows are held out for development'}")
+    if folds > 1:
+        print(f"{name}: {rows} rows are divided into {folds} folds, each of which is held out once")
+    else:
+        print(f"{name}: {len(parts[0])} of {rows} rows are held out for development")
     result = []
     for held, train_rows in zip(parts, rest, strict=True):
         train = dataset.select(train_rows)

@@ -10,14 +10,15 @@ from tests.tiny import SENTENCES
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
            "vocab_size": 200}  # fmt: skip
-# a process that trains the recipe of its first argument and is killed after the steps of the second
+# a process that trains the recipe of its first argument, and is killed after the step of the second, in the fold of the
+# third, if there is one
 KILLED = """
 import os, sys
 import raoe_train as rt
 from raoe_train.training.callbacks import LogFile
 
 def on_step_end(self, args, state, control, **kwargs):
-    if state.global_step == int(sys.argv[2]):
+    if state.global_step == int(sys.argv[2]) and self.fold == int([*sys.argv, 0][3]):
         os._exit(9)
 
 LogFile.on_step_end = on_step_end

@@ -19,6 +19,7 @@ from raoe_train.training import training_data
 from raoe_train.training.training_data import FOLDS, hold_out
 from tests.forked import python
 from tests.tiny import SENTENCES
+from tests.training.small_runs import KILLED
 
 STEPS = 4  # of a fold, two fifths of 10
 SMALL = {"model.device": "cpu", "training.max_steps": 10, "training.per_device_train_batch_size": 16,
@@ -93,33 +94,16 @@ def test_the_saved_weights_are_the_mean_of_separate_trainings(tmp_path, encoder,
     assert metrics["before"]["spearman"] == pytest.approx(made["candidates"]["start"]["dev"])
 
 
-KILLED = """
-import os, sys
-import raoe_train as rt
-from raoe_train.training.callbacks import LogFile
-
-left = [int(sys.argv[2])]
-
-def on_step_end(self, args, state, control, **kwargs):
-    left[0] -= 1
-    if left[0] == 0:
-        os._exit(9)
-
-LogFile.on_step_end = on_step_end
-rt.train(sys.argv[1])
-"""
-
-
 @pytest.mark.slow
 def test_a_killed_run_resumes_in_its_fold(tmp_path, encoder, source):
     results = []
-    for name, kills in (("whole", ()), ("killed", (11, 3))):  # fold 3, step 3; then step 4 or the next fold
+    for name, kills in (("whole", ()), ("killed", ((3, 3), (1, 4)))):  # (step, fold)
         output, recipe = tmp_path / name, tmp_path / f"{name}.yaml"
         settings = {**SMALL, "model.name": encoder, "data.train": [source], "output": str(output)}
         settings |= {"data.dev_share": "auto", "evaluation.certificate": True, "loss": "PearsonLoss"}
         recipe.write_text(yaml.safe_dump({**settings, "training.eval_steps": 2}))
         for kill in kills:
-            assert python("-c", KILLED, recipe, kill).returncode == 9
+            assert python("-c", KILLED, recipe, *kill).returncode == 9
         ended = python("-c", KILLED, recipe, 0)
         assert ended.returncode == 0 and ended.stdout.count("resuming from") == (3 if kills else 0)
         log = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
