@@ -72,6 +72,7 @@ class TrainConfig:
             from sentence_transformers import SentenceTransformerTrainingArguments
 
             known = {**hints_of(SentenceTransformerTrainingArguments), **hints_of(settings.Training)}
+            known["fsdp"] = bool | None  # transformers deprecates its text form
             taken = {name: hint for name, hint in known.items() if name not in NOT_TAKEN}
             others = converted("training", others, taken)
         return replace(self, loss=Choice(path, init_args), training=replace(self.training, others=others))

@@ -212,12 +212,11 @@ def prompted(run: Run, name: str) -> Iterator[str]:
 def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
     """Train, or resume training, and put the weights to save into the encoder. Return {"before", "after": metrics,
     "best_step": step of the saved weights, and, if there are any, "certificate" and "failed"}."""
-    config, encoder = run.config, run.encoder
-    certified = config.evaluation.certificate
-    start = certificate.weights_of(encoder) if certified or run.trainer.args.load_best_model_at_end else {}
-    guard = certificate.guard_of(config.data, encoder, config.training.seed) if certified else None
+    config, certified = run.config, run.config.evaluation.certificate
+    start = certificate.weights_of(run.encoder) if certified or run.trainer.args.load_best_model_at_end else {}
+    guard = certificate.guard_of(config.data, run.encoder, config.training.seed) if certified else None
     tried, result = train_all(run, start), dict[str, Any]()
-    trainer = run.trainer
+    trainer, encoder = run.trainer, run.encoder
     if guard is not None:
         made = certificate.choose(trainer, start, tried, [*run.evaluator.tasks.values()], guard, config.evaluation)
         result |= {"certificate": made, "failed": int(not made["accepted"])}
@@ -276,6 +275,7 @@ def fit_once(run: Run, checkpoints: Path, fold: int = 0) -> None:
         print(f"resuming from {checkpoint}")
     with interruption:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    run.encoder = trainer.model  # with FSDP, a new object
     trainer.accelerator.unwrap_model(run.encoder, keep_fp32_wrapper=False)  # evaluate as before, without autocast
     run.costs.append(trainer.meter.costs())
 

@@ -59,8 +59,6 @@ def check_config(config: TrainConfig) -> None:
             raise ValueError("evaluation.certificate needs a dev set: set data.dev or data.dev_share")
         if config.training.save_strategy == "no":
             raise ValueError("evaluation.certificate needs checkpoints: remove training.save_strategy no")
-        if config.training.others.get("fsdp"):
-            raise ValueError("evaluation.certificate needs all weights in each process: remove training.fsdp")
     elif data.guard:
         raise ValueError("data.guard has no effect without evaluation.certificate")
     check_training(config.training, bool(data.dev or data.dev_share))

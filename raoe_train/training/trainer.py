@@ -10,6 +10,9 @@ import torch
 from datasets import DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.util.distributed import get_world_size
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
@@ -31,6 +34,7 @@ from raoe_train.training import training_data
 from raoe_train.training.callbacks import FiniteCheck, LogLines, Meter
 
 logger = logging.getLogger(__name__)
+FULL = StateDictOptions(full_state_dict=True)  # of all processes
 READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction_step")  # methods that get a batch
 
 
@@ -243,7 +247,11 @@ class Trainer(SentenceTransformerTrainer):
             self.accelerator.wait_for_everyone()
         if vars(self.model).pop("_is_accelerate_prepared", False):  # prepared by evaluate(), without averaged gradients
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        if self.is_fsdp_enabled:
+            self.unsharded = _without_weights(self.model)
         result = super().train(*arguments, **keywords)
+        if self.is_fsdp_enabled:  # from here on, each process has all weights
+            self.model = self._unshard(get_model_state_dict(self.model, options=FULL)).to(self.args.device)
         if self.state.max_steps > 0 == self.state.global_step:
             raise ValueError("nothing was trained: the stream has fewer rows than a batch of all processes")
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
@@ -329,16 +337,35 @@ class Trainer(SentenceTransformerTrainer):
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
 
-    def _save(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
-        super()._save(output_dir, *arguments, **keywords)
-        set_modes(output_dir or str(self.args.output_dir))
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        if state_dict is None:
+            super()._save(output_dir)
+        elif self.args.should_save:  # sentence-transformers would save the shards of self.model, in each process
+            sharded, self.model = self.model, self._unshard(state_dict)
+            super()._save(output_dir)
+            self.model = sharded
+        if self.args.should_save:
+            set_modes(output_dir or str(self.args.output_dir))
 
-    def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]  # as in the base class
+    def _load_from_checkpoint(self, checkpoint_path: str, model: Any = None) -> None:  # type: ignore[override]
+        sharded = self.model
+        if is_sharded := isinstance(sharded, FSDPModule):
+            self.model = self._unshard(get_model_state_dict(sharded, options=FULL))
         with without_reports():
             super()._load_from_checkpoint(checkpoint_path)
         inner: Any = getattr(getattr(self.model, "_orig_mod", self.model)[0], "model", None)
         if getattr(inner, "_hf_peft_config_loaded", False):
             set_adapter_weights(inner, checkpoint_path, {})
+        if is_sharded:
+            set_model_state_dict(sharded, self.model.state_dict(), options=FULL)
+            self.model = sharded
+
+    def _unshard(self, weights: Mapping[str, torch.Tensor]) -> Any:
+        """Return a copy of the sharded model with all weights."""
+        self.unsharded.load_state_dict(weights, assign=True)
+        card = self.unsharded.model_card_data = self.model.model_card_data
+        card.model = self.unsharded  # the card has an example of the model's embeddings
+        return self.unsharded
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and (target := self._loss_state()):
@@ -365,6 +392,12 @@ class Trainer(SentenceTransformerTrainer):
             for key, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
             if key not in part._non_persistent_buffers_set
         }
+
+
+def _without_weights(model: Any) -> Any:
+    """Return a copy of a model whose parameters are on the meta device."""
+    of_copy = {id(each): nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters()}
+    return copy.deepcopy(model, of_copy)
 
 
 def _average_gradient(parameter: Any) -> None:
