@@ -81,7 +81,7 @@ def packing_of(model: Any) -> Packing | str:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     modules = [*model] if isinstance(model, nn.Sequential) else []
-    if len(modules) < 2 or type(modules[0]) is not Transformer or type(modules[1]) is not Pooling:
+    if [*map(type, modules[:2])] != [Transformer, Pooling]:
         return "the model is not a Transformer with Pooling"
     outer = model[0].model
     inner = outer.decoder if isinstance(outer, BidirectionalModel) else outer

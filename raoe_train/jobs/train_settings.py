@@ -59,6 +59,10 @@ def check_config(config: TrainConfig) -> None:
             raise ValueError("evaluation.certificate needs a dev set: set data.dev or data.dev_share")
         if config.training.save_strategy == "no":
             raise ValueError("evaluation.certificate needs checkpoints: remove training.save_strategy no")
+        if "SHARDED" in str(config.training.others.get("fsdp_config")):
+            raise ValueError("evaluation.certificate needs full checkpoints: remove fsdp_config.state_dict_type")
     elif data.guard:
         raise ValueError("data.guard has no effect without evaluation.certificate")
+    if config.training.others.get("fsdp") and config.model.load_in_4bit:
+        raise ValueError("training.fsdp does not shard 4-bit weights: remove one of fsdp and load_in_4bit")
     check_training(config.training, bool(data.dev or data.dev_share))

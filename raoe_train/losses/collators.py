@@ -242,3 +242,12 @@ def _label(value: Any) -> int:
     if number is None or int(number) != number:
         raise ValueError(f"a label must be a whole number or one of {', '.join(NLI_LABELS)}, got {value!r}")
     return int(number)
+
+
+def collator_of(losses: list[Any]) -> Any:
+    """Return the collator class that all losses need. Raise ValueError if they need different collators."""
+    classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {RowCollator}
+    if len(classes) > 1:
+        names = " and ".join(sorted(each.__name__ for each in classes))
+        raise ValueError(f"the losses need different collators, {names}: pass a data_collator")
+    return next(iter(classes), RowCollator)

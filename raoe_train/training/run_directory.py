@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
 from raoe_train.encoders.scratch import drop_head
-from raoe_train.outputs import Output, partial, read_json, remove, replacing_model, set_modes
+from raoe_train.outputs import Output, partial, read_json, remove, replacing, replacing_model, set_modes
 from raoe_train.processes import on_rank_zero
 from raoe_train.settings import SCRATCH, Model
 from raoe_train.training.certificate import CERTIFICATE
@@ -93,3 +94,14 @@ def _text(value: Any) -> Any:
     if isinstance(value, list):
         return [_text(each) for each in value]
     return cell(value).replace("\\|", "&#124;") if isinstance(value, str) else value
+
+
+def find_best(folder: Path) -> None:
+    """Update the path of the best checkpoint in the states of checkpoints, because the folder may have been moved."""
+    for file in folder.rglob(TRAINER_STATE_NAME):
+        state = TrainerState.load_from_json(str(file))
+        moved = file.parent.parent / Path(state.best_model_checkpoint or "").name
+        if state.best_model_checkpoint and moved.is_dir() and not Path(state.best_model_checkpoint).is_dir():
+            state.best_model_checkpoint = str(moved)
+            with replacing(file) as temporary:
+                state.save_to_json(str(temporary))

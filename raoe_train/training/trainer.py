@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from datasets import DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.util.distributed import get_world_size
-from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule
-from transformers import TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import find_batch_size
 
@@ -24,17 +21,18 @@ from raoe_train.encoders.bidirectional.modeling import set_adapter_weights
 from raoe_train.encoders.load import check_vocabulary, low_precision, warn_without_cosine, warn_without_end
 from raoe_train.encoders.packed import is_default, without_pooler
 from raoe_train.encoders.preflight import without_reports
+from raoe_train.encoders.sharding import before_sharding, unsharded
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, innermost, misfit
-from raoe_train.losses.collators import CLASSES, COSINES, SCORED_PAIRS, PlanningCollator, RowCollator, columns_of
+from raoe_train.losses.collators import CLASSES, COSINES, SCORED_PAIRS, PlanningCollator, collator_of, columns_of
 from raoe_train.losses.in_batch import InBatchLoss
 from raoe_train.losses.keep import Keep, weight_for
-from raoe_train.outputs import replacing, set_modes
+from raoe_train.outputs import set_modes
 from raoe_train.training import training_data
 from raoe_train.training.callbacks import FiniteCheck, LogLines, Meter
+from raoe_train.training.run_directory import find_best
 
 logger = logging.getLogger(__name__)
-FULL = StateDictOptions(full_state_dict=True)  # of all processes
 READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction_step")  # methods that get a batch
 
 
@@ -47,7 +45,8 @@ class Trainer(SentenceTransformerTrainer):
     NaN or infinite loss stops training with an error that shows the rows. Checkpoints include the loss's own parameters
     (a learned scale, a classifier), which stay equal in all processes. Weight decay skips scalar parameters. Several
     processes split one batch, so all rows of a step come from one dataset. Evaluation uses all rows. The log is printed
-    as lines, and trackers also get speed and scale. A subclass that overrides compute_loss gets tokenized columns, and
+    as lines, and trackers also get speed and scale. With fsdp=True, `trainer.model` is a new encoder with all weights after
+    training; the encoder that was passed stays sharded. A subclass that overrides compute_loss gets tokenized columns, and
     batches are planned in super().compute_loss.
 
     Args:
@@ -117,13 +116,15 @@ class Trainer(SentenceTransformerTrainer):
         self.plans = not overridden
         self.wrapped = dict[Any, Any]()  # {loss: ByLength around it, or the loss if ByLength cannot wrap it}
         self.computed_loss()
+        if args.fsdp and not self.is_fsdp_enabled:
+            raise ValueError("fsdp needs GPUs: accelerate ignores it on this device")
         if self.accelerator.ddp_handler and args.ddp_find_unused_parameters is None and without_pooler(self.model):
             self.accelerator.ddp_handler.find_unused_parameters = False
         if self.accelerator.dispatch_batches is None:  # streams: rank 0 would collate for all, with unequal lengths
             self.accelerator.dataloader_config.dispatch_batches = False
         self._check_encoder()
         if data_collator is None:
-            self.data_collator_class = _collator([inner for _, inner in self._inner()])
+            self.data_collator_class = collator_of([inner for _, inner in self._inner()])
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
         self.meter = Meter(self)
         self.callback_handler.callbacks.insert(0, self.meter)  # first, so that trackers get the values of the meter
@@ -160,6 +161,8 @@ class Trainer(SentenceTransformerTrainer):
             own = [each for _, part in losses_in(loss) for each in part.parameters(recurse=False)]
             for parameter in own:
                 if parameter.requires_grad and id(parameter) not in encoder:
+                    if self.is_fsdp_enabled:
+                        raise ValueError(f"{type(loss).__name__} trains weights of its own, which fsdp cannot shard")
                     torch.distributed.broadcast(parameter.detach(), 0)
                     parameter.register_post_accumulate_grad_hook(_average_gradient)
         return loss
@@ -243,15 +246,15 @@ class Trainer(SentenceTransformerTrainer):
         resume: Any = arguments[0] if arguments else keywords.get("resume_from_checkpoint")
         if resume:
             if self.is_world_process_zero():
-                _find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
+                find_best(Path(str(self.args.output_dir)) if resume is True else Path(resume))
             self.accelerator.wait_for_everyone()
         if vars(self.model).pop("_is_accelerate_prepared", False):  # prepared by evaluate(), without averaged gradients
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         if self.is_fsdp_enabled:
-            self.unsharded = _without_weights(self.model)
+            self.full = before_sharding(self.model)
         result = super().train(*arguments, **keywords)
         if self.is_fsdp_enabled:  # from here on, each process has all weights
-            self.model = self._unshard(get_model_state_dict(self.model, options=FULL)).to(self.args.device)
+            self.model = unsharded(self.full, self.model).to(self.args.device)
         if self.state.max_steps > 0 == self.state.global_step:
             raise ValueError("nothing was trained: the stream has fewer rows than a batch of all processes")
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
@@ -337,35 +340,28 @@ class Trainer(SentenceTransformerTrainer):
             torch.save(state, folder / f"loss_state_{self.args.process_index}.pt")
         super()._save_optimizer_and_scheduler(output_dir)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.is_fsdp_enabled:  # transformers saves shards later, but expects the folder of a checkpoint now
+            Path(output_dir or str(self.args.output_dir)).mkdir(parents=True, exist_ok=True)
+        super().save_model(output_dir, _internal_call)
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        if state_dict is None:
-            super()._save(output_dir)
-        elif self.args.should_save:  # sentence-transformers would save the shards of self.model, in each process
-            sharded, self.model = self.model, self._unshard(state_dict)
-            super()._save(output_dir)
-            self.model = sharded
         if self.args.should_save:
+            own = self.model
+            if isinstance(own, FSDPModule):  # sentence-transformers would save the shards of this process
+                self.model = unsharded(self.full, own, state_dict)
+            super()._save(output_dir)
+            self.model = own
             set_modes(output_dir or str(self.args.output_dir))
 
-    def _load_from_checkpoint(self, checkpoint_path: str, model: Any = None) -> None:  # type: ignore[override]
-        sharded = self.model
-        if is_sharded := isinstance(sharded, FSDPModule):
-            self.model = self._unshard(get_model_state_dict(sharded, options=FULL))
+    def _load_from_checkpoint(self, checkpoint_path: str, model: Any = None) -> None:
+        if isinstance(self.model, FSDPModule):
+            return transformers.Trainer._load_from_checkpoint(self, checkpoint_path, self.model)
         with without_reports():
             super()._load_from_checkpoint(checkpoint_path)
         inner: Any = getattr(getattr(self.model, "_orig_mod", self.model)[0], "model", None)
         if getattr(inner, "_hf_peft_config_loaded", False):
             set_adapter_weights(inner, checkpoint_path, {})
-        if is_sharded:
-            set_model_state_dict(sharded, self.model.state_dict(), options=FULL)
-            self.model = sharded
-
-    def _unshard(self, weights: Mapping[str, torch.Tensor]) -> Any:
-        """Return a copy of the sharded model with all weights."""
-        self.unsharded.load_state_dict(weights, assign=True)
-        card = self.unsharded.model_card_data = self.model.model_card_data
-        card.model = self.unsharded  # the card has an example of the model's embeddings
-        return self.unsharded
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and (target := self._loss_state()):
@@ -394,32 +390,6 @@ class Trainer(SentenceTransformerTrainer):
         }
 
 
-def _without_weights(model: Any) -> Any:
-    """Return a copy of a model whose parameters are on the meta device."""
-    of_copy = {id(each): nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters()}
-    return copy.deepcopy(model, of_copy)
-
-
 def _average_gradient(parameter: Any) -> None:
     torch.distributed.all_reduce(parameter.grad)
     parameter.grad /= get_world_size()
-
-
-def _find_best(folder: Path) -> None:
-    """Update the path of the best checkpoint in the states of checkpoints, because the folder may have been moved."""
-    for file in folder.rglob(TRAINER_STATE_NAME):
-        state = TrainerState.load_from_json(str(file))
-        moved = file.parent.parent / Path(state.best_model_checkpoint or "").name
-        if state.best_model_checkpoint and moved.is_dir() and not Path(state.best_model_checkpoint).is_dir():
-            state.best_model_checkpoint = str(moved)
-            with replacing(file) as temporary:
-                state.save_to_json(str(temporary))
-
-
-def _collator(losses: list[Any]) -> Any:
-    """Return the collator class that all losses need. Raise ValueError if they need different collators."""
-    classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {RowCollator}
-    if len(classes) > 1:
-        names = " and ".join(sorted(each.__name__ for each in classes))
-        raise ValueError(f"the losses need different collators, {names}: pass a data_collator")
-    return next(iter(classes), RowCollator)

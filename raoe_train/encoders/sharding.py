@@ -1,0 +1,31 @@
+"""FSDP 2: a copy of an encoder that gets all weights, which sentence-transformers can save and evaluate."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+
+def before_sharding(model: Any) -> Any:
+    """Return a copy of a SentenceTransformer without weights, for `unsharded`. Freeze BERT's pooler, whose output is
+    not used: torch does not resume a sharded run whose optimizer has no state for a weight."""
+    empty = {id(each): nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters()}
+    without_weights = copy.deepcopy(model, empty)
+    for name, weight in model.named_parameters():
+        if ".pooler." in name and len(model) > 1 and type(model[1]) is Pooling:
+            weight.requires_grad_(False)
+    return without_weights
+
+
+def unsharded(without_weights: Any, model: Any, weights: Mapping[str, Tensor] | None = None) -> Any:
+    """Put weights into the copy of a sharded model, and return the copy. If `weights` is None, all processes together
+    collect the weights of the model."""
+    if weights is None:
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    without_weights.load_state_dict(weights, assign=True)
+    card = without_weights.model_card_data = model.model_card_data
+    card.model = without_weights  # the card shows embeddings of this model
+    return without_weights
