@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.studies import jobs, plots
+from benchmarks.studies import jobs, pictures, plots
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.sweep import sweep
 from benchmarks.studies.sweep_report import SweepReport
@@ -106,6 +106,13 @@ def test_levels_before_training_are_of_the_tasks_of_the_curve(tmp_path, monkeypa
         rows = [row(0, other), row(1, "sick"), row(2, "sick")]
         SweepReport(tmp_path, ["sick"], [], False, {}).write(rows, [], draw=True)
     assert levels == [{"before: e": 50.0}, {}]
+
+
+def test_pictures_of_pages_are_drawn_from_committed_rows(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path: drawn.append(path))
+    pictures.main()
+    assert len(drawn) == 10 and all(path.is_file() for path in drawn)
 
 
 def test_weights_stay_while_a_cell_starts_from_them(tmp_path, trained):
