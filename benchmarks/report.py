@@ -89,7 +89,7 @@ def _plot(rows: list[Row], path: Path) -> None:
         places |= {id(row): bottom + number for number, row in enumerate(own)}
         ticks.append(bottom + (len(own) - 1) / 2)
         bottom += len(own) + 1
-    figure = Figure(figsize=(7 * len(panels) + 2, 1.6 + 0.18 * bottom), layout="constrained")
+    figure = Figure(figsize=(5.2 * len(panels) + 2.4, 1.8 + 0.21 * bottom), layout="constrained")
     row_of_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (key, label) in zip(row_of_axes, panels.items(), strict=True):
         for number, name in enumerate(names):
@@ -98,15 +98,15 @@ def _plot(rows: list[Row], path: Path) -> None:
             colour = COLOURS[number % len(COLOURS)]
             bars = axes.barh([places[id(row)] for row in drawn], widths, 1, color=colour, label=name)
             texts = [f"{width:,.0f}" if width >= 100 else f"{width:.3g}" for width in widths]
-            axes.bar_label(bars, texts, padding=2, fontsize=7)
+            axes.bar_label(bars, texts, padding=2, fontsize=9)
         axes.set(xscale="log", xlabel=f"{label}, log scale; less is better")
         axes.set_axisbelow(True)
         axes.grid(axis="x", alpha=0.3)
-        axes.margins(x=0.12)
-    wrapped = ["\n".join(textwrap.wrap(title, 42)) for _, title in cases]
-    row_of_axes[0].set_yticks(ticks, wrapped, fontsize=8)
+        axes.margins(x=0.16)
+    wrapped = ["\n".join(textwrap.wrap(title, 32)) for _, title in cases]
+    row_of_axes[0].set_yticks(ticks, wrapped, fontsize=9)
     row_of_axes[0].invert_yaxis()
     figure.suptitle(rows[0]["op"].replace("_", " "))
     handles, labels = row_of_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8)
-    figure.savefig(path, dpi=120)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
+    figure.savefig(path, dpi=150)

@@ -160,7 +160,7 @@ def analyse(
     (folder / "bellm.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     lines = {"average x 100": found["average"], "dependency x 100": [100 * value for value in found["dependency"]]}
     points = {name: [*zip(found["layers"], values, strict=True)] for name, values in lines.items()}
-    plot_lines({model["name"]: points}, "layers kept", "", folder / "layers.png")
+    plot_lines({model["name"]: points}, "layers kept", [""], folder / "layers.png")
     for layer, score, correlation in zip(found["layers"], found["average"], found["dependency"], strict=True):
         print(f"{layer} layers: {score:.2f}, dependency {correlation:.3f}")
     return found

@@ -13,62 +13,91 @@ from matplotlib.figure import Figure
 # Okabe and Ito's colours, which colour-blind readers tell apart
 COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKS = "osD^vP"
+POLARITY = ("polarity score P x 100", "semantic score S x 100")  # names of axes
 Panels = Mapping[str, Mapping[str, Any]]  # {title of a panel: {name: its points, or rows}}
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure without pyplot, which needs no display, and the array of its axes."""
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, np.atleast_1d(figure.subplots(rows, columns))
+    """A figure without pyplot, which needs no display, and the array of its axes. With 150 dots per inch, text of 10
+    points is legible at half the size."""
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def add_legend(figure: Figure, columns: int) -> None:
+    """Add one legend for all axes, below them."""
+    names: dict[str, Any] = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        names |= dict(zip(labels, handles, strict=True))
+    if names:
+        figure.legend(names.values(), names, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def plot_lines(
-    panels: Panels, along: str, what: str, path: str | Path, levels: Mapping[str, float] | None = None
+    panels: Panels, along: str, what: Sequence[str], path: str | Path, levels: Mapping[str, float] | None = None
 ) -> None:
-    """Draw lines of points (x, y) or (x, solid y, dotted y), and level lines; wide ranges of x have a log axis."""
-    figure, axes = subplots(1, len(panels), (6.5 * len(panels), 4.4))
-    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        for (name, points), colour in zip(lines.items(), itertools.cycle(COLOURS), strict=False):
-            x, solid, *dotted = zip(*points, strict=True)
-            axis.plot(x, solid, "o-", markersize=3, color=colour, label=name)
-            for values in dotted:
-                axis.plot(x, values, "o:", markersize=3, color=colour)
+    """Draw lines of points (x, a value for each of `what`). Each panel and each of `what` has its own axes; a name has
+    one colour. Dashed lines are `levels`. Wide ranges of x have a log axis."""
+    rows, columns = (len(panels), len(what)) if len(what) > 1 else (1, len(panels))
+    figure, axes = subplots(rows, columns, (7.0 if columns == 1 else 4.5 * columns, 3.0 * rows + 1.0))
+    names = dict.fromkeys(name for lines in panels.values() for name in lines)
+    colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
+    places = [x for lines in panels.values() for points in lines.values() for x, *_ in points]
+    cells = itertools.product(panels.items(), enumerate(what, 1))
+    for axis, ((title, lines), (column, label)) in zip(axes.flat, cells, strict=True):
+        for name, points in lines.items():
+            values = [point[column] for point in points]
+            axis.plot([x for x, *_ in points], values, "o-", markersize=4, color=colours[name], label=name)
         for name, level in (levels or {}).items():
-            axis.axhline(level, linestyle="--", color="grey", label=name)
-        places = [x for points in lines.values() for x, *_ in points]
+            axis.axhline(level, linestyle="--", color="grey")
+            axis.annotate(name, (1, level), xycoords=axis.get_yaxis_transform(), ha="right", va="bottom")
         if min(places) > 0 and max(places) / min(places) >= 8:
             axis.set_xscale("log")
-        axis.set(title=title, xlabel=along, ylabel=what)
-        axis.legend(frameon=False, fontsize="small")
-    figure.savefig(path, dpi=150)
+            if len(set(places)) < 8:
+                axis.set_xticks(sorted(set(places)))
+                axis.minorticks_off()
+            axis.xaxis.set_major_formatter("{x:,g}")
+        axis.set(title=title, xlabel=along, ylabel=label)
+        axis.grid(alpha=0.3)
+    add_legend(figure, min(2, columns))
+    figure.savefig(path)
 
 
 def plot_drift(drifts: Panels, path: str | Path) -> None:
-    """Draw a heatmap of mean similarities for each file, {label: result of drift}, and the curves of all files by
-    distance (the ranking-sentences paper's Figure 1). The heatmaps share a scale and leave the diagonal of ones out."""
-    figure, axes = subplots(1, len(drifts) + 1, (3.6 * (len(drifts) + 1), 3.4))
-    maps = [np.where(np.eye(len(drift["similarity"])), np.nan, drift["similarity"]) for drift in drifts.values()]
-    lowest, highest = min(map(np.nanmin, maps)), max(map(np.nanmax, maps))
-    for axis, label, values in zip(axes, drifts, maps, strict=False):
-        image = axis.imshow(values, vmin=lowest, vmax=highest)
-        axis.set(title=label, xlabel="place in the chain")
-    figure.colorbar(image, ax=axes[-2], label="mean cosine")
+    """Draw a heatmap of mean similarities for each file, {label: result of drift}, and below, the curves of all files
+    by distance (the ranking-sentences paper's Figure 1). The heatmaps share a scale and leave the diagonal of ones
+    out."""
+    figure = Figure(figsize=(max(7.0, 3.0 * len(drifts)), 6.4), dpi=150, layout="constrained")
+    axes = figure.subplot_mosaic([[*drifts], [""] * len(drifts)])
+    maps = {label: np.array(drift["similarity"], dtype=float) for label, drift in drifts.items()}
+    for values in maps.values():
+        np.fill_diagonal(values, np.nan)
+    lowest, highest = (limit([limit(values) for values in maps.values()]) for limit in (np.nanmin, np.nanmax))
+    for label, values in maps.items():
+        image = axes[label].imshow(values, vmin=lowest, vmax=highest)
+        axes[label].locator_params(nbins=4, integer=True)
+        axes[label].set(title=label, xlabel="place in the chain")
+    figure.colorbar(image, ax=[axes[label] for label in drifts], label="mean cosine")
     for (label, drift), colour in zip(drifts.items(), itertools.cycle(COLOURS), strict=False):
         curve = drift["by_distance"][1:]
-        axes[-1].plot(range(1, len(curve) + 1), curve, "o-", markersize=3, color=colour, label=label)
-    axes[-1].locator_params(axis="x", integer=True)
-    axes[-1].set(xlabel="distance in the chain", ylabel="mean cosine")
-    axes[-1].legend(frameon=False)
-    figure.savefig(path, dpi=150)
+        axes[""].plot(range(1, len(curve) + 1), curve, "o-", markersize=4, color=colour, label=label)
+    axes[""].locator_params(axis="x", integer=True)
+    axes[""].set(xlabel="distance of two sentences in the chain", ylabel="mean cosine")
+    axes[""].spines[["top", "right"]].set_visible(False)
+    add_legend(figure, len(drifts))
+    figure.savefig(path)
 
 
 def plot_tradeoff(panels: Panels, before: Panels, path: str | Path) -> None:
     """Draw polarity scores against semantic scores, {name: (P, S)} for each task, with the Pareto front of trained
     encoders; encoders before training are stars."""
-    figure, axes = subplots(1, len(panels), (6.0 * len(panels), 6.0))
-    for axis, (task, points) in zip(axes, panels.items(), strict=True):
-        for point in points.values():
-            axis.plot(*point, "o", color=COLOURS[-1], markersize=4)
+    figure, axes = subplots(len(panels), 1, (9.0, 4.2 * len(panels)))
+    for axis, (task, points) in zip(axes.flat, panels.items(), strict=True):
         names: dict[tuple[float, float], str] = {}  # one run under two names counts once
         for (name, point), kept in zip(points.items(), pareto(list(points.values())), strict=True):
             if kept:
@@ -77,13 +106,16 @@ def plot_tradeoff(panels: Panels, before: Panels, path: str | Path) -> None:
         axis.plot([p for p, _ in best], [s for _, s in best], color=COLOURS[0], linewidth=1)
         for number, point in enumerate(best, 1):
             axis.plot(*point, "o", color=COLOURS[0], markersize=5, label=f"{number}  {names[point]}")
-            axis.annotate(str(number), point, fontsize="small", xytext=(4, 4), textcoords="offset points")
+            place = (4, -12 if number == 2 else 4)  # the first two are often close together
+            axis.annotate(str(number), point, xytext=place, textcoords="offset points")
         for (name, point), colour in zip(before[task].items(), itertools.cycle(COLOURS[2:]), strict=False):
             axis.plot(*point, "*", color=colour, markersize=10, label=name)
-        axis.set(title=task, xlabel="polarity score P x 100", ylabel="semantic score S x 100")
+        rest = np.array([*points.values()]).reshape(-1, 2).T
+        axis.plot(*rest, "o", color=COLOURS[-1], markersize=4, zorder=1, label="other runs")
+        axis.set(title=task, xlabel=POLARITY[0], ylabel=POLARITY[1])
         axis.margins(0.1)
-        axis.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12))
-    figure.savefig(path, dpi=150)
+        axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path)
 
 
 def plot_rows(panels: Panels, path: str | Path) -> None:
@@ -94,7 +126,7 @@ def plot_rows(panels: Panels, path: str | Path) -> None:
     height = sum(1.2 + (0.2 + 0.1 * len(models)) * len(of) for of in tasks.values())
     figure, axes = subplots(len(panels), 1, (7.0, height))
     looks = {model: (COLOURS[n % len(COLOURS)], MARKS[n % len(MARKS)]) for n, model in enumerate(models)}
-    for axis, (title, of) in zip(axes, panels.items(), strict=True):
+    for axis, (title, of) in zip(axes.flat, panels.items(), strict=True):
         for model, row in of.items():
             colour, mark = looks[model]
             shift = 0.7 * ((models.index(model) + 0.5) / len(models) - 0.5)
@@ -105,8 +137,8 @@ def plot_rows(panels: Panels, path: str | Path) -> None:
         axis.set(title=title, yticks=range(len(tasks[title])), ylim=(len(tasks[title]) - 0.5, -0.5))
         axis.set_yticklabels(tasks[title])
         axis.grid(alpha=0.3)
-        axis.legend(frameon=False, fontsize="small")
-    figure.savefig(path, dpi=150)
+    add_legend(figure, 2)
+    figure.savefig(path)
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:

@@ -71,8 +71,8 @@ class SweepReport:
         if polarity:
             lines += best_of_each(polarity, runs)
         if draw:
-            plot_paths = self._draw_polarity(polarity, runs, starts) if polarity else self._draw_curves(runs, starts)
-            lines += [line for path in plot_paths for line in ("", f"![{path.stem}]({path.name})")]
+            made = self._draw_polarity(polarity, runs, starts) if polarity else self._draw_curves(results, runs, starts)
+            lines += [line for path in made for line in ("", f"![Scores: {path.stem}]({path.name})")]
         origins = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
         settings = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True).rstrip()
         lines += ["", "## Made with", "", *(made_with(json.loads(entry)) for entry in sorted(origins))]
@@ -108,16 +108,17 @@ class SweepReport:
         text = "Differences, x 100, with the p of a paired t-test over seeds:"
         return ["", text, *table(["difference", "seeds", *map(cell, names)], rows)] if rows else []
 
-    def _draw_curves(self, runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:
-        """The average (dev without one) along every numeric key of a grid."""
+    def _draw_curves(self, results: Results, runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:
+        """The average (dev without one) along every numeric key of a grid, and before training, of the same tasks."""
         metrics = runs.reindex(columns=["average", "dev"]).bfill(axis=1)[["average"]]
-        averages = {f"before: {model}": result.get("average") for model, result in starts.items()}
-        levels = {name: average for name, average in averages.items() if average is not None}
+        tasks = [row["after"].get("tasks", {}).keys() for row in results if row["point"]]
+        same = {name: result for name, result in starts.items() if all(result["tasks"].keys() == of for of in tasks)}
+        levels = {f"before: {name}": result["average"] for name, result in same.items() if result.get("average")}
         paths = []
         for key in numeric_keys(runs):
             if lines := curves(runs, key, metrics):
                 paths.append(self.output / f"{_file_name(key)}.png")
-                plots.plot_lines({"": lines}, key, "main metric x 100, average over tasks (or dev)", paths[-1], levels)
+                plots.plot_lines({"": lines}, key, ["average of the tasks, or dev (x 100)"], paths[-1], levels)
         return paths
 
     def _draw_polarity(self, tasks: Sequence[str], runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:
@@ -136,7 +137,7 @@ class SweepReport:
         for key, panels in along.items():
             if present := {task: lines for task, lines in panels.items() if lines}:
                 paths.append(self.output / f"polarity-{_file_name(key)}.png")
-                plots.plot_lines(present, key, "P (solid) and S (dotted), x 100", paths[-1])
+                plots.plot_lines(present, key, plots.POLARITY, paths[-1])
         return paths
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.studies import jobs
+from benchmarks.studies import jobs, pictures, plots
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.sweep import sweep
+from benchmarks.studies.sweep_report import SweepReport
 from tests.tiny import saved_encoder
 from tests.training.small_runs import SCRATCH, settings
 
@@ -89,6 +90,29 @@ def test_an_interrupted_sweep_resumes(tmp_path, trained):
     assert not list(folder.rglob("*.safetensors"))
     run(tmp_path / "cut", rates(4))
     assert len(names) == 8, "finished cells are skipped"
+
+
+def test_levels_before_training_are_of_the_tasks_of_the_curve(tmp_path, monkeypatch):
+    levels = []
+    monkeypatch.setattr(plots, "plot_lines", lambda *arguments: levels.append(arguments[-1]))
+
+    def row(rate, task):
+        scores = {"tasks": {task: {"spearman": 50.0}}, "average": 50.0}
+        point = {"rate": rate} if rate else {}
+        return {"variant": f"v{rate}", "family": "v", "seed": 1, "point": point, "start": {"recipe": "r", "name": "e"},
+                "before": scores, "after": scores, "steps": 1, "seconds": 1, "commit": "c", "versions": {}}  # fmt: skip
+
+    for other in ("sick", "stsb"):
+        rows = [row(0, other), row(1, "sick"), row(2, "sick")]
+        SweepReport(tmp_path, ["sick"], [], False, {}).write(rows, [], draw=True)
+    assert levels == [{"before: e": 50.0}, {}]
+
+
+def test_pictures_of_pages_are_drawn_from_committed_rows(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path: drawn.append(path))
+    pictures.main()
+    assert len(drawn) == 10 and all(path.is_file() for path in drawn)
 
 
 def test_weights_stay_while_a_cell_starts_from_them(tmp_path, trained):
