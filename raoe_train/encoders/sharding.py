@@ -23,9 +23,10 @@ def before_sharding(model: Any) -> Any:
 def unsharded(without_weights: Any, model: Any, weights: Mapping[str, Tensor] | None = None) -> Any:
     """Put weights into the copy of a sharded model, and return the copy. If `weights` is None, all processes together
     collect the weights of the model."""
+    collected: Any = weights
     if weights is None:
-        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    without_weights.load_state_dict(weights, assign=True)
+        collected = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    without_weights.load_state_dict(collected, assign=True)
     card = without_weights.model_card_data = model.model_card_data
     card.model = without_weights  # the card shows embeddings of this model
     return without_weights
