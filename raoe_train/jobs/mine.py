@@ -99,8 +99,8 @@ def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
     if loss == "mse":
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
-        unit = unit_rows(np.concatenate(read_parts(paths)))
-        table = neighbours(unit, classes, mining, loss)
+        unit = read_parts(paths)
+        table = neighbours(unit_rows(unit, out=unit), classes, mining, loss)
         draw = make_draw(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
             examples, available = triplets(table, draw)
@@ -190,7 +190,7 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     parts = [embedding_parts(model, texts, "reference", cache, kind) for kind, texts in kinds.items()]
     if rank_and_world()[0] > 0:
         return {}
-    units = [unit_rows(np.concatenate(read_parts(paths))) for paths in parts]
+    units = [unit_rows(rows, out=rows) for rows in map(read_parts, parts)]
     random.seed(mining.seed)
     # sentence-transformers masks only positives, so a query that is also a passage counts as its own positive
     passages = {*corpus}
